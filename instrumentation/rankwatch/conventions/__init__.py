@@ -1,0 +1,41 @@
+"""Every name rankwatch speaks: metrics, labels, phases, events, operations, environment variables.
+
+Agent, rules, dashboards, runbooks and documentation take their names from here, and a test
+fails on any that does not come from here. Importing it costs nothing: no dependency, no side effect.
+"""
+
+from rankwatch.conventions import environment
+from rankwatch.conventions.declaration import Kind, Metric
+from rankwatch.conventions.labels import Label
+from rankwatch.conventions.metrics import METRICS, metric
+from rankwatch.conventions.vocabulary import (
+    CHECKPOINT_OPERATIONS,
+    COMMUNICATION,
+    DATA_WAIT,
+    ENDED_STATES,
+    LOSS,
+    OTHER,
+    PHASES,
+    CollectorState,
+    Lifecycle,
+    RankState,
+)
+
+__all__ = [
+    "environment",
+    "Label",
+    "Kind",
+    "Metric",
+    "METRICS",
+    "metric",
+    "PHASES",
+    "DATA_WAIT",
+    "COMMUNICATION",
+    "OTHER",
+    "LOSS",
+    "CHECKPOINT_OPERATIONS",
+    "Lifecycle",
+    "RankState",
+    "ENDED_STATES",
+    "CollectorState",
+]

@@ -1,0 +1,14 @@
+"""Environment variables that rankwatch reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DIRECTORY = "RANKWATCH_DIR"
+"""Directory of the black boxes."""
+DISABLE = "RANKWATCH_DISABLE"
+"""Any value but empty, 0, false or no turns the instrumentation off."""
+RUN = "RANKWATCH_RUN"
+"""Run id; wins over what torchrun or SLURM say."""
+
+DEFAULT_DIRECTORY = Path("/dev/shm/rankwatch")

@@ -1,0 +1,34 @@
+"""The metrics of the agent, all of them, in one place.
+
+`cluster` (when the agent is told one) and `node` are on every series and not repeated in the
+declarations. Base units only: seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from rankwatch.conventions.communication import COLLECTIVES
+from rankwatch.conventions.declaration import Metric
+from rankwatch.conventions.learning import CHECKPOINTS, SCALARS
+from rankwatch.conventions.machines import DISK, HOST, NETWORK
+from rankwatch.conventions.runs import RANKS, STEPS
+from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES
+
+METRICS: tuple[Metric, ...] = (
+    *RANKS,
+    *STEPS,
+    *SCALARS,
+    *CHECKPOINTS,
+    *COLLECTIVES,
+    *BLACK_BOXES,
+    *AGENT,
+    *HOST,
+    *NETWORK,
+    *DISK,
+)
+
+_BY_NAME = {each.name: each for each in METRICS}
+
+
+def metric(name: str) -> Metric:
+    """The declaration of a metric; raises KeyError for a name that is not declared."""
+    return _BY_NAME[name]

@@ -1,0 +1,114 @@
+"""Metrics of ranks and steps: is the run making progress, and how fast."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.declaration import Kind, Metric, counter, gauge, info
+from rankwatch.conventions.labels import Label
+
+_RANK = (Label.RUN, Label.RANK)
+
+RANKS = (
+    info(
+        "rankwatch_rank_info",
+        (*_RANK, Label.LOCAL_RANK, Label.WORLD_SIZE, Label.STAGE, Label.HOST, Label.PID),
+        "Identity of a rank; always 1.",
+    ),
+    gauge(
+        "rankwatch_rank_state",
+        "1",
+        (*_RANK, Label.STATE),
+        "1 for the present state of the rank; other states have no series.",
+    ),
+    gauge(
+        "rankwatch_rank_start_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "Unix time at which the rank's process started its run.",
+    ),
+    gauge(
+        "rankwatch_rank_heartbeat_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "Unix time of the last record of any kind from the rank.",
+    ),
+    gauge(
+        "rankwatch_rank_phase_start_timestamp_seconds",
+        "seconds",
+        (*_RANK, Label.PHASE),
+        "Unix time at which the innermost open phase of the rank began; no series while none is open.",
+    ),
+    counter(
+        "rankwatch_rank_starts_total",
+        "1",
+        _RANK,
+        "Processes that have taken this rank since the agent first saw the run; restarts are this minus one.",
+    ),
+    counter("rankwatch_rank_resumes_total", "1", _RANK, "Times the rank resumed from a checkpoint."),
+    counter("rankwatch_rank_preemptions_total", "1", _RANK, "Times the rank reported a preemption."),
+    counter(
+        "rankwatch_rank_failures_total",
+        "1",
+        (*_RANK, Label.EXCEPTION),
+        "Times the rank was ended by an exception, by its type.",
+    ),
+)
+
+STEPS = (
+    gauge("rankwatch_step", "1", _RANK, "Number of the last completed training step."),
+    gauge("rankwatch_target_steps", "1", _RANK, "Number of steps the run wants to reach, where it says so."),
+    counter("rankwatch_steps_total", "1", _RANK, "Training steps completed while the agent watched."),
+    counter("rankwatch_step_seconds_total", "seconds", _RANK, "Time spent in completed steps."),
+    counter(
+        "rankwatch_step_local_seconds_total",
+        "seconds",
+        _RANK,
+        "Time of completed steps not spent blocked in collectives: the rank's own work, which names "
+        "a straggler.",
+    ),
+    counter(
+        "rankwatch_step_phase_seconds_total",
+        "seconds",
+        (*_RANK, Label.PHASE),
+        "Time of completed steps by phase, each moment counted once; communication is the time "
+        "blocked in collectives, other what no phase claims. The phases sum to "
+        "rankwatch_step_seconds_total.",
+    ),
+    counter(
+        "rankwatch_step_device_seconds_total",
+        "seconds",
+        (*_RANK, Label.PHASE),
+        "Time of phases on the GPU's own clock (CUDA events), where there is a GPU.",
+    ),
+    counter(
+        "rankwatch_section_seconds_total",
+        "seconds",
+        (*_RANK, Label.PHASE),
+        "Time in phases outside of any step, such as checkpoints and evaluation between steps.",
+    ),
+    Metric(
+        name="rankwatch_step_duration_seconds",
+        kind=Kind.HISTOGRAM,
+        unit="seconds",
+        labels=(Label.RUN,),
+        help="Duration of training steps of all ranks of the run on this node.",
+    ),
+    counter(
+        "rankwatch_work_total",
+        "1",
+        (*_RANK, Label.UNIT),
+        "Work done, in the run's own units (samples, tokens).",
+    ),
+    gauge(
+        "rankwatch_progress_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "Unix time at which the rank last completed a step, or a checkpoint or evaluation between steps.",
+    ),
+    gauge(
+        "rankwatch_progress_timeout_seconds",
+        "seconds",
+        _RANK,
+        "Longest time without progress that is normal for what the rank does now, learnt from its "
+        "own history; no series until it is known.",
+    ),
+)

@@ -1,0 +1,72 @@
+"""Metrics about the telemetry itself: black boxes and the agent. Silence is never read as health."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.declaration import counter, gauge, info
+from rankwatch.conventions.labels import Label
+
+_RANK = (Label.RUN, Label.RANK)
+
+BLACK_BOXES = (
+    counter("rankwatch_blackbox_records_total", "1", _RANK, "Black-box records read."),
+    counter(
+        "rankwatch_blackbox_records_missed_total",
+        "1",
+        _RANK,
+        "Black-box records overwritten or torn before they were read.",
+    ),
+    counter(
+        "rankwatch_blackbox_names_dropped_total",
+        "1",
+        _RANK,
+        "Records left out because the rank used more distinct names than are exported.",
+    ),
+    gauge(
+        "rankwatch_instrumentation_errors",
+        "1",
+        _RANK,
+        "Errors inside the instrumentation of the rank, swallowed so that training goes on.",
+    ),
+    counter(
+        "rankwatch_blackbox_faults_total",
+        "1",
+        (Label.REASON,),
+        "Black-box files that could not be read, by reason; each file counts once per reason.",
+    ),
+    gauge("rankwatch_blackboxes", "1", (), "Black boxes the agent follows."),
+)
+
+AGENT = (
+    info("rankwatch_agent_info", (Label.VERSION,), "Version of the agent; always 1."),
+    gauge(
+        "rankwatch_collector_state",
+        "1",
+        (Label.COLLECTOR, Label.STATE),
+        "1 for the outcome of the collector's last run (ok, failed, not_applicable); other states "
+        "have no series.",
+    ),
+    gauge(
+        "rankwatch_collector_duration_seconds",
+        "seconds",
+        (Label.COLLECTOR,),
+        "Duration of the collector's last run.",
+    ),
+    gauge(
+        "rankwatch_collector_last_success_timestamp_seconds",
+        "seconds",
+        (Label.COLLECTOR,),
+        "Unix time at which the collector last succeeded.",
+    ),
+    gauge(
+        "rankwatch_collector_interval_seconds",
+        "seconds",
+        (Label.COLLECTOR,),
+        "Configured time between runs of the collector.",
+    ),
+    counter(
+        "rankwatch_collector_runs_total",
+        "1",
+        (Label.COLLECTOR, Label.OUTCOME),
+        "Runs of the collector by outcome (ok, failed, not_applicable, deadline).",
+    ),
+)
