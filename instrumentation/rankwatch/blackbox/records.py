@@ -1,0 +1,56 @@
+"""What a reader hands out: header, now block and records, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.identity import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The fixed part of a black box."""
+
+    identity: Identity
+    pid: int
+    """Process id as the writer saw it; another PID namespace may know it by another number."""
+    started_monotonic: float
+    started_wall: float
+    """One moment on both clocks, seconds."""
+    target_steps: int | None
+    capacity: int
+    """Records the ring holds."""
+
+    def wall(self, monotonic: float) -> float:
+        """Unix time of a moment on the writer's monotonic clock, by the pair of the header."""
+        return monotonic - self.started_monotonic + self.started_wall
+
+
+@dataclass(frozen=True, kw_only=True)
+class NowBlock:
+    """The last words: what the rank was doing when the block was read."""
+
+    step: int
+    step_began: float
+    """Start of the open step on the monotonic clock; 0 while none is open."""
+    step_ended: float
+    steps_completed: int
+    errors: int
+    """Errors inside rankwatch, swallowed."""
+    loss: float
+    checkpoint_step: int
+    checkpoint_ended: float
+    phases_began: Mapping[int, float]
+    """Number of a phase's name -> when it last began; phases that never began are left out."""
+
+
+class RawRecord(NamedTuple):
+    """One record of the ring; the payload is decoded by whoever wants it (see `layout`)."""
+
+    kind: int
+    name: int
+    start: float
+    end: float
+    payload: bytes

@@ -1,0 +1,155 @@
+"""Writes a black box. No lock, no allocation that grows, no system call once it is open."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.errors import BlackBoxError
+from rankwatch.identity import Identity
+
+_pack_head = layout.HEAD.pack_into
+
+
+class Writer:
+    """The black box of this process.
+
+    The file is written under a temporary name, its pages reserved (a full file system is an error
+    here and never a SIGBUS later), locked, and only then given its name. The lock is a POSIX record
+    lock: the kernel drops it when the process dies, it is not inherited by fork, and a reader in any
+    PID namespace can ask for it.
+
+    Raises BlackBoxError where the file cannot be created.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        *,
+        phases: Iterable[str],
+        target_steps: int | None = None,
+        capacity: int = layout.DEFAULT_CAPACITY,
+    ) -> None:
+        self.path = directory / identity.run / f"{identity.rank}{layout.SUFFIX}"
+        self._size = layout.RING_OFFSET + capacity * layout.RECORD_SIZE
+        header = _header(identity, capacity, self._size, target_steps)
+        try:
+            self._file, self._map = _create(self.path, self._size, header)
+        except OSError as error:
+            raise BlackBoxError(f"could not create black box {self.path}: {error.strerror}") from error
+        self._ids: dict[str, int] = {}
+        self._next_name = itertools.count(1).__next__
+        self.attach(self._map)
+        offsets = range(layout.RING_OFFSET, self._size, layout.RECORD_SIZE)
+        self.next_slot = enumerate(itertools.cycle(offsets)).__next__
+        """Hands out (sequence number, offset); one atomic step, so threads need no lock."""
+        for count, name in enumerate(phases, start=1):
+            self.name_number(name)
+            self.integers[Now.PHASES] = count
+
+    def attach(self, target: mmap.mmap) -> None:
+        """Write into `target` from now on."""
+        self.target = target
+        words = memoryview(target)[layout.NOW_OFFSET : layout.NAMES_OFFSET]
+        self.integers = words.cast("q")
+        self.floats = words.cast("d")
+
+    def detach(self) -> None:
+        """Write into private memory from now on: what a forked child must do."""
+        self.attach(mmap.mmap(-1, self._size))
+
+    def name_number(self, name: str) -> int:
+        """The number of a name, entered into the table at its first use; 0 once the table is full."""
+        number = self._ids.get(name)
+        if number is None:
+            number = self._next_name()
+            if number >= layout.NAME_COUNT:
+                return 0
+            raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
+            at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
+            self.target[at + 1 : at + 1 + len(raw)] = raw
+            self.target[at] = len(raw)
+            self.integers[Now.NAMES] = number
+            self._ids[name] = number
+        return number
+
+    def append(
+        self,
+        kind: RecordKind,
+        name: int,
+        start: float,
+        end: float,
+        payload: struct.Struct,
+        *values: float,
+    ) -> None:
+        """Write one record; times are seconds on CLOCK_MONOTONIC."""
+        number, at = self.next_slot()
+        payload.pack_into(self.target, at + layout.PAYLOAD_OFFSET, *values)
+        _pack_head(self.target, at, (kind << layout.NAME_BITS) | name, start, end, number)
+
+    def remove(self) -> None:
+        """Unlink the file; writing goes on into memory nobody else sees."""
+        self.path.unlink(missing_ok=True)
+
+
+def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
+    base = path.parent.parent
+    if not base.is_dir():
+        base.mkdir(parents=True, exist_ok=True)
+        base.chmod(0o1777)  # users share it, as they share /tmp
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(file, 0, size)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        target = mmap.mmap(file, size)
+        target[: len(header)] = header
+        # Sequence number 0 is a real one: an empty slot 0 must not look written.
+        layout.HEAD.pack_into(target, layout.RING_OFFSET, 0, 0.0, 0.0, 2**64 - 1)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        os.close(file)
+        raise
+    return file, target
+
+
+def _header(identity: Identity, capacity: int, size: int, target_steps: int | None) -> bytes:
+    fixed = layout.FIXED.pack(
+        layout.MAGIC,
+        layout.VERSION,
+        layout.HEADER_SIZE,
+        layout.RECORD_SIZE,
+        layout.NAME_COUNT,
+        capacity,
+        layout.NOW_OFFSET,
+        layout.NAMES_OFFSET,
+        layout.RING_OFFSET,
+        size,
+        identity.rank,
+        identity.world_size,
+        identity.local_rank,
+        os.getpid(),
+        time.monotonic(),
+        time.time(),
+        math.nan if target_steps is None else float(target_steps),
+        identity.run.encode(),
+        identity.host.encode("utf-8", "replace")[:64],
+        len(identity.coordinates),
+    )
+    coordinates = b"".join(
+        layout.COORDINATE.pack(name.encode()[:16], index, size)
+        for name, (index, size) in list(identity.coordinates.items())[: layout.MAX_COORDINATES]
+    )
+    return fixed + coordinates

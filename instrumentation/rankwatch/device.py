@@ -1,0 +1,122 @@
+"""Phases on the GPU's own clock: CUDA events, recorded as the phase passes and read steps later.
+
+A phase on the host ends when the work is enqueued, not when it is done; the events say how long the
+GPU took. The moment the compute stream reached the last collective of the phase (its *arrival*)
+splits that into the rank's own work and what came after, which waits for other ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.spans import Span
+from rankwatch.steps import Steps
+
+_MAX_PENDING = 512
+
+
+class _Pending(NamedTuple):
+    number: int
+    step: int
+    moment: float
+    began: Any
+    arrived: Any
+    ended: Any
+
+
+class DevicePhases:
+    """CUDA events of the phases of one run; at most 512 phases wait for the GPU, older ones are dropped."""
+
+    def __init__(self, writer: Writer, steps: Steps, new_event: Any) -> None:
+        self._writer = writer
+        self._steps = steps
+        self._new_event = new_event
+        self._free: list[Any] = []
+        self._pending: deque[_Pending] = deque(maxlen=_MAX_PENDING)
+        self.open: DeviceSpan | None = None
+        """Innermost open phase."""
+
+    def span(self, host: Span, number: int) -> DeviceSpan:
+        """A phase that is timed on host and GPU."""
+        return DeviceSpan(self, host, number)
+
+    def arrive(self) -> None:
+        """A collective is about to be enqueued on the current stream."""
+        if self.open is not None:
+            self.open.arrive()
+
+    def event(self) -> Any:
+        """An event recorded on the current stream; events are used again."""
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        return event
+
+    def close(self, number: int, began: Any, arrived: Any) -> None:
+        """Keep the phase until the GPU has passed its end."""
+        self._pending.append(
+            _Pending(number, self._steps.current, time.monotonic(), began, arrived, self.event())
+        )
+
+    def resolve(self) -> None:
+        """Record the phases that the GPU has finished; never waits."""
+        pending = self._pending
+        while pending and pending[0].ended.query():
+            number, step, moment, began, arrived, ended = pending.popleft()
+            seconds = began.elapsed_time(ended) / 1e3
+            local = seconds if arrived is None else began.elapsed_time(arrived) / 1e3
+            self._writer.append(
+                RecordKind.DEVICE_PHASE, number, moment, moment, layout.DEVICE, seconds, local, step
+            )
+            self._free += [event for event in (began, arrived, ended) if event is not None]
+
+
+class DeviceSpan:
+    """One phase, timed on host and GPU."""
+
+    __slots__ = ("_arrived", "_began", "_host", "_number", "_outer", "_phases")
+
+    def __init__(self, phases: DevicePhases, host: Span, number: int) -> None:
+        self._phases = phases
+        self._host = host
+        self._number = number
+        self._outer: DeviceSpan | None = None
+        self._began: Any = None
+        self._arrived: Any = None
+
+    def arrive(self) -> None:
+        """Remember this point of the current stream; a later one replaces it."""
+        if self._arrived is None:
+            self._arrived = self._phases.event()
+        else:
+            self._arrived.record()
+
+    def __enter__(self) -> None:
+        self._host.__enter__()
+        phases = self._phases
+        self._outer, phases.open = phases.open, self
+        self._arrived = None
+        self._began = phases.event()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        phases = self._phases
+        phases.close(self._number, self._began, self._arrived)
+        phases.open = self._outer
+        self._host.__exit__(kind, error, trace)
+
+
+def cuda_event_factory() -> Any:
+    """A maker of CUDA timing events, or None where torch is not loaded or sees no GPU."""
+    import sys
+
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return lambda: torch.cuda.Event(enable_timing=True)

@@ -1,0 +1,80 @@
+"""The run object of a process that is not recorded: the same calls, no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TypeVar
+
+from rankwatch.identity import Identity
+from rankwatch.spans import NullSpan
+
+T = TypeVar("T")
+_NULL = NullSpan()
+
+
+class DisabledOperation(AbstractContextManager["DisabledOperation"]):
+    """A checkpoint operation that is not recorded."""
+
+    bytes = 0
+
+    def stage(self, name: str) -> NullSpan:
+        """Does nothing."""
+        return _NULL
+
+    def failed(self, reason: str) -> None:
+        """Does nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DisabledRun:
+    """Takes every call of `Run` and records nothing."""
+
+    identity = Identity(run="disabled")
+
+    def step(self, number: int | None = None) -> NullSpan:
+        """Does nothing; so do all the others."""
+        return _NULL
+
+    def phase(self, name: str) -> NullSpan:
+        return _NULL
+
+    def begin_step(self, number: int | None = None) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def begin_phase(self, name: str) -> None: ...
+
+    def end_phase(self, name: str) -> None: ...
+
+    def batches(self, loader: Iterable[T]) -> Iterable[T]:
+        return loader
+
+    def evaluation(self) -> NullSpan:
+        return _NULL
+
+    def scalar(self, name: str, value: object) -> None: ...
+
+    def work(self, /, **amounts: float) -> None: ...
+
+    def checkpoint(self, operation: str, *, step: int | None = None) -> DisabledOperation:
+        return DisabledOperation()
+
+    def resumed(self, step: int) -> None: ...
+
+    def preempted(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def fail(self, error: BaseException | type[BaseException]) -> None: ...
+
+    def __enter__(self) -> DisabledRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

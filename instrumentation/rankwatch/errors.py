@@ -1,0 +1,31 @@
+"""The errors of the instrumentation, all of them:
+
+RankwatchError
+├── UsageError         the API was called in a wrong way; raised until the first step has ended
+├── IdentityError      run, rank or world size could not be found
+└── BlackBoxError      a black box could not be created or read
+    └── (reason)       a short word for counting: truncated, version, ...
+"""
+
+from __future__ import annotations
+
+
+class RankwatchError(Exception):
+    """Base of every error that rankwatch raises on purpose."""
+
+
+class UsageError(RankwatchError):
+    """The API was called in a wrong way."""
+
+
+class IdentityError(RankwatchError):
+    """Run, rank or world size could not be found, or do not fit together."""
+
+
+class BlackBoxError(RankwatchError):
+    """A black box could not be created or read."""
+
+    def __init__(self, message: str, *, reason: str = "unreadable") -> None:
+        super().__init__(message)
+        self.reason = reason
+        """One word of a small fixed set, fit for a metric's label."""

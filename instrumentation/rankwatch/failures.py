@@ -1,0 +1,73 @@
+"""Failures inside rankwatch: swallowed, counted in the black box, told once in the log.
+
+The training process is sacred: once a run is under way nothing in here may end it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.errors import UsageError
+
+_log = logging.getLogger("rankwatch")
+P = ParamSpec("P")
+
+
+class Failures:
+    """Counts and reports what went wrong inside rankwatch."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._told: set[str] = set()
+        self.strict = True
+        """Whether wrong use raises: until the first step has ended. After that it is only told,
+        because a branch first taken at step 10,000 must not end the run."""
+
+    def note(self, what: str, error: BaseException) -> None:
+        """Count the failure; log it if it is the first of its kind."""
+        self._writer.integers[Now.ERRORS] += 1
+        kind = f"{what}: {type(error).__name__}"
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.warning(
+                "rankwatch could not %s: %s: %s (training goes on; told once)",
+                what,
+                type(error).__name__,
+                error,
+            )
+
+    def misuse(self, message: str) -> None:
+        """Raise UsageError while it can still be a surprise-free error, else count and log."""
+        if self.strict:
+            raise UsageError(message)
+        self.note("follow the calls of the training loop", UsageError(message))
+
+
+class _Guarded(Protocol):
+    _failures: Failures
+
+
+S = TypeVar("S", bound=_Guarded)
+
+
+def guarded(what: str) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
+    """Decorates a method that the training thread calls: only UsageError leaves it."""
+
+    def decorate(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                method(self, *args, **kwargs)
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the one place where training is shielded from us
+                self._failures.note(what, error)
+
+        return call
+
+    return decorate

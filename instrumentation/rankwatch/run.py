@@ -1,0 +1,230 @@
+"""The run object: what a training loop holds and calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rankwatch.batches import Batches
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.checkpoints import CheckpointOperation
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, Lifecycle
+from rankwatch.device import DevicePhases
+from rankwatch.failures import Failures, guarded
+from rankwatch.identity import Identity
+from rankwatch.scalars import Scalars
+from rankwatch.spans import NullSpan, Span, phase_span
+from rankwatch.steps import Steps
+
+T = TypeVar("T")
+
+
+class Run:
+    """One rank of a run, from `rankwatch.start` to `finish`. Phases and steps belong to the training thread.
+
+    As a context manager it says `finished` at the end of the block, or `failed` with the type of the
+    exception, which goes on its way.
+    """
+
+    phase: Callable[[str], AbstractContextManager[None]]
+    """`with run.phase("forward"):` times a phase. Phases may nest, each inside another; the time of
+    the inner one is taken out of the outer one's."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        writer: Writer,
+        phases: Iterable[str],
+        device_event: Callable[[], Any] | None,
+    ) -> None:
+        self.identity = identity
+        self._writer = writer
+        self._failures = Failures(writer)
+        self._steps = Steps(writer, self._failures)
+        self._scalars = Scalars(writer)
+        self._ended = False
+        self._open_calls: list[tuple[str, Span]] = []
+        self._closers: list[Callable[[], object]] = []
+        self.device = DevicePhases(writer, self._steps, device_event) if device_event else None
+        """Timing on the GPU's clock, where there is a GPU."""
+        self._followers: list[Callable[[], None]] = []
+        self._spans = _Phases(self._failures)
+        for name in phases:
+            number = writer.name_number(name)
+            span, follow = phase_span(writer, number)
+            self._followers.append(follow)
+            self._spans[name] = self.device.span(span, number) if self.device else span
+        self.phase = self._spans.__getitem__
+        self._steps.resolve_with(self._resolve)
+        self._lifecycle(Lifecycle.STARTED)
+
+    # -- steps and phases -------------------------------------------------------------------------
+
+    def step(self, number: int | None = None) -> AbstractContextManager[None]:
+        """`with run.step():` is one training step, from the wait for its batch to the optimizer.
+
+        Without a number it is the one after the last. Raises UsageError inside another step.
+        """
+        return self._steps.number(number)
+
+    def begin_step(self, number: int | None = None) -> None:
+        """`step` as a plain call; `end_step` ends it."""
+        self._steps.begin(number)
+
+    def end_step(self) -> None:
+        """End the step that `begin_step` began."""
+        self._steps.end()
+
+    def begin_phase(self, name: str) -> None:
+        """`phase` as a plain call; `end_phase` ends it."""
+        span = self._spans[name]
+        self._open_calls.append((name, span))
+        span.__enter__()
+
+    def end_phase(self, name: str) -> None:
+        """End the phase that `begin_phase` began last; it must be the one named."""
+        if not self._open_calls or self._open_calls[-1][0] != name:
+            last = self._open_calls[-1][0] if self._open_calls else "none"
+            self._failures.misuse(f"phase {name!r} is not the one begun last ({last})")
+            return
+        self._open_calls.pop()[1].__exit__(None, None, None)
+
+    def batches(self, loader: Iterable[T]) -> Batches[T]:
+        """Iterate a data loader; the wait for each batch is phase `data_wait` of the step that follows."""
+        return Batches(loader, self._spans[DATA_WAIT], self._steps)
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """`with run.evaluation():`, inside a step or between two."""
+        self._steps.waiting_since(0.0)
+        return self.phase("evaluation")
+
+    # -- what the step did ------------------------------------------------------------------------
+
+    @guarded("record a scalar")
+    def scalar(self, name: str, value: object) -> None:
+        """Record a value of this step: a number, or a tensor with one element on any device."""
+        self._scalars.record(name, value, self._steps.current)
+
+    @guarded("record work")
+    def work(self, /, **amounts: float) -> None:
+        """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`."""
+        moment = time.monotonic()
+        for unit, amount in amounts.items():
+            number = self._writer.name_number(unit)
+            self._writer.append(
+                RecordKind.WORK, number, moment, moment, layout.WORK, float(amount), self._steps.current
+            )
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def checkpoint(self, operation: str, *, step: int | None = None) -> CheckpointOperation:
+        """`with run.checkpoint("save") as operation:`, likewise `verify` and `load`.
+
+        `with operation.stage("write"):` times a stage; set `operation.bytes`.
+        """
+        if operation not in CHECKPOINT_OPERATIONS:
+            self._failures.misuse(
+                f"checkpoint operation {operation!r} is none of {', '.join(CHECKPOINT_OPERATIONS)}"
+            )
+        if threading.current_thread() is threading.main_thread():
+            self._steps.waiting_since(0.0)
+        at = self._steps.current if step is None else step
+        return CheckpointOperation(self._writer, self._failures, self._spans["checkpoint"], operation, at)
+
+    # -- life -------------------------------------------------------------------------------------
+
+    @guarded("record a resume")
+    def resumed(self, step: int) -> None:
+        """The run goes on from a checkpoint of this step; the next step without a number is `step + 1`."""
+        self._steps.current = step
+        self._lifecycle(Lifecycle.RESUMED)
+
+    @guarded("record a preemption")
+    def preempted(self) -> None:
+        """The scheduler takes the machine away; the run ends here and goes on elsewhere."""
+        self._end(Lifecycle.PREEMPTED)
+
+    @guarded("record the end")
+    def finish(self) -> None:
+        """The run reached its end."""
+        self._end(Lifecycle.FINISHED)
+
+    @guarded("record a failure")
+    def fail(self, error: BaseException | type[BaseException]) -> None:
+        """The run ends by this exception."""
+        kind = error if isinstance(error, type) else type(error)
+        self._end(Lifecycle.FAILED, kind.__qualname__)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (kind is SystemExit and getattr(error, "code", 1) in (None, 0)):
+            self.finish()
+        else:
+            self.fail(kind)
+
+    def when_ended(self, close: Callable[[], object]) -> None:
+        """Have `close` called when the run ends."""
+        self._closers.append(close)
+
+    @guarded("record the end")
+    def exited(self, error: type[BaseException] | None, /) -> None:
+        """The interpreter ends; says so unless the loop has said more."""
+        if error is None:
+            self._end(Lifecycle.EXITED)
+        else:
+            self._end(Lifecycle.FAILED, error.__qualname__)
+
+    def silence(self) -> None:
+        """Go on without a black box: this process is a forked child, not the rank."""
+        self._ended = True
+        self._writer.detach()
+        for follow in self._followers:
+            follow()
+
+    def _end(self, event: Lifecycle, detail: str = "") -> None:
+        if self._ended:
+            return
+        self._resolve()
+        self._lifecycle(event, detail)
+        self._ended = True
+        for close in self._closers:
+            close()
+
+    def _resolve(self) -> None:
+        try:
+            self._scalars.resolve()
+            if self.device:
+                self.device.resolve()
+        except Exception as error:  # noqa: BLE001 - reached from `end_step`, which must not fail
+            self._failures.note("read values from the GPU", error)
+
+    def _lifecycle(self, event: Lifecycle, detail: str = "") -> None:
+        moment = time.monotonic()
+        writer = self._writer
+        name = writer.name_number(event)
+        reason = writer.name_number(detail) if detail else 0
+        writer.append(
+            RecordKind.LIFECYCLE, name, moment, moment, layout.LIFECYCLE, self._steps.current, reason
+        )
+
+
+class _Phases(dict[str, Any]):
+    """Name of a phase -> its span. A name nobody declared is told, and its time becomes `other`."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    def __missing__(self, name: str) -> Any:
+        known = ", ".join(self)
+        self._failures.misuse(f"phase {name!r} is none of {known}; declare it: start(phases=({name!r},))")
+        return NullSpan()

@@ -1,0 +1,139 @@
+"""`rankwatch.start`: finds out who this process is, opens its black box and installs the hooks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from rankwatch import lifecycle
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES, environment
+from rankwatch.device import cuda_event_factory
+from rankwatch.disabled import DisabledRun
+from rankwatch.errors import BlackBoxError, IdentityError, UsageError
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.flight_recorder import reserve_entries, serve
+from rankwatch.identity import find_identity
+from rankwatch.run import Run
+
+_log = logging.getLogger("rankwatch")
+_OFF = ("", "0", "false", "no")
+
+
+def start(
+    *,
+    run: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
+    host: str | None = None,
+    coordinates: Mapping[str, tuple[int, int]] | None = None,
+    target_steps: int | None = None,
+    phases: Iterable[str] = (),
+    directory: str | os.PathLike[str] | None = None,
+    collectives: bool = True,
+    flight_recorder: bool = True,
+    capacity: int = layout.DEFAULT_CAPACITY,
+) -> Run | DisabledRun:
+    """Begin to record this rank. Call it before `init_process_group`, once in a process.
+
+    run, rank, world_size, local_rank, host: found in the environment of torchrun or SLURM where left
+        out; without a distributed job this is rank 0 of 1.
+    coordinates: place in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
+    target_steps: steps the run wants to reach, for progress and time to completion.
+    phases: names of phases beyond `rankwatch.conventions.PHASES`.
+    directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
+    collectives: record collectives (needs torch; gloo on CPU, arrivals on CUDA).
+    flight_recorder: serve PyTorch's flight recorder to the agent on a unix socket.
+    capacity: records in the ring, 64 bytes each.
+
+    Raises UsageError for arguments that cannot be right. Whatever else stands in the way (a full
+    disk, a read-only directory, an odd environment) is told once in the log, and the run object
+    that comes back records nothing.
+    """
+    _check(phases := tuple(phases), capacity)
+    if os.environ.get(environment.DISABLE, "").lower() not in _OFF:
+        return DisabledRun()
+    find = partial(
+        find_identity,
+        run=run,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        host=host,
+        coordinates=coordinates,
+    )
+    try:
+        find({})
+    except IdentityError as error:  # whatever the environment says: the arguments alone are wrong
+        raise UsageError(str(error)) from error
+    try:
+        base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
+        identity = find(os.environ)
+        names = dict.fromkeys((*PHASES, *phases))
+        writer = Writer(base, identity, phases=names, target_steps=target_steps, capacity=capacity)
+    except (IdentityError, BlackBoxError) as error:
+        _log.warning("rankwatch records nothing: %s", error)
+        return DisabledRun()
+    started = Run(identity, writer, names, cuda_event_factory())
+    _hook(started, writer, collectives=collectives, recorder=flight_recorder)
+    return started
+
+
+def _check(phases: tuple[str, ...], capacity: int) -> None:
+    most = layout.MAX_PHASES - 1 - len(PHASES)
+    if len(phases) > most:
+        raise UsageError(f"{len(phases)} phases of your own, at most {most} are possible")
+    if not 256 <= capacity <= layout.MAX_CAPACITY:
+        raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
+
+
+def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool) -> None:
+    """Install the hooks, each on its own: one that cannot be had costs only itself."""
+
+    def install(what: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
+            run._failures.note(what, error)
+
+    install("watch for the end of the process", lambda: _watch_end(run, writer))
+    if "torch" not in sys.modules:
+        return
+    if collectives:
+        install("record collectives", lambda: _record_collectives(run, writer))
+    if recorder:
+        install("serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
+
+
+def _watch_end(run: Run, writer: Writer) -> None:
+    run.when_ended(lifecycle.on_exit(run.exited))
+    lifecycle.on_fork(run.silence)
+    stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
+    run.when_ended(stacks.close)
+
+
+def _record_collectives(run: Run, writer: Writer) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        from rankwatch.collectives import CollectiveHook
+
+        arrive = run.device.arrive if run.device else None
+        run.when_ended(CollectiveHook(writer, run._failures, arrive).remove)
+
+
+def _serve_flight_recorder(run: Run, writer: Writer) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        reserve_entries(os.environ)
+        path = writer.path.with_suffix(SOCKET_SUFFIX)
+        server = serve(path)
+        run.when_ended(server.shutdown)
+        run.when_ended(lambda: path.unlink(missing_ok=True))

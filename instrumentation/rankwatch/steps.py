@@ -1,0 +1,82 @@
+"""The training step: numbered, and begun where the wait for its batch began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.failures import Failures
+
+
+class Steps:
+    """The steps of one run. As a context manager it is the step that `number` was called for."""
+
+    def __init__(self, writer: Writer, failures: Failures) -> None:
+        self._writer = writer
+        self._failures = failures
+        self._wanted: int | None = None
+        self._began = 0.0
+        self._waiting_since = 0.0
+        self._resolve: Callable[[], None] = _nothing
+        self.current = -1
+        """Number of the open step, or of the last one."""
+
+    def resolve_with(self, resolve: Callable[[], None]) -> None:
+        """Have `resolve` called after each step, for values that a GPU had not finished before."""
+        self._resolve = resolve
+
+    @property
+    def open(self) -> bool:
+        """Whether a step is open."""
+        return self._began > 0.0
+
+    def number(self, number: int | None) -> Steps:
+        """The next step, with this number or the one after the last."""
+        self._wanted = number
+        return self
+
+    def waiting_since(self, moment: float) -> None:
+        """The next step begins here: its batch was waited for since then. 0 takes it back."""
+        self._waiting_since = moment
+
+    def begin(self, number: int | None = None) -> None:
+        """Open a step."""
+        if self._began:
+            self._failures.misuse(f"step {self.current} is still open; steps do not nest: end it first")
+            self.end()
+        self.current = self.current + 1 if number is None else number
+        self._began = self._waiting_since or time.monotonic()
+        self._waiting_since = 0.0
+        self._writer.integers[Now.STEP] = self.current
+        self._writer.floats[Now.STEP_BEGAN] = self._began
+
+    def end(self, *, failed: bool = False) -> None:
+        """Close the open step and write its record."""
+        if not self._began:
+            self._failures.misuse("no step is open: begin one first")
+            return
+        writer = self._writer
+        ended = time.monotonic()
+        writer.append(RecordKind.STEP, 0, self._began, ended, layout.STEP, self.current, failed)
+        self._began = 0.0
+        writer.floats[Now.STEP_BEGAN] = 0.0
+        writer.floats[Now.STEP_ENDED] = ended
+        writer.integers[Now.STEPS_COMPLETED] += 1
+        self._failures.strict = False
+        self._resolve()
+
+    def __enter__(self) -> None:
+        wanted, self._wanted = self._wanted, None
+        self.begin(wanted)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(failed=kind is not None)
+
+
+def _nothing() -> None: ...

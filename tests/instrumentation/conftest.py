@@ -1,0 +1,31 @@
+"""Fixtures of the instrumentation's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+
+_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+    "RANKWATCH_DIR", "RANKWATCH_RUN", "RANKWATCH_DISABLE",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[rankwatch.Run]:
+    """A run that records below tmp_path; ended after the test."""
+    started = rankwatch.start(run="test", directory=tmp_path, flight_recorder=False, collectives=False)
+    assert isinstance(started, rankwatch.Run)
+    yield started
+    started.finish()

@@ -1,0 +1,37 @@
+"""A small DDP job for the tests of the collective hook, run by torchrun; `kill` kills the last rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import rankwatch
+
+run = rankwatch.start(target_steps=4)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rank, size = dist.get_rank(), dist.get_world_size()
+group = dist.new_group(list(range(size)), group_desc="pairs")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+with run:
+    for step in range(4):
+        with run.step():
+            with run.phase("forward"):
+                loss = model(torch.randn(4, 8)).square().mean()
+            with run.phase("backward"):
+                loss.backward()
+            with run.phase("communication"):
+                dist.all_reduce(torch.ones(10), group=group)
+                dist.broadcast(torch.ones(10), 0)
+                dist.all_gather([torch.ones(2) for _ in range(size)], torch.ones(2))
+                dist.all_reduce(torch.ones(3), async_op=True).wait()
+            run.scalar("loss", loss)
+        if "kill" in sys.argv and step == 2 and rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+dist.destroy_process_group()

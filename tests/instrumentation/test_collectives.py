@@ -1,0 +1,61 @@
+"""Collectives of a real gloo job, as the dispatcher hook and the flight recorder see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from support_blackbox import of_kind
+from support_torchrun import torchrun
+
+pytest.importorskip("torch")
+LOOP = str(Path(__file__).with_name("ddp_loop.py"))
+STEPS = 4
+
+
+@pytest.mark.e2e
+def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
+    """Those of DDP's C++ reducer too, with group, size and whether the caller blocks."""
+    done = torchrun(LOOP, ranks=2, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rankwatch" not in done.stderr, done.stderr
+    for rank in range(2):
+        path = tmp_path / "job" / f"{rank}.blackbox"
+        seen = Counter(_collectives(path))
+        assert seen["all_reduce", "default_pg", 8 * 9 * 4, False] == STEPS  # DDP: weights and bias
+        assert seen["all_reduce", "pairs", 40, True] == STEPS
+        assert seen["broadcast", "default_pg", 40, True] == STEPS
+        assert seen["all_gather", "default_pg", 8, True] == STEPS
+        assert seen["all_reduce", "default_pg", 12, False] == STEPS
+        assert sum(count for (name, *_), count in seen.items() if name == "barrier") == 1
+        reader = Reader(path)
+        assert reader.now().errors == 0
+        reader.close()
+
+
+@pytest.mark.e2e
+def test_a_killed_rank_ends_the_job_as_it_would_have(tmp_path: Path) -> None:
+    """The peers leave by the exception of gloo or by torchrun's SIGTERM, never by a crash of ours."""
+    done = torchrun(LOOP, "kill", ranks=2, directory=tmp_path)
+    assert done.returncode == 1
+    assert "exitcode  : -9" in done.stderr
+    assert "exitcode  : -6" not in done.stderr
+    assert "exitcode  : -11" not in done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
+    reader = Reader(path)
+    found = []
+    for each in of_kind(path, RecordKind.COLLECTIVE):
+        size, _, group, flags = (int(value) for value in each.payload)
+        assert each.start <= each.end
+        assert not flags & layout.FAILED
+        found.append((each.name, reader.name(group), size, bool(flags & layout.BLOCKING)))
+    reader.close()
+    return found

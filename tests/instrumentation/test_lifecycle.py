@@ -1,0 +1,96 @@
+"""The last words of a process, in every way a process can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from support_blackbox import box, of_kind, read
+
+START = "import os, signal, sys, time, rankwatch\nrun = rankwatch.start(run='r')\n"
+
+
+def end(directory: Path, code: str) -> tuple[int, list[str]]:
+    """Exit status of a process and the lifecycle events it left."""
+    env = {**os.environ, "RANKWATCH_DIR": str(directory)}
+    done = subprocess.run([sys.executable, "-c", START + code], env=env, capture_output=True, check=False)
+    return done.returncode, [each.name for each in of_kind(box(directory), RecordKind.LIFECYCLE)]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "events"),
+    [
+        ("run.finish()", 0, ["started", "finished"]),
+        ("with run: pass", 0, ["started", "finished"]),
+        ("with run: sys.exit(0)", 0, ["started", "finished"]),
+        ("with run: sys.exit(3)", 3, ["started", "failed"]),
+        ("with run: 1 / 0", 1, ["started", "failed"]),
+        ("1 / 0", 1, ["started", "failed"]),
+        ("run.preempted()", 0, ["started", "preempted"]),
+        ("run.resumed(7); run.finish(); run.finish()", 0, ["started", "resumed", "finished"]),
+        ("pass", 0, ["started", "exited"]),
+        ("os.kill(os.getpid(), 9)", -9, ["started"]),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -15, ["started"]),
+    ],
+)
+def test_every_end_is_in_the_record(tmp_path: Path, code: str, status: int, events: list[str]) -> None:
+    """The exit status is what it would be without rankwatch."""
+    assert end(tmp_path, code) == (status, events)
+
+
+def test_the_type_of_the_exception_is_recorded(tmp_path: Path) -> None:
+    """Also where nobody used the run as a context manager."""
+    end(tmp_path, "raise MemoryError")
+    failed = of_kind(box(tmp_path), RecordKind.LIFECYCLE)[-1]
+    reader = Reader(box(tmp_path))
+    assert reader.name(int(failed.payload[1])) == "MemoryError"
+    reader.close()
+
+
+def test_sigterm_leaves_the_stacks_of_all_threads_even_while_python_hangs(tmp_path: Path) -> None:
+    """The handler is C; the process dies of SIGTERM as it would have."""
+    code = (
+        "import threading\nlock = threading.Lock(); lock.acquire()\nos.kill(os.getpid(), 15)\nlock.acquire()"
+    )
+    status, _ = end(tmp_path, code)
+    assert status == -signal.SIGTERM
+    stacks = box(tmp_path).with_suffix(".terminated").read_text()
+    assert "most recent call first" in stacks
+
+
+def test_a_handler_of_the_trainers_own_still_runs(tmp_path: Path) -> None:
+    """SIGTERM as a request to save and leave."""
+    code = (
+        "def leave(*_): run.preempted(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nos.kill(os.getpid(), 15)\ntime.sleep(60)"
+    )
+    assert end(tmp_path, code) == (0, ["started", "preempted"])
+
+
+def test_an_orderly_end_leaves_only_the_black_box(tmp_path: Path) -> None:
+    """No empty stack file, no socket."""
+    end(tmp_path, "run.finish()")
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
+
+
+def test_a_forked_child_writes_nothing_into_the_box(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Workers of a data loader inherit the run object."""
+    pid = os.fork()
+    if pid == 0:
+        with run.step(), run.phase("forward"):
+            run.scalar("loss", 1.0)
+        run.finish()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [each.kind for each in read(box(tmp_path))] == [RecordKind.LIFECYCLE]
+    with run.step():
+        pass
+    assert [each.kind for each in read(box(tmp_path))][1:] == [RecordKind.STEP]

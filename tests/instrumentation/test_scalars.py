@@ -1,0 +1,119 @@
+"""Scalars, work and values that a GPU delivers late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankwatch
+from rankwatch.blackbox.layout import Now, RecordKind
+from support_blackbox import box, of_kind
+
+torch: Any = pytest.importorskip("torch")
+
+
+def test_numbers_and_tensors_are_recorded_with_their_step(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A tensor may still carry its graph."""
+    with run.step(3):
+        run.scalar("loss", torch.tensor(2.5, requires_grad=True) * 1)
+        run.scalar("learning_rate", 0.125)
+        run.scalar("gradient_norm", torch.tensor([4.0], dtype=torch.bfloat16))
+        run.work(samples=8, tokens=1024)
+    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [
+        ("loss", (2.5, 3)),
+        ("learning_rate", (0.125, 3)),
+        ("gradient_norm", (4.0, 3)),
+    ]
+    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.WORK)] == [
+        ("samples", (8.0, 3)),
+        ("tokens", (1024.0, 3)),
+    ]
+
+
+def test_values_that_are_not_finite_are_recorded_as_they_are(run: rankwatch.Run, tmp_path: Path) -> None:
+    """NaN is what an alert waits for."""
+    run.scalar("loss", math.nan)
+    assert math.isnan(of_kind(box(tmp_path), RecordKind.SCALAR)[0].payload[0])
+
+
+def test_a_value_that_is_no_number_is_swallowed_and_counted(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Training goes on."""
+    run.scalar("loss", object())
+    run.scalar("loss", torch.zeros(3))
+    run.work(samples="many")  # type: ignore[arg-type]
+    assert run._writer.integers[Now.ERRORS] == 3
+
+
+class _SlowGpu:
+    """Stands for a loss on a GPU: torch's calls for an asynchronous copy, completed when told."""
+
+    def __init__(self, value: float) -> None:
+        self.is_cuda = True
+        self.dtype = torch.float32
+        self.value = value
+        self.synchronised = False
+
+    def detach(self) -> _SlowGpu:
+        return self
+
+    def reshape(self, *_: int) -> _SlowGpu:
+        return self
+
+    def __float__(self) -> float:
+        self.synchronised = True
+        return self.value
+
+
+def test_a_loss_on_a_gpu_is_collected_after_a_later_step(
+    run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is asynchronous; its value is recorded with its own step, once the event has passed."""
+    passed: list[bool] = [False]
+    loss = _SlowGpu(1.5)
+
+    class Event:
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return passed[0]
+
+    class Pinned:
+        def copy_(self, source: _SlowGpu, *, non_blocking: bool) -> None:
+            assert non_blocking
+            self.value = source.value
+
+        def __float__(self) -> float:
+            return self.value
+
+    empty: Callable[..., Pinned] = lambda *_, **options: Pinned() if options["pin_memory"] else None  # type: ignore[assignment,return-value]  # noqa: E731
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with run.step():
+        run.scalar("loss", loss)
+    assert of_kind(box(tmp_path), RecordKind.SCALAR) == []
+    passed[0] = True
+    with run.step():
+        pass
+    assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(1.5, 0)]
+    assert not loss.synchronised
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+def test_a_loss_on_a_real_gpu_arrives_without_synchronising(run: rankwatch.Run, tmp_path: Path) -> None:
+    """torch itself raises on a synchronising call in this mode."""
+    loss = torch.full((), 2.0, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with run.step():
+            run.scalar("loss", loss)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    with run.step():
+        pass
+    assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(2.0, 0)]

@@ -1,0 +1,145 @@
+"""Steps, phases and the wait for batches."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from support_blackbox import box, of_kind, read
+
+
+def test_a_step_holds_its_phases(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Every phase lies within its step, and steps are numbered from 0."""
+    for _ in range(3):
+        with run.step():
+            with run.phase("forward"):
+                pass
+            with run.phase("backward"):
+                pass
+    records = read(box(tmp_path))
+    steps = [each for each in records if each.kind == RecordKind.STEP]
+    forward = [each for each in records if each.name == "forward"]
+    assert [step.payload for step in steps] == [(0, 0), (1, 0), (2, 0)]
+    for step, phase in zip(steps, forward, strict=True):
+        assert step.start <= phase.start <= phase.end <= step.end
+
+
+def test_plain_calls_record_the_same_as_context_managers(run: rankwatch.Run, tmp_path: Path) -> None:
+    """begin and end instead of `with`."""
+    run.begin_step(7)
+    run.begin_phase("forward")
+    run.end_phase("forward")
+    run.end_step()
+    assert [(each.kind, each.name) for each in read(box(tmp_path))[1:]] == [
+        (RecordKind.PHASE, "forward"),
+        (RecordKind.STEP, ""),
+    ]
+
+
+def test_phases_nest(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The inner phase lies within the outer one and is recorded first."""
+    with run.step(), run.phase("backward"), run.phase("communication"):
+        pass
+    inner, outer = of_kind(box(tmp_path), RecordKind.PHASE)
+    assert (inner.name, outer.name) == ("communication", "backward")
+    assert outer.start <= inner.start <= inner.end <= outer.end
+
+
+def test_a_step_that_an_exception_ends_is_still_recorded(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Step and phase end in the record, the step is marked, and the exception goes on its way."""
+    with pytest.raises(ZeroDivisionError), run.step(), run.phase("forward"):
+        _ = 1 / 0
+    phase, step = read(box(tmp_path))[1:]
+    assert phase.name == "forward"
+    assert step.payload == (0, 1)
+
+
+def test_the_wait_for_a_batch_belongs_to_the_step_that_follows(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The step begins where the wait for its batch began."""
+    assert [batch for batch in run.batches([10, 20]) if not run.begin_step() and not run.end_step()] == [
+        10,
+        20,
+    ]
+    records = read(box(tmp_path))
+    waits = [each for each in records if each.name == "data_wait"]
+    steps = [each for each in records if each.kind == RecordKind.STEP]
+    for wait, step in zip(waits, steps, strict=False):
+        assert step.start == pytest.approx(wait.start, abs=1e-4)
+        assert step.start <= wait.start
+        assert wait.end <= step.end
+
+
+def test_an_evaluation_after_the_wait_is_no_part_of_the_next_step(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A step does not reach back over an evaluation or a checkpoint."""
+    for _ in run.batches([1]):
+        with run.evaluation():
+            pass
+        with run.step():
+            pass
+    (step,) = of_kind(box(tmp_path), RecordKind.STEP)
+    (evaluation,) = [each for each in read(box(tmp_path)) if each.name == "evaluation"]
+    assert evaluation.end <= step.start
+
+
+def test_batches_are_as_long_as_the_loader(run: rankwatch.Run) -> None:
+    """A progress bar around the loader still works."""
+    assert len(run.batches([1, 2, 3])) == 3
+
+
+def test_a_phase_of_ones_own_is_declared_at_the_start(tmp_path: Path) -> None:
+    """`start(phases=...)` adds names."""
+    run = rankwatch.start(run="own", directory=tmp_path, phases=("teacher",), flight_recorder=False)
+    with run, run.step(), run.phase("teacher"):
+        pass
+    assert "teacher" in [each.name for each in read(box(tmp_path))]
+
+
+def test_an_unknown_phase_is_told_at_the_first_call(run: rankwatch.Run) -> None:
+    """The message names the phase and what is known."""
+    with pytest.raises(rankwatch.UsageError, match=r"phase 'froward' is none of .*forward"):
+        run.phase("froward")
+
+
+def test_a_step_inside_a_step_is_told_at_the_first_call(run: rankwatch.Run) -> None:
+    """Steps do not nest."""
+    with pytest.raises(rankwatch.UsageError, match="still open"), run.step(), run.step():
+        pass
+
+
+def test_wrong_use_after_the_first_step_never_ends_the_run(
+    run: rankwatch.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A branch first taken late is told in the log once and counted; its time becomes `other`."""
+    with run.step():
+        pass
+    with caplog.at_level(logging.WARNING, "rankwatch"), run.step():
+        for _ in range(3):
+            with run.phase("froward"):
+                pass
+        run.end_phase("forward")
+        run.checkpoint("export")
+        with run.step():
+            pass
+    assert len(caplog.records) == 1
+    reader = Reader(box(tmp_path))
+    assert reader.now().errors >= 5
+    reader.close()
+
+
+def test_the_now_block_tells_what_is_open(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A reader sees the open step and the phase that began in it."""
+    reader = Reader(box(tmp_path))
+    with run.step(41), run.phase("optimizer"):
+        now = reader.now()
+        assert now.step == 41
+        assert now.step_began > 0.0
+        (number,) = now.phases_began
+        assert reader.name(number) == "optimizer"
+    assert reader.now().step_began == 0.0
+    assert reader.now().steps_completed == 1
+    reader.close()

@@ -1,0 +1,62 @@
+"""Reading a black box back in tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+
+
+class Read(NamedTuple):
+    """A record with its payload decoded."""
+
+    kind: RecordKind
+    name: str
+    start: float
+    end: float
+    payload: tuple[float, ...]
+
+
+_FORMS = {
+    RecordKind.STEP: layout.STEP,
+    RecordKind.COLLECTIVE: layout.COLLECTIVE,
+    RecordKind.SCALAR: layout.SCALAR,
+    RecordKind.WORK: layout.WORK,
+    RecordKind.CHECKPOINT: layout.CHECKPOINT,
+    RecordKind.LIFECYCLE: layout.LIFECYCLE,
+    RecordKind.DEVICE_PHASE: layout.DEVICE,
+}
+
+
+def box(directory: Path) -> Path:
+    """The one black box below a directory."""
+    (path,) = directory.glob(f"*/*{layout.SUFFIX}")
+    return path
+
+
+def read(path: Path) -> list[Read]:
+    """All records of a black box."""
+    reader = Reader(path)
+    try:
+        return [
+            Read(
+                RecordKind(each.kind),
+                reader.name(each.name),
+                each.start,
+                each.end,
+                _FORMS[RecordKind(each.kind)].unpack_from(each.payload)
+                if each.kind != RecordKind.PHASE
+                else (),
+            )
+            for each in reader.poll()
+        ]
+    finally:
+        reader.close()
+
+
+def of_kind(path: Path, kind: RecordKind) -> list[Read]:
+    """The records of one kind."""
+    return [each for each in read(path) if each.kind == kind]
