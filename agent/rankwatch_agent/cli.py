@@ -1,0 +1,108 @@
+"""The `rankwatch` command: finds the subcommand and turns its errors into exit statuses.
+
+Only the module of the chosen subcommand is imported, so `rankwatch --help` needs no dependency.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rankwatch_agent.sentence_parser import SentenceParser
+from rankwatch_agent.user_error import UserError
+
+USAGE_STATUS = 2
+"""Exit status where the person at the keyboard can put it right."""
+
+
+class Command(NamedTuple):
+    """A subcommand: the module under `rankwatch_agent.commands` with its `main`, and one line of help."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "agent": Command("agent", "watch the training runs and the hardware of this node, serve /metrics"),
+        "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
+        "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
+    }
+)
+"""Every subcommand, by the name it is called by. Its `main(arguments)` returns the exit status."""
+
+EXTRAS: Mapping[str, str] = MappingProxyType(
+    {
+        "msgspec": "agent",
+        "prometheus_client": "agent",
+        "yaml": "alerts",
+        "numpy": "trainer",
+        "torch": "trainer",
+        "grafana_foundation_sdk": "dashboards",
+    }
+)
+"""Third-party module -> the extra of the rankwatch distribution that brings it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    # Only the first word is ours; the rest belongs to the subcommand, its --help included.
+    chosen = parser.parse_args(arguments[:1])
+    if chosen.version:
+        print(f"rankwatch {_version()}")
+        return 0
+    if chosen.command is None:
+        parser.print_help()
+        return USAGE_STATUS
+    try:
+        return _entry(COMMANDS[chosen.command])(arguments[1:])
+    except UserError as error:
+        print(f"rankwatch {chosen.command}: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    except ModuleNotFoundError as error:
+        return _missing_module(chosen.command, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> SentenceParser:
+    listing = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    parser = SentenceParser(
+        prog="rankwatch",
+        usage="rankwatch [--help] [--version] COMMAND ...",
+        description="Observability for distributed PyTorch training: names the slow rank, node and cause.",
+        epilog=f"commands:\n{listing}\n\n`rankwatch COMMAND --help` tells more about each.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
+    return parser
+
+
+def _entry(command: Command) -> Callable[[Sequence[str]], int]:
+    module = import_module(f"rankwatch_agent.commands.{command.module}")
+    entry: Callable[[Sequence[str]], int] = module.main
+    return entry
+
+
+def _missing_module(command: str, error: ModuleNotFoundError) -> int:
+    """Say which extra brings the missing module; an unknown one is a fault of ours and goes on up."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        raise error
+    print(
+        f"rankwatch {command}: could not import {module}: it comes with pip install 'rankwatch[{extra}]'",
+        file=sys.stderr,
+    )
+    return USAGE_STATUS
+
+
+def _version() -> str:
+    from rankwatch_agent.version import version
+
+    return version()

@@ -1,0 +1,123 @@
+"""Bytes, errors, drops, link state and speed of network interfaces.
+
+Counters come from one read of /proc/net/dev. `speed` in sysfs takes the kernel's RTNL lock, on busy
+nodes for seconds, so it is read when an interface is first seen and after its carrier has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.conventions import metric
+from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.collectors.interface_choice import InterfaceChoice
+from rankwatch_agent.collectors.kernel_files import parse_kernel_file, read_kernel_file
+from rankwatch_agent.collectors.parts import collect_parts
+from rankwatch_agent.log_limit import LogLimit
+from rankwatch_agent.schedule import Schedule
+
+_COUNTERS = {
+    "receive_bytes": metric("rankwatch_network_receive_bytes_total"),
+    "transmit_bytes": metric("rankwatch_network_transmit_bytes_total"),
+    "receive_errors": metric("rankwatch_network_receive_errors_total"),
+    "transmit_errors": metric("rankwatch_network_transmit_errors_total"),
+    "receive_drops": metric("rankwatch_network_receive_drops_total"),
+    "transmit_drops": metric("rankwatch_network_transmit_drops_total"),
+}
+_CARRIER_CHANGES = metric("rankwatch_network_carrier_changes_total")
+_UP = metric("rankwatch_network_up")
+_SPEED = metric("rankwatch_network_speed_bytes")
+
+_BYTES_PER_MEGABIT = 1_000_000 / 8
+
+
+class InterfaceCounters(NamedTuple):
+    """Counters of one interface since it was created."""
+
+    receive_bytes: int
+    receive_errors: int
+    receive_drops: int
+    transmit_bytes: int
+    transmit_errors: int
+    transmit_drops: int
+
+
+class _KnownSpeed(NamedTuple):
+    """Speed in bytes per second, and the count of carrier changes at which it was read."""
+
+    carrier_changes: int
+    bytes_per_second: float | None
+
+
+class NetworkCollector:
+    """The interfaces that `choice` picks, in the network namespace of `procfs` and `sysfs`."""
+
+    name = "network"
+
+    def __init__(self, *, procfs: Path, sysfs: Path, choice: InterfaceChoice, schedule: Schedule) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._dev = procfs / "net" / "dev"
+        self._classes = sysfs / "class" / "net"
+        self._choice = choice
+        self._speeds: dict[str, _KnownSpeed] = {}
+        self._log_limit = LogLimit()
+
+    def collect(self) -> Collection:
+        """Read the chosen interfaces; raises CollectError, or NotApplicable where there is none."""
+        counters = parse_kernel_file(self._dev, parse_net_dev)
+        physical = frozenset(name for name in counters if (self._classes / name / "device").exists())
+        chosen = self._choice.choose(counters, physical)
+        self._speeds = {name: speed for name, speed in self._speeds.items() if name in chosen}
+        links = (lambda name=name: self._link(name) for name in chosen)
+        parts = (lambda: _counter_series(counters, chosen), *links)
+        return collect_parts(self.name, parts, self._log_limit)
+
+    def _link(self, name: str) -> Iterable[Series]:
+        directory = self._classes / name
+        state = read_kernel_file(directory / "operstate").strip()
+        yield Series(_UP, (name,), float(state == "up"))
+        changes = parse_kernel_file(directory / "carrier_changes", int)
+        yield Series(_CARRIER_CHANGES, (name,), changes)
+        speed = self._speed(name, changes)
+        if speed is not None:
+            yield Series(_SPEED, (name,), speed)
+
+    def _speed(self, name: str, carrier_changes: int) -> float | None:
+        known = self._speeds.get(name)
+        if known is None or known.carrier_changes != carrier_changes:
+            known = _KnownSpeed(carrier_changes, self._read_speed(name))
+            self._speeds[name] = known
+        return known.bytes_per_second
+
+    def _read_speed(self, name: str) -> float | None:
+        try:
+            return parse_kernel_file(self._classes / name / "speed", parse_speed)
+        except (NotApplicable, CollectError):  # many drivers have none, or none while the link is down
+            return None
+
+
+def parse_net_dev(text: str) -> dict[str, InterfaceCounters]:
+    """/proc/net/dev: 8 columns of receive counters, then 8 of transmit counters, for each interface."""
+    found = {}
+    for line in text.splitlines()[2:]:
+        # The name may itself hold a colon (an alias such as eth0:1).
+        name, _, rest = line.rpartition(":")
+        columns = [int(column) for column in rest.split()]
+        if not name or len(columns) < 16:
+            raise ValueError(f"unexpected line {line!r:.100}")
+        found[name.strip()] = InterfaceCounters(*columns[0:1], *columns[2:4], *columns[8:9], *columns[10:12])
+    return found
+
+
+def parse_speed(text: str) -> float | None:
+    """`speed` in bytes per second out of megabits; None for the -1 and 4294967295 that mean unknown."""
+    megabits = int(text)
+    return megabits * _BYTES_PER_MEGABIT if 0 < megabits < 0xFFFFFFFF else None
+
+
+def _counter_series(counters: Mapping[str, InterfaceCounters], chosen: Iterable[str]) -> Iterable[Series]:
+    for name in chosen:
+        for field, each in _COUNTERS.items():
+            yield Series(each, (name,), getattr(counters[name], field))

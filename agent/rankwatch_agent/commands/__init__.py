@@ -1,0 +1,1 @@
+"""Subcommands of `rankwatch`, one per file, each with `main(arguments) -> exit status`."""

@@ -1,0 +1,71 @@
+"""`rankwatch agent`: watch this node until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch_agent.agent import Agent
+from rankwatch_agent.collectors import build_collectors
+from rankwatch_agent.config import AgentConfig, EffectiveConfig, load_config
+from rankwatch_agent.config.fields import FIELD_NAMES
+from rankwatch_agent.config.help import field_help
+from rankwatch_agent.config.load import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, flag_name
+from rankwatch_agent.config.show import to_toml, toml_value
+from rankwatch_agent.logs import configure_logging
+from rankwatch_agent.sentence_parser import SentenceParser
+
+logger = logging.getLogger(__name__)
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent; returns 0 after SIGTERM or SIGINT. Raises UserError."""
+    given = vars(_parser().parse_args(arguments))
+    flags = {name: given[name] for name in FIELD_NAMES if given[name] is not None}
+    config = load_config(flags=flags, environ=os.environ, file=given["config"])
+    if given["print_config"]:
+        print(to_toml(config), end="")
+        return 0
+    return _run(config)
+
+
+def _run(config: EffectiveConfig) -> int:
+    # Blocked before any thread starts, so that only sigwait below receives them: a signal then
+    # interrupts nothing half done.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    configure_logging(level=config.values.log_level, log_format=config.values.log_format)
+    with Agent(config.values, build_collectors(config.values)):
+        received = signal.sigwait(_STOP_SIGNALS)
+        logger.info("stopping on %s", signal.Signals(received).name)
+    return 0
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch agent",
+        usage="rankwatch agent [--config FILE] [--print-config] [--SETTING VALUE ...]",
+        description=(
+            "Watch the training runs and the hardware of this node and serve /metrics.\n"
+            f"Each flag can also be given as {ENVIRONMENT_PREFIX}<SETTING> or in the TOML file;\n"
+            "a flag wins over the environment, the environment over the file. In flags and environment,\n"
+            "lists are written a,b and tables name=number,name=number."
+        ),
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"TOML file of settings; also {CONFIG_VARIABLE}"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force as TOML, and exit"
+    )
+    texts, defaults = field_help(AgentConfig), AgentConfig()
+    for name in FIELD_NAMES:
+        default = getattr(defaults, name)
+        shown = "" if default is None else f" Default: {toml_value(default)}"
+        text = f"{texts[name]}{shown}".replace("%", "%%")
+        parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=text)
+    return parser

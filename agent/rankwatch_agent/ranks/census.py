@@ -1,0 +1,136 @@
+"""Finds the black boxes of a directory, and forgets those of runs that ended long ago."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.errors import BlackBoxError
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.ranks.faults import Faults
+from rankwatch_agent.ranks.follower import RankFollower
+
+_log = logging.getLogger("rankwatch_agent")
+
+
+class Census:
+    """The ranks of this node.
+
+    directory: holds `<run>/<rank>.blackbox`.
+    follow: opens a follower for a path; raises BlackBoxError.
+    max_runs: runs followed at once; others wait, and count as fault `too_many_runs`.
+    retention_seconds: how long a rank that ended is kept.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        follow: Callable[[Path], RankFollower],
+        *,
+        max_runs: int,
+        retention_seconds: float,
+    ) -> None:
+        self.ranks: dict[Path, RankFollower] = {}
+        self.faults = Faults()
+        self._directory = directory
+        self._follow = follow
+        self._max_runs = max_runs
+        self._retention_seconds = retention_seconds
+        self._seen: dict[Path, int] = {}  # run's directory -> its mtime when it was last listed
+        self._forgotten: dict[Path, int] = {}  # path -> inode that could not be removed
+
+    def discover(self) -> None:
+        """Look for black boxes that are new."""
+        runs = {path.parent for path in self.ranks}
+        for run, changed in self._run_directories():
+            if run not in runs and len(runs) >= self._max_runs:
+                self.faults.note(run, "too_many_runs", f"{run.name}: already following {self._max_runs} runs")
+                continue
+            if self._seen.get(run) == changed:
+                continue
+            self._seen[run] = changed
+            for path in sorted(_boxes(run)):
+                if path not in self.ranks and self._admit(path):
+                    runs.add(run)
+
+    def poll(self, moment: float) -> None:
+        """Read every box that is followed; `moment` is monotonic."""
+        for path, rank in list(self.ranks.items()):
+            try:
+                rank.poll(moment)
+            except BlackBoxError as error:
+                self.faults.note(path, error.reason, str(error))
+                self._drop(path)
+        self._forget(moment)
+
+    def _run_directories(self) -> Iterator[tuple[Path, int]]:
+        try:
+            with os.scandir(self._directory) as entries:
+                found = [each for each in entries if each.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return  # no run yet
+        runs = []
+        for entry in found:
+            try:
+                runs.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
+            except FileNotFoundError:
+                continue  # gone meanwhile
+        for changed, path in sorted(runs, reverse=True):  # the newest first: they are the live ones
+            yield Path(path), changed
+
+    def _admit(self, path: Path) -> bool:
+        if not path.stem.isdecimal():
+            self.faults.note(path, "name", f"{path} is not named after a rank")
+            return False
+        try:
+            if path in self._forgotten and path.stat().st_ino == self._forgotten[path]:
+                return False
+            self.ranks[path] = self._follow(path)
+        except OSError:
+            return False  # gone meanwhile
+        except BlackBoxError as error:
+            self.faults.note(path, error.reason, str(error))
+            return False
+        return True
+
+    def _forget(self, moment: float) -> None:
+        for path, rank in list(self.ranks.items()):
+            if rank.ended_at is None or moment - rank.ended_at < self._retention_seconds:
+                continue
+            self._drop(path)
+            self._remove(path)
+
+    def _drop(self, path: Path) -> None:
+        self.ranks.pop(path).close()
+        self._seen.pop(path.parent, None)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            inode = path.stat(follow_symlinks=False).st_ino
+        except OSError:
+            return
+        try:
+            for suffix in (layout.SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX):
+                path.with_suffix(suffix).unlink(missing_ok=True)
+        except OSError as error:
+            self._forgotten[path] = inode
+            _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
+            return
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+
+
+def _boxes(run: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(run) as entries:
+            yield from (
+                Path(each.path)
+                for each in entries
+                if each.name.endswith(layout.SUFFIX) and not each.name.startswith(".")
+            )
+    except OSError:
+        return  # gone meanwhile, or not ours to read

@@ -1,0 +1,126 @@
+"""Follows the black box of one rank: across records, restarts of its process, and its death."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import Header, NowBlock
+from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
+from rankwatch.errors import BlackBoxError
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.ranks.account import RankAccount
+
+_STATE_OF = {
+    Lifecycle.FINISHED: RankState.FINISHED,
+    Lifecycle.FAILED: RankState.FAILED,
+    Lifecycle.PREEMPTED: RankState.PREEMPTED,
+    Lifecycle.EXITED: RankState.EXITED,
+}
+_MAX_WORD_AGE_SECONDS = 86400.0 * 3650
+
+
+class RankFollower:
+    """One rank of one run, as its black box tells it.
+
+    Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
+    """
+
+    def __init__(self, path: Path, account: RankAccount) -> None:
+        self.path = path
+        self.account = account
+        self.starts = 1
+        self.state = RankState.STARTING
+        self.ended_at: float | None = None
+        """Monotonic time at which the rank was first seen ended."""
+        self.now: NowBlock
+        self.open_phase: tuple[str, float] | None = None
+        """Innermost open phase and when it began, monotonic."""
+        self._reader = _open(path)
+        self._missed_before = 0
+
+    @property
+    def header(self) -> Header:
+        """The header of the present process's box."""
+        return self._reader.header
+
+    @property
+    def missed(self) -> int:
+        """Records missed, over all processes of the rank."""
+        return self._missed_before + self._reader.missed
+
+    def poll(self, moment: float) -> None:
+        """Read what is new; `moment` is the monotonic time of now."""
+        if self._reader.replaced() and self.path.exists():
+            self._take_new_process()
+        alive = self._reader.writer_alive()  # asked before reading: what it wrote before it died is read
+        self.now = self._reader.now()
+        idle_until = self.now.step_began or moment
+        self.account.add(self._reader.poll(), self._reader.name)
+        self.account.steps.settle(moment, idle_until)
+        self.open_phase = self._innermost_open()
+        self._judge(alive, moment)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._reader.close()
+
+    def _take_new_process(self) -> None:
+        reader = _open(self.path)
+        self.account.add(self._reader.poll(), self._reader.name)
+        self._reader.close()
+        self._missed_before += self._reader.missed
+        self._reader = reader
+        self.account.begin_process()
+        self.starts += 1
+        self.ended_at = None
+
+    def _innermost_open(self) -> tuple[str, float] | None:
+        closed = self.account.closed_phases
+        still_open = [
+            (began, number)
+            for number, began in self.now.phases_began.items()
+            if not math.isclose(closed.get(number, -1.0), began, rel_tol=0.0, abs_tol=1e-9)
+        ]
+        if not still_open:
+            return None
+        began, number = max(still_open)
+        name = self.account.names.bound("phase", self._reader.name(number))
+        return (name, began)
+
+    def _judge(self, alive: bool, moment: float) -> None:
+        said = self.account.life.ended_by
+        if said is not None:
+            self.state = _STATE_OF[said]
+        elif alive:
+            self.state = RankState.RUNNING if self.now.steps_completed else RankState.STARTING
+        elif _wrote_stacks(self.path):
+            self.state = RankState.TERMINATED
+        else:
+            self.state = RankState.LOST
+        if self.state in ENDED_STATES and self.ended_at is None:
+            self.ended_at = self._end_of_life(moment)
+
+    def _end_of_life(self, moment: float) -> float:
+        """When the rank ended: its last sign of life, so that a box found long after is old at once."""
+        last = max(self.account.last_record, self.now.step_ended, *self.now.phases_began.values(), 0.0)
+        return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
+
+
+def _open(path: Path) -> Reader:
+    reader = Reader(path)
+    identity = reader.header.identity
+    if path.parent.name != identity.run or path.stem != str(identity.rank):
+        reader.close()
+        raise BlackBoxError(
+            f"{path} says it is rank {identity.rank} of run {identity.run[:64]!r}", reason="mismatch"
+        )
+    return reader
+
+
+def _wrote_stacks(path: Path) -> bool:
+    try:
+        return path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False).st_size > 0
+    except OSError:
+        return False

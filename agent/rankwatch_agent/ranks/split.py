@@ -1,0 +1,104 @@
+"""Splits a step into its parts, each moment counted once, so that the parts sum to the step.
+
+A step's *communication* is the time the training thread was blocked in collectives:
+
+- a blocking collective blocks from its enqueue to its completion;
+- asynchronous ones, such as the gradient buckets of DDP, run under the backward pass; within one
+  phase the thread is taken to be blocked from the last enqueue (nothing is left to compute) to the
+  last completion, at most to the end of the phase.
+
+What is left is the rank's own work. It names a straggler; the step's duration names nobody, because
+collectives equalise it over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankwatch.conventions import COMMUNICATION, OTHER
+
+
+class Interval(NamedTuple):
+    """A phase, by its name; seconds on the monotonic clock."""
+
+    start: float
+    end: float
+    name: str
+
+
+class Collective(NamedTuple):
+    """A collective as the training thread sees it."""
+
+    enqueued: float
+    completed: float
+    blocking: bool
+
+
+def split_step(
+    start: float, end: float, phases: Sequence[Interval], collectives: Sequence[Collective]
+) -> dict[str, float]:
+    """Seconds by phase, `communication` and `other` included; they sum to `end - start`.
+
+    phases: in the order of their ends, each within the step; they nest or follow one another.
+    collectives: enqueued within the step.
+    """
+    blocked = _union(_blocked(start, end, phases, collectives)) if collectives else []
+    parts: dict[str, float] = {}
+    open_children: list[tuple[float, float]] = []  # (start, own time with what lies inside)
+    claimed = 0.0
+    for phase in phases:
+        own = phase.end - phase.start - _overlap(blocked, phase.start, phase.end)
+        inside = 0.0
+        while open_children and open_children[-1][0] >= phase.start:
+            inside += open_children.pop()[1]
+        open_children.append((phase.start, max(own, inside)))
+        exclusive = max(0.0, own - inside)
+        parts[phase.name] = parts.get(phase.name, 0.0) + exclusive
+        claimed += exclusive
+    waited = sum(b - a for a, b in blocked)
+    parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + waited
+    parts[OTHER] = max(0.0, end - start - claimed - waited)
+    return parts
+
+
+def _blocked(
+    start: float, end: float, phases: Sequence[Interval], collectives: Sequence[Collective]
+) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    last: dict[float, tuple[float, float]] = {}  # end of a phase -> (last enqueue, last completion)
+    for enqueued, completed, blocking in collectives:
+        if blocking:
+            found.append((enqueued, min(completed, end)))
+            continue
+        limit = end
+        for phase in phases:  # in the order of their ends: the first that holds it is the innermost
+            if phase.start <= enqueued < phase.end:
+                limit = phase.end
+                break
+        before = last.get(limit)
+        if before is None:
+            last[limit] = (enqueued, completed)
+        else:
+            last[limit] = (max(before[0], enqueued), max(before[1], completed))
+    found += [(enqueued, min(completed, limit)) for limit, (enqueued, completed) in last.items()]
+    return [(max(a, start), b) for a, b in found if b > a]
+
+
+def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for a, b in sorted(intervals):
+        if merged and a <= merged[-1][1]:
+            if b > merged[-1][1]:
+                merged[-1] = (merged[-1][0], b)
+        else:
+            merged.append((a, b))
+    return merged
+
+
+def _overlap(merged: list[tuple[float, float]], start: float, end: float) -> float:
+    total = 0.0
+    for a, b in merged:
+        if a < end and b > start:
+            total += min(b, end) - max(a, start)
+    return total

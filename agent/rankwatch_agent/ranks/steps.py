@@ -1,0 +1,118 @@
+"""Assembles steps from the records of a rank: phases and collectives come before the step that holds them.
+
+The completion of a collective is recorded by a backend thread and may arrive just after the step's
+own record, so a step is settled when the next one arrives, or when it has been quiet for a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankwatch.conventions import COMMUNICATION, DATA_WAIT
+from rankwatch_agent.ranks.progress import SECTIONS, Progress
+from rankwatch_agent.ranks.split import Collective, Interval, split_step
+
+SETTLE_SECONDS = 0.5
+_HOST_PHASES = (DATA_WAIT, *SECTIONS)
+_MAX_WAITING = 4096
+"""Phases or collectives kept for a step that does not end; beyond, the oldest are let go."""
+
+
+class StepAssembler:
+    """Totals over the steps of one rank, in seconds."""
+
+    def __init__(self, progress: Progress, observe: Callable[[float], None]) -> None:
+        self.steps = 0
+        self.seconds = 0.0
+        self.local_seconds = 0.0
+        self.phase_seconds: dict[str, float] = {}
+        """Parts of steps; they sum to `seconds`."""
+        self.section_seconds: dict[str, float] = {}
+        """Phases outside of any step."""
+        self.last_step = -1
+        self.device_seconds: dict[str, float] = {}
+        """Phases by the GPU's own clock; empty where there is none."""
+        self._progress = progress
+        self._observe = observe
+        self._phases: list[Interval] = []
+        self._collectives: list[Collective] = []
+        self._pending: tuple[float, float, int] | None = None
+
+    def phase(self, start: float, end: float, name: str) -> None:
+        """A phase ended."""
+        self._phases.append(Interval(start, end, name))
+        if len(self._phases) > _MAX_WAITING:
+            self._outside(self._phases.pop(0))
+
+    def collective(self, enqueued: float, completed: float, *, blocking: bool) -> None:
+        """A collective completed."""
+        self._collectives.append(Collective(enqueued, completed, blocking))
+        if len(self._collectives) > _MAX_WAITING:
+            self._collectives.pop(0)
+
+    def device_phase(self, name: str, seconds: float, local: float) -> None:
+        """The GPU passed the end of a phase; `local` of its seconds came before the last collective."""
+        self.device_seconds[name] = self.device_seconds.get(name, 0.0) + seconds
+        self.local_seconds += local
+
+    def step(self, start: float, end: float, number: int) -> None:
+        """A step ended; the one before it is settled."""
+        if self._pending is not None:
+            self._settle(*self._pending)
+        self._pending = (start, end, number)
+
+    def settle(self, now: float, idle_until: float) -> None:
+        """Settle the last step if it ended long enough ago, and sections that no step can hold.
+
+        idle_until: start of the step that is open, or now where none is; what ended before lies in no
+            step that is still to come.
+        """
+        if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
+            self._settle(*self._pending)
+            self._pending = None
+        if self._pending is None and any(each.name in SECTIONS for each in self._phases):
+            done = [each for each in self._phases if each.name in SECTIONS and each.end <= idle_until]
+            for each in done:
+                self._phases.remove(each)
+                self._outside(each)
+
+    def _settle(self, start: float, end: float, number: int) -> None:
+        inside: list[Interval] = []
+        later: list[Interval] = []
+        for phase in self._phases:
+            if phase.start >= end:
+                later.append(phase)
+            elif phase.start >= start and phase.end <= end:
+                inside.append(phase)
+            else:
+                self._outside(phase)
+        self._phases = later
+        held = [each for each in self._collectives if start <= each.enqueued < end]
+        self._collectives = [each for each in self._collectives if each.enqueued >= end]
+        self._count(end - start, split_step(start, end, inside, held), number)
+
+    def _count(self, duration: float, parts: dict[str, float], number: int) -> None:
+        self.steps += 1
+        self.last_step = number
+        self.seconds += duration
+        if self.device_seconds:
+            # The host runs ahead of the GPU: its phases say when work was enqueued. The rank's own
+            # work is what the GPU's clock says, and what the host did while the GPU had nothing.
+            self.local_seconds += sum(parts.get(name, 0.0) for name in _HOST_PHASES)
+        else:
+            self.local_seconds += duration - parts[COMMUNICATION]
+        totals = self.phase_seconds
+        for name, seconds in parts.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+        self._observe(duration)
+        sections = 0.0
+        for name in SECTIONS:
+            if seconds := parts.get(name, 0.0):
+                self._progress.section(name, seconds)
+                sections += seconds
+        self._progress.step(duration - sections)
+
+    def _outside(self, phase: Interval) -> None:
+        seconds = phase.end - phase.start
+        self.section_seconds[phase.name] = self.section_seconds.get(phase.name, 0.0) + seconds
+        self._progress.section(phase.name, seconds)

@@ -1,0 +1,45 @@
+"""When collectors run: default intervals and deadlines, and a schedule that does not drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Schedule(NamedTuple):
+    """Time between the starts of two runs, and the longest a run may take, in seconds."""
+
+    interval_seconds: float
+    deadline_seconds: float
+
+
+DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        # The ring of a black box must be read before it is overwritten: this one runs often.
+        "ranks": Schedule(1.0, 10.0),
+        # Each pull copies the ring of a flight recorder inside the training process.
+        "collectives": Schedule(60.0, 30.0),
+        "host": Schedule(5.0, 5.0),
+        "network": Schedule(5.0, 5.0),
+        "tcp": Schedule(5.0, 5.0),
+        # A checkpoint path is often a network file system under load: seldom, and with patience.
+        "disk": Schedule(15.0, 10.0),
+    }
+)
+"""Every kind of collector by its name. Prometheus commonly scrapes each 15 s; faster only pays for ranks."""
+
+
+def next_start(first: float, interval: float, now: float) -> float:
+    """The first moment after `now` on the grid `first + k * interval`.
+
+    A run that took longer than its interval therefore skips starts instead of catching up, and the
+    grid never shifts.
+    """
+    return first + (math.floor((now - first) / interval) + 1) * interval
+
+
+def stale_after(interval: float, deadline: float) -> float:
+    """Age in seconds past which a result is no longer shown: three runs missed, or one that was late."""
+    return max(3 * interval, deadline + interval)

@@ -1,0 +1,104 @@
+"""The network collector and its parsers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.collection import NotApplicable
+from rankwatch_agent.collectors.interface_choice import InterfaceChoice
+from rankwatch_agent.collectors.network import (
+    InterfaceCounters,
+    NetworkCollector,
+    parse_net_dev,
+    parse_speed,
+)
+from rankwatch_agent.schedule import Schedule
+from support_agent import values
+
+HEAD = "Inter-|   Receive |  Transmit\n face |bytes packets errs drop ...\n"
+ETH0 = "  eth0: 100 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\n"
+
+
+def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
+    """A node with one interface eth0."""
+    files = {
+        "proc/net/dev": HEAD + ETH0,
+        "sys/class/net/eth0/operstate": "up\n",
+        "sys/class/net/eth0/carrier_changes": "2\n",
+        "sys/class/net/eth0/speed": f"{speed}\n",
+        "sys/class/net/eth0/device/vendor": "0x15b3\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return NetworkCollector(
+        procfs=root / "proc", sysfs=root / "sys", choice=InterfaceChoice(), schedule=Schedule(5, 5)
+    )
+
+
+def test_the_columns_of_net_dev_are_told_apart() -> None:
+    """Names may touch the first number or hold a colon."""
+    text = HEAD + ETH0 + "eth0:1:7 0 0 0 0 0 0 0 8 0 0 0 0 0 0 0\n"
+    assert parse_net_dev(text) == {
+        "eth0": InterfaceCounters(100, 3, 4, 900, 11, 12),
+        "eth0:1": InterfaceCounters(7, 0, 0, 8, 0, 0),
+    }
+    assert parse_net_dev(HEAD) == {}
+
+
+@pytest.mark.parametrize("line", ["eth0 1 2 3\n", "eth0: 1 2 3\n", "eth0: " + "x " * 16 + "\n", ": 1\n"])
+def test_odd_lines_of_net_dev_are_rejected(line: str) -> None:
+    """Too few columns, no name, no numbers."""
+    with pytest.raises(ValueError):
+        parse_net_dev(HEAD + line)
+
+
+def test_an_unknown_speed_is_none() -> None:
+    """-1 and its unsigned twin mean that the driver does not know; 0 that the link is down."""
+    assert parse_speed("100000\n") == 12.5e9
+    assert [parse_speed(text) for text in ("-1", "0", "4294967295")] == [None, None, None]
+
+
+def test_an_interface_has_counters_state_and_speed(tmp_path: Path) -> None:
+    """Speed in bytes per second."""
+    assert values([node(tmp_path).collect()]) == {
+        ("rankwatch_network_receive_bytes_total", "eth0"): 100,
+        ("rankwatch_network_transmit_bytes_total", "eth0"): 900,
+        ("rankwatch_network_receive_errors_total", "eth0"): 3,
+        ("rankwatch_network_transmit_errors_total", "eth0"): 11,
+        ("rankwatch_network_receive_drops_total", "eth0"): 4,
+        ("rankwatch_network_transmit_drops_total", "eth0"): 12,
+        ("rankwatch_network_carrier_changes_total", "eth0"): 2,
+        ("rankwatch_network_up", "eth0"): 1,
+        ("rankwatch_network_speed_bytes", "eth0"): 3.125e9,
+    }
+
+
+def test_the_speed_is_read_again_only_when_the_carrier_has_changed(tmp_path: Path) -> None:
+    """Each read of it takes the kernel's RTNL lock."""
+    network = node(tmp_path)
+    speed = ("rankwatch_network_speed_bytes", "eth0")
+    network.collect()
+    (tmp_path / "sys/class/net/eth0/speed").write_text("10000\n")
+    assert values([network.collect()])[speed] == 3.125e9
+    (tmp_path / "sys/class/net/eth0/carrier_changes").write_text("4\n")
+    assert values([network.collect()])[speed] == 1.25e9
+
+
+def test_what_a_driver_does_not_tell_costs_only_itself(tmp_path: Path) -> None:
+    """A link without carrier changes still has counters and a state."""
+    network = node(tmp_path, speed="garbage")
+    (tmp_path / "sys/class/net/eth0/carrier_changes").unlink()
+    found = values([network.collect()])
+    assert found["rankwatch_network_up", "eth0"] == 1
+    assert len(found) == 7
+
+
+def test_no_interface_is_not_applicable(tmp_path: Path) -> None:
+    """A namespace with only a loopback has nothing to watch."""
+    network = node(tmp_path)
+    (tmp_path / "proc/net/dev").write_text(HEAD)
+    with pytest.raises(NotApplicable):
+        network.collect()

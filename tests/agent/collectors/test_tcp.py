@@ -1,0 +1,40 @@
+"""The TCP collector and its parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.collectors.tcp import TcpCollector, parse_protocol
+from rankwatch_agent.schedule import Schedule
+from support_agent import values
+
+SNMP = "Ip: Forwarding\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 1508 7\nUdp: NoPorts\nUdp: 0\n"
+
+
+def test_a_protocol_is_a_line_of_names_and_a_line_of_numbers() -> None:
+    """Columns go by name: their number differs between kernels."""
+    assert parse_protocol(SNMP, "Tcp") == {"MaxConn": -1, "OutSegs": 1508, "RetransSegs": 7}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Tcp: A\n", "Tcp: A B\nTcp: 1\n", "Tcp: A\nTcp: x\n", "TcpExt: A\nTcpExt: 1\n"]
+)
+def test_odd_content_is_rejected(text: str) -> None:
+    """Names without numbers, more names than numbers, or another protocol."""
+    with pytest.raises(ValueError):
+        parse_protocol(text, "Tcp")
+
+
+def test_counters_this_kernel_lacks_have_no_series(tmp_path: Path) -> None:
+    """An absent counter is not a zero."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/snmp").write_text(SNMP)
+    (tmp_path / "net/netstat").write_text("TcpExt: ListenDrops\nTcpExt: 4\n")
+    found = values([TcpCollector(procfs=tmp_path, schedule=Schedule(5, 5)).collect()])
+    assert found == {
+        ("rankwatch_tcp_sent_segments_total",): 1508,
+        ("rankwatch_tcp_retransmitted_segments_total",): 7,
+        ("rankwatch_tcp_listen_drops_total",): 4,
+    }

@@ -1,0 +1,13 @@
+"""Options of the agent's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write the golden files of the agent anew instead of comparing with them",
+    )

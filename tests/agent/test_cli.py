@@ -1,0 +1,119 @@
+"""The `rankwatch` command as a person or an init system meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.cli import COMMANDS, main
+from support_agent import agent_process, fetch, rankwatch
+
+
+def test_a_mistake_is_one_sentence_and_status_2_without_a_traceback() -> None:
+    """In the real process, from the environment."""
+    done = rankwatch("agent", environ={"RANKWATCH_AGENT_MAX_RUNS": "many"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "rankwatch agent: could not use max_runs = 'many' from environment RANKWATCH_AGENT_MAX_RUNS: "
+        "expected a whole number\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["agnet"],
+        ["--verbose"],
+        ["agent", "--lisen", "x"],
+        ["agent", "--list", "127.0.0.1:1"],
+        ["agent", "--listen"],
+        ["agent", "--config", "/nonexistent/agent.toml"],
+        ["agent", "extra"],
+    ],
+)
+def test_every_wrong_command_line_is_one_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Abbreviated flags are wrong too."""
+    try:
+        status = main(arguments)
+    except SystemExit as leaving:
+        assert isinstance(leaving.code, int)
+        status = leaving.code
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.startswith("rankwatch")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
+    """With status 2 and the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = rankwatch("agent", "--listen", address)
+    assert done.returncode == 2
+    assert done.stderr == f"rankwatch agent: could not listen on {address}: Address already in use\n"
+
+
+def test_an_address_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """And the agent does not stay behind half started."""
+    path = tmp_path / "missing" / "address"
+    done = rankwatch("agent", "--listen", "127.0.0.1:0", "--address-file", str(path), "--log-level", "error")
+    assert done.returncode == 2
+    assert done.stderr == f"rankwatch agent: could not write address_file {path}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: signal.Signals) -> None:
+    """Status 0, nothing but one JSON object per line in the log, no temporary file left."""
+    with agent_process(tmp_path, "--log-format", "json", "--cluster", "c1") as agent:
+        metrics = fetch(agent.address, "/metrics").body.decode()
+        status, log = agent.stop(how)
+    assert 'rankwatch_agent_info{cluster="c1",' in metrics
+    assert status == 0
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert f"serving http://{agent.address}/metrics" in messages
+    assert messages[-1] == f"stopping on {how.name}"
+    assert [path.name for path in tmp_path.iterdir()] == ["address"]
+
+
+def test_print_config_prints_the_settings_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    """And runs nothing."""
+    assert main(["agent", "--print-config", "--max-runs", "3"]) == 0
+    assert "max_runs = 3  # flag --max-runs\n" in capsys.readouterr().out
+
+
+def test_help_tells_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """The agent's help lists flags with their texts; the command's lists the subcommands."""
+    with pytest.raises(SystemExit) as leaving:
+        main(["agent", "--help"])
+    assert leaving.value.code == 0
+    assert "--retention-seconds" in capsys.readouterr().out
+    assert main([]) == 2
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in COMMANDS)
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    """`rankwatch --version`."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rankwatch ")
+
+
+def test_a_missing_extra_is_named() -> None:
+    """Without prometheus_client the sentence tells what to install."""
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from rankwatch_agent.cli import main; sys.exit(main(['agent']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "rankwatch agent: could not import prometheus_client: it comes with pip install 'rankwatch[agent]'\n"
+    )

@@ -1,0 +1,23 @@
+"""A fault that repeats does not fill the log."""
+
+from __future__ import annotations
+
+from rankwatch_agent.log_limit import MAX_MESSAGES, REPEAT_SECONDS, LogLimit
+from support_agent import ManualClock
+
+
+def test_a_message_is_allowed_at_first_and_again_after_a_while() -> None:
+    """Once, then once in REPEAT_SECONDS."""
+    clock = ManualClock()
+    limit = LogLimit(clock)
+    assert [limit.allows("a"), limit.allows("a"), limit.allows("b")] == [True, False, True]
+    clock.now += REPEAT_SECONDS
+    assert [limit.allows("a"), limit.allows("a")] == [True, False]
+
+
+def test_messages_without_end_do_not_take_memory_without_end() -> None:
+    """After MAX_MESSAGES distinct ones all are forgotten."""
+    limit = LogLimit(ManualClock())
+    for number in range(MAX_MESSAGES + 1):
+        assert limit.allows(str(number))
+    assert limit.allows("0")

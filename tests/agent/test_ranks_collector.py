@@ -1,0 +1,263 @@
+"""The ranks collector on real black boxes: life, death, restarts, and whatever else lies in the directory."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import METRICS
+from rankwatch_agent.collection import Collection
+from rankwatch_agent.collectors.ranks import RanksCollector
+from support_ranks import go_on, rank, state, values
+
+
+def test_every_declared_metric_of_a_rank_can_be_exported(tmp_path: Path) -> None:
+    """A rank that uses the whole interface gives each series once, with the labels declared."""
+    code = """
+steps(25)
+with run.checkpoint("save") as operation:
+    with operation.stage("write"): pass
+    operation.bytes = 10
+with run.checkpoint("verify"): pass
+with run.evaluation(): pass
+run.resumed(7)
+with run.step():
+    with run.phase("backward"): ready()
+"""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code):
+        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+    seen = [(each.metric.name, each.labels) for each in collection.series]
+    assert len(seen) == len(set(seen))
+    for each in collection.series:
+        assert len(each.labels) == len(each.metric.labels), each.metric.name
+    declared = {each.name for each in METRICS if "rank" in [str(label) for label in each.labels]}
+    elsewhere = {name for name in declared if "flight_recorder" in name or "collective" in name}
+    elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
+    assert declared - elsewhere <= {name for name, _ in seen}
+
+
+def test_steps_and_their_parts_add_up(tmp_path: Path) -> None:
+    """Phases sum to the steps; work, loss and target come along."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(10, 0.002)\nrun.finish()\nready()"):
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
+    phases = values(collection, "rankwatch_step_phase_seconds_total")
+    assert sum(phases.values()) == pytest.approx(_total(collection, "rankwatch_step_seconds_total"))
+    assert phases["job", "0", "forward"] >= 0.02
+    assert values(collection, "rankwatch_work_total") == {("job", "0", "tokens"): 640.0}
+    assert values(collection, "rankwatch_scalar") == {("job", "0", "loss"): 2.0}
+    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 100.0}
+    assert values(collection, "rankwatch_step") == {("job", "0"): 9.0}
+    (histogram,) = collection.histograms
+    assert histogram.buckets[-1] == (math.inf, 10)
+
+
+def test_states_follow_the_life_of_a_rank(tmp_path: Path) -> None:
+    """Starting, running, finished."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()\nsteps(1)\nready()\nrun.finish()\nready()") as process:
+        assert state(collector.collect()) == {"0": "starting"}
+        go_on(process)
+        assert state(collector.collect()) == {"0": "running"}
+        go_on(process)
+        assert state(collector.collect()) == {"0": "finished"}
+
+
+def test_a_rank_that_was_killed_is_lost_and_one_that_was_terminated_is_not(tmp_path: Path) -> None:
+    """torchrun terminates the others after one has died: only that one is lost."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, "steps(1)\nready()", number=0, world=2) as first,
+        rank(tmp_path, "steps(1)\nready()", number=1, world=2) as second,
+    ):
+        assert state(collector.collect()) == {"0": "running", "1": "running"}
+        first.send_signal(signal.SIGTERM)
+        second.send_signal(signal.SIGKILL)
+        first.wait()
+        second.wait()
+        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
+        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
+
+
+def test_a_rank_that_failed_tells_the_type_of_the_exception(tmp_path: Path) -> None:
+    """As a counter by type."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()\nraise MemoryError") as process:
+        go_on(process)
+        process.wait()
+        collection = collector.collect()
+    assert state(collection) == {"0": "failed"}
+    assert values(collection, "rankwatch_rank_failures_total") == {("job", "0", "MemoryError"): 1.0}
+
+
+def test_a_restarted_rank_goes_on_counting(tmp_path: Path) -> None:
+    """Counters do not fall back, and the restart is counted."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(3)\nready()") as process:
+        collector.collect()
+        process.kill()
+        process.wait()
+    assert state(collector.collect()) == {"0": "lost"}
+    with rank(tmp_path, "steps(2)\nready()"):
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 5)
+        assert state(collection) == {"0": "running"}
+        assert values(collection, "rankwatch_rank_starts_total") == {("job", "0"): 2.0}
+
+
+def test_the_open_phase_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
+    """The innermost one, and since when."""
+    collector = RanksCollector(directory=tmp_path)
+    code = (
+        "steps(2)\nrun.begin_step()\nrun.begin_phase('backward')\nrun.begin_phase('communication')\nready()"
+    )
+    before = time.time()
+    with rank(tmp_path, code):
+        collection = collector.collect()
+    ((labels, since),) = values(collection, "rankwatch_rank_phase_start_timestamp_seconds").items()
+    assert labels == ("job", "0", "communication")
+    assert before - 1.0 < since < time.time() + 1.0
+
+
+def test_the_timeout_of_progress_is_learnt(tmp_path: Path) -> None:
+    """Unknown at first; then five times the longest step; within an evaluation that of evaluations."""
+    collector = RanksCollector(directory=tmp_path)
+    code = """
+steps(4)
+ready()
+steps(6, 0.01)
+ready()
+with run.evaluation(): time.sleep(0.05)
+with run.evaluation(): ready()
+"""
+    with rank(tmp_path, code) as process:
+        assert values(collector.collect(), "rankwatch_progress_timeout_seconds") == {}
+        go_on(process)
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
+        step = _total(collection, "rankwatch_progress_timeout_seconds")
+        assert step >= 5 * 0.01
+        go_on(process)
+        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+        assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
+
+
+def test_an_ended_run_is_forgotten_and_its_files_removed(tmp_path: Path) -> None:
+    """After the retention, and not while its process still lives on."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=100.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
+        assert state(collector.collect()) == {"0": "finished"}
+    moment[0] += 99.0
+    assert state(collector.collect()) == {"0": "finished"}
+    moment[0] += 10.0
+    assert state(collector.collect()) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(tmp_path: Path) -> None:
+    """An agent without the right to remove them still forgets the run."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "run.finish()\nready()"):
+        collector.collect()
+    (tmp_path / "job" / "0.sock").mkdir()  # unlink refuses a directory
+    moment[0] += 10.0
+    for _ in range(3):
+        assert state(collector.collect()) == {}
+
+
+def test_odd_files_are_counted_once_and_named_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The healthy rank beside them is exported all the same."""
+    run = tmp_path / "odd"
+    run.mkdir()
+    (run / "0.blackbox").write_bytes(os.urandom(8192))
+    (run / "1.blackbox").write_bytes(b"")
+    (run / "2.blackbox").symlink_to("/etc/passwd")
+    (run / "3.blackbox").mkdir()
+    (run / "x.blackbox").write_bytes(b"")
+    os.mkfifo(run / "4.blackbox")
+    (tmp_path / "file").write_text("no run")
+    (tmp_path / "link").symlink_to("/")
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(2)\nready()"):
+        (run / "5.blackbox").write_bytes((tmp_path / "job" / "0.blackbox").read_bytes())
+        for _ in range(5):
+            collection = collector.collect()
+            os.utime(run)  # has the directory listed again
+    assert state(collection) == {"0": "running"}
+    assert values(collection, "rankwatch_blackbox_faults_total") == {
+        ("garbage",): 1.0,
+        ("truncated",): 1.0,
+        ("symlink",): 1.0,
+        ("not_a_file",): 2.0,
+        ("name",): 1.0,
+        ("mismatch",): 1.0,
+    }
+    assert len(caplog.records) == 7
+    assert str(run / "1.blackbox") in caplog.text
+
+
+def test_a_thousand_runs_do_not_crowd_out_the_newest(tmp_path: Path) -> None:
+    """At most `max_runs` are followed, the newest first; the others are counted."""
+    for number in range(1000):
+        run = tmp_path / f"old{number}"
+        run.mkdir()
+        os.utime(run, (number, number))
+    collector = RanksCollector(directory=tmp_path, max_runs=3)
+    with rank(tmp_path, "steps(2)\nready()"):
+        collection = collector.collect()
+        assert state(collection) == {"0": "running"}
+
+
+def test_a_missing_directory_is_no_fault(tmp_path: Path) -> None:
+    """No job has run on this node yet."""
+    collection = RanksCollector(directory=tmp_path / "none").collect()
+    assert values(collection, "rankwatch_blackboxes") == {(): 0.0}
+
+
+def test_a_box_that_is_cut_short_while_followed_costs_only_itself(tmp_path: Path) -> None:
+    """Its rank disappears, the fault is counted, the other rank stays."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, "steps(2)\nready()", number=0, world=2),
+        rank(tmp_path, "steps(2)\nready()", number=1, world=2) as process,
+    ):
+        assert len(state(collector.collect())) == 2
+        process.kill()
+        process.wait()
+        os.truncate(tmp_path / "job" / "1.blackbox", 5000)
+        for _ in range(2):
+            assert state(collection := collector.collect()) == {"0": "running"}
+    assert values(collection, "rankwatch_blackbox_faults_total") == {("truncated",): 1.0}
+
+
+def test_more_names_than_are_exported_become_one(tmp_path: Path) -> None:
+    """A trainer that puts the step into the name of a scalar does not fill the database."""
+    collector = RanksCollector(directory=tmp_path, max_names=5)
+    with rank(tmp_path, "for each in range(50): run.scalar(f'loss/{each}\\n\"', each)\nready()"):
+        collection = collector.collect()
+    assert len(values(collection, "rankwatch_scalar")) == 6
+    assert values(collection, "rankwatch_blackbox_names_dropped_total") == {("job", "0"): 45.0}
+
+
+def _total(collection: Collection, name: str) -> float:
+    return sum(values(collection, name).values())
+
+
+def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
+    """Collect until it is so: the last step is settled a moment after its end."""
+    deadline = time.monotonic() + 20.0
+    while True:
+        collection = collector.collect()
+        if good(collection):
+            return collection
+        assert time.monotonic() < deadline, "what was expected did not come"
+        time.sleep(0.05)
