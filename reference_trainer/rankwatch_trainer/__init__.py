@@ -1,0 +1,1 @@
+"""The reference trainer: a real distributed training run, instrumented, with faults on demand."""

@@ -1,0 +1,66 @@
+"""A rank's share of the text as an endless sequence of batches, with a position that can be restored."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from rankwatch_trainer.errors import UsageError
+
+
+class Position(TypedDict):
+    """Where the next batch begins; the same on every rank."""
+
+    epoch: int
+    window: int
+    """Sequences already taken from this rank's share in this epoch."""
+
+
+class ShardedBatches:
+    """Yields one step's text at a time: (accumulation, batch size, context + 1) byte values, int64.
+
+    The text is cut into windows of context + 1 bytes. Each epoch shuffles them by (seed, epoch), and
+    rank r of w takes the shuffled windows r, r + w, r + 2w, ...: ranks never share a window, and what
+    a step sees depends on nothing but seed, rank, world size and position.
+    """
+
+    def __init__(
+        self, text: Tensor, *, shape: tuple[int, int], context: int, rank: int, world_size: int, seed: int
+    ) -> None:
+        self._windows = text.unfold(0, context + 1, context + 1)
+        self._shape = shape
+        self._rank = rank
+        self._world_size = world_size
+        self._seed = seed
+        self._share = len(self._windows) // world_size
+        self._per_step = shape[0] * shape[1]
+        if self._share < self._per_step:
+            raise UsageError(
+                f"the text holds {self._share} sequences of {context + 1} bytes for each of {world_size} "
+                f"ranks, expected at least {self._per_step} for one step"
+            )
+        self.position: Position = {"epoch": 0, "window": 0}
+        """May be assigned, to go on from there."""
+        self._order_epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def __iter__(self) -> ShardedBatches:
+        return self
+
+    def __next__(self) -> Tensor:
+        epoch, window = self.position["epoch"], self.position["window"]
+        if window + self._per_step > self._share:
+            epoch, window = epoch + 1, 0
+        taken = self._order_of(epoch)[window : window + self._per_step]
+        self.position = {"epoch": epoch, "window": window + self._per_step}
+        return self._windows[taken].long().view(*self._shape, -1)
+
+    def _order_of(self, epoch: int) -> Tensor:
+        if epoch != self._order_epoch:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            shuffled = torch.randperm(len(self._windows), generator=generator)
+            self._order = shuffled[self._rank :: self._world_size][: self._share]
+            self._order_epoch = epoch
+        return self._order

@@ -1,0 +1,20 @@
+"""Checkpoint corruption: what is on the disk is not what was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankwatch_trainer.faults.conditions import Conditions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointCorruption:
+    """Bytes of a checkpoint written in these steps are flipped after the write."""
+
+    name: ClassVar[str] = "checkpoint-corruption"
+    lasting: ClassVar[bool] = True
+
+    def apply(self, conditions: Conditions) -> None:
+        """Makes the disk lie."""
+        conditions.checkpoint_is_corrupted = True

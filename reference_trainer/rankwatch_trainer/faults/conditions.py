@@ -1,0 +1,27 @@
+"""What the faults of the present step do to this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(kw_only=True)
+class Conditions:
+    """Set by the faults at the start of each step, read by the parts of the trainer they strike."""
+
+    compute_factor: float = 1.0
+    """How many times as long the layers take."""
+    batch_delay_seconds: float = 0.0
+    """How much later each batch comes."""
+    learning_rate_factor: float = 1.0
+    stall_seconds: float = 0.0
+    """Time this rank stops for in its next forward; infinity for ever."""
+    killed: bool = False
+    loss_is_nan: bool = False
+    checkpoint_write_fails: bool = False
+    checkpoint_is_corrupted: bool = False
+
+    def clear(self) -> None:
+        """Everything is well again."""
+        for field in fields(self):
+            setattr(self, field.name, field.default)

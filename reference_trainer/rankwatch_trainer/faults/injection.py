@@ -1,0 +1,83 @@
+"""Where faults strike: the places in the training loop that a fault can reach."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankwatch_trainer.faults.conditions import Conditions
+from rankwatch_trainer.faults.fault import ScheduledFault
+from rankwatch_trainer.faults.file import FaultFile
+
+
+class Injection:
+    """The faults of this rank. Without any, each of its methods passes on what it is given."""
+
+    def __init__(
+        self,
+        rank: int,
+        faults: Sequence[ScheduledFault],
+        file: FaultFile | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.conditions = Conditions()
+        """What is wrong in the present step."""
+        self._rank = rank
+        self._faults = tuple(faults)
+        self._file = file
+        self._sleep = sleep
+
+    def steps(self, first: int, last: int) -> Iterator[int]:
+        """The numbers first..last; each sets the conditions of its step before it is returned."""
+        for step in range(first, last + 1):
+            self.conditions.clear()
+            from_file = self._file.faults(step) if self._file else ()
+            for scheduled in (*self._faults, *from_file):
+                if scheduled.strikes(self._rank, step):
+                    scheduled.fault.apply(self.conditions)
+            yield step
+
+    def delayed(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The batches, later where the data is slow."""
+        for batch in batches:
+            if self.conditions.batch_delay_seconds > 0:
+                self._sleep(self.conditions.batch_delay_seconds)
+            yield batch
+
+    def strike(self, loss: Tensor) -> Tensor:
+        """The loss of a forward; here a rank dies, stalls or loses the value."""
+        if self.conditions.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.conditions.stall_seconds > 0:
+            self._stall(self.conditions.stall_seconds)
+            self.conditions.stall_seconds = 0.0  # once per step, not once per micro-batch
+        return loss * math.nan if self.conditions.loss_is_nan else loss
+
+    def raise_learning_rate(self, optimizer: Optimizer) -> None:
+        """Scales the learning rate of this step; the schedule sets the next one afresh."""
+        if self.conditions.learning_rate_factor != 1.0:
+            for group in optimizer.param_groups:
+                group["lr"] *= self.conditions.learning_rate_factor
+
+    def write_file(self, path: Path, content: bytes) -> None:
+        """Writes a file of a checkpoint: on a full disk not at all, on a lying one not what was meant."""
+        if self.conditions.checkpoint_write_fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if self.conditions.checkpoint_is_corrupted:
+            middle = len(content) // 2
+            flipped = bytes(byte ^ 0xFF for byte in content[middle : middle + 16])
+            content = content[:middle] + flipped + content[middle + 16 :]
+        path.write_bytes(content)
+
+    def _stall(self, seconds: float) -> None:
+        while math.isinf(seconds):
+            self._sleep(3600)  # for ever: time.sleep refuses infinity
+        self._sleep(seconds)

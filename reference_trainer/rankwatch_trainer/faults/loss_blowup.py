@@ -1,0 +1,25 @@
+"""Loss blow-up: a learning rate far too large, and a loss that leaves its trend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rankwatch_trainer.faults.conditions import Conditions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBlowup:
+    """The learning rate is `factor` times what the schedule says.
+
+    It must strike all ranks in the same steps, else their weights drift apart: name no rank, and in a
+    fault file give a step a little ahead (`from=+5` is counted by each rank from its own step).
+    """
+
+    name: ClassVar[str] = "loss-blowup"
+    lasting: ClassVar[bool] = True
+    factor: float = 100.0
+
+    def apply(self, conditions: Conditions) -> None:
+        """Multiplies the learning rate."""
+        conditions.learning_rate_factor *= self.factor

@@ -1,0 +1,1 @@
+"""How long the layers take: asleep on an emulated device, longer than they need on a straggler."""

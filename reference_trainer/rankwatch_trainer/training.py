@@ -1,0 +1,76 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from rankwatch import DisabledRun, Run
+from rankwatch_trainer.checkpoints.coordination import Checkpointing
+from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.corpus import Corpus
+from rankwatch_trainer.evaluation import Evaluation
+from rankwatch_trainer.faults.injection import Injection
+from rankwatch_trainer.preemption import Preemption
+from rankwatch_trainer.progress import Progress
+from rankwatch_trainer.state import fresh_state
+from rankwatch_trainer.world import World
+
+
+def train(
+    config: TrainerConfig,
+    world: World,
+    corpus: Corpus,
+    run: Run | DisabledRun,
+    injection: Injection,
+    preemption: Preemption,
+    progress: Progress,
+) -> None:
+    """Trains from the newest checkpoint, or from the beginning, to the last step or the preemption."""
+    device = world.device(config.device)
+    state = fresh_state(config, world, device, corpus.training, injection.conditions)
+    model, optimizer, schedule = state.model, state.optimizer, state.schedule
+    evaluation = Evaluation(config, world, device, corpus.held_out)
+    checkpointing = Checkpointing(config, world, run, injection.write_file)
+    checkpointing.resume(state)
+    parameters = list(model.parameters())
+    samples = config.accumulation * config.batch_size
+
+    progress.begin()
+    steps = injection.steps(state.step + 1, config.steps)
+    for step, micro_batches in zip(steps, run.batches(injection.delayed(state.batches)), strict=False):
+        with run.step(step):
+            loss = torch.zeros((), device=device)
+            for number, text in enumerate(micro_batches.to(device, non_blocking=True), start=1):
+                # gradients of all micro-batches add up locally; the last backward reduces them
+                with nullcontext() if number == config.accumulation else model.no_sync():
+                    with run.phase("forward"):
+                        micro_loss = injection.strike(model(text)) / config.accumulation
+                    with run.phase("backward"):
+                        micro_loss.backward()  # type: ignore[no-untyped-call]
+                loss += micro_loss.detach()
+            with run.phase("optimizer"):
+                gradient_norm = clip_grad_norm_(parameters, config.clip_norm)
+                injection.raise_learning_rate(optimizer)
+                learning_rate = optimizer.param_groups[0]["lr"]
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            run.scalar("loss", loss)
+            run.scalar("gradient_norm", gradient_norm)
+            run.scalar("learning_rate", learning_rate)
+            run.work(samples=samples, tokens=samples * config.context)
+        state.step = step
+        progress.step(step, loss, learning_rate)
+
+        if evaluation.due(step):
+            with run.evaluation():
+                progress.evaluated(step, evaluation.loss(model.module))
+        checkpointing.save_if_due(state)
+        if preemption.agreed(device):
+            checkpointing.save(state)
+            run.preempted()
+            progress.outcome = "preempted"
+            return

@@ -1,0 +1,124 @@
+"""Checkpoints that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+import rankwatch
+from rankwatch_trainer.checkpoints.store import CheckpointStore
+from rankwatch_trainer.errors import CheckpointError
+from support_trainer import flip_a_byte, plain_store
+
+STATE = {"weights": torch.arange(5.0), "position": {"epoch": 1}, "random": (3, (1, 2), None)}
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    """Tensors and plain values come back as they were, and nothing else is in the directory."""
+    store = plain_store(tmp_path / "checkpoints")
+    store.save(10, STATE)
+    loaded = store.load(10)
+    assert torch.equal(loaded["weights"], STATE["weights"])
+    assert (loaded["position"], loaded["random"]) == (STATE["position"], STATE["random"])
+    assert [path.name for path in store.directory.iterdir()] == ["step-00000010"]
+
+
+def test_an_older_checkpoint_is_deleted_once_the_newer_is_verified(tmp_path: Path) -> None:
+    """As many are kept as were asked for."""
+    store = plain_store(tmp_path, keep=2)
+    for step in (10, 20, 30):
+        store.save(step, STATE)
+    assert store.steps() == [30, 20]
+
+
+def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_litter(tmp_path: Path) -> None:
+    """The reason is the disk's own."""
+    plain_store(tmp_path, keep=1).save(10, STATE)
+
+    def full_disk(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    failing = CheckpointStore(tmp_path, rankwatch.DisabledRun(), keep=1, write_file=full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        failing.save(20, STATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+    assert failing.newest_good() == 10
+
+
+def test_a_checkpoint_that_does_not_verify_keeps_the_older_one(tmp_path: Path) -> None:
+    """The checksums are of what was meant, so a disk that lies is found out at once."""
+    plain_store(tmp_path, keep=1).save(10, STATE)
+
+    def lying_disk(path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        flip_a_byte(path)
+
+    failing = CheckpointStore(tmp_path, rankwatch.DisabledRun(), keep=1, write_file=lying_disk)
+    with pytest.raises(CheckpointError, match=r"could not verify .*state\.pt: its SHA-256 is"):
+        failing.save(20, STATE)
+    assert failing.steps() == [20, 10]
+    assert failing.newest_good() == 10
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda step: flip_a_byte(step / "state.pt"), "its SHA-256 is"),
+        (lambda step: (step / "state.pt").write_bytes(b"short"), "it has 5 bytes, expected"),
+        (lambda step: (step / "state.pt").unlink(), "could not read"),
+        (lambda step: (step / "manifest.json").unlink(), "could not read"),
+        (lambda step: (step / "manifest.json").write_text("{]"), "it is no manifest of a checkpoint"),
+        (lambda step: (step / "manifest.json").write_text('{"format": 1}'), "it is no manifest"),
+        (lambda step: (step / "manifest.json").write_text('{"format": 9}'), "its format is not 1"),
+        (lambda step: (step / "manifest.json").write_text("[]"), "it is no manifest of a checkpoint"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_told_once_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object, sentence: str
+) -> None:
+    """The older good one is used."""
+    store = plain_store(tmp_path)
+    store.save(10, STATE)
+    store.save(20, STATE)
+    assert callable(damage)
+    damage(tmp_path / "step-00000020")
+    assert store.newest_good() == 10
+    (record,) = caplog.records
+    assert record.getMessage().startswith("passed over checkpoint of step 20: ")
+    assert sentence in record.getMessage()
+
+
+def test_a_damaged_checkpoint_of_a_later_step_is_replaced_when_that_step_is_reached_again(
+    tmp_path: Path,
+) -> None:
+    """And never makes a good one of an earlier step count as old."""
+    store = plain_store(tmp_path, keep=1)
+    store.save(20, STATE)
+    flip_a_byte(tmp_path / "step-00000020" / "state.pt")
+    store.save(15, STATE)
+    assert store.newest_good() == 15
+    store.save(20, STATE)
+    assert store.newest_good() == 20
+    assert store.steps() == [20]
+
+
+def test_a_half_written_checkpoint_of_a_dead_process_is_no_checkpoint(tmp_path: Path) -> None:
+    """It does not bear the name of one, and the next save of that step clears it away."""
+    store = plain_store(tmp_path)
+    (tmp_path / "step-00000010.partial").mkdir()
+    (tmp_path / "step-00000010.partial" / "rest").write_bytes(b"")
+    assert store.newest_good() is None
+    store.save(10, STATE)
+    assert [path.name for path in (tmp_path / "step-00000010").iterdir() if path.name == "rest"] == []
+
+
+def test_a_state_that_is_none_is_refused_without_running_its_code(tmp_path: Path) -> None:
+    """Checksums hold, but the content is a pickle of something else."""
+    store = plain_store(tmp_path)
+    store.save(10, {"path": tmp_path})
+    with pytest.raises(CheckpointError, match="it is no state of a trainer"):
+        store.load(10)

@@ -1,0 +1,108 @@
+"""Where faults strike."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankwatch_trainer.faults.file import FaultFile
+from rankwatch_trainer.faults.injection import Injection
+from rankwatch_trainer.faults.specification import parse_fault
+
+
+def injection(*texts: str, rank: int = 0, slept: list[float] | None = None) -> Injection:
+    """Faults from step 1 in a job of 4 ranks; sleeps are noted, not slept."""
+    faults = [parse_fault(text, present_step=1, world_size=4) for text in texts]
+    return Injection(rank, faults, sleep=([] if slept is None else slept).append)
+
+
+def test_the_conditions_are_those_of_the_present_step() -> None:
+    """A fault that has ended leaves nothing behind."""
+    faults = injection("straggler:factor=2,from=2,until=4", "straggler:factor=3,from=3,until=4")
+    assert [faults.conditions.compute_factor for _ in faults.steps(1, 4)] == [1.0, 2.0, 6.0, 1.0]
+
+
+def test_a_rank_is_spared_the_faults_of_another() -> None:
+    """Only the named rank is struck."""
+    faults = injection("straggler:rank=2,factor=2", rank=1)
+    assert [faults.conditions.compute_factor for _ in faults.steps(1, 2)] == [1.0, 1.0]
+
+
+def test_slow_data_delays_the_batch_of_the_steps_it_is_active_in() -> None:
+    """The step is drawn before its batch, so the delay falls on the right one."""
+    slept: list[float] = []
+    faults = injection("slow-data:seconds=0.5,from=2,until=3", slept=slept)
+    batches = faults.delayed(torch.zeros(1) for _ in range(3))
+    delays = [len(slept) for _ in zip(faults.steps(1, 3), batches, strict=False)]
+    assert delays == [0, 1, 1]
+    assert slept == [0.5]
+
+
+def test_a_stall_with_an_end_happens_once_in_its_step() -> None:
+    """Not once per micro-batch."""
+    slept: list[float] = []
+    faults = injection("stall:seconds=9,from=1", slept=slept)
+    for _ in faults.steps(1, 2):
+        faults.strike(torch.ones(()))
+        faults.strike(torch.ones(()))
+    assert slept == [9.0]
+
+
+def test_loss_nan_reaches_the_gradients() -> None:
+    """The value is lost before the backward."""
+    weight = torch.ones((), requires_grad=True)
+    faults = injection("loss-nan:from=1")
+    next(faults.steps(1, 1))
+    loss = faults.strike(weight * 2)
+    loss.backward()
+    assert loss.isnan()
+    assert weight.grad is not None and weight.grad.isnan()
+
+
+def test_loss_blowup_multiplies_the_learning_rate_of_the_step() -> None:
+    """By a hundred, unless told otherwise."""
+    optimizer = torch.optim.SGD([torch.ones((), requires_grad=True)], lr=0.5)
+    faults = injection("loss-blowup:from=2")
+    steps = faults.steps(1, 2)
+    next(steps)
+    faults.raise_learning_rate(optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    next(steps)
+    faults.raise_learning_rate(optimizer)
+    assert optimizer.param_groups[0]["lr"] == 50.0
+
+
+def test_a_full_disk_raises_what_a_full_disk_raises(tmp_path: Path) -> None:
+    """OSError with ENOSPC, and no file."""
+    faults = injection("checkpoint-write-failure")
+    next(faults.steps(1, 1))
+    with pytest.raises(OSError, match="No space left on device") as told:
+        faults.write_file(tmp_path / "state", b"content")
+    assert told.value.errno == errno.ENOSPC
+    assert not (tmp_path / "state").exists()
+
+
+def test_corruption_flips_bytes_and_keeps_the_length(tmp_path: Path) -> None:
+    """Only a checksum can tell."""
+    faults = injection("checkpoint-corruption:until=2")
+    steps = faults.steps(1, 2)
+    contents = []
+    for _ in steps:
+        faults.write_file(tmp_path / "state", bytes(100))
+        contents.append((tmp_path / "state").read_bytes())
+    assert contents[0] != bytes(100) and len(contents[0]) == 100
+    assert contents[1] == bytes(100)
+
+
+def test_a_fault_file_strikes_a_running_job(tmp_path: Path) -> None:
+    """From the step after it was written."""
+    faults = Injection(0, (), FaultFile(tmp_path / "faults", 4))
+    seen = []
+    for step in faults.steps(1, 3):
+        seen.append(faults.conditions.compute_factor)
+        if step == 1:
+            (tmp_path / "faults").write_text("straggler:rank=0,factor=4\n")
+    assert seen == [1.0, 4.0, 4.0]

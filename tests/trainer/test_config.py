@@ -1,0 +1,86 @@
+"""The configuration and the flags made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.errors import UsageError
+from rankwatch_trainer.flags import parse_config
+
+
+def test_no_flags_give_the_defaults() -> None:
+    """An empty command line is the default configuration."""
+    assert parse_config([]) == TrainerConfig()
+
+
+def test_flags_have_the_type_of_their_field() -> None:
+    """Numbers, paths, switches and repeated faults arrive as the dataclass declares them."""
+    flags = "--steps 7 --learning-rate 0.5 --checkpoint-dir c --preempt-on-sigterm"
+    config = parse_config([*flags.split(), "--fault", "kill:rank=0", "--fault", "stall"])
+    assert config == TrainerConfig(
+        steps=7,
+        learning_rate=0.5,
+        checkpoint_dir=Path("c"),
+        preempt_on_sigterm=True,
+        fault=("kill:rank=0", "stall"),
+    )
+
+
+def test_an_emulated_device_gets_a_tiny_model_unless_told_otherwise() -> None:
+    """The device's own defaults give way to what is given."""
+    config = parse_config(["--device", "emulated", "--batch-size", "5"])
+    assert (config.width, config.context, config.batch_size) == (16, 16, 5)
+
+
+def test_help_shows_every_field_with_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each field is a flag; no field is left without words."""
+    with pytest.raises(SystemExit) as stop:
+        parse_config(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for field in fields(TrainerConfig):
+        assert "--" + field.name.replace("_", "-") in text
+    assert "Optimizer steps of the whole run" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--steps", "0"], "steps is 0, expected a whole number >= 1"),
+        (["--learning-rate", "nan"], "learning_rate is nan, expected a number > 0"),
+        (["--layer-forward-seconds", "-1"], "layer_forward_seconds is -1.0, expected a number >= 0"),
+        (["--heads", "7"], "heads is 7, expected a divisor of width 64"),
+        (["--resume", "auto"], "checkpoint_dir is None, expected a directory"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--stepps", "1"], "unrecognized arguments: --stepps 1"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--fault", "gremlin"], "no fault is called 'gremlin', expected one of straggler, stall"),
+        (["--fault", "kill:rank=1"], "rank is '1', expected a whole number below the world size 1"),
+        (["--device", "cuda"], "device is cuda, but local rank 0 has no GPU on this machine"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_status_2(
+    trainer: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    """The sentence names what was given and what was expected; nothing else is printed."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert trainer(*arguments) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_an_unknown_field_is_an_error() -> None:
+    """A configuration made by name takes no name it does not have."""
+    with pytest.raises(UsageError, match="widht is no field"):
+        TrainerConfig.for_device("cpu", widht=3)

@@ -1,0 +1,62 @@
+"""A run that is killed and resumed is the run that was never killed, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support_trainer import DEADLINE_SECONDS, TINY, end_record, plain_store, read_history, started_ranks
+
+RANKS = 2
+
+
+def assert_equal(one: object, other: object) -> None:
+    """Nested containers of tensors and plain values are exactly equal."""
+    if isinstance(one, torch.Tensor):
+        assert isinstance(other, torch.Tensor) and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert isinstance(other, dict) and one.keys() == other.keys()
+        for key in one:
+            assert_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert isinstance(other, list | tuple) and len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_equal(left, right)
+    else:
+        assert one == other
+
+
+def run_to_the_end(*arguments: str) -> None:
+    """Two ranks, each of which must end well."""
+    with started_ranks(RANKS, arguments) as ranks:
+        for process in ranks:
+            _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+            assert process.returncode == 0, errors
+
+
+@pytest.mark.e2e
+def test_twenty_steps_straight_equal_ten_a_killed_rank_and_ten_more(tmp_path: Path) -> None:
+    """Losses, weights, optimizer, schedule, random states and data position of both ranks are equal."""
+    common = (*TINY, "--steps", "20", "--accumulation", "2", "--checkpoint-every", "10")
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    run_to_the_end(*common, "--checkpoint-dir", str(straight), "--history", str(tmp_path / "straight.json"))
+
+    flags = (*common, "--checkpoint-dir", str(broken))
+    with started_ranks(RANKS, (*flags, "--fault", "kill:rank=1,from=11")) as ranks:
+        output, _ = ranks[0].communicate(timeout=DEADLINE_SECONDS)
+        ranks[1].wait(timeout=DEADLINE_SECONDS)
+    assert ranks[1].returncode == -9
+    assert ranks[0].returncode == 1
+    record = end_record(output)
+    assert (record["outcome"], record["last_step"], record["exception"]) == ("failed", 10, "RuntimeError")
+    assert plain_store(broken).steps() == [10]
+
+    run_to_the_end(*flags, "--resume", "auto", "--history", str(tmp_path / "resumed.json"))
+    assert read_history(tmp_path / "resumed.json")["step"] == list(range(11, 21))
+    assert (
+        read_history(tmp_path / "straight.json")["loss"][10:]
+        == read_history(tmp_path / "resumed.json")["loss"]
+    )
+    assert_equal(plain_store(straight).load(20), plain_store(broken).load(20))
