@@ -1,0 +1,62 @@
+# Every command of the project, the same for a person and for CI. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest
+
+.PHONY: help setup servers demo test check format lint types rules generate unchanged bench clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(VENV)/.complete servers ## virtual environment, dependencies, Prometheus and Alertmanager
+
+$(VENV)/.complete: pyproject.toml constraints.txt
+	$(PYTHON) .ci/require.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+servers:
+	@bash .ci/servers
+
+demo: setup ## slow one rank of a real run down and print the alert that names it
+	$(BIN)/rankwatch demo
+
+test: setup ## all tests
+	$(PYTEST) --numprocesses 2 --dist loadfile
+
+check: setup lint types rules unchanged test ## everything CI holds: format, lint, types, rules, generated files, tests
+
+format: setup ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+rules: setup
+	promtool check rules alerts/generated/*.rules.yml
+	amtool check-config alerts/generated/alertmanager.yml
+
+generate: setup ## rebuild alerts/generated and dashboards/generated
+	$(BIN)/python -m rankwatch_alerts generate
+	$(BIN)/python -m rankwatch_dashboards generate
+
+unchanged: generate
+	@git diff --exit-code -- alerts/generated dashboards/generated || \
+	  { echo "generated files are not what the code generates: run make generate and commit"; exit 1; }
+
+bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json
+	$(BIN)/python -m tests.bench
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results
