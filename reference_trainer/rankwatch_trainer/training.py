@@ -49,7 +49,7 @@ def train(
                     with run.phase("forward"):
                         micro_loss = injection.strike(model(text)) / config.accumulation
                     with run.phase("backward"):
-                        micro_loss.backward()  # type: ignore[no-untyped-call]
+                        micro_loss.backward()
                 loss += micro_loss.detach()
             with run.phase("optimizer"):
                 gradient_norm = clip_grad_norm_(parameters, config.clip_norm)

@@ -4,7 +4,6 @@ The time of a layer is taken with CUDA events and read when the GPU has passed t
 here waits for the GPU: a layer spins for as long as its latest finished execution asks for.
 """
 
-# mypy: disable-error-code="no-untyped-call"
 # torch leaves its CUDA events untyped.
 from __future__ import annotations
 
