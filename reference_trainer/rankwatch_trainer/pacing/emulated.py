@@ -37,7 +37,7 @@ class EmulatedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, context, width) in and out."""
-        out: Tensor = _Pause.apply(
+        out: Tensor = _Pause.apply(  # type: ignore[no-untyped-call]
             x + self.linear(x), self._pause_forward, self._pause_backward
         )
         return out
