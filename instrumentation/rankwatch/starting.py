@@ -20,6 +20,7 @@ from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import reserve_entries, serve
 from rankwatch.identity import find_identity
 from rankwatch.run import Run
+from rankwatch.sweep import sweep
 
 _log = logging.getLogger("rankwatch")
 _OFF = ("", "0", "false", "no")
@@ -75,6 +76,8 @@ def start(
     try:
         base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
         identity = find(os.environ)
+        if identity.local_rank == 0:
+            sweep(base)
         names = dict.fromkeys((*PHASES, *phases))
         writer = Writer(base, identity, phases=names, target_steps=target_steps, capacity=capacity)
     except (IdentityError, BlackBoxError) as error:

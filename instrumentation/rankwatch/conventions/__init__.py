@@ -8,6 +8,7 @@ from rankwatch.conventions import environment
 from rankwatch.conventions.declaration import Kind, Metric
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
+from rankwatch.conventions.records import RECORDS, Record, record
 from rankwatch.conventions.vocabulary import (
     CHECKPOINT_OPERATIONS,
     COMMUNICATION,
@@ -28,6 +29,9 @@ __all__ = [
     "Metric",
     "METRICS",
     "metric",
+    "Record",
+    "RECORDS",
+    "record",
     "PHASES",
     "DATA_WAIT",
     "COMMUNICATION",

@@ -1,0 +1,65 @@
+"""The Alertmanager configuration: who is told, what is told together, and what is held back."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.duration import duration
+from rankwatch_alerts.names import Alert
+
+PAGE, TICKET, NULL = "page", "ticket", "null"
+"""Receivers: someone is woken, someone is told in working hours, nobody is told."""
+
+_OF_A_RUN = 'run=~".+"'
+"""Alertmanager holds two absent labels for equal: without this an alert that has no run would be
+inhibited by one of any run."""
+
+
+def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
+    """The configuration as Alertmanager reads it.
+
+    With `webhook_url` pages and tickets are posted there; without it both receivers are placeholders
+    that deliver nothing until the user fills them in.
+    """
+    webhook: dict[str, object] = (
+        {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]} if webhook_url else {}
+    )
+    return {
+        "route": {
+            "receiver": TICKET,
+            "group_by": ["cluster", "run"],
+            "group_wait": duration(config.group_wait_seconds),
+            "group_interval": duration(config.group_interval_seconds),
+            "repeat_interval": duration(config.repeat_interval_seconds),
+            "routes": [
+                {"receiver": PAGE, "matchers": ['severity="critical"']},
+                {"receiver": TICKET, "matchers": ['severity="warning"']},
+                {"receiver": NULL, "matchers": ['severity="info"']},
+            ],
+        },
+        "inhibit_rules": _inhibit_rules(),
+        "receivers": [{"name": PAGE, **webhook}, {"name": TICKET, **webhook}, {"name": NULL}],
+    }
+
+
+def _inhibit_rules() -> list[dict[str, object]]:
+    """What explains what: a lost rank stalls the run, and a run that stands still has no pace to judge."""
+    of_run = ["cluster", "run"]
+    judged_by_pace = (Alert.STRAGGLER, Alert.LOSS_DIVERGING, Alert.CHECKPOINT_STALE)
+    return [
+        _inhibit((Alert.RANK_LOST,), (Alert.RUN_STALLED, *judged_by_pace), of_run),
+        _inhibit((Alert.RUN_STALLED,), judged_by_pace, of_run),
+        _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
+        {
+            "source_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="critical"', _OF_A_RUN],
+            "target_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="warning"', _OF_A_RUN],
+            "equal": [*of_run, "rank"],
+        },
+    ]
+
+
+def _inhibit(sources: tuple[Alert, ...], targets: tuple[Alert, ...], equal: list[str]) -> dict[str, object]:
+    return {
+        "source_matchers": [f'alertname=~"{"|".join(sources)}"', _OF_A_RUN],
+        "target_matchers": [f'alertname=~"{"|".join(targets)}"', _OF_A_RUN],
+        "equal": equal,
+    }

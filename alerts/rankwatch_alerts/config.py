@@ -1,0 +1,159 @@
+"""Every window, threshold and selector of the rules, in one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+class RuleConfigError(ValueError):
+    """A field of the rule configuration has a value no rule could work with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleConfig:
+    """What the rules, the Alertmanager configuration and the dashboards are generated from.
+
+    Times are in seconds. Raises RuleConfigError where a value is out of range or two contradict
+    each other.
+    """
+
+    scrape_interval_seconds: float = 15.0
+    """Time between two scrapes of an agent; also the interval of rule evaluation."""
+    agent_job: str = "rankwatch"
+    """Value of `job` on the scrape targets that are agents."""
+    step_window_seconds: float = 300.0
+    """Window over which mean seconds per step are taken; must hold several steps."""
+    event_window_seconds: float = 900.0
+    """How long a counted event (failed checkpoint, non-finite loss) keeps its alert firing."""
+
+    straggler_residual: float = 0.10
+    """Least share by which a straggler's local time exceeds its cohort's median. Greyhound calls 0.1
+    a degradation; single-digit differences are common among healthy ranks."""
+    straggler_spread_factor: float = 5.0
+    """Least excess in median absolute deviations of the cohort; 5 is about 3.4 standard deviations.
+    The residual threshold is the floor under it, where the cohort hardly spreads at all."""
+    straggler_cost: float = 0.03
+    """Least share of the step that the excess must take: slower work that costs nothing is no alert."""
+    straggler_cohort_ranks: int = 3
+    """Fewest ranks of a stage among which one can be named: of two nobody can say which is off."""
+    straggler_for_seconds: float = 360.0
+    """Persistence. Longer than `step_window_seconds`, so that one slow event inside the window cannot
+    raise the alert."""
+    straggler_critical_slowdown: float = 1.5
+    """Slowdown of the run from which a straggler is critical: a third of the machines is wasted."""
+    cause_share: float = 0.5
+    """A cause is named when it holds more than this share of the rank's excess."""
+
+    stall_floor_seconds: float = 60.0
+    """Least time without progress that may be called a stall, whatever was learnt."""
+    stall_fallback_seconds: float = 1800.0
+    """Timeout while none is learnt yet (start-up, compilation): PyTorch's process-group default."""
+    stall_for_seconds: float = 30.0
+    """How long a run must stay past its timeout."""
+
+    confirm_seconds: float = 30.0
+    """`for` of alerts on facts that need no persistence: two evaluations, so that one torn scrape
+    raises nothing."""
+    loss_deviation: float = 6.0
+    """Robust standard deviations by which the smoothed loss must stand above its trend."""
+    loss_for_seconds: float = 300.0
+    """Persistence of a diverging loss: spikes that recover are normal."""
+
+    checkpoint_age_budget_seconds: float = 3600.0
+    """Age of the last good checkpoint, that is work to lose, from which people are told."""
+    checkpoint_for_seconds: float = 60.0
+    """How long the last good checkpoint must stay too old."""
+
+    absence_window_seconds: float = 300.0
+    """Silence of a running rank from which it counts as vanished."""
+    absence_memory_seconds: float = 1800.0
+    """How far back the rules look for series that have vanished."""
+    absence_for_seconds: float = 60.0
+    """How long telemetry must stay absent."""
+    collector_overdue_intervals: float = 5.0
+    """Intervals of a collector without success from which it counts as failing."""
+    collector_for_seconds: float = 300.0
+    """How long a collector must stay failed or overdue."""
+
+    alert_limit: int = 1000
+    """Most alerts one rule may raise; past it Prometheus fails the rule, so that a fault in a rule
+    cannot flood people. Above the ranks of a large node loss."""
+    runbook_base_url: str = "https://runbooks.example.com/rankwatch"
+    """Where runbooks/ is published; `/<AlertName>` is appended."""
+    dashboard_base_url: str = "https://grafana.example.com"
+    """Root URL of Grafana; `/d/<uid>` is appended."""
+
+    group_wait_seconds: float = 30.0
+    """Time Alertmanager waits for further alerts of a run before it notifies."""
+    group_interval_seconds: float = 300.0
+    """Time before it tells of new alerts in a group already notified."""
+    repeat_interval_seconds: float = 14400.0
+    """Time before it repeats an unchanged notification."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that would make rules that can never fire, or always do."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and value <= 0:
+                raise RuleConfigError(f"{each.name} is {value}; expected a number above 0")
+        if self.step_window_seconds < 4 * self.scrape_interval_seconds:
+            raise RuleConfigError(
+                f"step_window_seconds is {self.step_window_seconds}; "
+                f"expected at least 4 scrape intervals ({4 * self.scrape_interval_seconds})"
+            )
+        if self.absence_memory_seconds <= self.absence_window_seconds:
+            raise RuleConfigError(
+                f"absence_memory_seconds is {self.absence_memory_seconds}; "
+                f"expected more than absence_window_seconds ({self.absence_window_seconds})"
+            )
+
+    def scaled(self, time_scale: float) -> RuleConfig:
+        """The same rules with all times divided by `time_scale`; thresholds stay.
+
+        Nothing is scaled below what scraping allows: the scrape interval stays at or above one second
+        (or as it was, if shorter), and each time keeps the least number of scrapes it works with.
+        """
+        if time_scale <= 0:
+            raise RuleConfigError(f"time_scale is {time_scale}; expected a number above 0")
+        scrape = max(
+            self.scrape_interval_seconds / time_scale,
+            min(_LEAST_SCRAPE_SECONDS, self.scrape_interval_seconds),
+        )
+        times = {
+            name: max(getattr(self, name) / time_scale, min(scrapes * scrape, getattr(self, name)))
+            for name, scrapes in _LEAST_SCRAPES.items()
+        }
+        return replace(self, scrape_interval_seconds=scrape, **times)
+
+    @classmethod
+    def for_demo(cls) -> RuleConfig:
+        """The rules for a run of minutes: one-second scrapes, all times divided by 60.
+
+        The checkpoint budget is not scaled that far: a demo need not save every minute.
+        """
+        return replace(cls().scaled(60), checkpoint_age_budget_seconds=600.0)
+
+
+_LEAST_SCRAPE_SECONDS = 1.0
+
+_LEAST_SCRAPES = {
+    "step_window_seconds": 10,
+    "event_window_seconds": 15,
+    "straggler_for_seconds": 12,
+    "stall_floor_seconds": 10,
+    "stall_fallback_seconds": 60,
+    "stall_for_seconds": 2,
+    "confirm_seconds": 2,
+    "loss_for_seconds": 15,
+    "checkpoint_age_budget_seconds": 30,
+    "checkpoint_for_seconds": 2,
+    "absence_window_seconds": 10,
+    "absence_memory_seconds": 30,
+    "absence_for_seconds": 15,
+    "collector_for_seconds": 15,
+    "group_wait_seconds": 1,
+    "group_interval_seconds": 2,
+    "repeat_interval_seconds": 60,
+}
+"""Fewest scrapes each time must hold; the longer ones ride out lost scrapes
+and the start of agents and Prometheus in either order."""

@@ -1,0 +1,29 @@
+"""The list of recording groups."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.causes import cause_rules
+from rankwatch_alerts.recording.progress import progress_rules
+from rankwatch_alerts.recording.steps import step_rules
+from rankwatch_alerts.recording.stragglers import straggler_rules
+from rankwatch_alerts.rules import RuleGroup
+
+
+def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
+    """All recording rules.
+
+    Steps, stragglers and causes build on each other and must see one instant: they are one group.
+    """
+    return (
+        RuleGroup(
+            name="rankwatch-progress",
+            interval_seconds=config.scrape_interval_seconds,
+            rules=progress_rules(config),
+        ),
+        RuleGroup(
+            name="rankwatch-steps",
+            interval_seconds=config.scrape_interval_seconds,
+            rules=(*step_rules(config), *straggler_rules(config), *cause_rules(config)),
+        ),
+    )

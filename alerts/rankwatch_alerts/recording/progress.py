@@ -1,0 +1,67 @@
+"""Who runs, when a run last moved, and how long it may stand still."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.duration import duration
+from rankwatch_alerts.promql import RUNNING, promql
+from rankwatch_alerts.rules import RecordingRule
+
+
+def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Aggregated by rank or run first, so that a restarted agent counts no rank twice."""
+    return (
+        RecordingRule(
+            record="rank:rankwatch_rank_running:bool",
+            # A rank restarted on another node is lost on the old one and runs on the new one: it runs.
+            expression=promql(f"""
+                max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}})
+                or
+                0 * max by (cluster, run, rank) (rankwatch_rank_state)
+            """),
+        ),
+        RecordingRule(
+            record="run:rankwatch_ranks_running:sum",
+            expression="sum by (cluster, run) (rank:rankwatch_rank_running:bool)",
+        ),
+        *_progress_rules(config),
+        RecordingRule(
+            record="run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
+            # The earliest start remembered: a run that restarts again and again saves nothing either.
+            expression=promql(f"""
+                max by (cluster, run) (rankwatch_checkpoint_last_good_timestamp_seconds)
+                or
+                min by (cluster, run) (
+                  min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_memory_seconds)}])
+                )
+            """),
+        ),
+    )
+
+
+def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """When a run last moved, and for how long it may not; a restart counts as a move."""
+    return (
+        RecordingRule(
+            record="run:rankwatch_progress_timestamp_seconds:max",
+            expression=promql("""
+                (
+                  max by (cluster, run) (rankwatch_progress_timestamp_seconds)
+                  > max by (cluster, run) (rankwatch_rank_start_timestamp_seconds)
+                )
+                or max by (cluster, run) (rankwatch_rank_start_timestamp_seconds)
+                or max by (cluster, run) (rankwatch_progress_timestamp_seconds)
+            """),
+        ),
+        RecordingRule(
+            record="run:rankwatch_progress_timeout_seconds:max",
+            expression=promql(f"""
+                clamp_min(
+                  max by (cluster, run) (rankwatch_progress_timeout_seconds),
+                  {config.stall_floor_seconds:g}
+                )
+                or
+                0 * run:rankwatch_ranks_running:sum + {config.stall_fallback_seconds:g}
+            """),
+        ),
+    )

@@ -1,0 +1,125 @@
+"""Panels as values, and what Grafana needs to draw them.
+
+grafana-foundation-sdk draws no legend unless told to, gives queries no refId and no datasource, and
+its builders are mutable; all of that is seen to here, in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from string import ascii_uppercase
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, statetimeline, timeseries
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as dashboard_models
+from grafana_foundation_sdk.models.common import (
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+class Drawing(StrEnum):
+    """How a panel shows its series."""
+
+    LINES = "lines"
+    STACKED = "stacked"
+    NUMBER = "number"
+    STATES = "states"
+    """One coloured band per series: the only drawing that keeps hundreds of ranks readable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One expression and the template of its series' names."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel; the description says what it means, what is bad, and where to go next."""
+
+    title: str
+    description: str
+    unit: str
+    """Grafana's unit id: s, bytes, Bps, percentunit, short, ..."""
+    queries: tuple[Query, ...]
+    drawing: Drawing = Drawing.LINES
+    span: int = 8
+    """Columns of 24."""
+    height: int = 8
+    threshold: float | None = None
+    """Drawn as a red line; the alert of the same meaning uses the same number."""
+    empty_when_healthy: bool = field(default=False)
+    """True where no series is good news."""
+
+
+Builder = timeseries.Panel | stat.Panel | statetimeline.Panel
+
+
+def build(panel: Panel) -> Builder:
+    """A fresh builder of the panel with everything Grafana leaves out by default."""
+    builder = _drawn(panel)
+    builder.title(panel.title).description(panel.description).unit(panel.unit)
+    builder.datasource(DATASOURCE).span(panel.span).height(panel.height).interval("15s")
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
+        builder.with_target(
+            prometheus.Dataquery()
+            .expr(query.expression)
+            .legend_format(query.legend)
+            .ref_id(letter)
+            .datasource(DATASOURCE)
+            .range()
+        )
+    if panel.empty_when_healthy:
+        builder.no_value("none")
+    return builder
+
+
+def _drawn(panel: Panel) -> Builder:
+    match panel.drawing:
+        case Drawing.NUMBER:
+            return stat.Panel().reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        case Drawing.STATES:
+            return statetimeline.Panel().merge_values(True)
+    builder = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1)
+    if panel.drawing is Drawing.STACKED:
+        builder.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    if panel.threshold is not None:
+        builder.thresholds(_thresholds(panel.threshold))
+        builder.thresholds_style(common.GraphThresholdsStyleConfig().mode(_line()))
+    return builder
+
+
+def _line() -> common_models.GraphThresholdsStyleMode:
+    return common_models.GraphThresholdsStyleMode.LINE
+
+
+def _thresholds(value: float) -> dashboard.ThresholdsConfig:
+    steps = [
+        dashboard_models.Threshold(value=None, color="green"),
+        dashboard_models.Threshold(value=value, color="red"),
+    ]
+    return dashboard.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _legend() -> common.VizLegendOptions:
+    return (
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.TABLE)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(["lastNotNull"])
+    )
+
+
+def _tooltip() -> common.VizTooltipOptions:
+    return common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)

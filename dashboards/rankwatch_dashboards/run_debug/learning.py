@@ -1,0 +1,94 @@
+"""Is it learning?"""
+
+from __future__ import annotations
+
+from rankwatch_alerts import RuleConfig
+from rankwatch_dashboards.panels import Panel, Query
+from rankwatch_dashboards.selectors import RANKS, RUN, most
+
+
+def panels(config: RuleConfig) -> tuple[Panel, ...]:
+    """Panels whose threshold is that of the alert."""
+    return (_LOSS, _loss_deviation(config), _GRADIENT_NORM, _NON_FINITE_VALUES, _LOSS_SPIKES)
+
+
+_LOSS = Panel(
+    title="Loss",
+    description="Last loss per rank (the highest 20) and the trend of the median rank. NaN leaves a "
+    "gap; it is counted in the panel of non-finite values.",
+    unit="short",
+    span=12,
+    queries=(
+        Query(
+            expression=most(f'rankwatch_scalar{{{RANKS}, name="loss"}}'),
+            legend="rank {{rank}} on {{node}}",
+        ),
+        Query(
+            expression=f"quantile by (run) (0.5, rankwatch_loss_trend{{{RUN}}})",
+            legend="{{run}} trend",
+        ),
+    ),
+)
+
+
+def _loss_deviation(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Loss deviation",
+        description="How far the smoothed loss stands above its own trend, in robust standard "
+        "deviations. Above the line for minutes on the median rank: RankwatchLossDiverging.",
+        unit="short",
+        span=12,
+        threshold=config.loss_deviation,
+        queries=(
+            Query(
+                expression=f"quantile by (run) (0.5, rankwatch_loss_deviation{{{RUN}}})",
+                legend="{{run}} median rank",
+            ),
+            Query(
+                expression=most(f"rankwatch_loss_deviation{{{RANKS}}}", 5),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    )
+
+
+_GRADIENT_NORM = Panel(
+    title="Gradient norm",
+    description="Last gradient norm per rank, the highest 20. After the gradient exchange all ranks "
+    "must agree: one that does not computes wrongly.",
+    unit="short",
+    queries=(
+        Query(
+            expression=most(f'rankwatch_scalar{{{RANKS}, name="gradient_norm"}}'),
+            legend="rank {{rank}} on {{node}}",
+        ),
+    ),
+)
+
+
+_NON_FINITE_VALUES = Panel(
+    title="Non-finite values",
+    description="NaN and infinite values per second, by scalar. Anything above zero in loss pages "
+    "with RankwatchLossNonFinite; with loss scaling a few in gradients are normal.",
+    unit="short",
+    queries=(
+        Query(
+            expression=f"sum by (name) (rate(rankwatch_scalar_nonfinite_total{{{RANKS}}}[$__rate_interval]))",
+            legend="{{name}}",
+        ),
+    ),
+)
+
+
+_LOSS_SPIKES = Panel(
+    title="Loss spikes",
+    description="Steps per second whose loss stood far above its trend. Single ones that recover are "
+    "normal; more and more of them come before a divergence.",
+    unit="short",
+    queries=(
+        Query(
+            expression=f"sum by (run) (rate(rankwatch_loss_spikes_total{{{RANKS}}}[$__rate_interval]))",
+            legend="{{run}}",
+        ),
+    ),
+)

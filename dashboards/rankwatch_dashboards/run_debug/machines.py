@@ -1,0 +1,108 @@
+"""What do the nodes of the run do?"""
+
+from __future__ import annotations
+
+from rankwatch_dashboards.panels import Panel, Query
+from rankwatch_dashboards.selectors import ON_ITS_NODES, most
+
+_RATE = "[$__rate_interval]"
+_CLUSTER = 'cluster=~"$cluster"'
+
+
+def _of_nodes(expression: str) -> str:
+    return most(f"({expression}) {ON_ITS_NODES}")
+
+
+def _rate(counter: str, more: str = "") -> str:
+    return f"sum by (cluster, node) (rate({counter}{{{_CLUSTER}{more}}}{_RATE}))"
+
+
+PANELS = (
+    Panel(
+        title="CPU in use",
+        description="Share of all CPUs that is not idle, the busiest 20 nodes. Above 90 % data loaders and "
+        "launches of kernels are late: a straggler of cause data or host.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expression=_of_nodes(
+                    _rate("rankwatch_host_cpu_seconds_total", ', mode!~"idle|iowait"')
+                    + f" / max by (cluster, node) (rankwatch_host_cpus{{{_CLUSTER}}})"
+                ),
+                legend="{{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Memory in use",
+        description="Share of memory that is not available, the fullest 20 nodes. Near 100 % the OOM killer "
+        "comes next: RankwatchRankLost.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expression=_of_nodes(
+                    f"1 - max by (cluster, node) (rankwatch_host_memory_available_bytes{{{_CLUSTER}}}) / "
+                    f"max by (cluster, node) (rankwatch_host_memory_total_bytes{{{_CLUSTER}}})"
+                ),
+                legend="{{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="OOM kills",
+        description="Processes killed by the kernel for lack of memory, per second. Above zero a lost rank "
+        "is explained.",
+        unit="short",
+        queries=(Query(expression=_of_nodes(_rate("rankwatch_host_oom_kills_total")), legend="{{node}}"),),
+    ),
+    Panel(
+        title="Network traffic",
+        description="Bytes per second received and sent over all interfaces, the busiest 20 nodes. One node "
+        "far below the others holds a rank that waits or a link that is slow.",
+        unit="Bps",
+        queries=(
+            Query(
+                expression=_of_nodes(_rate("rankwatch_network_receive_bytes_total")),
+                legend="{{node}} received",
+            ),
+            Query(
+                expression=_of_nodes(_rate("rankwatch_network_transmit_bytes_total")), legend="{{node}} sent"
+            ),
+        ),
+    ),
+    Panel(
+        title="Network errors and drops",
+        description="Errors and drops per second over all interfaces. Above zero on one node while its "
+        "collectives are slow: a cable, a port, a full queue.",
+        unit="short",
+        queries=(
+            Query(
+                expression=_of_nodes(
+                    " + ".join(
+                        _rate(f"rankwatch_network_{way}_{what}_total")
+                        for way in ("receive", "transmit")
+                        for what in ("errors", "drops")
+                    )
+                ),
+                legend="{{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="TCP retransmits",
+        description="Share of sent TCP segments that were sent again, the worst 20 nodes. Above 0.1 % "
+        "collectives over TCP slow down for everyone.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expression=_of_nodes(
+                    _rate("rankwatch_tcp_retransmitted_segments_total")
+                    + " / ("
+                    + _rate("rankwatch_tcp_sent_segments_total")
+                    + " > 0)"
+                ),
+                legend="{{node}}",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,94 @@
+"""Is the run making progress?"""
+
+from __future__ import annotations
+
+from rankwatch_dashboards.panels import Drawing, Panel, Query
+from rankwatch_dashboards.selectors import RANKS, RUN
+
+PANELS = (
+    Panel(
+        title="Ranks by state",
+        description="How many ranks are in which state. Anything but running is worth a look; lost ranks "
+        "page with RankwatchRankLost.",
+        unit="short",
+        drawing=Drawing.STACKED,
+        queries=(
+            Query(
+                expression="count by (state) (max by (cluster, run, rank, state) "
+                f"(rankwatch_rank_state{{{RANKS}}}))",
+                legend="{{state}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Last step",
+        description="Step the slowest and the fastest rank have completed. In synchronous training they are "
+        "at most one apart; a flat line is a stall (RankwatchRunStalled).",
+        unit="short",
+        queries=(
+            Query(expression=f"min by (run) (rankwatch_step{{{RUN}}})", legend="{{run}} slowest rank"),
+            Query(expression=f"max by (run) (rankwatch_step{{{RUN}}})", legend="{{run}} fastest rank"),
+        ),
+    ),
+    Panel(
+        title="Time left",
+        description="Steps still to do times the mean step of the last minutes. Empty where the run names no "
+        "target. Growing means the run slows down.",
+        unit="s",
+        drawing=Drawing.NUMBER,
+        span=4,
+        queries=(
+            Query(
+                expression=f"(max by (cluster, run) (rankwatch_target_steps{{{RUN}}}) "
+                f"- max by (cluster, run) (rankwatch_step{{{RUN}}})) "
+                f"* run:rankwatch_step_seconds:mean{{{RUN}}}",
+                legend="{{run}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Since last progress",
+        description="Time since any rank completed a step, checkpoint or evaluation. Bad when it exceeds "
+        "what the run has learnt to be normal, its timeout.",
+        unit="s",
+        drawing=Drawing.NUMBER,
+        span=4,
+        queries=(
+            Query(
+                expression=f"time() - run:rankwatch_progress_timestamp_seconds:max{{{RUN}}}",
+                legend="{{run}} now",
+            ),
+            Query(
+                expression=f"run:rankwatch_progress_timeout_seconds:max{{{RUN}}}", legend="{{run}} timeout"
+            ),
+        ),
+    ),
+    Panel(
+        title="Throughput",
+        description="Work per second of the whole run, in its own units. A fall without a restart points to "
+        "the rows below: step split first, then who is slow.",
+        unit="short",
+        span=12,
+        queries=(
+            Query(
+                expression=f"sum by (run, unit) (rate(rankwatch_work_total{{{RUN}}}[$__rate_interval]))",
+                legend="{{run}} {{unit}}/s",
+            ),
+        ),
+    ),
+    Panel(
+        title="Step duration",
+        description="Quantiles over all ranks and steps. p95 above twice p50 means jitter or periodic work "
+        "in steps.",
+        unit="s",
+        span=12,
+        queries=tuple(
+            Query(
+                expression=f"histogram_quantile({quantile}, sum by (le) "
+                f"(rate(rankwatch_step_duration_seconds_bucket{{{RUN}}}[$__rate_interval])))",
+                legend=name,
+            )
+            for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+        ),
+    ),
+)

@@ -1,0 +1,44 @@
+"""Removes the black boxes of runs that ended long ago, where no agent does it: they lie in memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.reader import Reader
+from rankwatch.errors import BlackBoxError
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+
+KEPT_SECONDS = 86400.0
+"""A day: longer than any agent keeps them, long enough to look into them the next morning."""
+
+
+def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
+    """Remove boxes whose writer is dead and whose last word is older; what cannot be removed stays.
+
+    Call it before this process opens a box of its own: closing a second descriptor of that file would
+    drop its lock.
+    """
+    for path in directory.glob(f"*/*{layout.SUFFIX}"):
+        try:
+            if _last_word(path) < time.time() - kept_seconds:
+                for suffix in (layout.SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX):
+                    path.with_suffix(suffix).unlink(missing_ok=True)
+                path.parent.rmdir()
+        except (OSError, BlackBoxError):
+            continue  # not ours, not a box, or not the last of its run
+
+
+def _last_word(path: Path) -> float:
+    """Unix time of the last sign of life; infinity while the writer lives."""
+    reader = Reader(path)
+    try:
+        if reader.writer_alive():
+            return float("inf")
+        now, header = reader.now(), reader.header
+        last = max(header.started_monotonic, now.step_ended, *now.phases_began.values())
+        return header.wall(last)
+    finally:
+        reader.close()

@@ -1,0 +1,93 @@
+"""The rules at the scale of minutes: a straggler is named soon, and jitter names nobody."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from rankwatch_alerts import RuleConfig, write_rules
+from support_prometheus import require
+
+STEP_SECONDS = 0.25
+SECONDS = 180
+
+
+def _check(
+    tmp_path: Path, slow_from: int, slowdown: float, named_at: dict[int, str | None], hiccup_at: int = -9
+) -> None:
+    """Expect at each second the one rank that is named, or none.
+
+    Four ranks of quarter-second steps are scraped every second, with 5 % jitter in their local time;
+    rank 2 is slow from a second on. At a hiccup rank 1 alone works for two seconds and all others wait.
+    """
+    require("promtool")
+    rules = write_rules(RuleConfig.for_demo(), tmp_path)
+    expected = [
+        {
+            "expr": 'count by (rank) (ALERTS{alertname="RankwatchStraggler", alertstate="firing"} > 0)',
+            "eval_time": f"{second}s",
+            "exp_samples": [{"labels": f'{{rank="{rank}"}}', "value": 1}] if rank else [],
+        }
+        for second, rank in named_at.items()
+    ]
+    document = {
+        "rule_files": [each.name for each in rules],
+        "evaluation_interval": "1s",
+        "group_eval_order": ["rankwatch-progress", "rankwatch-steps", "rankwatch-performance"],
+        "tests": [
+            {
+                "interval": "1s",
+                "input_series": _series(slow_from, slowdown, hiccup_at),
+                "promql_expr_test": expected,
+            }
+        ],
+    }
+    path = tmp_path / "demo.yml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    command = ["promtool", "test", "rules", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-3000:]
+
+
+def _series(slow_from: int, slowdown: float, hiccup_at: int) -> list[dict[str, str]]:
+    noise = random.Random(7)
+    series = []
+    for rank in range(4):
+        labels = f'run="r", rank="{rank}", node="n"'
+        steps = local = step_seconds = 0.0
+        columns: dict[str, list[str]] = {"steps": [], "step_seconds": [], "step_local_seconds": []}
+        for second in range(SECONDS):
+            pace = STEP_SECONDS * (slowdown if second >= slow_from else 1.0)
+            work = 0.8 * STEP_SECONDS * (slowdown if rank == 2 and second >= slow_from else 1.0)
+            if second in (hiccup_at, hiccup_at + 1):
+                local += 1.0 * (rank == 1)
+            else:
+                local += work / pace * noise.uniform(0.95, 1.05)
+                steps += 1.0 / pace
+            step_seconds += 1.0
+            for column, value in zip(columns.values(), (steps, step_seconds, local), strict=True):
+                column.append(f"{value:.6f}")
+        series += [
+            {"series": f"rankwatch_{name}_total{{{labels}}}", "values": " ".join(column)}
+            for name, column in columns.items()
+        ]
+        series.append({"series": f"rankwatch_rank_info{{{labels}}}", "values": f"1x{SECONDS}"})
+    return series
+
+
+def test_a_rank_half_again_as_slow_is_named_within_half_a_minute(tmp_path: Path) -> None:
+    """Rank 2 slows at second 60; no other is named, now or later."""
+    _check(tmp_path, 60, 1.5, {59: None, 80: "2", 120: "2", 170: "2"})
+
+
+def test_jitter_of_five_percent_names_nobody_in_three_minutes(tmp_path: Path) -> None:
+    """Not at any moment of a healthy run."""
+    _check(tmp_path, SECONDS, 1.0, dict.fromkeys(range(5, SECONDS, 5)))
+
+
+def test_one_hiccup_of_two_seconds_names_nobody(tmp_path: Path) -> None:
+    """One slow event is in the window for less time than a straggler must persist."""
+    _check(tmp_path, SECONDS, 1.0, dict.fromkeys(range(90, 130)), hiccup_at=95)

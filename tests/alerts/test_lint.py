@@ -1,0 +1,141 @@
+"""Our rules about rules: the shipped ones are clean, and each lint finds the fault it is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions.records import RECORDS, record
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts.lint import check_alert, check_expression, check_runbook
+from rankwatch_alerts.lint.expressions import parse, result_labels
+from rankwatch_alerts.rules import AlertRule, RecordingRule
+
+RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+ALERTS = [each for group in alert_groups(RuleConfig()) for each in group.rules if isinstance(each, AlertRule)]
+RECORDED = [
+    each
+    for group in recording_groups(RuleConfig())
+    for each in group.rules
+    if isinstance(each, RecordingRule)
+]
+
+
+def _straggler() -> AlertRule:
+    return next(each for each in ALERTS if each.alert == "RankwatchStraggler")
+
+
+def test_every_alert_is_clean() -> None:
+    """Expressions, annotations and the queries inside templates."""
+    assert [finding for rule in ALERTS for finding in check_alert(rule)] == []
+
+
+def test_every_recording_rule_is_clean_and_yields_the_labels_it_declares() -> None:
+    """What dashboards and alerts may rely on is what the expression gives."""
+    for rule in RECORDED:
+        assert check_expression(rule.record, rule.expression) == []
+        declared = {str(label) for label in record(rule.record).labels}
+        assert result_labels(parse(rule.expression)) == declared, rule.record
+
+
+def test_each_declared_record_is_recorded_once() -> None:
+    """Two producers of one name would be summed silently."""
+    assert sorted(rule.record for rule in RECORDED) == sorted(each.name for each in RECORDS)
+
+
+def test_the_registry_names_the_alerts_there_are() -> None:
+    """An alert that is not in the registry has no runbook."""
+    assert set(ALERT_NAMES) == {rule.alert for rule in ALERTS}
+
+
+@pytest.mark.parametrize("alert", ALERT_NAMES)
+def test_every_alert_has_a_clean_runbook(alert: str) -> None:
+    """Headings, commands, dashboard, and queries that parse and use known names."""
+    text = (RUNBOOKS / f"{alert}.md").read_text(encoding="utf-8")
+    assert check_runbook(alert, text) == []
+
+
+def test_there_is_no_runbook_without_an_alert() -> None:
+    """A page nobody links to goes stale."""
+    assert {each.stem for each in RUNBOOKS.glob("Rankwatch*.md")} == set(ALERT_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("rankwatch_stepp > 1", "rankwatch_stepp is not declared"),
+        ('rankwatch_step{gpu="0"} > 1', "rankwatch_step has no label gpu"),
+        ("rankwatch_steps_total > 1", "counter rankwatch_steps_total without rate or increase"),
+        ("sum(rankwatch_steps_total) > 1", "counter rankwatch_steps_total without rate or increase"),
+        ("rate(rankwatch_step[5m]) > 1", "rate of rankwatch_step, which is no counter"),
+        ("sum by (run (rankwatch_step)", "does not parse"),
+    ],
+)
+def test_a_faulty_expression_is_found(expression: str, message: str) -> None:
+    """One fault, one finding that says it."""
+    findings = check_expression("here", expression)
+    assert len(findings) == 1
+    assert message in findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "message"),
+    [
+        ("description", "{{ $labels.gpu }}", "names label gpu, which the alert lacks"),
+        ("description", "A rank is slow.", "description is not templated"),
+        (
+            "description",
+            "{{ with printf `topk(1, nope{run=%q})` $labels.run | query }}",
+            "nope is not declared",
+        ),
+        ("summary", "Rank {{ $labels.rank }} is slow.", "summary is templated"),
+        ("summary", "a rank is slow", "summary is no sentence"),
+        ("runbook_url", "https://runbooks.example.com/other", "does not end with the alert's name"),
+        ("dashboard_url", "https://grafana.example.com", "names no dashboard"),
+    ],
+)
+def test_a_faulty_annotation_is_found(annotation: str, text: str, message: str) -> None:
+    """promtool accepts each of these."""
+    rule = _straggler()
+    findings = check_alert(replace(rule, annotations={**rule.annotations, annotation: text}))
+    assert any(message in each.message for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("## Impact", "## Background", "the headings are not"),
+        ("```sh", "```text", "there is no command to copy"),
+        ("rankwatch-run-debug", "some-board", "the dashboard rankwatch-run-debug is not named"),
+        ("rank:rankwatch_step_local_seconds:mean", "rank:typo", "rank:typo is not declared"),
+        ("sort_desc(", "sort_desc((", "a query does not parse"),
+        ("# RankwatchStraggler", "# Straggler", "the first line is not"),
+    ],
+)
+def test_a_faulty_runbook_is_found(old: str, new: str, message: str) -> None:
+    """Commands in indented blocks of numbered steps are read too."""
+    text = (RUNBOOKS / "RankwatchStraggler.md").read_text(encoding="utf-8").replace(old, new)
+    assert any(message in each.message for each in check_runbook("RankwatchStraggler", text))
+
+
+@pytest.mark.parametrize(
+    ("expression", "labels"),
+    [
+        ("sum by (run) (rate(rankwatch_steps_total[5m]))", {"run"}),
+        ("sum(rate(rankwatch_steps_total[5m]))", set()),
+        ("absent(rankwatch_agent_info)", set()),
+        ("sum by (run, rank) (rankwatch_step) / on (run) group_left (unit) sum by (run, unit) (up)",
+         {"run", "rank", "unit"}),
+        ("sum by (run) (rankwatch_step) * on (run) group_right () sum by (run, rank) (rankwatch_step)",
+         {"run", "rank"}),
+        ("sum by (run, rank) (rankwatch_step) / on (run) sum by (run) (rankwatch_step)", {"run"}),
+        ("sum by (run, rank) (rankwatch_step) or sum by (run) (rankwatch_step)", {"run"}),
+        ("time() - max by (run) (rankwatch_step) > 3", {"run"}),
+        ('label_replace(sum by (run) (rankwatch_step), "cause", "x", "", "")', {"run", "cause"}),
+    ],
+)  # fmt: skip
+def test_the_labels_of_a_result_follow_from_its_expression(expression: str, labels: set[str]) -> None:
+    """Aggregation, matching and set operations each have their rule."""
+    assert result_labels(parse(expression)) == labels

@@ -1,0 +1,106 @@
+"""Every alert is tested by promtool: healthy, just before, firing, resolved."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankwatch_alerts import RuleConfig, alert_groups
+from rankwatch_alerts.rules import AlertRule
+from support_prometheus import require
+
+TESTS = Path(__file__).parent / "rules"
+RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
+
+
+def _key(alert: str, labels: Mapping[str, str]) -> tuple[str, str, str]:
+    return alert, labels["severity"], labels.get("reason", "")
+
+
+def _rule_key(rule: AlertRule) -> tuple[str, str, str]:
+    return _key(rule.alert, {**rule.labels, "severity": rule.severity})
+
+
+def _seconds(text: str) -> int:
+    units = {"h": 3600, "m": 60, "s": 1}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
+
+
+def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(TESTS.glob("*.yml")):
+        for case in yaml.safe_load(path.read_text())["tests"]:
+            yield path.stem, case
+
+
+def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, bool]:
+    """Whether the rule fires, by the instants at which its alert is asked for."""
+    return {
+        _seconds(each["eval_time"]): any(
+            _key(each["alertname"], alert["exp_labels"]) == key for alert in each["exp_alerts"]
+        )
+        for each in case["alert_rule_test"]
+        if each["alertname"] == key[0]
+    }
+
+
+def test_promtool_agrees_with_every_case() -> None:
+    """Labels and annotations are compared to the letter."""
+    require("promtool")
+    files = sorted(map(str, TESTS.glob("*.yml")))
+    result = subprocess.run(
+        ["promtool", "test", "rules", *files], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(filter(None, _rule_key(rule))))
+def test_every_rule_is_seen_silent_then_firing_then_resolved(rule: AlertRule) -> None:
+    """In one case: nothing one evaluation before it fires, the alert, and nothing later."""
+    for _, case in _cases():
+        times = _firing_times(case, _rule_key(rule))
+        fired = [instant for instant, fires in times.items() if fires]
+        if not fired:
+            continue
+        before = times.get(fired[0] - 15) is False
+        after = any(not fires for instant, fires in times.items() if instant > fired[-1])
+        if before and after:
+            return
+    pytest.fail(f"{rule.alert} has no case that shows it silent, firing and resolved")
+
+
+def test_a_rule_without_a_case_fails_the_gate() -> None:
+    """Coverage cannot decay unseen."""
+    untested = replace(RULES[0], alert="RankwatchUntested")
+    with pytest.raises(pytest.fail.Exception, match="RankwatchUntested has no case"):
+        test_every_rule_is_seen_silent_then_firing_then_resolved(untested)
+
+
+@pytest.mark.parametrize("alert", sorted({rule.alert for rule in RULES}))
+def test_every_alert_is_silent_on_the_healthy_run(alert: str) -> None:
+    """The healthy run asks for each alert, and expects none."""
+    asked = [
+        each["exp_alerts"]
+        for name, case in _cases()
+        if name == "healthy"
+        for each in case["alert_rule_test"]
+        if each["alertname"] == alert
+    ]
+    assert asked
+    assert not any(asked)
+
+
+def test_every_firing_alert_is_compared_with_all_its_annotations() -> None:
+    """An annotation that is left out of a test could say anything."""
+    annotations = {_rule_key(rule): set(rule.annotations) for rule in RULES}
+    for _, case in _cases():
+        for each in case["alert_rule_test"]:
+            for alert in each["exp_alerts"]:
+                key = _key(each["alertname"], alert["exp_labels"])
+                assert set(alert["exp_annotations"]) == annotations[key], case["name"]

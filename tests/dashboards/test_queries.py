@@ -1,0 +1,166 @@
+"""Every panel's query, asked of a real Prometheus that scrapes a run, gives something to draw."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from rankwatch.conventions import METRICS, Kind, Label, Metric
+from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
+from rankwatch_dashboards import dashboards
+from rankwatch_dashboards.lint.targets import Target, filled_in, targets
+from support_prometheus import poll, prometheus, query
+
+RANKS = 4
+SLOW_RANK = 2
+STEPS_PER_SECOND = 4.0
+SECONDS_FOR_ALL = 45.0
+
+_VALUES: dict[Label, tuple[str, ...]] = {
+    Label.RUN: ("r",),
+    Label.PHASE: ("data_wait", "forward", "backward", "optimizer", "communication", "other"),
+    Label.NAME: ("loss", "gradient_norm"),
+    Label.UNIT: ("tokens",),
+    Label.OPERATION: ("save", "all_reduce"),
+    Label.OUTCOME: ("success", "failure"),
+    Label.MODE: ("user", "idle"),
+    Label.STATE: ("running",),
+    Label.STAGE: ("",),
+}
+"""Values of labels; any other label has the value x."""
+
+
+def _label_sets(metric: Metric, rank: int) -> Iterator[dict[str, str]]:
+    """One set per combination of values on the node of a rank."""
+    sets: list[dict[str, str]] = [{"node": f"n{rank}", "cluster": "c"}]
+    for label in metric.labels:
+        values = (str(rank),) if label is Label.RANK else _VALUES.get(label, ("x",))
+        sets = [{**each, str(label): value} for each in sets for value in values]
+    yield from sets
+
+
+def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> float:
+    """Counters grow with time, timestamps are the present, one rank works half again as long."""
+    running = now - began
+    if metric.name.endswith("timestamp_seconds"):
+        return now
+    if metric.kind is not Kind.COUNTER:
+        return 1.0 + 0.1 * int(labels.get("rank", 0))
+    if metric.name == "rankwatch_steps_total":
+        return running * STEPS_PER_SECOND
+    slow = labels.get("rank") == str(SLOW_RANK)
+    if metric.name == "rankwatch_step_seconds_total":
+        return running
+    if metric.name == "rankwatch_step_local_seconds_total":
+        return running * (0.9 if slow else 0.6)
+    if labels.get("phase") == "backward":
+        return running * (0.4 if slow else 0.1)
+    return running * 0.1
+
+
+def _exposition(began: float) -> str:
+    """Every declared metric with plausible values, as an agent on each of four nodes would serve it."""
+    now = time.time()
+    lines = []
+    for metric in METRICS:
+        for rank in range(RANKS):
+            for labels in _label_sets(metric, rank):
+                text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+                if metric.kind is Kind.HISTOGRAM:
+                    lines += _histogram(metric.name, text, (now - began) * STEPS_PER_SECOND)
+                else:
+                    lines.append(f"{metric.name}{{{text}}} {_value(metric, labels, now, began)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str, labels: str, count: float) -> list[str]:
+    return [
+        f'{name}_bucket{{{labels},le="0.2"}} 0',
+        f'{name}_bucket{{{labels},le="0.5"}} {count!r}',
+        f'{name}_bucket{{{labels},le="+Inf"}} {count!r}',
+        f"{name}_sum{{{labels}}} {count / STEPS_PER_SECOND!r}",
+        f"{name}_count{{{labels}}} {count!r}",
+    ]
+
+
+class _Agent(BaseHTTPRequestHandler):
+    began: ClassVar[float] = 0.0
+
+    def do_GET(self) -> None:
+        body = _exposition(self.began).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Quiet: scrapes are not news."""
+
+
+@contextmanager
+def _agent() -> Iterator[str]:
+    """A server of the exposition on a free port; yields host:port."""
+    _Agent.began = time.time() - 1000
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Agent) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def prometheus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prometheus that scrapes the run twice a second and evaluates the shipped rules."""
+    directory = tmp_path_factory.mktemp("prometheus")
+    config = replace(RuleConfig().scaled(60), scrape_interval_seconds=0.5)
+    rules = write_rules(config, directory)
+    with (
+        _agent() as target,
+        prometheus(prometheus_config(config, rule_files=rules, agent_targets=[target]), directory) as url,
+    ):
+        yield url
+
+
+def _empty(url: str, asked: list[Target]) -> list[Target]:
+    values = {"cluster": ".*", "run": "r", "rank": ".+", "__rate_interval": "5s"}
+    return [each for each in asked if not query(url, filled_in(each.expression, values))]
+
+
+@pytest.mark.e2e
+def test_every_query_of_every_panel_returns_series(prometheus_url: str) -> None:
+    """A misspelt name is a success with no series, so emptiness is the error."""
+    asked = [each for dashboard in dashboards(RuleConfig()) for each in targets(dashboard)]
+    assert len(asked) > 30
+    waiting = asked
+
+    def all_answered() -> bool:
+        nonlocal waiting
+        waiting = _empty(prometheus_url, waiting)
+        return not waiting
+
+    try:
+        poll(all_answered, SECONDS_FOR_ALL, "series for some panels")
+    finally:
+        assert [f"{each.panel['title']}: {each.expression}" for each in waiting] == []
+
+
+@pytest.mark.e2e
+def test_the_slow_rank_stands_out_in_the_recorded_series(prometheus_url: str) -> None:
+    """The rules on a live Prometheus suspect the rank that works longer, and no other."""
+
+    def suspects() -> list[str]:
+        series = query(prometheus_url, "rank:rankwatch_straggler:slowdown")
+        return [each["metric"]["rank"] for each in series]
+
+    assert poll(suspects, SECONDS_FOR_ALL, "suspected straggler") == [str(SLOW_RANK)]
