@@ -47,12 +47,14 @@ rules: setup
 	promtool check rules alerts/generated/*.rules.yml
 	amtool check-config alerts/generated/alertmanager.yml
 
-generate: setup ## rebuild alerts/generated and dashboards/generated
+generate: setup ## rebuild rules, dashboards and references
 	$(BIN)/python -m rankwatch_alerts generate
 	$(BIN)/python -m rankwatch_dashboards generate
+	$(BIN)/rankwatch reference metrics > docs/metrics.md
+	$(BIN)/rankwatch reference settings > docs/settings.md
 
 unchanged: generate
-	@git diff --exit-code -- alerts/generated dashboards/generated || \
+	@git diff --exit-code -- alerts/generated dashboards/generated docs || \
 	  { echo "generated files are not what the code generates: run make generate and commit"; exit 1; }
 
 bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json

@@ -123,7 +123,7 @@ class Demo:
         self._say(f"waiting for the first steps of {self._options.ranks} ranks")
 
         def stepping() -> bool:
-            figures = read_figures(addresses.agent)
+            figures = self._figures(addresses)
             return len(figures) == self._options.ranks and all(each.steps >= 3 for each in figures.values())
 
         parts.wait_until(self._workspace, stepping, "the trainer's first steps")
@@ -176,7 +176,7 @@ class Demo:
         self._workspace.check()
         moment = time.monotonic()
         self._history = [each for each in self._history if each[0] > moment - 3 * _WINDOW_SECONDS]
-        self._history.append((moment, read_figures(addresses.agent)))
+        self._history.append((moment, self._figures(addresses)))
         self._show(what)
         if self._receiver is None:
             time.sleep(1.0)
@@ -186,6 +186,13 @@ class Demo:
         except queue.Empty:
             return None
         return alert if alert.firing else None
+
+    def _figures(self, addresses: Addresses) -> Figures:
+        try:
+            return read_figures(addresses.agent)
+        except DemoError:
+            self._workspace.check()  # an agent that has ended says more than one that does not answer
+            raise
 
     def _show(self, what: str) -> None:
         before, then, figures = self._window()

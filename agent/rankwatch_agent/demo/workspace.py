@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -25,9 +26,10 @@ class Workspace:
     """A temporary directory with processes; both are gone when the `with` block or this process ends."""
 
     def __init__(self) -> None:
-        base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self.directory = Path(tempfile.mkdtemp(prefix="rankwatch-demo-", dir=base))
-        self._janitor = Janitor(self.directory)
+        base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        self.directory = base / f"rankwatch-demo-{secrets.token_hex(4)}"
+        self._janitor = Janitor(self.directory)  # before there is a directory: a signal may come between
+        self.directory.mkdir(mode=0o700)
         self._parts: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,55 @@
+"""`rankwatch reference`: print the reference of metrics or of the agent's settings, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rankwatch.conventions import METRICS, RECORDS
+from rankwatch_agent.config.fields import FIELD_NAMES, AgentConfig
+from rankwatch_agent.config.help import field_help
+from rankwatch_agent.config.load import ENVIRONMENT_PREFIX, flag_name
+from rankwatch_agent.schedule import DEFAULT_SCHEDULES
+from rankwatch_agent.sentence_parser import SentenceParser
+
+_GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the reference that was asked for; returns 0."""
+    parser = SentenceParser(
+        prog="rankwatch reference", description="Print the reference of metrics or settings as Markdown."
+    )
+    parser.add_argument("subject", choices=("metrics", "settings"), help="what to print")
+    subject = parser.parse_args(arguments).subject
+    print("\n".join(_metrics() if subject == "metrics" else _settings()))
+    return 0
+
+
+def _metrics() -> Iterator[str]:
+    yield from ("# Metrics", "", _GENERATED, "")
+    yield "Every series of the agent also carries `node`, and `cluster` where the agent is told one."
+    yield from ("", "## Exported by the agent", "", "| metric | type | unit | labels | meaning |")
+    yield "| --- | --- | --- | --- | --- |"
+    for each in METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        yield f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.help} |"
+    yield from ("", "## Written by the recording rules", "", "| series | labels | meaning |")
+    yield "| --- | --- | --- |"
+    for record in RECORDS:
+        labels = ", ".join(f"`{label}`" for label in record.labels)
+        yield f"| `{record.name}` | {labels} | {record.help} |"
+
+
+def _settings() -> Iterator[str]:
+    yield from ("# Settings of the agent", "", _GENERATED, "")
+    yield "A flag wins over the environment, the environment over the TOML file (`--config`)."
+    yield "`rankwatch agent --print-config` prints what is in force, and where each value came from."
+    yield from ("", "| setting | flag | environment | meaning |", "| --- | --- | --- | --- |")
+    texts = field_help(AgentConfig)
+    for name in FIELD_NAMES:
+        variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+        yield f"| `{name}` | `{flag_name(name)}` | `{variable}` | {texts[name]} |"
+    yield from ("", "Collectors and their schedules:", "", "| collector | interval | deadline |")
+    yield "| --- | --- | --- |"
+    for name, schedule in DEFAULT_SCHEDULES.items():
+        yield f"| `{name}` | {schedule.interval_seconds:g} s | {schedule.deadline_seconds:g} s |"

@@ -1,0 +1,95 @@
+"""The documents tell the truth: their code runs, their links exist, and nothing is left out of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.cli import COMMANDS
+from rankwatch_alerts import ALERT_NAMES
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("runbooks/*.md")])
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "docs" / "instrumentation.md"], ids=lambda p: p.stem
+)
+def test_python_in_the_documents_runs(name: str, tmp_path: Path) -> None:
+    """As it is printed, and it leaves a black box behind."""
+    (code,) = blocks(ROOT / name, "python")
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, check=True)
+    assert list(tmp_path.glob("*/0.blackbox"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of every page."""
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_documents_exist(page: Path) -> None:
+    """`rankwatch X` and `make X`, wherever they are printed."""
+    text = page.read_text()
+    made = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for command in re.findall(r"(?:^|`)rankwatch ([a-z]+)", text, flags=re.MULTILINE):
+        assert command in COMMANDS, f"{page.name} names rankwatch {command}"
+    for target in re.findall(r"(?:^|`)make ([a-z]+)", text, flags=re.MULTILINE):
+        assert target in made, f"{page.name} names make {target}"
+
+
+def test_the_readme_names_every_alert_and_every_dependency() -> None:
+    """With a runbook, and with the reason for it."""
+    for name in ALERT_NAMES:
+        assert f"[page](runbooks/{name}.md)" in README
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra, requirements in project["optional-dependencies"].items():
+        for requirement in requirements if extra != "all" else ():
+            assert f"`{re.split('[<>=]', requirement)[0]}`" in README, requirement
+
+
+def test_the_readme_shows_a_command_its_output_and_a_picture_within_thirty_lines() -> None:
+    """Whoever opens it sees what it does."""
+    head = "\n".join(README.splitlines()[:45])
+    assert "make demo" in head
+    assert "RankwatchStraggler" in head
+    assert "](docs/images/" in head
+
+
+@pytest.mark.parametrize("subject", ["metrics", "settings"])
+def test_the_references_are_what_the_declarations_say(subject: str) -> None:
+    """`make generate` rewrites them."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "rankwatch_agent", "reference", subject],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout == (ROOT / "docs" / f"{subject}.md").read_text()
+
+
+def test_no_path_of_a_machine_and_no_registry_is_written_down() -> None:
+    """What is committed works elsewhere."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if not listed:
+        pytest.skip("the tree is no git checkout, so its files cannot be listed")
+    forbidden = re.compile(r"/home/[a-z]|/root/|pypi\.org|files\.pythonhosted|extra-index-url|find-links")
+    for name in listed.splitlines():
+        if name != "tests/test_documents.py":
+            found = forbidden.search((ROOT / name).read_text(errors="replace"))
+            assert not found, f"{name}: {found}"
