@@ -38,13 +38,14 @@ def main(arguments: Sequence[str]) -> int:
 
     with Workspace() as workspace:
         try:
-            outcome = Demo(workspace, options, say).play(lambda addresses: _show(addresses, say))
+            outcome = Demo(workspace, options, say).play(
+                ready=lambda addresses: _show(addresses, say), tell=lambda outcome: print(report(outcome))
+            )
         except DemoError as error:
             print(f"rankwatch demo: {error}", file=sys.stderr)
             return FAILED_STATUS
     if given.result:
         given.result.write_text(as_json(outcome))
-    print(report(outcome))
     return 0 if outcome.right else FAILED_STATUS
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 
 from rankwatch_agent.demo.story import Outcome
+
+_FIRST = ("alertname", "severity", "run", "rank", "node", "cause", "slowdown", "runbook_url")
+"""What somebody who was woken reads first."""
 
 
 def report(outcome: Outcome) -> str:
@@ -17,7 +21,9 @@ def report(outcome: Outcome) -> str:
     if outcome.alert is not None:
         lines += ["", "The alert as Alertmanager delivered it:"]
         shown = {**outcome.alert.labels, **outcome.alert.annotations}
-        lines += [f"  {name:<13} {value}" for name, value in shown.items()]
+        first = [name for name in _FIRST if name in shown]
+        for name in [*first, *sorted(shown.keys() - set(first))]:
+            lines += textwrap.wrap(f"  {name:<13} {shown[name]}", 110, subsequent_indent=" " * 16)
     elif outcome.suspect is not None:
         found = outcome.suspect
         lines += [

@@ -81,8 +81,12 @@ class Demo:
         self._suspects: list[int] = []
         self._told_at = 0.0
 
-    def play(self, ready: Callable[[Addresses], None]) -> Outcome:
-        """Run the demo; `ready` is called with the addresses once all parts run. Raises DemoError."""
+    def play(self, ready: Callable[[Addresses], None], tell: Callable[[Outcome], None]) -> Outcome:
+        """Run the demo; raises DemoError.
+
+        ready: called with the addresses once all parts run.
+        tell: called with the outcome, before `keep` keeps everything running.
+        """
         servers = parts.find_servers()
         sentence = parts.missing_servers(list(servers))
         with self._receive(enabled=sentence is None) as receiver:
@@ -93,9 +97,12 @@ class Demo:
             ready(addresses)
             self._wait_for_steps(addresses)
             if self._options.healthy_seconds is not None:
-                return self._watch_healthy(addresses, self._options.healthy_seconds)
+                outcome = self._watch_healthy(addresses, self._options.healthy_seconds)
+                tell(outcome)
+                return outcome
             self._watch(addresses, HEALTHY_SECONDS, "healthy")
             outcome = self._inject_and_wait(addresses)
+            tell(outcome)
             if self._options.keep:
                 self._say("kept running; Ctrl-C ends everything")
                 while True:
