@@ -12,9 +12,9 @@ from types import TracebackType
 from rankwatch_agent.collection import Collector
 from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.export.exposition import Exposition, constant_labels
-from rankwatch_agent.pages import build_routes
-from rankwatch_agent.server import MetricsServer, join_address
-from rankwatch_agent.supervisor import Supervisor
+from rankwatch_agent.serving.pages import build_routes
+from rankwatch_agent.serving.server import MetricsServer, join_address
+from rankwatch_agent.supervision.supervisor import Supervisor
 from rankwatch_agent.user_error import UserError
 from rankwatch_agent.version import version
 

@@ -11,8 +11,8 @@ from rankwatch_agent.collection import CollectError, Collection, NotApplicable, 
 from rankwatch_agent.collectors.block_device import device_under, parse_diskstats, parse_mount_sources
 from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.collectors.parts import collect_parts
-from rankwatch_agent.log_limit import LogLimit
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.log_limit import LogLimit
+from rankwatch_agent.supervision.schedule import Schedule
 
 _SIZE = metric("rankwatch_filesystem_size_bytes")
 _AVAILABLE = metric("rankwatch_filesystem_available_bytes")

@@ -11,8 +11,8 @@ from rankwatch.conventions import metric
 from rankwatch_agent.collection import Collection, Series
 from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.collectors.parts import collect_parts
-from rankwatch_agent.log_limit import LogLimit
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.log_limit import LogLimit
+from rankwatch_agent.supervision.schedule import Schedule
 
 _CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
 _CPUS = metric("rankwatch_host_cpus")

@@ -15,8 +15,8 @@ from rankwatch_agent.collection import CollectError, Collection, NotApplicable, 
 from rankwatch_agent.collectors.interface_choice import InterfaceChoice
 from rankwatch_agent.collectors.kernel_files import parse_kernel_file, read_kernel_file
 from rankwatch_agent.collectors.parts import collect_parts
-from rankwatch_agent.log_limit import LogLimit
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.log_limit import LogLimit
+from rankwatch_agent.supervision.schedule import Schedule
 
 _COUNTERS = {
     "receive_bytes": metric("rankwatch_network_receive_bytes_total"),

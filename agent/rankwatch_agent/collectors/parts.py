@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
-from rankwatch_agent.log_limit import LogLimit
+from rankwatch_agent.supervision.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from rankwatch.conventions import METRICS, RECORDS
 from rankwatch_agent.config.fields import FIELD_NAMES, AgentConfig
 from rankwatch_agent.config.help import field_help
 from rankwatch_agent.config.load import ENVIRONMENT_PREFIX, flag_name
-from rankwatch_agent.schedule import DEFAULT_SCHEDULES
 from rankwatch_agent.sentence_parser import SentenceParser
+from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES
 
 _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankwatch.conventions import environment
 from rankwatch_agent.config.error import ConfigError
-from rankwatch_agent.schedule import DEFAULT_SCHEDULES, Schedule
+from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES, Schedule
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")

@@ -13,7 +13,7 @@ from rankwatch.conventions import Label
 from rankwatch_agent.export.family import families
 from rankwatch_agent.export.lines import LineEncoder
 from rankwatch_agent.export.process import ProcessFamilies
-from rankwatch_agent.snapshot import Snapshot
+from rankwatch_agent.supervision.snapshot import Snapshot
 
 MAX_FORMATS = 4
 """Formats whose lines are remembered; there are more, since a scraper may name any version."""

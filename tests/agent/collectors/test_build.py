@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.config import AgentConfig
-from rankwatch_agent.schedule import DEFAULT_SCHEDULES
+from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES
 
 
 def test_every_collector_is_built_with_its_schedule() -> None:

@@ -16,7 +16,7 @@ from rankwatch_agent.collectors.block_device import (
     parse_mount_sources,
 )
 from rankwatch_agent.collectors.disk import DiskCollector
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
 
 DISKSTATS = " 259 0 nvme0n1 10 1 2 1500 20 3 4 2500 0 750 4000 0 0 0 0 0 0\n"

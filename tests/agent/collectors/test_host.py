@@ -15,7 +15,7 @@ from rankwatch_agent.collectors.host import (
     parse_pressure,
     parse_stat,
 )
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
 
 STAT = (

@@ -14,7 +14,7 @@ from rankwatch_agent.collectors.network import (
     parse_net_dev,
     parse_speed,
 )
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
 
 HEAD = "Inter-|   Receive |  Transmit\n face |bytes packets errs drop ...\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.collectors.tcp import TcpCollector, parse_protocol
-from rankwatch_agent.schedule import Schedule
+from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
 
 SNMP = "Ip: Forwarding\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 1508 7\nUdp: NoPorts\nUdp: 0\n"

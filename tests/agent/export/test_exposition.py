@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import Collection, Histogram, Series
 from rankwatch_agent.export.exposition import Exposition, constant_labels
-from rankwatch_agent.snapshot import Snapshot
+from rankwatch_agent.supervision.snapshot import Snapshot
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 CPU = metric("rankwatch_host_cpu_seconds_total")

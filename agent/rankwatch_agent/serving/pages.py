@@ -7,8 +7,8 @@ from email.message import Message
 from http import HTTPStatus
 
 from rankwatch_agent.export.exposition import Exposition
-from rankwatch_agent.server import Page, Route, plain_page
-from rankwatch_agent.snapshot import Snapshot
+from rankwatch_agent.serving.server import Page, Route, plain_page
+from rankwatch_agent.supervision.snapshot import Snapshot
 
 _INDEX = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>rankwatch agent</title></head>

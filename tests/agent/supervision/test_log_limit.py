@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.log_limit import MAX_MESSAGES, REPEAT_SECONDS, LogLimit
+from rankwatch_agent.supervision.log_limit import MAX_MESSAGES, REPEAT_SECONDS, LogLimit
 from support_agent import ManualClock
 
 

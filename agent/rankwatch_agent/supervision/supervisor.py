@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from rankwatch_agent.collection import Collector
-from rankwatch_agent.health import health
-from rankwatch_agent.runner import Clocks, CollectorRunner
-from rankwatch_agent.snapshot import Snapshot
+from rankwatch_agent.supervision.health import health
+from rankwatch_agent.supervision.runner import Clocks, CollectorRunner
+from rankwatch_agent.supervision.snapshot import Snapshot
 
 WATCH_SECONDS = 1.0
 """How often deadlines are looked at when nobody scrapes, so that the log still tells of a hang."""

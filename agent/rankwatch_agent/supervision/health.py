@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import Collection, Collector, Series
-from rankwatch_agent.run_record import RunRecord
+from rankwatch_agent.supervision.run_record import RunRecord
 
 _INFO = metric("rankwatch_agent_info")
 _STATE = metric("rankwatch_collector_state")

@@ -11,8 +11,8 @@ import pytest
 
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, Collector, NotApplicable, Series
-from rankwatch_agent.runner import Clocks
-from rankwatch_agent.supervisor import Supervisor
+from rankwatch_agent.supervision.runner import Clocks
+from rankwatch_agent.supervision.supervisor import Supervisor
 from support_agent import FakeCollector, HungCollector, ManualClock, load, until, values
 
 LOAD = ("rankwatch_host_load1",)

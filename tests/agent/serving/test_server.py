@@ -12,8 +12,8 @@ from http import HTTPStatus
 import pytest
 
 from rankwatch_agent.export.exposition import Exposition
-from rankwatch_agent.pages import build_routes
-from rankwatch_agent.server import (
+from rankwatch_agent.serving.pages import build_routes
+from rankwatch_agent.serving.server import (
     CONNECTIONS_PER_REQUEST,
     MetricsServer,
     Page,
@@ -21,7 +21,7 @@ from rankwatch_agent.server import (
     join_address,
     plain_page,
 )
-from rankwatch_agent.snapshot import Snapshot
+from rankwatch_agent.supervision.snapshot import Snapshot
 from rankwatch_agent.user_error import UserError
 from support_agent import DEADLINE_SECONDS, fetch, until
 

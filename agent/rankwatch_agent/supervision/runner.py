@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch_agent.collection import AgentError, Collection, Collector, NotApplicable
-from rankwatch_agent.log_limit import LogLimit
-from rankwatch_agent.run_record import Outcome, RunRecord
-from rankwatch_agent.schedule import next_start, stale_after
+from rankwatch_agent.supervision.log_limit import LogLimit
+from rankwatch_agent.supervision.run_record import Outcome, RunRecord
+from rankwatch_agent.supervision.schedule import next_start, stale_after
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Serves the last snapshot over HTTP; nothing is collected for a request."""

@@ -1,0 +1,1 @@
+"""Runs collectors on their own schedules and keeps what they last found."""
