@@ -1,9 +1,10 @@
-"""The data loader, with the wait for each batch timed."""
+"""The wait for a batch, and the data loader with that wait timed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from rankwatch.spans import Span
@@ -12,28 +13,46 @@ from rankwatch.steps import Steps
 T = TypeVar("T")
 
 
-class Batches(Generic[T]):
-    """Iterates a loader; the wait for a batch is phase `data_wait` and belongs to the step that follows."""
+class BatchWait:
+    """Phase `data_wait`: outside of a step it belongs to the step that follows."""
 
-    def __init__(self, loader: Iterable[T], wait: Span, steps: Steps) -> None:
+    __slots__ = ("_began", "_phase", "_steps")
+
+    def __init__(self, phase: Span, steps: Steps) -> None:
+        self._phase = phase
+        self._steps = steps
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+        self._phase.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._phase.__exit__(kind, error, trace)
+        if kind is None and not self._steps.open:
+            self._steps.waiting_since(self._began)
+
+
+class Batches(Generic[T]):
+    """Iterates a loader and times the wait for each batch."""
+
+    def __init__(self, loader: Iterable[T], wait: BatchWait) -> None:
         self.loader = loader
         """The loader itself, for `set_epoch` and the like."""
         self._wait = wait
-        self._steps = steps
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
         iterator = iter(self.loader)
-        steps, wait = self._steps, self._wait
+        wait = self._wait
         while True:
-            began = time.monotonic()
-            with wait:
-                try:
+            try:
+                with wait:
                     batch = next(iterator)
-                except StopIteration:
-                    return
-            if not steps.open:
-                steps.waiting_since(began)
+            except StopIteration:
+                return
             yield batch

@@ -22,13 +22,22 @@ class Stage(AbstractContextManager[None]):
         self._name = name
         self._began = time.monotonic()
 
-    def __enter__(self) -> None:
+    def begin(self) -> Stage:
+        """The stage begins."""
         self._began = time.monotonic()
+        return self
+
+    def end(self, *, failed: bool = False) -> None:
+        """The stage ends."""
+        self._operation.record_stage(self._name, self._began, failed=failed)
+
+    def __enter__(self) -> None:
+        self.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._operation.record_stage(self._name, self._began, failed=kind is not None)
+        self.end(failed=kind is not None)
 
 
 class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
@@ -64,16 +73,24 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         """Write the record of a stage that began at `began` and ends now."""
         self._write(self._writer.name_number(name), began, time.monotonic(), failed)
 
-    def __enter__(self) -> CheckpointOperation:
+    def begin(self) -> CheckpointOperation:
+        """The operation begins."""
         self._phase.__enter__()
         self._began = time.monotonic()
         return self
 
+    def end(self, *, failed: bool = False) -> None:
+        """The operation ends."""
+        self._finish(self._failed or failed)
+        self._phase.__exit__(None, None, None)
+
+    def __enter__(self) -> CheckpointOperation:
+        return self.begin()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish(self._failed or kind is not None)
-        self._phase.__exit__(kind, error, trace)
+        self.end(failed=kind is not None)
 
     @guarded("record a checkpoint")
     def _finish(self, failed: bool) -> None:

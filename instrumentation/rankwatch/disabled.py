@@ -14,17 +14,34 @@ T = TypeVar("T")
 _NULL = NullSpan()
 
 
+class DisabledStage(NullSpan):
+    """A stage that is not recorded."""
+
+    __slots__ = ()
+
+    def begin(self) -> DisabledStage:
+        """Does nothing."""
+        return self
+
+    def end(self, *, failed: bool = False) -> None:
+        """Does nothing."""
+
+
 class DisabledOperation(AbstractContextManager["DisabledOperation"]):
     """A checkpoint operation that is not recorded."""
 
     bytes = 0
 
-    def stage(self, name: str) -> NullSpan:
-        """Does nothing."""
-        return _NULL
+    def stage(self, name: str) -> DisabledStage:
+        """Does nothing; so do all the others."""
+        return DisabledStage()
 
-    def failed(self, reason: str) -> None:
-        """Does nothing."""
+    def begin(self) -> DisabledOperation:
+        return self
+
+    def end(self, *, failed: bool = False) -> None: ...
+
+    def failed(self, reason: str) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,13 +5,16 @@ The server is a C++ thread: it answers while Python hangs. The agent asks it; no
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
 SUFFIX = ".sock"
 _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
+_CLOSE_SECONDS = 2.0
 
 
 def reserve_entries(env: MutableMapping[str, str]) -> None:
@@ -20,11 +23,37 @@ def reserve_entries(env: MutableMapping[str, str]) -> None:
         env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 
-def serve(path: Path) -> Any:
+class FlightRecorderServer:
     """A running worker server; raises RuntimeError or OSError where there can be none."""
-    from torch._C._distributed_c10d import _WorkerServer
 
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        raise OSError(f"socket path {path} is longer than {_SOCKET_PATH_BYTES} bytes")
-    path.unlink(missing_ok=True)
-    return _WorkerServer(str(path))
+    def __init__(self, path: Path) -> None:
+        from torch._C._distributed_c10d import _WorkerServer
+
+        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+            raise OSError(f"socket path {path} is longer than {_SOCKET_PATH_BYTES} bytes")
+        path.unlink(missing_ok=True)
+        self._path = path
+        self._server = _WorkerServer(str(path))
+        # Never destroyed: its destructor ends the process where its thread still runs, as in a fork.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
+
+    def close(self) -> None:
+        """End the server, but wait for that at most two seconds: the trainer wants to leave."""
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        # A shutdown that comes before the server's thread accepts is lost, and then never returns
+        # (torch 2.13): so have one request answered first.
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_CLOSE_SECONDS)
+            try:
+                probe.connect(str(self._path))
+                probe.sendall(b"GET /handler/ HTTP/1.0\r\n\r\n")
+                answered = bool(probe.recv(1))
+            except OSError:
+                answered = False
+        if answered:
+            self._server.shutdown()

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rankwatch.batches import Batches
+from rankwatch.batches import Batches, BatchWait
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
@@ -60,6 +60,8 @@ class Run:
             span, follow = phase_span(writer, number)
             self._followers.append(follow)
             self._spans[name] = self.device.span(span, number) if self.device else span
+        self._wait = BatchWait(self._spans[DATA_WAIT], self._steps)
+        self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
         self._steps.resolve_with(self._resolve)
         self._lifecycle(Lifecycle.STARTED)
@@ -97,7 +99,7 @@ class Run:
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """Iterate a data loader; the wait for each batch is phase `data_wait` of the step that follows."""
-        return Batches(loader, self._spans[DATA_WAIT], self._steps)
+        return Batches(loader, self._wait)
 
     def evaluation(self) -> AbstractContextManager[None]:
         """`with run.evaluation():`, inside a step or between two."""
@@ -126,7 +128,8 @@ class Run:
     def checkpoint(self, operation: str, *, step: int | None = None) -> CheckpointOperation:
         """`with run.checkpoint("save") as operation:`, likewise `verify` and `load`.
 
-        `with operation.stage("write"):` times a stage; set `operation.bytes`.
+        `with operation.stage("write"):` times a stage; set `operation.bytes`. Both have `begin` and
+        `end` as plain calls.
         """
         if operation not in CHECKPOINT_OPERATIONS:
             self._failures.misuse(

@@ -17,7 +17,7 @@ from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.flight_recorder import reserve_entries, serve
+from rankwatch.flight_recorder import FlightRecorderServer, reserve_entries
 from rankwatch.identity import find_identity
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
@@ -136,7 +136,4 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
 
     if dist.is_available():
         reserve_entries(os.environ)
-        path = writer.path.with_suffix(SOCKET_SUFFIX)
-        server = serve(path)
-        run.when_ended(server.shutdown)
-        run.when_ended(lambda: path.unlink(missing_ok=True))
+        run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

@@ -39,6 +39,15 @@ def test_a_save_is_recorded_with_stages_and_size(run: rankwatch.Run, tmp_path: P
     assert _phases(box(tmp_path))[-1].name == "checkpoint"
 
 
+def test_plain_calls_record_the_same(run: rankwatch.Run, tmp_path: Path) -> None:
+    """begin and end instead of `with`."""
+    operation = run.checkpoint("load", step=3).begin()
+    stage = operation.stage("read").begin()
+    stage.end()
+    operation.end()
+    assert operations(box(tmp_path)) == [("load", "read", 3, 0, False), ("load", "", 3, 0, False)]
+
+
 def test_an_exception_marks_the_operation_failed_and_goes_on(run: rankwatch.Run, tmp_path: Path) -> None:
     """The stage in which it happened is marked too."""
     with pytest.raises(OSError), run.checkpoint("save") as operation, operation.stage("write"):

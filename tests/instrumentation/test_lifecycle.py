@@ -75,6 +75,20 @@ def test_a_handler_of_the_trainers_own_still_runs(tmp_path: Path) -> None:
     assert end(tmp_path, code) == (0, ["started", "preempted"])
 
 
+def test_a_handler_set_before_the_start_still_runs_too(tmp_path: Path) -> None:
+    """faulthandler hands on to it."""
+    code = (
+        "import os, signal, sys, time, rankwatch\n"
+        "def leave(*_): run.preempted(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nrun = rankwatch.start(run='r')\n"
+        "os.kill(os.getpid(), 15)\ntime.sleep(60)"
+    )
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=30)
+    assert done.returncode == 0
+    assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)][-1] == "preempted"
+
+
 def test_an_orderly_end_leaves_only_the_black_box(tmp_path: Path) -> None:
     """No empty stack file, no socket."""
     end(tmp_path, "run.finish()")

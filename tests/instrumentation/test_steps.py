@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from pathlib import Path
 
@@ -72,6 +73,28 @@ def test_the_wait_for_a_batch_belongs_to_the_step_that_follows(run: rankwatch.Ru
         assert step.start == pytest.approx(wait.start, abs=1e-4)
         assert step.start <= wait.start
         assert wait.end <= step.end
+
+
+def test_a_wait_that_the_loop_times_itself_belongs_to_the_next_step_too(
+    run: rankwatch.Run, tmp_path: Path
+) -> None:
+    """`with run.phase("data_wait")` before the step."""
+    with run.phase("data_wait"):
+        pass
+    with run.step():
+        pass
+    wait, step = read(box(tmp_path))[1:]
+    assert (wait.name, step.kind) == ("data_wait", RecordKind.STEP)
+    assert step.start <= wait.start
+
+
+def test_a_disabled_run_takes_every_call_of_a_run() -> None:
+    """What `Run` offers, `DisabledRun` offers with the same arguments."""
+    for name in [each for each in vars(rankwatch.Run) if not each.startswith("_")]:
+        if name in ("when_ended", "exited", "silence"):
+            continue  # for `rankwatch.start` itself
+        ours, theirs = getattr(rankwatch.Run, name), getattr(rankwatch.DisabledRun, name)
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
 
 
 def test_an_evaluation_after_the_wait_is_no_part_of_the_next_step(run: rankwatch.Run, tmp_path: Path) -> None:
