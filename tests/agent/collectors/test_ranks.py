@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -261,3 +262,21 @@ def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> C
             return collection
         assert time.monotonic() < deadline, "what was expected did not come"
         time.sleep(0.05)
+
+
+def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_crash(tmp_path: Path) -> None:
+    """Quotes, newlines, bytes that are no UTF-8, and a very long name."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(2)\nready()"):
+        content = (tmp_path / "job" / "0.blackbox").read_bytes()
+        for name in (b'qu"ote\n\\', b"\xff\xfe", b"x" * 250):
+            run = os.fsencode(tmp_path) + b"/" + name
+            os.mkdir(run)  # noqa: PTH102 - a name that is no text
+            for claimed in (b"job", name[:128]):
+                at = struct.calcsize("<8sIIIIQQQQQiiiiddd")
+                box = content[:at] + claimed.ljust(128, b"\0") + content[at + 128 :]
+                with open(run + (b"/0.blackbox" if claimed == b"job" else b"/1.blackbox"), "wb") as file:
+                    file.write(box)
+        collection = collector.collect()
+    assert state(collection)["0"] == "running"
+    assert sum(values(collection, "rankwatch_blackbox_faults_total").values()) == 6.0

@@ -1,0 +1,58 @@
+"""The published number of series per rank is the number there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rankwatch.conventions import METRICS, Label
+from rankwatch_agent.collection import Collection
+from rankwatch_agent.collectors.ranks import RanksCollector
+from support_ranks import rank, values
+
+PAGE = Path(__file__).parents[3] / "docs" / "cardinality.md"
+OWN = (Label.RUN, Label.RANK)
+CHECKPOINT_SERIES = 3 * 2 + 3
+"""Three operations by two outcomes, and the seconds of each."""
+ONE_AT_A_TIME = (
+    "rankwatch_rank_info",
+    "rankwatch_rank_state",
+    "rankwatch_rank_phase_start_timestamp_seconds",
+)
+PULLS = 2
+
+
+def test_the_fixed_part_of_the_formula_is_what_the_declarations_add_up_to() -> None:
+    """A new per-rank metric changes the page."""
+    plain = [each for each in METRICS if each.labels == OWN]
+    fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS
+    (published,) = re.findall(r"^(\d+) \+ 3 P", PAGE.read_text(), flags=re.MULTILINE)
+    assert fixed == int(published)
+
+
+def test_a_rank_has_no_more_series_than_the_formula_says(tmp_path: Path) -> None:
+    """Counted on a rank that uses phases, scalars, units, checkpoints and an evaluation."""
+    code = """
+steps(25)
+with run.step():
+    for name in ("backward", "optimizer"):
+        with run.phase(name): pass
+    run.scalar("gradient_norm", 1.0)
+    run.work(samples=2)
+with run.checkpoint("save") as operation:
+    with operation.stage("write"): pass
+with run.evaluation(): ready()
+"""
+    with rank(tmp_path, code):
+        collection = RanksCollector(directory=tmp_path).collect()
+    series = [each for each in collection.series if each.labels[:2] == ("job", "0")]
+    phases = len(_labels(collection, "rankwatch_step_phase_seconds_total") | {"checkpoint", "evaluation"})
+    units = len(_labels(collection, "rankwatch_work_total"))
+    names = len(_labels(collection, "rankwatch_scalar"))
+    stages = len(values(collection, "rankwatch_checkpoint_stage_seconds_total"))
+    assert (units, names, stages) == (2, 2, 1)
+    assert len(series) <= 38 + 3 * phases + units + 2 * names + stages
+
+
+def _labels(collection: Collection, name: str) -> set[str]:
+    return {labels[2] for labels in values(collection, name)}
