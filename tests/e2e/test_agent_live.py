@@ -1,0 +1,178 @@
+"""A real agent beside a real job: each goes on without the other."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rankwatch.blackbox.reader import Reader
+from support_agent import AgentProcess, agent_process, fetch
+from support_process_family import ProcessFamily
+from support_prometheus import poll
+
+pytestmark = pytest.mark.e2e
+
+RUN = "job"
+RANKS = ("0", "1")
+SECONDS_TO_START = 90.0
+"""Longest wait for a job to step; importing torch takes most of it on a busy machine."""
+_JOB = (
+    *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "rankwatch_trainer"),
+    *("--device", "emulated", "--steps", "100000", "--layers", "2", "--corpus-bytes", "200000"),
+)
+"""Steps of about 30 ms."""
+
+
+class Job:
+    """Two ranks of the trainer under torchrun."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._boxes = directory / "blackboxes"
+        self._family = ProcessFamily()
+        environ = {
+            **self._family.environ,
+            "RANKWATCH_DIR": str(self._boxes),
+            "RANKWATCH_RUN": RUN,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        with (directory / "job.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *_JOB], env=environ, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def steps(self, rank: str) -> int:
+        """Steps the rank has completed, from its black box itself; 0 where there is none yet."""
+        path = self._boxes / RUN / f"{rank}.blackbox"
+        if not path.exists():
+            return 0
+        reader = Reader(path)
+        try:
+            return reader.now().steps_completed
+        finally:
+            reader.close()
+
+    def wait_for_further_steps(self, count: int) -> None:
+        """Both ranks complete this many more."""
+        before = {rank: self.steps(rank) for rank in RANKS}
+        poll(
+            lambda: all(self.steps(rank) >= before[rank] + count for rank in RANKS),
+            SECONDS_TO_START,
+            f"{count} further steps of both ranks",
+        )
+
+    def kill(self) -> None:
+        """SIGKILL for torchrun and both ranks."""
+        self._family.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job that steps."""
+    job = Job(tmp_path_factory.mktemp("job"))
+    try:
+        job.wait_for_further_steps(10)
+        yield job
+    finally:
+        job.kill()
+
+
+@contextmanager
+def _agent(job: Job, *flags: str) -> Iterator[AgentProcess]:
+    """An agent on the directory of the job; where an earlier one listened is forgotten."""
+    (job.directory / "address").unlink(missing_ok=True)
+    with agent_process(job.directory, *flags) as agent:
+        yield agent
+
+
+def _scrape(agent: AgentProcess, name: str) -> dict[tuple[str, ...], float]:
+    """Values of a metric by rank and, where it has them, by state, phase and group."""
+    text = fetch(agent.address, "/metrics").body.decode()
+    shown = ("rank", "state", "phase", "group")
+    return {
+        tuple(sample.labels[label] for label in shown if label in sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and sample.labels.get("run") == RUN
+    }
+
+
+def _states(agent: AgentProcess) -> set[tuple[str, ...]]:
+    return set(_scrape(agent, "rankwatch_rank_state"))
+
+
+BOTH_RUN = {(rank, "running") for rank in RANKS}
+
+
+def test_metrics_show_the_ranks_of_a_running_job(job: Job) -> None:
+    """Their states, and step counts, phases and collectives that grow from scrape to scrape."""
+    with _agent(job) as agent:
+        poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
+        before = _scrape(agent, "rankwatch_steps_total")
+        poll(
+            lambda: all(_scrape(agent, "rankwatch_steps_total")[key] > before[key] for key in before),
+            SECONDS_TO_START,
+            "growing step counts",
+        )
+        phases = _scrape(agent, "rankwatch_step_phase_seconds_total")
+        assert {(rank, "forward") for rank in RANKS} | {(rank, "backward") for rank in RANKS} <= set(phases)
+        assert {key[0] for key in _scrape(agent, "rankwatch_collectives_total")} == set(RANKS)
+
+
+def test_the_flight_recorder_of_each_rank_is_exported(job: Job) -> None:
+    """Last enqueued and last completed collective grow; the latter is never ahead."""
+    with _agent(job, "--intervals-seconds", "collectives=0.5") as agent:
+
+        def completed() -> dict[tuple[str, ...], float]:
+            return _scrape(agent, "rankwatch_collective_last_completed")
+
+        poll(lambda: {key[0] for key in completed()} == set(RANKS), SECONDS_TO_START, "collectives")
+        before = completed()
+        poll(
+            lambda: sum(completed().values()) > sum(before.values()), SECONDS_TO_START, "further collectives"
+        )
+        enqueued = _scrape(agent, "rankwatch_collective_last_enqueued")
+        assert all(enqueued[key] >= number > 0 for key, number in before.items())
+
+
+def test_the_job_outlives_an_agent_that_is_killed_and_the_next_agent_finds_it(job: Job) -> None:
+    """SIGKILL to the agent costs the job nothing; a restarted one goes on at the present step."""
+    with _agent(job) as agent:
+        poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
+        agent.stop(signal.SIGKILL)
+    job.wait_for_further_steps(20)
+    reached = min(job.steps(rank) for rank in RANKS)
+    with _agent(job) as agent:
+        poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
+        poll(
+            lambda: min(_scrape(agent, "rankwatch_step").values()) >= reached,
+            SECONDS_TO_START,
+            "the step the job has reached",
+        )
+
+
+def test_the_agent_outlives_a_job_that_is_killed(tmp_path: Path) -> None:
+    """Both ranks are exported as lost, with their last step, and the agent stays ready."""
+    job = Job(tmp_path)
+    try:
+        with _agent(job) as agent:
+            poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
+            job.kill()
+            lost = {(rank, "lost") for rank in RANKS}
+            poll(lambda: _states(agent) == lost, SECONDS_TO_START, "both ranks in state lost")
+            assert all(step > 0 for step in _scrape(agent, "rankwatch_step").values())
+            assert fetch(agent.address, "/readyz").status == 200
+            status, log = agent.stop()
+            assert status == 0, log
+            assert "Traceback" not in log
+    finally:
+        job.kill()

@@ -1,0 +1,123 @@
+"""Game days: each fault of the trainer raises its alert, on a real system, and nothing else is raised.
+
+All jobs run at once, each under a run id of its own, so that the file takes as long as its slowest
+alert. A straggler needs a job of its own size: the demo is its game day.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+import support_ranks
+from rankwatch_agent.demo.receiver import Alert as DeliveredAlert
+from rankwatch_alerts import Alert, RuleConfig
+from support_game_day import SECONDS_TO_ALERT, MonitoredSystem, monitored_system
+from support_prometheus import poll, query, require
+
+pytestmark = pytest.mark.e2e
+
+NODE, LOST_NODE = "node-a", "node-b"
+CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=30.0, loss_for_seconds=5.0)
+"""As in the demo, but a tiny model forgets a blow-up within seconds, and a test has no ten minutes."""
+FAULTS: dict[str, tuple[str, ...]] = {
+    "killed-rank": ("kill:rank=1,from=25",),
+    "stalled-rank": ("stall:from=25",),
+    "nan-loss": ("loss-nan:from=25",),
+    "blown-up-loss": ("loss-blowup:factor=3000,from=40,until=45",),
+    "bad-disk": ("checkpoint-write-failure:from=35,until=45", "checkpoint-corruption:from=55,until=65"),
+    "healthy": (),
+}
+"""Faults by run; steps 20, 40, 60, ... save a checkpoint. The blow-up is short but large: the tiny
+model recovers at once from a smaller one, and is NaN under a longer one."""
+_STEPS_FOREVER = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
+EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
+    ("killed-rank", Alert.RANK_LOST, {"rank": "1", "node": NODE}),
+    ("stalled-rank", Alert.RUN_STALLED, {}),
+    ("nan-loss", Alert.LOSS_NON_FINITE, {}),
+    ("blown-up-loss", Alert.LOSS_DIVERGING, {}),
+    ("bad-disk", Alert.CHECKPOINT_FAILED, {"operation": "save", "rank": "0", "node": NODE}),
+    ("bad-disk", Alert.CHECKPOINT_FAILED, {"operation": "verify", "rank": "0", "node": NODE}),
+    ("frozen", Alert.RUN_STALLED, {}),
+    ("never-saves", Alert.CHECKPOINT_STALE, {}),
+    ("lost-node", Alert.TELEMETRY_ABSENT, {"reason": "run_vanished"}),
+)
+"""Run, the alert it must raise, and labels this must have beside `run`."""
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
+    """All jobs are under way, and what the trainer has no fault for has been done to them."""
+    require("prometheus", "prometheus-alertmanager")
+    with (
+        monitored_system(tmp_path_factory.mktemp("game-day"), CONFIG, (NODE, LOST_NODE)) as system,
+        ExitStack() as ranks,
+    ):
+        plain = {
+            run: ranks.enter_context(
+                support_ranks.rank(system.directory / node / "blackboxes", _STEPS_FOREVER, run=run)
+            )
+            for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
+        }
+        for run, faults in FAULTS.items():
+            system.train(run, faults, node=NODE, ranks=2 if run == "killed-rank" else 1)
+        for run in plain:
+            poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
+        plain["frozen"].send_signal(signal.SIGSTOP)
+        poll(lambda: _known_to_run(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node")
+        system.agents[LOST_NODE].process.kill()
+        plain["lost-node"].kill()
+        yield system
+
+
+def _known_to_run(system: MonitoredSystem, run: str) -> bool:
+    return bool(query(system.prometheus_url, f'rank:rankwatch_rank_running:bool{{run="{run}"}} == 1'))
+
+
+def _complete(alert: DeliveredAlert) -> bool:
+    """Every annotation says something, and no template of it found nothing."""
+    texts = alert.annotations
+    return (
+        {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
+        and texts["runbook_url"] == f"{CONFIG.runbook_base_url}/{alert.name}"
+        and not any("no value" in text or "  " in text or not text.strip() for text in texts.values())
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "labels"), EXPECTED, ids=["-".join((run, *more.values())) for run, _, more in EXPECTED]
+)
+def test_a_fault_raises_its_alert(
+    run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem
+) -> None:
+    """Alertmanager delivers it with run, rank and node, and with complete annotations."""
+    alert = system.alert(run, name, **labels)
+    assert _complete(alert), alert
+    assert run in alert.annotations["description"]
+    assert f"var-run={run}" in alert.annotations["dashboard_url"]
+    for label in ("rank", "node"):
+        assert label not in labels or labels[label] in alert.annotations["description"]
+
+
+def test_an_agent_that_cannot_be_scraped_raises_telemetry_absent(system: MonitoredSystem) -> None:
+    """Beside the run that vanished with it, the agent itself is reported; that alert has no run."""
+    alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down")
+    assert _complete(alert), alert
+    assert system.agents[LOST_NODE].address in alert.annotations["description"]
+
+
+def test_nothing_else_is_raised(system: MonitoredSystem) -> None:
+    """Not for the healthy run beside the broken ones, and no second alert for any of these."""
+    for run, name, labels in EXPECTED:
+        system.alert(run, name, **labels)
+    expected = {(run, str(name)) for run, name, _ in EXPECTED} | {("", str(Alert.TELEMETRY_ABSENT))}
+    surplus = [each for each in system.delivered() if (each.labels.get("run", ""), each.name) not in expected]
+    assert not surplus
+    lost = {each.labels["rank"] for each in system.delivered() if each.name == Alert.RANK_LOST}
+    assert lost == {"1"}, "torchrun ended the other rank; it is not lost"
+    steps = system.steps("healthy")
+    poll(lambda: system.steps("healthy") > steps, SECONDS_TO_ALERT, "further steps of the healthy run")

@@ -1,0 +1,73 @@
+"""A running `rankwatch demo`: what it says, which parts it has started, and what it leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from support_process_family import ProcessFamily
+from support_prometheus import poll
+
+SECONDS_TO_SPEAK = 90.0
+"""Longest wait for a line of the demo; ranks need most of it to import torch on a busy machine."""
+SECONDS_TO_END = 40.0
+"""Longest wait until all is gone; parts have 5 s to end in order before they are killed."""
+
+
+class RunningDemo:
+    """The process of a demo, with its output in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], family: ProcessFamily, output: Path) -> None:
+        self.process = process
+        self._family = family
+        self._output = output
+        janitor = self.part("rankwatch_agent.demo.janitor")
+        self.directory = Path(family.members()[janitor][-1])
+        """Where the demo keeps its files."""
+
+    @property
+    def said(self) -> str:
+        """Everything it has printed, errors too."""
+        return self._output.read_text()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has said this."""
+        poll(lambda: text in self.said, SECONDS_TO_SPEAK, f"{text!r} from the demo")
+
+    def part(self, *words: str) -> int:
+        """Process id of the first part whose command line has these words, once there is one."""
+
+        def find() -> int | None:
+            members = self._family.members().items()
+            return next((pid for pid, command in members if set(words) <= set(command)), None)
+
+        return poll(find, SECONDS_TO_SPEAK, f"process with {words} in its command line")
+
+    def ended(self) -> int:
+        """Exit status; returns once no process and no file is left, and fails where some stay."""
+        status = self.process.wait(SECONDS_TO_SPEAK)
+        poll(lambda: not self._left(), SECONDS_TO_END, "end of all parts of the demo")
+        return status
+
+    def _left(self) -> bool:
+        return bool(self._family.members()) or self.directory.exists()
+
+
+@contextmanager
+def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) -> Iterator[RunningDemo]:
+    """A demo that has just begun; whatever is left of it at the end is killed."""
+    family = ProcessFamily()
+    output = tmp_path / "demo.output"
+    command = [sys.executable, "-m", "rankwatch_agent", "demo", *flags]
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            command, env={**family.environ, **(environ or {})}, stdout=stream, stderr=stream
+        )
+    try:
+        yield RunningDemo(process, family, output)
+    finally:
+        family.kill()
+        process.wait()
