@@ -54,7 +54,7 @@ class RuleConfig:
     confirm_seconds: float = 30.0
     """`for` of alerts on facts that need no persistence: two evaluations, so that one torn scrape
     raises nothing."""
-    loss_deviation: float = 6.0
+    loss_deviation: float = 5.0
     """Robust standard deviations by which the smoothed loss must stand above its trend."""
     loss_for_seconds: float = 300.0
     """Persistence of a diverging loss: spikes that recover are normal."""

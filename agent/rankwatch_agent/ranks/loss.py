@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 
 TREND_WEIGHT = 0.02
-"""Weight of a new value in the trend: a memory of about 50 steps."""
+"""Weight of a value above the trend: a memory of about 50 steps."""
+FALL_WEIGHT = 0.1
+"""Weight of a value below the trend: it follows a falling loss within about 10 steps. For noise alone the
+two weights put the trend about half a standard deviation below the mean."""
 RECENT_WEIGHT = 0.2
 """Weight of a new value in the recent average: a memory of about 5 steps. Its own noise is a third
 of the loss's (sqrt(w / (2 - w)))."""
@@ -72,7 +75,7 @@ class LossStatistics:
             excess = value - self.trend
             self.spikes += excess > SPIKE_SIGMAS * sigma
             pull = PULL_SIGMAS * sigma
-            self._noise += (min(distance, 2 * pull) - self._noise) * TREND_WEIGHT
-            self.trend += min(excess, pull) * TREND_WEIGHT
+            self._noise += (min(distance, pull) - self._noise) * TREND_WEIGHT
+            self.trend += min(excess, pull) * (TREND_WEIGHT if excess > 0 else FALL_WEIGHT)
             self._recent += min(value - self._recent, 4 * pull) * RECENT_WEIGHT
         self._last = value
