@@ -1,0 +1,126 @@
+"""Part `agent`: what watching a node costs, with 8 ranks at 20 steps per second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rankwatch.conventions import metric
+
+from .errors import BenchError
+from .exporters import Effort, Usage, watch
+from .node_exporter import NODE_EXPORTER, node_exporter_installed, watch_node_exporter
+from .process_usage import MIB
+from .processes import background, rankwatch_agent, tail
+from .result import Result, Row, limited
+from .spread import quantile
+from .workplace import temporary_directory
+
+RANKS = 8
+STEPS_PER_SECOND = 20.0
+CORES = 0.02
+RESIDENT_BYTES = 80 * MIB
+SCRAPE_SECONDS = 0.025
+"""Of the 99th percentile."""
+
+_LEAST_STEPS = 0.9
+"""Share of the steps that the agent must have counted: a load that did not come measures nothing."""
+
+FULL = Effort(warmup_seconds=10.0, scrapes=100)
+QUICK = Effort(warmup_seconds=3.0, scrapes=5)
+
+
+def measure(*, quick: bool) -> Result:
+    """Raises BenchError where the agent does not answer, or does not see the ranks step."""
+    effort = QUICK if quick else FULL
+    with temporary_directory() as name:
+        directory = Path(name)
+        with _load(directory), rankwatch_agent(directory, directory / "blackboxes") as (pid, address):
+            usage = watch(pid, address, effort)
+        pace = _steps_per_second(usage)
+        peer = watch_node_exporter(directory, effort) if node_exporter_installed() else None
+    rows = (*_agent_rows(usage), *(_peer_rows(peer) if peer else ()))
+    return Result(
+        title=f"Agent: {RANKS} ranks at {STEPS_PER_SECOND:g} steps/s",
+        rows=rows,
+        notes=_notes(usage, pace, peer_known=peer is not None),
+        samples={"agent": _samples(usage), "peer": _samples(peer) if peer else None},
+    )
+
+
+@contextmanager
+def _load(directory: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", f"{__package__}.rank_load", "--directory", str(directory / "blackboxes")]
+    command += ["--world-size", str(RANKS), "--steps-per-second", str(STEPS_PER_SECOND), "--rank"]
+    logs = [directory / f"rank-{rank}.log" for rank in range(RANKS)]
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(background([*command, str(rank)], log)) for rank, log in enumerate(logs)]
+        yield
+        for process, log in zip(ranks, logs, strict=True):
+            if process.poll() is not None:
+                raise BenchError(f"a rank of the load ended with {process.returncode}: {tail(log)}")
+
+
+def _steps_per_second(usage: Usage) -> float:
+    """Steps of all ranks that the agent counted; raises BenchError where it missed the load."""
+    name = metric("rankwatch_steps_total").name
+    pace = (usage.last.total(name) - usage.first.total(name)) / usage.seconds
+    expected = RANKS * STEPS_PER_SECOND
+    if pace < _LEAST_STEPS * expected:
+        raise BenchError(f"could not measure the agent: it counted {pace:.1f} steps/s of {expected:g}")
+    return pace
+
+
+def _samples(usage: Usage) -> dict[str, object]:
+    return {
+        "window_seconds": usage.seconds,
+        "cpu_seconds": usage.cpu_seconds,
+        "resident_bytes": usage.resident_bytes,
+        "peak_bytes": usage.peak_bytes,
+        "scrape_seconds": usage.scrape_seconds,
+    }
+
+
+def _agent_rows(usage: Usage) -> list[Row]:
+    taken = usage.scrape_seconds
+    middle, worst = _ms(quantile(taken, 0.5)), _ms(max(taken))
+    return [
+        limited("CPU, of one core", usage.cores(), CORES, "{:.2%}".format),
+        limited(
+            "resident memory", usage.resident_bytes, RESIDENT_BYTES, _mib, f"peak {_mib(usage.peak_bytes)}"
+        ),
+        limited("scrape, p99", quantile(taken, 0.99), SCRAPE_SECONDS, _ms, f"p50 {middle}, longest {worst}"),
+        Row("answer to a scrape", f"{usage.last.samples():,} samples", _size(usage)),
+    ]
+
+
+def _peer_rows(usage: Usage) -> list[Row]:
+    return [Row(f"node_exporter: {row.what}", row.measured, row.spread) for row in _agent_rows(usage)]
+
+
+def _notes(usage: Usage, pace: float, *, peer_known: bool) -> tuple[str, ...]:
+    peer = (
+        "node_exporter, with its default collectors, was watched in the same way after the agent."
+        if peer_known
+        else f"No peer: {NODE_EXPORTER} is not installed (apt install {NODE_EXPORTER})."
+    )
+    return (
+        f"{usage.seconds:.0f} s after a warm-up; one scrape per second (OpenMetrics, gzip); all collectors.",
+        f"The agent counted {pace:.1f} steps/s; each rank is a process that writes 22 records per step.",
+        "These ranks hold no torch and serve no flight recorder, which the agent would ask once a minute.",
+        peer,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:.1f} MiB"
+
+
+def _size(usage: Usage) -> str:
+    return f"{len(usage.last.text.encode()):,} bytes, {usage.last.compressed_bytes:,} compressed"

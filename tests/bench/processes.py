@@ -1,0 +1,76 @@
+"""Processes that a benchmark starts and ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import BenchError
+
+_END_SECONDS = 40.0
+"""Patience after SIGTERM: torchrun itself gives its ranks 30 s."""
+_START_SECONDS = 60.0
+_LOG_TAIL = 2000
+
+
+@contextmanager
+def background(
+    command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process beside this one, asked to end when the block does. `log` receives its output."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=_environment(variables or {}), stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for what does not heed it."""
+    process.terminate()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str) -> None:
+    """Poll; raises BenchError where the process ends or a minute passes first."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if process.poll() is not None:
+            raise BenchError(f"{what}: the process ended with status {process.returncode}: {tail(log)}")
+        if time.monotonic() > deadline:
+            raise BenchError(f"{what}: nothing within {_START_SECONDS:g} s: {tail(log)}")
+        time.sleep(0.02)
+
+
+def tail(log: Path) -> str:
+    """The end of a log."""
+    return log.read_text(errors="replace")[-_LOG_TAIL:].strip()
+
+
+@contextmanager
+def rankwatch_agent(directory: Path, blackboxes: Path, *flags: str) -> Iterator[tuple[int, str]]:
+    """A real agent on a free loopback port; yields its process id and HOST:PORT."""
+    address, log = directory / "agent-address", directory / "agent.log"
+    command = [sys.executable, "-m", "rankwatch_agent", "agent", "--listen", "127.0.0.1:0"]
+    command += ["--address-file", str(address), "--directory", str(blackboxes), *flags]
+    with background(command, log) as process:
+        wait_until(address.exists, process, log, "could not start the agent")
+        yield process.pid, address.read_text().strip()
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without settings of rankwatch, and `variables`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
+    return {**inherited, **variables}

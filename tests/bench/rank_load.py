@@ -1,0 +1,103 @@
+"""`python -m tests.bench.rank_load`: one rank that records what the reference trainer records.
+
+It trains nothing and needs no torch. Each step holds 22 records: the wait for data, four forwards and
+backwards, the optimizer, three scalars, work in two units, six collectives, and the step itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import rankwatch
+from rankwatch import Run
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+
+_MICRO_BATCHES = 4
+_COLLECTIVES = 6
+_BUCKET_BYTES = 25 << 20
+"""DDP's default bucket."""
+_COMPUTE_SHARE = 0.1
+"""Part of a step that each forward and each backward takes."""
+
+
+class Collectives:
+    """Writes what the hook on the dispatcher would: six all-reduces of DDP, each a millisecond long."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._operation = writer.name_number("all_reduce")
+        self._group = writer.name_number("default_pg")
+        self._count = 0
+
+    def reduce_gradients(self) -> None:
+        """All-reduces that end now."""
+        now = time.monotonic()
+        for _ in range(_COLLECTIVES):
+            self._writer.append(
+                RecordKind.COLLECTIVE, self._operation, now - 0.001, now,
+                layout.COLLECTIVE, _BUCKET_BYTES, self._count, self._group, 0,
+            )  # fmt: skip
+            self._count += 1
+
+
+def record_steps(
+    run: Run, collectives: Collectives, steps_per_second: float, stopping: threading.Event
+) -> None:
+    """Make steps at this pace until told to stop; a step that came late does not shift the next."""
+    step_seconds = 1 / steps_per_second
+    for batch in run.batches(_ticks(step_seconds, stopping)):
+        with run.step():
+            for number in range(_MICRO_BATCHES):
+                with run.phase("forward"):
+                    time.sleep(_COMPUTE_SHARE * step_seconds)
+                with run.phase("backward"):
+                    time.sleep(_COMPUTE_SHARE * step_seconds)
+                    if number == _MICRO_BATCHES - 1:
+                        collectives.reduce_gradients()
+            with run.phase("optimizer"):
+                pass
+            run.scalar("loss", 2.0 + 1.0 / (1 + batch))
+            run.scalar("gradient_norm", 0.5)
+            run.scalar("learning_rate", 1e-3)
+            run.work(samples=8, tokens=8 * 2048)
+
+
+def _ticks(step_seconds: float, stopping: threading.Event) -> Iterator[int]:
+    began = time.monotonic()
+    number = 0
+    while not stopping.wait(max(0.0, began + number * step_seconds - time.monotonic())):
+        yield number
+        number += 1
+
+
+def main() -> int:
+    """Record until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.rank_load", description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--steps-per-second", type=float, required=True)
+    given = parser.parse_args()
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    run = rankwatch.start(
+        run="bench", rank=given.rank, world_size=given.world_size, directory=given.directory
+    )
+    if not isinstance(run, Run):
+        print("rankwatch records nothing here", file=sys.stderr)
+        return 1
+    with run:
+        record_steps(run, Collectives(run._writer), given.steps_per_second, stopping)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

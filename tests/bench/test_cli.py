@@ -1,0 +1,51 @@
+"""The command line of the benchmarks, run as `make bench` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run it from the root of the repository."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.bench", *arguments],
+        cwd=_ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_part_prints_its_table_and_writes_its_samples(tmp_path: Path) -> None:
+    """The hot path in its short form; whether its targets are met is left to `make bench`."""
+    done = bench("hot-path", "--quick", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "| phase / Histogram.observe" in done.stdout
+    written = json.loads((tmp_path / "hot-path.json").read_text())
+    assert written["machine"]["cpu_count"] == os.cpu_count()
+    samples = written["samples"]["nanoseconds_per_call"]
+    assert len(samples["rankwatch phase"]) == len(samples["OpenTelemetry span"]) > 0
+    assert all(each > 0 for values in samples.values() for each in values)
+
+
+def test_a_benchmark_without_samples_fails(tmp_path: Path) -> None:
+    """With rankwatch turned off there is nothing to measure: exit status 1, one sentence, no table."""
+    done = bench("hot-path", "--quick", "--output", str(tmp_path), RANKWATCH_DISABLE="1")
+    assert done.returncode == 1
+    assert done.stderr == "bench hot-path: could not measure the hot path: rankwatch records nothing here\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_part_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """Exit status 2, and what could be asked for."""
+    done = bench("cold-path", "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "part is 'cold-path', expected one of hot-path, training, agent" in done.stderr
