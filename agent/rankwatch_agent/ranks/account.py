@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.blackbox import layout
@@ -79,57 +79,76 @@ class RankAccount:
         """End of the last step, or of a checkpoint or evaluation."""
         self.closed_phases: dict[int, float] = {}
         """Number of a phase -> start of its last record; a phase that began later is open."""
+        self._name_of: Callable[[int], str] = str
+        # By numbers of the present process's names: thousands of records a second take this way.
+        self._phase_names: dict[int, str] = {}
+        self._collective_totals: dict[tuple[int, int], CollectiveTotals] = {}
+        self._takers = {
+            int(RecordKind.PHASE): self._take_phase,
+            int(RecordKind.STEP): self._take_step,
+            int(RecordKind.COLLECTIVE): self._take_collective,
+            int(RecordKind.SCALAR): self._take_scalar,
+            int(RecordKind.WORK): self._take_work,
+            int(RecordKind.CHECKPOINT): self._take_checkpoint,
+            int(RecordKind.LIFECYCLE): self._take_lifecycle,
+            int(RecordKind.DEVICE_PHASE): self._take_device_phase,
+        }
 
     def begin_process(self) -> None:
         """Another process takes the rank; totals go on, the rest begins anew."""
         self.life.ended_by = None
         self.closed_phases.clear()
+        self._phase_names.clear()
+        self._collective_totals.clear()
 
     @property
     def last_good_checkpoint(self) -> tuple[float, int] | None:
         """The last verified one where the run verifies, else the last saved one."""
         return self.verified or self.saved
 
-    def add(self, records: Iterable[RawRecord], name_of: Callable[[int], str]) -> None:
+    def add(self, records: Sequence[RawRecord], name_of: Callable[[int], str]) -> None:
         """Take the records of one poll; `name_of` resolves numbers of names."""
-        steps = self.steps
-        for record in records:
-            kind, name, start, end, payload = record
-            self.records += 1
-            if end > self.last_record:
-                self.last_record = end
-            if kind == RecordKind.PHASE:
-                text = self.names.bound("phase", name_of(name))
-                self.closed_phases[name] = start
-                steps.phase(start, end, text)
-                if text in SECTIONS:
-                    self.last_progress = max(self.last_progress, end)
-            elif kind == RecordKind.COLLECTIVE:
-                self._collective(name_of(name), start, end, payload, name_of)
-            elif kind == RecordKind.SCALAR:
-                self._scalar(name_of(name), payload)
-            elif kind == RecordKind.STEP:
-                steps.step(start, end, layout.STEP.unpack_from(payload)[0])
-                self.last_progress = max(self.last_progress, end)
-            else:
-                self._rare(kind, name_of(name), start, end, payload, name_of)
+        self._name_of = name_of
+        self.records += len(records)
+        last, takers = self.last_record, self._takers
+        for kind, name, start, end, payload in records:
+            if end > last:
+                last = end
+            takers[kind](name, start, end, payload)
+        self.last_record = last
 
-    def _collective(
-        self, operation: str, start: float, end: float, payload: bytes, name_of: Callable[[int], str]
-    ) -> None:
+    def _take_phase(self, number: int, start: float, end: float, payload: bytes) -> None:
+        name = self._phase_names.get(number)
+        if name is None:
+            name = self._phase_names[number] = self.names.bound("phase", self._name_of(number))
+        self.closed_phases[number] = start
+        self.steps.phase(start, end, name)
+        if name in SECTIONS and end > self.last_progress:
+            self.last_progress = end
+
+    def _take_step(self, _: int, start: float, end: float, payload: bytes) -> None:
+        self.steps.step(start, end, layout.STEP.unpack_from(payload)[0])
+        if end > self.last_progress:
+            self.last_progress = end
+
+    def _take_collective(self, operation: int, start: float, end: float, payload: bytes) -> None:
         size, _, group, flags = layout.COLLECTIVE.unpack_from(payload)
         self.steps.collective(start, end, blocking=bool(flags & layout.BLOCKING))
-        key = (self.names.bound("group", name_of(group)), self.names.bound("operation", operation))
-        totals = self.collectives.get(key)
+        totals = self._collective_totals.get((operation, group))
         if totals is None:
-            totals = self.collectives[key] = CollectiveTotals()
+            key = (
+                self.names.bound("group", self._name_of(group)),
+                self.names.bound("operation", self._name_of(operation)),
+            )
+            totals = self.collectives.setdefault(key, CollectiveTotals())
+            self._collective_totals[operation, group] = totals
         totals.count += 1
         totals.bytes += size
         totals.seconds += end - start
 
-    def _scalar(self, name: str, payload: bytes) -> None:
+    def _take_scalar(self, number: int, start: float, end: float, payload: bytes) -> None:
         value = layout.SCALAR.unpack_from(payload)[0]
-        name = self.names.bound("scalar", name)
+        name = self.names.bound("scalar", self._name_of(number))
         if not name:
             return
         self.scalars[name] = value
@@ -139,39 +158,26 @@ class RankAccount:
         if name == LOSS:
             self.loss.add(value)
 
-    def _rare(
-        self, kind: int, name: str, start: float, end: float, payload: bytes, name_of: Callable[[int], str]
-    ) -> None:
-        if kind == RecordKind.WORK:
-            if unit := self.names.bound("unit", name):
-                amount = layout.WORK.unpack_from(payload)[0]
-                if 0.0 <= amount < math.inf:
-                    self.work[unit] = self.work.get(unit, 0.0) + amount
-        elif kind == RecordKind.CHECKPOINT:
-            self._checkpoint(name, start, end, payload, name_of)
-        elif kind == RecordKind.LIFECYCLE:
-            _, detail = layout.LIFECYCLE.unpack_from(payload)
-            self._lifecycle(name, name_of(detail))
-        elif kind == RecordKind.DEVICE_PHASE:
-            seconds, local, _ = layout.DEVICE.unpack_from(payload)
-            if 0.0 <= local <= seconds < math.inf:
-                self.steps.device_phase(self.names.bound("phase", name), seconds, local)
+    def _take_work(self, number: int, start: float, end: float, payload: bytes) -> None:
+        unit = self.names.bound("unit", self._name_of(number))
+        amount = layout.WORK.unpack_from(payload)[0]
+        if unit and 0.0 <= amount < math.inf:
+            self.work[unit] = self.work.get(unit, 0.0) + amount
 
-    def _checkpoint(
-        self,
-        operation: str,
-        start: float,
-        end: float,
-        payload: bytes,
-        name_of: Callable[[int], str],
-    ) -> None:
+    def _take_device_phase(self, number: int, start: float, end: float, payload: bytes) -> None:
+        seconds, local, _ = layout.DEVICE.unpack_from(payload)
+        if 0.0 <= local <= seconds < math.inf:
+            self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local)
+
+    def _take_checkpoint(self, number: int, start: float, end: float, payload: bytes) -> None:
         size, step, stage, failed = layout.CHECKPOINT.unpack_from(payload)
+        operation = self._name_of(number)
         totals = self.checkpoints.get(operation)
         if totals is None:
             self.names.dropped += 1
             return
         if stage:
-            if text := self.names.bound("checkpoint_stage", name_of(stage)):
+            if text := self.names.bound("checkpoint_stage", self._name_of(stage)):
                 totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
             return
         totals.seconds += end - start
@@ -185,7 +191,9 @@ class RankAccount:
         elif operation == "verify":
             self.verified = (end, step)
 
-    def _lifecycle(self, event: str, detail: str) -> None:
+    def _take_lifecycle(self, number: int, start: float, end: float, payload: bytes) -> None:
+        _, reason = layout.LIFECYCLE.unpack_from(payload)
+        event, detail = self._name_of(number), self._name_of(reason)
         life = self.life
         if event == Lifecycle.RESUMED:
             life.resumes += 1

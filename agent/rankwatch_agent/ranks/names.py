@@ -17,7 +17,9 @@ class BoundedNames:
 
     def bound(self, kind: str, name: str) -> str:
         """The name itself, or `(more)` where there are too many of its kind."""
-        known = self._known.setdefault(kind, set())
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = set()
         if name in known:
             return name
         if len(known) < self._most:
