@@ -21,7 +21,7 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
-servers:
+servers: ## install Prometheus and Alertmanager where they are missing
 	@bash .ci/servers
 
 demo: setup ## slow one rank of a real run down and print the alert that names it
@@ -36,14 +36,15 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: setup
+lint: setup ## check format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: setup
+types: setup ## check types
 	$(BIN)/mypy
 
-rules: setup
+rules: setup ## check rules and Alertmanager configuration
+	@command -v promtool amtool >/dev/null || { echo "promtool or amtool is missing: see make servers"; exit 2; }
 	promtool check rules alerts/generated/*.rules.yml
 	amtool check-config alerts/generated/alertmanager.yml
 
@@ -53,7 +54,7 @@ generate: setup ## rebuild rules, dashboards and references
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md
 
-unchanged: generate
+unchanged: generate ## check that generated files are what the code generates
 	@git diff --exit-code -- alerts/generated dashboards/generated docs || \
 	  { echo "generated files are not what the code generates: run make generate and commit"; exit 1; }
 

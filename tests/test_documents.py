@@ -23,9 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs" / "instrumentation.md"], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("name", ["README.md", "docs/instrumentation.md"])
 def test_python_in_the_documents_runs(name: str, tmp_path: Path) -> None:
     """As it is printed, and it leaves a black box behind."""
     (code,) = blocks(ROOT / name, "python")

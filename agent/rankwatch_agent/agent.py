@@ -45,15 +45,15 @@ class Agent:
         return join_address(*self._server.listening_address())
 
     def __enter__(self) -> Agent:
-        self._supervisor.start()
         self._serving.start()
-        logger.info("serving http://%s/metrics", self.address)
         if self._config.address_file is not None:
             try:
                 _write_atomically(self._config.address_file, f"{self.address}\n")
             except UserError:
-                self._stop()
+                self._stop_serving()
                 raise
+        self._supervisor.start()
+        logger.info("serving http://%s/metrics", self.address)
         return self
 
     def __exit__(
@@ -62,9 +62,12 @@ class Agent:
         self._stop()
 
     def _stop(self) -> None:
+        self._stop_serving()
+        self._supervisor.stop(STOP_SECONDS)
+
+    def _stop_serving(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._supervisor.stop(STOP_SECONDS)
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -88,10 +88,18 @@ def _find_run(env: Mapping[str, str]) -> str:
         return run
     if slurm := env.get("SLURM_JOB_ID"):
         return f"slurm-{slurm}"
-    script = Path(sys.argv[0] if sys.argv else "").stem or "python"
+    script = _script()
     if address := env.get("MASTER_ADDR"):
         return f"{script}-{address}-{env.get('MASTER_PORT', '')}"
     return f"{script}-{os.getpid()}"
+
+
+def _script() -> str:
+    """What was started: the module of `python -m`, else the file."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None:
+        return str(spec.name).removesuffix(".__main__")
+    return Path(sys.argv[0] if sys.argv else "").stem or "python"
 
 
 def _safe(run: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import pytest
 
 from rankwatch.errors import IdentityError
@@ -31,6 +35,14 @@ def test_torchrun_without_an_id_falls_back_on_the_rendezvous_address() -> None:
     second = find_identity({**env, "RANK": "1"})
     assert first.run == second.run
     assert "node1-29500" in first.run
+
+
+def test_a_module_run_by_name_gives_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m trainer` is `trainer`, not `__main__`."""
+    main = ModuleType("__main__")
+    main.__spec__ = ModuleSpec("trainer.__main__", None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert find_identity({}).run.startswith("trainer-")
 
 
 def test_slurm_gives_rank_and_run() -> None:

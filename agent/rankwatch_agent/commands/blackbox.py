@@ -11,6 +11,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header, RawRecord
+from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.ranks.account import RankAccount
 from rankwatch_agent.ranks.follower import RankFollower
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--records is {given.records}, expected a whole number >= 0")
     path = given.path.absolute()
     try:
-        rank = RankFollower(path, RankAccount(lambda _: None, max_names=1000))
+        rank = RankFollower(path, RankAccount(lambda _: None, max_names=1000), in_its_place=False)
         rank.poll(time.monotonic())
         lines = [*_last_words(rank), *_newest(path, given.records)]
     except BlackBoxError as error:
@@ -53,7 +54,9 @@ def _last_words(rank: RankFollower) -> Iterator[str]:
     if rank.open_phase is not None:
         name, began = rank.open_phase
         yield f"open phase {name} since {_clock(header, began)}"
-    yield f"loss {now.loss:g}, {now.errors} errors inside rankwatch, {rank.missed} records missed"
+    loss = rank.account.scalars.get(LOSS)
+    yield f"loss {'not reported' if loss is None else f'{loss:g}'}"
+    yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
 
 
 def _newest(path: Path, count: int) -> Iterator[str]:
@@ -69,11 +72,15 @@ def _newest(path: Path, count: int) -> Iterator[str]:
 
 def _describe(reader: Reader, record: RawRecord) -> str:
     kind = RecordKind(record.kind)
-    text = f"{_clock(reader.header, record.start)} {kind.name.lower()} {reader.name(record.name)}"
+    name = reader.name(record.name)
+    text = f"{_clock(reader.header, record.start)} {kind.name.lower()}{' ' if name else ''}{name}"
     if record.end > record.start:
         text += f" {1e3 * (record.end - record.start):.3f} ms"
     if kind == RecordKind.STEP:
-        return f"{text} number {layout.STEP.unpack_from(record.payload)[0]}"
+        number, failed = layout.STEP.unpack_from(record.payload)
+        return f"{text} number {number}{', ended by an exception' if failed else ''}"
+    if kind == RecordKind.LIFECYCLE:
+        return f"{text} {reader.name(layout.LIFECYCLE.unpack_from(record.payload)[1])}".rstrip()
     if kind in (RecordKind.SCALAR, RecordKind.WORK):
         value, step = layout.SCALAR.unpack_from(record.payload)
         return f"{text} {value:g} at step {step}"

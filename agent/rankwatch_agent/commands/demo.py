@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rankwatch_agent.demo.report import as_json, report
-from rankwatch_agent.demo.story import Addresses, Demo, Options
-from rankwatch_agent.demo.workspace import DemoError, Workspace
 from rankwatch_agent.sentence_parser import SentenceParser
 from rankwatch_agent.user_error import UserError
 
+if TYPE_CHECKING:
+    from rankwatch_agent.demo.story import Addresses
+
 FAILED_STATUS = 1
+_EXTRAS = {"agent": "prometheus_client", "alerts": "yaml", "trainer": "torch"}
+"""Extra -> a module that it brings."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play the demo; 0 where the right rank was named in time, 1 where not. Raises UserError."""
     given = _parser().parse_args(arguments)
-    if given.ranks < 3:
-        raise UserError(f"--ranks is {given.ranks}, expected at least 3: of two, neither can be named")
+    _check(given)
+    return _play(given)
+
+
+def _play(given: Namespace) -> int:
+    # Only here: these need the extras that `_check` asks for.
+    from rankwatch_agent.demo.report import as_json, report
+    from rankwatch_agent.demo.story import Demo, Options
+    from rankwatch_agent.demo.workspace import DemoError, Workspace
+
     options = Options(
         ranks=given.ranks,
         computing=given.cpu,
@@ -49,14 +63,33 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if outcome.right else FAILED_STATUS
 
 
+def _check(given: Namespace) -> None:
+    """Raises UserError for what would be found out only at the end, or never."""
+    if given.ranks < 3:
+        raise UserError(f"--ranks is {given.ranks}, expected at least 3: of two, neither can be named")
+    for name in ("healthy", "deadline"):
+        seconds = getattr(given, name)
+        if seconds is not None and not 0.0 < seconds < float("inf"):
+            raise UserError(f"--{name} is {seconds}, expected a number of seconds above 0")
+    if given.healthy is not None and given.keep:
+        raise UserError("--keep goes with an injected fault, not with --healthy")
+    if given.result is not None and not os.access(given.result.absolute().parent, os.W_OK):
+        raise UserError(
+            f"could not write --result {given.result}: no writable directory {given.result.parent}"
+        )
+    missing = [name for name, module in _EXTRAS.items() if find_spec(module) is None]
+    if missing:
+        raise UserError(f"the demo needs more: pip install 'rankwatch[{','.join(missing)}]'")
+
+
 def _leave(*_: object) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _show(addresses: Addresses, say: object) -> None:
-    assert callable(say)
-    for name, address in vars(addresses).items():
-        if address:
+def _show(addresses: Addresses, say: Callable[[str], None]) -> None:
+    say(f"{'black boxes':<13} {addresses.black_boxes}")
+    for name in ("agent", "prometheus", "alertmanager"):
+        if address := getattr(addresses, name):
             say(f"{name:<13} http://{address}")
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from rankwatch_agent.user_error import UserError
+
+
+def _plain(value: object) -> object:
+    """Paths as the text they were given as."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, PurePath) else value
 
 
 class ConfigError(UserError):
@@ -12,7 +21,7 @@ class ConfigError(UserError):
         self.field = field
         self.value = value
         self.expected = expected
-        shown = repr(value)
+        shown = repr(_plain(value))
         if len(shown) > 200:
             shown = shown[:200] + "..."
         source = f" from {origin}" if origin else ""

@@ -76,6 +76,7 @@ class AgentConfig:
         for name in ("request_timeout_seconds", "retention_seconds"):
             self._expect(name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
         self._expect("node", bool(self.node), "a name")
+        self._expect("collectors", bool(self.enabled_collectors()), "at least one that is not disabled")
         for path in self.checkpoint_paths:
             self._expect("checkpoint_paths", path.is_absolute(), "absolute paths")
         self._expect("log_level", self.log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")

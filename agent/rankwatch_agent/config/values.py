@@ -24,7 +24,7 @@ def from_text(name: str, text: str) -> Any:
     if kind == Mapping[str, float]:
         return _pairs(name, text)
     if kind in (tuple[str, ...], tuple[Path, ...]):
-        return _items(kind, [part for part in text.split(",") if part])
+        return _items(kind, [part.strip() for part in text.split(",") if part.strip()])
     if kind is int:
         return _number(name, text, int, _WHOLE)
     if kind is float:

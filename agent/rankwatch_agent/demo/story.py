@@ -60,6 +60,7 @@ class Outcome:
 class Addresses:
     """Where the parts listen, HOST:PORT; empty for those that do not run."""
 
+    black_boxes: Path
     agent: str
     prometheus: str = ""
     alertmanager: str = ""
@@ -117,14 +118,14 @@ class Demo:
         parts.start_trainer(workspace, ranks=options.ranks, computing=options.computing, faults=self._faults)
         agent = parts.start_agent(workspace)
         if self._receiver is None:
-            return Addresses(agent)
+            return Addresses(parts.black_boxes(workspace), agent)
         alertmanager = parts.start_alertmanager(
             workspace, servers["alertmanager"], self._config, self._receiver.url
         )
         prometheus = parts.start_prometheus(
             workspace, servers["prometheus"], self._config, agent=agent, alertmanager=alertmanager
         )
-        return Addresses(agent, prometheus, alertmanager)
+        return Addresses(parts.black_boxes(workspace), agent, prometheus, alertmanager)
 
     def _wait_for_steps(self, addresses: Addresses) -> None:
         self._say(f"waiting for the first steps of {self._options.ranks} ranks")

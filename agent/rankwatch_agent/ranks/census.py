@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -65,6 +66,9 @@ class Census:
             except BlackBoxError as error:
                 self.faults.note(path, error.reason, str(error))
                 self._drop(path)
+            except OSError as error:  # its directory was closed to us, or lies on an odd file system
+                self.faults.note(path, "unreadable", f"could not follow {path}: {error.strerror}")
+                self._drop(path)
         self._forget(moment)
 
     def _run_directories(self) -> Iterator[tuple[Path, int]]:
@@ -101,8 +105,10 @@ class Census:
         for path, rank in list(self.ranks.items()):
             if rank.ended_at is None or moment - rank.ended_at < self._retention_seconds:
                 continue
+            replaced = rank.replaced()
             self._drop(path)
-            self._remove(path)
+            if not replaced:  # else it is the box of a new process, or lies behind a link put in its way
+                self._remove(path)
 
     def _drop(self, path: Path) -> None:
         self.ranks.pop(path).close()
@@ -120,7 +126,7 @@ class Census:
             self._forgotten[path] = inode
             _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
             return
-        if not any(path.parent.iterdir()):
+        with contextlib.suppress(OSError):  # not empty: other ranks, or somebody else's files
             path.parent.rmdir()
 
 

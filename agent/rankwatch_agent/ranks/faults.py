@@ -24,4 +24,5 @@ class Faults:
             self._told.clear()
         self._told.add((path, reason))
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
-        _log.warning("black box left out (%s): %s", reason, message)
+        # Names of files are bytes that somebody else chose: no line break, and nothing that is no text.
+        _log.warning("black box left out (%s): %s", reason, message.encode("unicode_escape").decode("ascii"))

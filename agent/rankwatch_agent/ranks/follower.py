@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -24,11 +25,15 @@ _MAX_WORD_AGE_SECONDS = 86400.0 * 3650
 class RankFollower:
     """One rank of one run, as its black box tells it.
 
+    in_its_place: refuse a box whose path does not name its run and rank; two of one rank would export
+        the same series twice.
+
     Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
     """
 
-    def __init__(self, path: Path, account: RankAccount) -> None:
+    def __init__(self, path: Path, account: RankAccount, *, in_its_place: bool = True) -> None:
         self.path = path
+        self._in_its_place = in_its_place
         self.account = account
         self.starts = 1
         self.state = RankState.STARTING
@@ -37,7 +42,7 @@ class RankFollower:
         self.now: NowBlock
         self.open_phase: tuple[str, float] | None = None
         """Innermost open phase and when it began, monotonic."""
-        self._reader = _open(path)
+        self._reader = self._open()
         self._missed_before = 0
 
     @property
@@ -62,13 +67,30 @@ class RankFollower:
         self.open_phase = self._innermost_open()
         self._judge(alive, moment)
 
+    def replaced(self) -> bool:
+        """Whether the path now names another file, or none."""
+        return self._reader.replaced()
+
     def close(self) -> None:
         """Give the file back."""
         self._reader.close()
 
+    def _open(self) -> Reader:
+        path = self.path
+        reader = Reader(path)
+        identity = reader.header.identity
+        named = path.parent.name == identity.run and path.stem == str(identity.rank)
+        if self._in_its_place and not named:
+            reader.close()
+            raise BlackBoxError(
+                f"{path} says it is rank {identity.rank} of run {identity.run[:64]!r}", reason="mismatch"
+            )
+        return reader
+
     def _take_new_process(self) -> None:
-        reader = _open(self.path)
-        self.account.add(self._reader.poll(), self._reader.name)
+        reader = self._open()
+        with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
+            self.account.add(self._reader.poll(), self._reader.name)
         self._reader.close()
         self._missed_before += self._reader.missed
         self._reader = reader
@@ -77,11 +99,15 @@ class RankFollower:
         self.ended_at = None
 
     def _innermost_open(self) -> tuple[str, float] | None:
+        """The open phase that began last. None outlasts the end of a step: one that began before it is over,
+        even where the record of its end was overwritten before it could be read."""
         closed = self.account.closed_phases
+        step_ended = self.now.step_ended
         still_open = [
             (began, number)
             for number, began in self.now.phases_began.items()
-            if not math.isclose(closed.get(number, -1.0), began, rel_tol=0.0, abs_tol=1e-9)
+            if began >= step_ended
+            and not math.isclose(closed.get(number, -1.0), began, rel_tol=0.0, abs_tol=1e-9)
         ]
         if not still_open:
             return None
@@ -106,17 +132,6 @@ class RankFollower:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""
         last = max(self.account.last_record, self.now.step_ended, *self.now.phases_began.values(), 0.0)
         return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
-
-
-def _open(path: Path) -> Reader:
-    reader = Reader(path)
-    identity = reader.header.identity
-    if path.parent.name != identity.run or path.stem != str(identity.rank):
-        reader.close()
-        raise BlackBoxError(
-            f"{path} says it is rank {identity.rank} of run {identity.run[:64]!r}", reason="mismatch"
-        )
-    return reader
 
 
 def _wrote_stacks(path: Path) -> bool:

@@ -29,6 +29,9 @@ _MEAN_STEP_OF_NOISE = 2.0 / math.sqrt(math.pi)
 _RELATIVE_FLOOR = 1e-3
 """Noise below a thousandth of the loss is taken as that: a constant loss has no meaningful sigma."""
 
+_LARGEST = 1e300
+"""A finite loss beyond is taken as this: distances of two values must not become infinite."""
+
 
 class LossStatistics:
     """Online statistics of one rank's loss; constant memory."""
@@ -60,6 +63,7 @@ class LossStatistics:
         if not math.isfinite(value):
             self.nonfinite += 1
             return
+        value = max(-_LARGEST, min(value, _LARGEST))
         self.count += 1
         if self.count == 1:
             self.trend = self._recent = self._last = value

@@ -13,7 +13,10 @@ collectives equalise it over the ranks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 from rankwatch.conventions import COMMUNICATION, OTHER
@@ -43,12 +46,12 @@ def split_step(
     phases: in the order of their ends, each within the step; they nest or follow one another.
     collectives: enqueued within the step.
     """
-    blocked = _union(_blocked(start, end, phases, collectives)) if collectives else []
+    blocked = _Blocked(_union(_blocked(start, end, phases, collectives)) if collectives else [])
     parts: dict[str, float] = {}
     open_children: list[tuple[float, float]] = []  # (start, own time with what lies inside)
     claimed = 0.0
     for phase in phases:
-        own = phase.end - phase.start - _overlap(blocked, phase.start, phase.end)
+        own = phase.end - phase.start - blocked.between(phase.start, phase.end)
         inside = 0.0
         while open_children and open_children[-1][0] >= phase.start:
             inside += open_children.pop()[1]
@@ -56,9 +59,9 @@ def split_step(
         exclusive = max(0.0, own - inside)
         parts[phase.name] = parts.get(phase.name, 0.0) + exclusive
         claimed += exclusive
-    waited = sum(b - a for a, b in blocked)
+    waited = blocked.total
     parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + waited
-    parts[OTHER] = max(0.0, end - start - claimed - waited)
+    parts[OTHER] = parts.get(OTHER, 0.0) + max(0.0, end - start - claimed - waited)
     return parts
 
 
@@ -67,15 +70,17 @@ def _blocked(
 ) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     last: dict[float, tuple[float, float]] = {}  # end of a phase -> (last enqueue, last completion)
-    for enqueued, completed, blocking in collectives:
+    to_come = sorted(((phase.start, phase.end) for phase in phases), reverse=True)
+    open_ends: list[float] = []  # a heap: of the phases that hold a moment, the innermost ends first
+    for enqueued, completed, blocking in sorted(collectives):
         if blocking:
             found.append((enqueued, min(completed, end)))
             continue
-        limit = end
-        for phase in phases:  # in the order of their ends: the first that holds it is the innermost
-            if phase.start <= enqueued < phase.end:
-                limit = phase.end
-                break
+        while to_come and to_come[-1][0] <= enqueued:
+            heappush(open_ends, to_come.pop()[1])
+        while open_ends and open_ends[0] <= enqueued:
+            heappop(open_ends)
+        limit = open_ends[0] if open_ends else end
         before = last.get(limit)
         if before is None:
             last[limit] = (enqueued, completed)
@@ -96,9 +101,21 @@ def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _overlap(merged: list[tuple[float, float]], start: float, end: float) -> float:
-    total = 0.0
-    for a, b in merged:
-        if a < end and b > start:
-            total += min(b, end) - max(a, start)
-    return total
+class _Blocked:
+    """Disjoint intervals in order, asked for the time they cover."""
+
+    def __init__(self, merged: list[tuple[float, float]]) -> None:
+        self._starts = [a for a, _ in merged]
+        self._ends = [b for _, b in merged]
+        self._before = list(accumulate((b - a for a, b in merged), initial=0.0))
+        self.total = self._before[-1]
+
+    def between(self, start: float, end: float) -> float:
+        """Seconds covered from `start` to `end`."""
+        return self._until(end) - self._until(start) if self._starts else 0.0
+
+    def _until(self, moment: float) -> float:
+        index = bisect_left(self._starts, moment)  # intervals that begin before
+        if not index:
+            return 0.0
+        return self._before[index] - max(0.0, self._ends[index - 1] - moment)

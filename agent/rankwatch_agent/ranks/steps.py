@@ -58,7 +58,7 @@ class StepAssembler:
     def step(self, start: float, end: float, number: int) -> None:
         """A step ended; the one before it is settled."""
         if self._pending is not None:
-            self._settle(*self._pending)
+            self._settle(*self._pending, until=end)
         self._pending = (start, end, number)
 
     def settle(self, now: float, idle_until: float) -> None:
@@ -68,19 +68,24 @@ class StepAssembler:
             step that is still to come.
         """
         if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
-            self._settle(*self._pending)
+            self._settle(*self._pending, until=now)
             self._pending = None
         if self._pending is None and any(each.name in SECTIONS for each in self._phases):
-            done = [each for each in self._phases if each.name in SECTIONS and each.end <= idle_until]
-            for each in done:
-                self._phases.remove(each)
-                self._outside(each)
+            kept: list[Interval] = []
+            for each in self._phases:
+                if each.name in SECTIONS and each.end <= idle_until:
+                    self._outside(each)
+                else:
+                    kept.append(each)
+            self._phases = kept
 
-    def _settle(self, start: float, end: float, number: int) -> None:
+    def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
+        """Count a step. What begins between its end and `until` may lie in one to come; what begins even
+        later is no honest record, and would be looked at again with each step."""
         inside: list[Interval] = []
         later: list[Interval] = []
         for phase in self._phases:
-            if phase.start >= end:
+            if end <= phase.start < until:
                 later.append(phase)
             elif phase.start >= start and phase.end <= end:
                 inside.append(phase)
@@ -88,7 +93,7 @@ class StepAssembler:
                 self._outside(phase)
         self._phases = later
         held = [each for each in self._collectives if start <= each.enqueued < end]
-        self._collectives = [each for each in self._collectives if each.enqueued >= end]
+        self._collectives = [each for each in self._collectives if end <= each.enqueued < until]
         self._count(end - start, split_step(start, end, inside, held), number)
 
     def _count(self, duration: float, parts: dict[str, float], number: int) -> None:
