@@ -69,5 +69,9 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
     try:
         yield RunningDemo(process, family, output)
     finally:
-        family.kill()
+        process.kill()
         process.wait()
+        try:  # its janitor cleans up; only what that leaves is killed
+            poll(lambda: not family.members(), SECONDS_TO_END, "end of the demo's janitor")
+        finally:
+            family.kill()
