@@ -53,6 +53,7 @@ generate: setup ## rebuild rules, dashboards and references
 	$(BIN)/python -m rankwatch_dashboards generate
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md
+	$(BIN)/rankwatch reference rules > docs/rules.md
 
 unchanged: generate ## check that generated files are what the code generates
 	@git diff --exit-code -- alerts/generated dashboards/generated docs || \

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "agent": Command("agent", "watch the training runs and the hardware of this node, serve /metrics"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
-        "reference": Command("reference", "print the reference of metrics or settings as Markdown"),
+        "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }
 )

@@ -2,7 +2,9 @@
 
 from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.alertmanager import alertmanager_config
-from rankwatch_alerts.config import RuleConfig, RuleConfigError
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.config_error import RuleConfigError
+from rankwatch_alerts.config_file import load_config
 from rankwatch_alerts.generation import to_yaml, write_all, write_rules
 from rankwatch_alerts.names import ALERT_NAMES, RUN_DEBUG_UID, Alert
 from rankwatch_alerts.prometheus import prometheus_config
@@ -11,6 +13,7 @@ from rankwatch_alerts.recording import recording_groups
 __all__ = [
     "RuleConfig",
     "RuleConfigError",
+    "load_config",
     "Alert",
     "ALERT_NAMES",
     "RUN_DEBUG_UID",

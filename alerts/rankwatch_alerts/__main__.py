@@ -1,43 +1,95 @@
-"""`python -m rankwatch_alerts generate`: rewrite the rule files and the Alertmanager configuration."""
+"""`python -m rankwatch_alerts generate`: write the rule files and the Alertmanager configuration."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch_alerts.config import RuleConfig, RuleConfigError
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.config_checks import MAX_TIME_SCALE
+from rankwatch_alerts.config_error import RuleConfigError
+from rankwatch_alerts.config_file import load_config
+from rankwatch_alerts.config_toml import to_toml
 from rankwatch_alerts.generation import write_all
+from rankwatch_alerts.sentence_parser import SentenceParser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 0, or 2 with one sentence where the input is wrong or a file cannot be written."""
+    """Exit status 0, or 2 with one sentence where input is wrong, a file fails or PyYAML is missing."""
     options = _parser().parse_args(arguments)
     try:
-        config = replace(
-            RuleConfig().scaled(options.time_scale),
-            runbook_base_url=options.runbook_base_url.rstrip("/"),
-            dashboard_base_url=options.dashboard_base_url.rstrip("/"),
-        )
+        config = _config(options)
+        if options.print_config:
+            print(to_toml(config), end="")
+            return 0
         for path in write_all(config, options.output):
             print(path)
     except (RuleConfigError, OSError) as error:
-        print(f"could not generate the rules: {error}", file=sys.stderr)
-        return 2
+        return _failed(str(error))
+    except ModuleNotFoundError as error:
+        if error.name != "yaml":
+            raise
+        return _failed("PyYAML is missing: it comes with pip install 'rankwatch[alerts]'")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _failed(cause: str) -> int:
+    print(f"could not generate the rules: {cause}", file=sys.stderr)
+    return 2
+
+
+def _config(options: Namespace) -> RuleConfig:
+    """The file's settings, scaled; a URL given as a flag wins over the file."""
+    config = RuleConfig() if options.config is None else load_config(options.config)
+    config = config.scaled(options.time_scale)
+    runbooks = config.runbook_base_url if options.runbook_base_url is None else options.runbook_base_url
+    grafana = config.dashboard_base_url if options.dashboard_base_url is None else options.dashboard_base_url
+    return replace(config, runbook_base_url=runbooks.rstrip("/"), dashboard_base_url=grafana.rstrip("/"))
+
+
+def _parser() -> SentenceParser:
     defaults = RuleConfig()
-    parser = argparse.ArgumentParser(prog="python -m rankwatch_alerts", description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    generate = commands.add_parser("generate", help="write rules and Alertmanager configuration")
-    generate.add_argument("--output", type=Path, default=Path("alerts/generated"), metavar="DIR")
-    generate.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="divide all times by X")
-    generate.add_argument("--runbook-base-url", default=defaults.runbook_base_url, metavar="URL")
-    generate.add_argument("--dashboard-base-url", default=defaults.dashboard_base_url, metavar="URL")
+    parser = SentenceParser(prog="python -m rankwatch_alerts", description=__doc__)
+    generate = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "generate", help="write rules and Alertmanager configuration", description=__doc__
+    )
+    generate.add_argument(
+        "--output",
+        type=Path,
+        default=Path("alerts/generated"),
+        metavar="DIR",
+        help="directory to write to, made where it does not exist (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of windows, thresholds and selectors; its keys are the lines of --print-config",
+    )
+    generate.add_argument(
+        "--print-config", action="store_true", help="print the settings in force as TOML, and write nothing"
+    )
+    generate.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help=f"divide all times by X, above 0 and at most {MAX_TIME_SCALE:g}, to try rules out "
+        "(default: %(default)g)",
+    )
+    generate.add_argument(
+        "--runbook-base-url",
+        metavar="URL",
+        help=f"where runbooks/ is published; wins over --config (default: {defaults.runbook_base_url})",
+    )
+    generate.add_argument(
+        "--dashboard-base-url",
+        metavar="URL",
+        help=f"root URL of Grafana; wins over --config (default: {defaults.dashboard_base_url})",
+    )
     return parser
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
-
-class RuleConfigError(ValueError):
-    """A field of the rule configuration has a value no rule could work with."""
+from rankwatch_alerts.config_checks import check_fields, check_time_scale
+from rankwatch_alerts.config_error import RuleConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +91,7 @@ class RuleConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that would make rules that can never fire, or always do."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, int | float) and value <= 0:
-                raise RuleConfigError(f"{each.name} is {value}; expected a number above 0")
+        check_fields(asdict(self))
         if self.step_window_seconds < 4 * self.scrape_interval_seconds:
             raise RuleConfigError(
                 f"step_window_seconds is {self.step_window_seconds}; "
@@ -106,15 +102,20 @@ class RuleConfig:
                 f"absence_memory_seconds is {self.absence_memory_seconds}; "
                 f"expected more than absence_window_seconds ({self.absence_window_seconds})"
             )
+        if self.straggler_for_seconds <= self.step_window_seconds:
+            raise RuleConfigError(
+                f"straggler_for_seconds is {self.straggler_for_seconds}; "
+                f"expected more than step_window_seconds ({self.step_window_seconds})"
+            )
 
     def scaled(self, time_scale: float) -> RuleConfig:
         """The same rules with all times divided by `time_scale`; thresholds stay.
 
         Nothing is scaled below what scraping allows: the scrape interval stays at or above one second
         (or as it was, if shorter), and each time keeps the least number of scrapes it works with.
+        Raises RuleConfigError where `time_scale` is not above 0 and at most MAX_TIME_SCALE (1000).
         """
-        if time_scale <= 0:
-            raise RuleConfigError(f"time_scale is {time_scale}; expected a number above 0")
+        check_time_scale(time_scale)
         scrape = max(
             self.scrape_interval_seconds / time_scale,
             min(_LEAST_SCRAPE_SECONDS, self.scrape_interval_seconds),

@@ -1,29 +1,56 @@
-"""`python -m rankwatch_dashboards generate`: rewrite the dashboards."""
+"""`python -m rankwatch_dashboards generate`: write the dashboards."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwatch_alerts import RuleConfig
+from rankwatch_alerts import RuleConfig, RuleConfigError, load_config
+from rankwatch_alerts.sentence_parser import SentenceParser
 from rankwatch_dashboards.generation import write_dashboards
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 0, or 2 with one sentence where a file cannot be written."""
-    parser = argparse.ArgumentParser(prog="python -m rankwatch_dashboards", description=__doc__)
-    generate = parser.add_subparsers(required=True).add_parser("generate", help="write the dashboards")
-    generate.add_argument("--output", type=Path, default=Path("dashboards/generated"), metavar="DIR")
-    options = parser.parse_args(arguments)
+    """Exit status 0, or 2 with one sentence where input is wrong, a file fails or the SDK is missing."""
+    options = _parser().parse_args(arguments)
     try:
-        for path in write_dashboards(RuleConfig(), options.output):
+        config = RuleConfig() if options.config is None else load_config(options.config)
+        for path in write_dashboards(config, options.output):
             print(path)
-    except OSError as error:
-        print(f"could not generate the dashboards: {error}", file=sys.stderr)
-        return 2
+    except (RuleConfigError, OSError) as error:
+        return _failed(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "grafana_foundation_sdk":
+            raise
+        return _failed("grafana-foundation-sdk is missing: it comes with pip install 'rankwatch[dashboards]'")
     return 0
+
+
+def _failed(cause: str) -> int:
+    print(f"could not generate the dashboards: {cause}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(prog="python -m rankwatch_dashboards", description=__doc__)
+    generate = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "generate", help="write the dashboards", description=__doc__
+    )
+    generate.add_argument(
+        "--output",
+        type=Path,
+        default=Path("dashboards/generated"),
+        metavar="DIR",
+        help="directory to write to, made where it does not exist (default: %(default)s)",
+    )
+    generate.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the TOML file the rules are generated from, so that panels draw the same thresholds",
+    )
+    return parser
 
 
 if __name__ == "__main__":

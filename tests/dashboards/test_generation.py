@@ -43,6 +43,26 @@ def test_a_directory_that_cannot_be_made_is_told_in_one_sentence(capsys: pytest.
     assert capsys.readouterr().err.startswith("could not generate the dashboards: ")
 
 
+def test_the_config_file_of_the_rules_moves_the_lines(tmp_path: Path) -> None:
+    """A panel draws the threshold its alert uses."""
+    file = tmp_path / "rules.toml"
+    file.write_text("checkpoint_age_budget_seconds = 7654\n")
+    assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 0
+    assert "7654" in (tmp_path / f"{RUN_DEBUG_UID}.json").read_text()
+
+
+def test_a_wrong_config_file_is_told_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2 and no traceback."""
+    file = tmp_path / "rules.toml"
+    file.write_text("loss_deviation = 'high'\n")
+    assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "loss_deviation is 'high'; expected a number" in error
+    assert len(error.splitlines()) == 1
+
+
 def test_alerts_link_to_a_dashboard_there_is() -> None:
     """The uid in every dashboard_url is that of a generated file."""
     for group in alert_groups(RuleConfig()):

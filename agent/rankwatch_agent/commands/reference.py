@@ -1,8 +1,9 @@
-"""`rankwatch reference`: print the reference of metrics or of the agent's settings, as Markdown."""
+"""`rankwatch reference`: print the reference of metrics, of settings or of rules, as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rankwatch.conventions import METRICS, RECORDS
 from rankwatch_agent.config.fields import FIELD_NAMES, AgentConfig
@@ -17,11 +18,12 @@ _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. --
 def main(arguments: Sequence[str]) -> int:
     """Print the reference that was asked for; returns 0."""
     parser = SentenceParser(
-        prog="rankwatch reference", description="Print the reference of metrics or settings as Markdown."
+        prog="rankwatch reference",
+        description="Print the reference of metrics, of the agent's settings or of the rules as Markdown.",
     )
-    parser.add_argument("subject", choices=("metrics", "settings"), help="what to print")
+    parser.add_argument("subject", choices=tuple(_SUBJECTS), help="what to print")
     subject = parser.parse_args(arguments).subject
-    print("\n".join(_metrics() if subject == "metrics" else _settings()))
+    print("\n".join(_SUBJECTS[subject]()))
     return 0
 
 
@@ -53,3 +55,18 @@ def _settings() -> Iterator[str]:
     yield "| --- | --- | --- |"
     for name, schedule in DEFAULT_SCHEDULES.items():
         yield f"| `{name}` | {schedule.interval_seconds:g} s | {schedule.deadline_seconds:g} s |"
+
+
+def _rules() -> Iterator[str]:
+    # Only here: the agent is of use without the rules.
+    from rankwatch_alerts import RuleConfig
+    from rankwatch_alerts.reference import rules_reference
+
+    yield from ("# Rules", "", _GENERATED, "")
+    yield from rules_reference(field_help(RuleConfig))
+
+
+_SUBJECTS: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
+    {"metrics": _metrics, "settings": _settings, "rules": _rules}
+)
+"""What can be asked for, and what prints it."""

@@ -1,0 +1,72 @@
+"""The page on the rules: how to generate and load them, and every setting with its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.duration import duration
+
+_GENERATING = """\
+Recording rules, alerts and an Alertmanager configuration are generated from one set of windows, thresholds
+and selectors. What the defaults give lies in `alerts/generated` (installed: `share/rankwatch/alerts`); to
+change a value, write it into a TOML file and generate again. This needs `pip install 'rankwatch[alerts]'`.
+
+```sh
+python -m rankwatch_alerts generate --config rules.toml --output rules
+```
+
+`--print-config` prints the settings in force as such a file, and writes nothing. A flag wins over the file,
+the file over the default. `--runbook-base-url` and `--dashboard-base-url` set the links in alerts.
+`--time-scale X` (above 0, at most 1000) divides all times by X, to try rules out within minutes; no time
+falls below the scrapes it needs. The dashboards (`pip install 'rankwatch[dashboards]'`) take the same file,
+so that their lines are the alerts' thresholds:
+
+```sh
+python -m rankwatch_dashboards generate --config rules.toml --output dashboards
+```
+
+A `rules.toml` for runs that save once in two hours:
+
+```toml
+checkpoint_age_budget_seconds = 9000.0
+runbook_base_url = "https://wiki.example.com/rankwatch"
+dashboard_base_url = "https://grafana.example.com"
+```
+"""
+
+_LOADING = """\
+## A complete `prometheus.yml`
+
+`job_name` must be `agent_job`, and `scrape_interval` must be `scrape_interval_seconds`: the alert on absent
+telemetry looks for that job, and windows hold a number of scrapes.
+"""
+
+_ALERTMANAGER = """\
+`alertmanager.yml` groups by run and holds back what another alert explains. Its receivers `page` and `ticket`
+deliver nothing until you give them a destination.
+"""
+
+
+def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
+    """The page, below its title, in Markdown; `texts` holds the docstring of each field of RuleConfig."""
+    defaults = RuleConfig()
+    yield from (_GENERATING, _LOADING, "```yaml")
+    yield from _prometheus(defaults)
+    yield from ("```", "", _ALERTMANAGER)
+    yield from ("## Settings", "", "| setting | default | meaning |", "| --- | --- | --- |")
+    for name, value in asdict(defaults).items():
+        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        yield f"| `{name}` | `{shown}` | {' '.join(texts[name].split())} |"
+
+
+def _prometheus(config: RuleConfig) -> Iterator[str]:
+    interval = duration(config.scrape_interval_seconds)
+    yield from ("global:", f"  evaluation_interval: {interval}")
+    yield from ("scrape_configs:", f"  - job_name: {config.agent_job}", f"    scrape_interval: {interval}")
+    yield "    static_configs:"
+    yield '      - targets: ["node1:9477", "node2:9477"]'
+    yield from ("rule_files:", "  - rules/*.rules.yml")
+    yield from ("alerting:", "  alertmanagers:", "    - static_configs:")
+    yield '        - targets: ["localhost:9093"]'
