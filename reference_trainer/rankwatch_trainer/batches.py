@@ -29,18 +29,19 @@ class ShardedBatches:
     def __init__(
         self, text: Tensor, *, shape: tuple[int, int], context: int, rank: int, world_size: int, seed: int
     ) -> None:
+        self._share = len(text) // (context + 1) // world_size
+        self._per_step = shape[0] * shape[1]
+        if self._share < self._per_step:
+            raise UsageError(
+                f"the text of {len(text)} bytes holds {self._share} sequences of {context + 1} bytes "
+                f"for each of {world_size} ranks, expected at least {self._per_step} for one step; "
+                "--corpus-bytes gives more text"
+            )
         self._windows = text.unfold(0, context + 1, context + 1)
         self._shape = shape
         self._rank = rank
         self._world_size = world_size
         self._seed = seed
-        self._share = len(self._windows) // world_size
-        self._per_step = shape[0] * shape[1]
-        if self._share < self._per_step:
-            raise UsageError(
-                f"the text holds {self._share} sequences of {context + 1} bytes for each of {world_size} "
-                f"ranks, expected at least {self._per_step} for one step"
-            )
         self.position: Position = {"epoch": 0, "window": 0}
         """May be assigned, to go on from there."""
         self._order_epoch = -1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -17,13 +18,21 @@ from rankwatch_trainer.faults.file import FaultFile
 from rankwatch_trainer.faults.injection import Injection
 from rankwatch_trainer.faults.specification import parse_fault
 from rankwatch_trainer.flags import parse_config
+from rankwatch_trainer.outputs import require_checkpoints_for, require_writable_outputs
 from rankwatch_trainer.preemption import watch_for_preemption
 from rankwatch_trainer.progress import Progress
 from rankwatch_trainer.training import train
 from rankwatch_trainer.world import World, process_group
 
+_SILENT_RANK_WAITS_SECONDS = 5.0
+"""Longer than ranks that were started together need to import torch one after the other."""
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+
+def main(
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
     """Trains as the arguments say. Exit status 0; 1 where training failed; 2 for what cannot be asked for.
 
     A mistake in the arguments is the same on every rank, so rank 0 alone tells it.
@@ -36,14 +45,17 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         config = parse_config(sys.argv[1:] if arguments is None else arguments)
         injection = _injection(config, world)
         world.device(config.device)
+        if world.rank == 0:
+            require_writable_outputs(config)
     except UsageError as error:
-        return _tell(error, status=2) if world.rank == 0 else 2
+        return _refuse(error, world, sleep)
     _configure_logging(world)
     try:
         _run(config, world, injection)
+    except UsageError as error:
+        return _refuse(error, world, sleep)
     except TrainerError as error:
-        usage = isinstance(error, UsageError)
-        return _tell(error, status=2 if usage else 1) if world.rank == 0 or not usage else 2
+        return _tell(error, status=1)
     return 0
 
 
@@ -72,6 +84,7 @@ def _run(config: TrainerConfig, world: World, injection: Injection) -> None:
 def _injection(config: TrainerConfig, world: World) -> Injection:
     """The faults of the command line, whose steps count from the first of the run, and of the fault file."""
     faults = [parse_fault(text, present_step=1, world_size=world.size) for text in config.fault]
+    require_checkpoints_for(faults, config)
     file = None
     if config.fault_file is not None:
         file = FaultFile(config.fault_file, world.size, tells=world.rank == 0)
@@ -80,6 +93,15 @@ def _injection(config: TrainerConfig, world: World) -> Injection:
 
 def _configure_logging(world: World) -> None:
     logging.basicConfig(level=logging.INFO, format=f"[rank {world.rank}] %(message)s", stream=sys.stderr)
+
+
+def _refuse(error: UsageError, world: World, sleep: Callable[[float], None]) -> int:
+    if world.rank == 0:
+        return _tell(error, status=2)
+    # torchrun ends all ranks as soon as one has exited, and would silence a rank 0 that starts later;
+    # once rank 0 has exited it ends this one too, so nobody waits for all of this time
+    sleep(_SILENT_RANK_WAITS_SECONDS)
+    return 2
 
 
 def _tell(error: TrainerError, *, status: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.catalogue import FAULTS
+from rankwatch_trainer.faults.description import describe_faults
 
 
 def parse_config(arguments: Sequence[str]) -> TrainerConfig:
@@ -21,7 +21,8 @@ def parse_config(arguments: Sequence[str]) -> TrainerConfig:
     parser = _Parser(
         prog="rankwatch_trainer",
         description="Trains a small GPT on the source of Python's standard library, with faults on demand.",
-        epilog=f"Faults: {_fault_names()}; each takes rank, from and until, and what it needs besides.",
+        epilog=describe_faults(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the epilog
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -39,10 +40,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-
-def _fault_names() -> str:
-    return ", ".join(fault.name for fault in FAULTS)
 
 
 def _add_flag(parser: argparse.ArgumentParser, field: Field[Any], kind: Any, words: str) -> None:

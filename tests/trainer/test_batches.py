@@ -56,3 +56,9 @@ def test_too_little_text_for_one_step_is_told() -> None:
     """A rank that could never fill a batch says so at the start."""
     with pytest.raises(UsageError, match="holds 3 sequences of 4 bytes for each of 20 ranks"):
         shard(0, world_size=20)
+
+
+def test_a_text_shorter_than_one_sequence_is_told() -> None:
+    """It holds none."""
+    with pytest.raises(UsageError, match="the text of 9 bytes holds 0 sequences of 65 bytes"):
+        ShardedBatches(TEXT[:9], shape=(1, 1), context=64, rank=0, world_size=1, seed=5)

@@ -10,6 +10,7 @@ import pytest
 
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.errors import UsageError
+from rankwatch_trainer.faults.catalogue import FAULTS
 from rankwatch_trainer.flags import parse_config
 
 
@@ -48,6 +49,23 @@ def test_help_shows_every_field_with_its_docstring(capsys: pytest.CaptureFixture
     assert "Optimizer steps of the whole run" in text
 
 
+def test_help_shows_every_fault_with_its_parameters_and_its_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And the keys that all faults share."""
+    with pytest.raises(SystemExit):
+        parse_config(["--help"])
+    text = capsys.readouterr().out
+    for line in (
+        "  from=STEP    its first step, counted from 1",
+        "  straggler [factor=1.5]\n      The rank's layers take `factor` times as long",
+        "  stall [seconds, one step]\n      The rank stops for `seconds`",
+    ):
+        assert line in text
+    for kind in FAULTS:
+        assert f"\n  {kind.name}" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -60,6 +78,11 @@ def test_help_shows_every_field_with_its_docstring(capsys: pytest.CaptureFixture
         (["--stepps", "1"], "unrecognized arguments: --stepps 1"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["--fault", "gremlin"], "no fault is called 'gremlin', expected one of straggler, stall"),
+        (["--fault", "kill:from=0"], "from is '0', expected a step >= 1"),
+        (["--fault", "checkpoint-corruption"], "checkpoint_dir is None, expected a directory, because fault"),
+        (["--fault", "checkpoint-write-failure"], "checkpoint_dir is None, expected a directory, because"),
+        (["--history", "/dev/null/h"], "could not write history /dev/null/h: Not a directory"),
+        (["--checkpoint-dir", "/dev/null/c"], "could not create checkpoint_dir /dev/null/c: Not a directory"),
         (["--fault", "kill:rank=1"], "rank is '1', expected a whole number below the world size 1"),
         (["--device", "cuda"], "device is cuda, but local rank 0 has no GPU on this machine"),
     ],

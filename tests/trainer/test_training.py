@@ -23,6 +23,17 @@ def test_the_loss_goes_down_on_real_text(trainer: Trainer, tmp_path: Path, accum
     assert sum(losses[-5:]) / 5 < 4.0
 
 
+def test_a_corpus_too_small_for_one_step_is_told(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, exit status 2."""
+    assert trainer("--corpus-bytes", 10) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("rankwatch_trainer: the text of 9 bytes holds 0 sequences of 65 bytes")
+    assert printed.err.count("\n") == 1
+    assert end_record(printed.out)["outcome"] == "failed"
+
+
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(
     trainer: Trainer, tmp_path: Path
 ) -> None:
@@ -73,7 +84,8 @@ def test_training_goes_on_when_checkpoints_cannot_be_written(
     assert trainer(*common, "--steps", 6, "--fault", fault) == 0
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert told == [
-        f"could not save the checkpoint of step {step}, training goes on: No space left on device"
+        f"could not save the checkpoint of step {step} in {tmp_path}, training goes on: "
+        "No space left on device"
         for step in (4, 6)
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
+from typing import Any
 
 from rankwatch.conventions import METRICS, RECORDS
-from rankwatch_agent.config.fields import FIELD_NAMES, AgentConfig
+from rankwatch_agent.config.fields import AgentConfig
 from rankwatch_agent.config.help import field_help
 from rankwatch_agent.config.load import ENVIRONMENT_PREFIX, flag_name
 from rankwatch_agent.sentence_parser import SentenceParser
@@ -46,15 +48,22 @@ def _settings() -> Iterator[str]:
     yield from ("# Settings of the agent", "", _GENERATED, "")
     yield "A flag wins over the environment, the environment over the TOML file (`--config`)."
     yield "`rankwatch agent --print-config` prints what is in force, and where each value came from."
-    yield from ("", "| setting | flag | environment | meaning |", "| --- | --- | --- | --- |")
+    yield f"The variable of a setting is its name in capitals behind `{ENVIRONMENT_PREFIX}`."
+    yield from ("", "| setting | flag | default | meaning |", "| --- | --- | --- | --- |")
     texts = field_help(AgentConfig)
-    for name in FIELD_NAMES:
-        variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
-        yield f"| `{name}` | `{flag_name(name)}` | `{variable}` | {texts[name]} |"
+    for each in fields(AgentConfig):
+        yield f"| `{each.name}` | `{flag_name(each.name)}` | {_default(each)} | {texts[each.name]} |"
     yield from ("", "Collectors and their schedules:", "", "| collector | interval | deadline |")
     yield "| --- | --- | --- |"
     for name, schedule in DEFAULT_SCHEDULES.items():
         yield f"| `{name}` | {schedule.interval_seconds:g} s | {schedule.deadline_seconds:g} s |"
+
+
+def _default(setting: Field[Any]) -> str:
+    value = setting.default
+    if value is MISSING or value in (None, "", ()):
+        return ""
+    return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
 def _rules() -> Iterator[str]:

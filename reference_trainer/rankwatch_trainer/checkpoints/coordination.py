@@ -79,7 +79,10 @@ class Checkpointing:
             _log.error("could not save the checkpoint of step %d, training goes on: %s", state.step, error)
         except OSError as error:
             reason = error.strerror or str(error)
-            _log.error("could not save the checkpoint of step %d, training goes on: %s", state.step, reason)
+            _log.error(
+                "could not save the checkpoint of step %d in %s, training goes on: %s",
+                *(state.step, self._store.directory, reason),
+            )
 
     def _agreed_step(self, store: CheckpointStore) -> int | None:
         """The step rank 0 finds best, so that no rank resumes from another one."""

@@ -10,7 +10,7 @@ from rankwatch_trainer.faults.conditions import Conditions
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointCorruption:
-    """Bytes of a checkpoint written in these steps are flipped after the write."""
+    """Bytes of checkpoints of these steps are flipped on the way to the disk; needs --checkpoint-dir."""
 
     name: ClassVar[str] = "checkpoint-corruption"
     lasting: ClassVar[bool] = True

@@ -10,7 +10,7 @@ from rankwatch_trainer.faults.conditions import Conditions
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWriteFailure:
-    """Writing a checkpoint in these steps raises OSError with ENOSPC."""
+    """Writing a checkpoint in these steps raises OSError with ENOSPC; needs --checkpoint-dir."""
 
     name: ClassVar[str] = "checkpoint-write-failure"
     lasting: ClassVar[bool] = True

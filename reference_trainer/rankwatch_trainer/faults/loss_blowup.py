@@ -10,10 +10,10 @@ from rankwatch_trainer.faults.conditions import Conditions
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlowup:
-    """The learning rate is `factor` times what the schedule says.
+    """The learning rate is `factor` times what the schedule says; name no rank.
 
-    It must strike all ranks in the same steps, else their weights drift apart: name no rank, and in a
-    fault file give a step a little ahead (`from=+5` is counted by each rank from its own step).
+    It must strike all ranks in the same steps, else their weights drift apart. In a fault file give a
+    step a little ahead (`from=+5` is counted by each rank from its own step).
 
     AdamW with clipped gradients is hard to blow up: at the default factor a small model jumps to some
     ten times its noise and recovers within tens of steps, which is a spike and no divergence;

@@ -78,6 +78,8 @@ def _rank(text: str, world_size: int) -> int:
 def _step(key: str, text: str, present_step: int) -> int:
     if not _is_whole(text.removeprefix("+")):
         raise ValueError(f"{key} is {text!r}, expected a step such as 50, or +5 from now")
+    if not text.startswith("+") and int(text) == 0:
+        raise ValueError(f"{key} is {text!r}, expected a step >= 1, or +0 for the present one")
     return int(text) + (present_step if text.startswith("+") else 0)
 
 

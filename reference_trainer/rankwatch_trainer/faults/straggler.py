@@ -10,7 +10,9 @@ from rankwatch_trainer.faults.conditions import Conditions
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """The rank's layers take `factor` times as long, forward and backward."""
+    """The rank's layers take `factor` times as long, forward and backward; in a job of one rank, or where no
+    rank is named, the whole job is slower and no rank lags behind.
+    """
 
     name: ClassVar[str] = "straggler"
     lasting: ClassVar[bool] = True

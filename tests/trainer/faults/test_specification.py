@@ -72,6 +72,7 @@ def test_every_fault_can_be_asked_for_by_its_name(kind: type) -> None:
         ("stall:seconds", "'seconds' is no parameter of stall"),
         ("kill:from=x", "from is 'x', expected a step such as 50, or +5 from now"),
         ("kill:from=++1", "from is '++1'"),
+        ("kill:from=0", "from is '0', expected a step >= 1, or +0 for the present one"),
         ("kill:from=9,from=10", "from is given twice"),
         ("slow-data:from=9,until=9", "until is step 9, expected a step after 9"),
     ],

@@ -1,0 +1,45 @@
+"""The trainer as a program, before torch is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+import rankwatch_trainer
+from rankwatch_trainer.__main__ import main
+from support_trainer import DEADLINE_SECONDS
+
+
+def test_without_torch_one_sentence_says_how_to_get_it() -> None:
+    """Exit status 2, no traceback; a Python without its site-packages has no torch."""
+    roots = [str(Path(package.__file__ or "").parents[1]) for package in (rankwatch, rankwatch_trainer)]
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "rankwatch_trainer", "--help"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "rankwatch_trainer: could not import torch: it is not installed, expected "
+        "pip install 'rankwatch[trainer]'\n"
+    )
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "ERROR"), ("INFO", "INFO")])
+def test_torch_tells_errors_only_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
+) -> None:
+    """Its C++ parts would else warn once per rank that a server listens."""
+    monkeypatch.setattr(sys, "argv", ["rankwatch_trainer", "--steps", "0"])
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    assert main() == 2
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == kept
