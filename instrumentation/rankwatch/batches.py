@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -13,7 +14,7 @@ from rankwatch.steps import Steps
 T = TypeVar("T")
 
 
-class BatchWait:
+class BatchWait(AbstractContextManager[None]):
     """Phase `data_wait`: outside of a step it belongs to the step that follows."""
 
     __slots__ = ("_began", "_phase", "_steps")
@@ -38,7 +39,7 @@ class BatchWait:
 class Batches(Generic[T]):
     """Iterates a loader and times the wait for each batch."""
 
-    def __init__(self, loader: Iterable[T], wait: BatchWait) -> None:
+    def __init__(self, loader: Iterable[T], wait: AbstractContextManager[None]) -> None:
         self.loader = loader
         """The loader itself, for `set_epoch` and the like."""
         self._wait = wait
@@ -47,12 +48,19 @@ class Batches(Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        iterator = iter(self.loader)
-        wait = self._wait
-        while True:
-            try:
-                with wait:
-                    batch = next(iterator)
-            except StopIteration:
-                return
-            yield batch
+        return _TimedIterator(iter(self.loader), self._wait)
+
+
+class _TimedIterator(Iterator[T]):
+    """No generator: that would keep each batch alive until the next, and end for good at an exception
+    of the loader, where the loader itself might go on."""
+
+    __slots__ = ("_iterator", "_wait")
+
+    def __init__(self, iterator: Iterator[T], wait: AbstractContextManager[None]) -> None:
+        self._iterator = iterator
+        self._wait = wait
+
+    def __next__(self) -> T:
+        with self._wait:
+            return next(self._iterator)

@@ -9,6 +9,9 @@ from the flight recorder.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import importlib
 import itertools
 import time
@@ -47,6 +50,8 @@ OPERATIONS = {
 
 _INPUTS = ("input_tensors", "inputs", "input_tensor", "input", "input_list", "tensors", "tensor")
 
+_LEAVE_SECONDS = 2.0
+
 
 class CollectiveHook:
     """Records the collectives of this process while it is installed."""
@@ -62,6 +67,8 @@ class CollectiveHook:
         self._work_of = c10d.Work.unbox
         self._counts: defaultdict[str, Any] = defaultdict(itertools.count)
         self._below = torch._C._after_autograd_keyset
+        self._pending: set[object] = set()
+        atexit.register(self._leave)
         self._library = torch.library.Library("c10d", "IMPL")
         for operator, name in OPERATIONS.items():
             packet = getattr(torch.ops.c10d, operator, None)
@@ -71,6 +78,24 @@ class CollectiveHook:
     def remove(self) -> None:
         """Take the kernels out again."""
         self._library._destroy()
+        if not self._pending:
+            atexit.unregister(self._leave)
+
+    def forget(self) -> None:
+        """Wait for nothing: in a forked child no collective completes."""
+        self._pending.clear()
+
+    def _leave(self) -> None:
+        """The interpreter ends. A collective that fails after that would call back into a dead
+        interpreter, which aborts the process: wait for those under way, but at most two seconds, and
+        keep the groups of the others from being destroyed, which would fail them."""
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while self._pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._pending:
+            c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+            for group in list(c10d._world.pg_map):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _install(self, operator: Any, short: str, name: str) -> None:
         arguments = [argument.name for argument in operator._schema.arguments]
@@ -91,6 +116,7 @@ class CollectiveHook:
                 self._failures.note("follow a collective", error)
             return result
 
+        _keep_from_compiler(on_cpu)
         self._library.impl(short, on_cpu, "AutogradCPU", with_keyset=True)
         arrive = self._arrive
         if arrive is None:
@@ -103,6 +129,7 @@ class CollectiveHook:
                 self._failures.note("time the arrival at a collective", error)
             return operator.redispatch(keys & below, *arguments, **named)
 
+        _keep_from_compiler(on_cuda)
         self._library.impl(short, on_cuda, "AutogradCUDA", with_keyset=True)
 
     def _follow(self, operator: _Operator, arguments: tuple[Any, ...], result: Any, enqueued: float) -> None:
@@ -117,11 +144,13 @@ class CollectiveHook:
         blocking = at is not None and len(arguments) > at and not arguments[at]
         name = self._writer.name_number(label)
         append = self._writer.append
+        pending, token = self._pending, object()
 
         def completed(future: Any) -> None:
             flags = layout.BLOCKING if blocking else 0
             if future is not None and _failed(future):
                 flags |= layout.FAILED
+            pending.discard(token)
             append(
                 RecordKind.COLLECTIVE, operator.number, enqueued, time.monotonic(),
                 layout.COLLECTIVE, size, count, name, flags,
@@ -131,6 +160,7 @@ class CollectiveHook:
         if future is None:
             completed(None)
         else:
+            pending.add(token)
             future.add_done_callback(completed)
 
     def _future(self, result: Any) -> Any:
@@ -156,9 +186,23 @@ class _Operator:
         self.asynchronous = asynchronous
 
 
+def _keep_from_compiler(kernel: Any) -> None:
+    """Under a compiled model torch.compile would compile the kernel too, and all it calls, and warn.
+
+    Not by `torch.compiler.disable`: that imports the compiler, which takes a second.
+    """
+    torch: Any = importlib.import_module("torch")
+    with contextlib.suppress(AttributeError):  # another torch may know another way
+        frames = torch._C._dynamo.eval_frame
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(kernel.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, list | tuple):
         return sum(map(_bytes, tensors))
+    if tensors.is_sparse:  # has no `nbytes`; what travels is its parts
+        return _bytes([tensors._indices(), tensors._values()])
     return int(tensors.nbytes)
 
 

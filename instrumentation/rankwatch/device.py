@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
+from rankwatch.failures import Failures
 from rankwatch.spans import Span
 from rankwatch.steps import Steps
 
@@ -33,8 +34,9 @@ class _Pending(NamedTuple):
 class DevicePhases:
     """CUDA events of the phases of one run; at most 512 phases wait for the GPU, older ones are dropped."""
 
-    def __init__(self, writer: Writer, steps: Steps, new_event: Any) -> None:
+    def __init__(self, writer: Writer, steps: Steps, failures: Failures, new_event: Any) -> None:
         self._writer = writer
+        self._failures = failures
         self._steps = steps
         self._new_event = new_event
         self._free: list[Any] = []
@@ -52,21 +54,34 @@ class DevicePhases:
             self.open.arrive()
 
     def event(self) -> Any:
-        """An event recorded on the current stream; events are used again."""
-        event = self._free.pop() if self._free else self._new_event()
-        event.record()
+        """An event recorded on the current stream; events are used again. None where CUDA refuses:
+        after an error on the GPU, or in a forked child."""
+        try:
+            event = self._free.pop() if self._free else self._new_event()
+            event.record()
+        except Exception as error:  # noqa: BLE001 - called around the trainer's own code
+            self._failures.note("record an event on the GPU", error)
+            return None
         return event
 
     def close(self, number: int, began: Any, arrived: Any) -> None:
         """Keep the phase until the GPU has passed its end."""
-        self._pending.append(
-            _Pending(number, self._steps.current, time.monotonic(), began, arrived, self.event())
-        )
+        ended = self.event()
+        if began is not None and ended is not None:
+            self._pending.append(
+                _Pending(number, self._steps.current, time.monotonic(), began, arrived, ended)
+            )
 
     def resolve(self) -> None:
         """Record the phases that the GPU has finished; never waits."""
         pending = self._pending
-        while pending and pending[0].ended.query():
+        while pending:
+            try:
+                if not pending[0].ended.query():
+                    return
+            except Exception:  # one recorded while a graph was captured: it must not keep back the others
+                pending.popleft()
+                raise
             number, step, moment, began, arrived, ended = pending.popleft()
             seconds = began.elapsed_time(ended) / 1e3
             local = seconds if arrived is None else began.elapsed_time(arrived) / 1e3

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeVar
 
+from rankwatch.batches import Batches
 from rankwatch.identity import Identity
 from rankwatch.spans import NullSpan
 
@@ -30,7 +31,10 @@ class DisabledStage(NullSpan):
 class DisabledOperation(AbstractContextManager["DisabledOperation"]):
     """A checkpoint operation that is not recorded."""
 
-    bytes = 0
+    def __init__(self, name: str, step: int | None) -> None:
+        self.name = name
+        self.step = -1 if step is None else step
+        self.bytes = 0
 
     def stage(self, name: str) -> DisabledStage:
         """Does nothing; so do all the others."""
@@ -68,8 +72,8 @@ class DisabledRun:
 
     def end_phase(self, name: str) -> None: ...
 
-    def batches(self, loader: Iterable[T]) -> Iterable[T]:
-        return loader
+    def batches(self, loader: Iterable[T]) -> Batches[T]:
+        return Batches(loader, _NULL)
 
     def evaluation(self) -> NullSpan:
         return _NULL
@@ -79,7 +83,7 @@ class DisabledRun:
     def work(self, /, **amounts: float) -> None: ...
 
     def checkpoint(self, operation: str, *, step: int | None = None) -> DisabledOperation:
-        return DisabledOperation()
+        return DisabledOperation(operation, step)
 
     def resumed(self, step: int) -> None: ...
 

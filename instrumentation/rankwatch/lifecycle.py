@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,8 +29,18 @@ def on_exit(farewell: Callable[[type[BaseException] | None], None]) -> Callable[
 
 
 def on_fork(silence: Callable[[], None]) -> None:
-    """Call `silence` in every child that is forked from now on: it is not the rank."""
-    os.register_at_fork(after_in_child=silence)
+    """Call `silence`, a method, in every child that is forked from now on: it is not the rank.
+
+    Held weakly: a fork hook cannot be taken back, and must not keep a run that has ended.
+    """
+    method = weakref.WeakMethod(silence)
+
+    def forked() -> None:
+        call = method()
+        if call is not None:
+            call()
+
+    os.register_at_fork(after_in_child=forked)
 
 
 class StacksOnSigterm:
@@ -43,11 +54,21 @@ class StacksOnSigterm:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w")
+        self._found = signal.getsignal(signal.SIGTERM)
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
+
+    def release(self) -> None:
+        """Take the handler back: also in a forked child, whose SIGTERM is not the rank's.
+
+        Where the trainer has set a handler since, ours is gone already; to unregister it would put
+        back what was there before, and the trainer would no longer hear SIGTERM.
+        """
+        if signal.getsignal(signal.SIGTERM) == self._found:
+            faulthandler.unregister(signal.SIGTERM)
 
     def close(self) -> None:
         """Take the handler back; a file that SIGTERM never wrote to is removed."""
-        faulthandler.unregister(signal.SIGTERM)
+        self.release()
         self._file.close()
         if self._path.stat().st_size == 0:
             self._path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -14,7 +15,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointOperation
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Lifecycle
 from rankwatch.device import DevicePhases
 from rankwatch.failures import Failures, guarded
 from rankwatch.identity import Identity
@@ -49,9 +50,12 @@ class Run:
         self._steps = Steps(writer, self._failures)
         self._scalars = Scalars(writer)
         self._ended = False
-        self._open_calls: list[tuple[str, Span]] = []
+        # Bounded, for calls of `begin_phase` that `end_phase` never follows.
+        self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
         self._closers: list[Callable[[], object]] = []
-        self.device = DevicePhases(writer, self._steps, device_event) if device_event else None
+        self.device = (
+            DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
+        )
         """Timing on the GPU's clock, where there is a GPU."""
         self._followers: list[Callable[[], None]] = []
         self._spans = _Phases(self._failures)
@@ -64,6 +68,8 @@ class Run:
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
         self._steps.resolve_with(self._resolve)
+        for reserved in (*Lifecycle, *CHECKPOINT_OPERATIONS, LOSS):
+            writer.name_number(reserved)  # while there is room: a full table must not swallow the last words
         self._lifecycle(Lifecycle.STARTED)
 
     # -- steps and phases -------------------------------------------------------------------------
@@ -116,12 +122,8 @@ class Run:
     @guarded("record work")
     def work(self, /, **amounts: float) -> None:
         """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`."""
-        moment = time.monotonic()
         for unit, amount in amounts.items():
-            number = self._writer.name_number(unit)
-            self._writer.append(
-                RecordKind.WORK, number, moment, moment, layout.WORK, float(amount), self._steps.current
-            )
+            self._scalars.record(unit, amount, self._steps.current, RecordKind.WORK)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Run:
     @guarded("record a resume")
     def resumed(self, step: int) -> None:
         """The run goes on from a checkpoint of this step; the next step without a number is `step + 1`."""
-        self._steps.current = step
+        self._steps.resume(step)
         self._lifecycle(Lifecycle.RESUMED)
 
     @guarded("record a preemption")
@@ -201,15 +203,18 @@ class Run:
         self._lifecycle(event, detail)
         self._ended = True
         for close in self._closers:
-            close()
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - the others must still be closed
+                self._failures.note("take a hook out", error)
 
     def _resolve(self) -> None:
-        try:
-            self._scalars.resolve()
-            if self.device:
-                self.device.resolve()
-        except Exception as error:  # noqa: BLE001 - reached from `end_step`, which must not fail
-            self._failures.note("read values from the GPU", error)
+        for source in (self._scalars, self.device):
+            try:
+                if source is not None:
+                    source.resolve()
+            except Exception as error:  # noqa: BLE001 - reached from `end_step`, which must not fail
+                self._failures.note("read values from the GPU", error)
 
     def _lifecycle(self, event: Lifecycle, detail: str = "") -> None:
         moment = time.monotonic()

@@ -1,4 +1,4 @@
-"""Scalars of the training loop: loss, gradient norm, learning rate, anything.
+"""Scalars of the training loop (loss, gradient norm, learning rate, anything) and amounts of work.
 
 A value on a GPU is never waited for: it is copied to pinned memory asynchronously and collected
 after a later step, when its event says that the copy is done.
@@ -20,6 +20,7 @@ _MAX_PENDING = 1024
 
 
 class _Pending(NamedTuple):
+    kind: RecordKind
     name: str
     step: int
     moment: float
@@ -34,39 +35,47 @@ class Scalars:
         self._writer = writer
         self._pending: deque[_Pending] = deque(maxlen=_MAX_PENDING)
 
-    def record(self, name: str, value: object, step: int) -> None:
-        """Record a number, or a tensor with one element on any device."""
+    def record(self, name: str, value: Any, step: int, kind: RecordKind = RecordKind.SCALAR) -> None:
+        """Record a number, or a tensor with one element on any device; as SCALAR or as WORK."""
         moment = time.monotonic()
         if isinstance(value, float | int):
-            self._write(name, float(value), step, moment)
-        elif getattr(value, "is_cuda", False):
-            self._pending.append(_copy_later(name, value, step, moment))
+            self._write(kind, name, float(value), step, moment)
+            return
+        if hasattr(value, "to_local"):  # a DTensor: this rank's own part, never a collective
+            value = value.to_local()
+        if getattr(value, "is_cuda", False):
+            self._pending.append(_copy_later(kind, name, value, step, moment))
         else:
             detach = getattr(value, "detach", None)  # a tensor that still carries its graph
-            self._write(name, float(detach() if detach else value), step, moment)  # type: ignore[arg-type]
+            self._write(kind, name, float(detach() if detach else value), step, moment)
 
     def resolve(self) -> None:
         """Record what the GPU has delivered meanwhile; never waits."""
         pending = self._pending
-        while pending and pending[0].copied.query():
-            name, step, moment, copy, _ = pending.popleft()
-            self._write(name, float(copy), step, moment)  # in host memory by now: no synchronisation
+        while pending:
+            try:
+                if not pending[0].copied.query():
+                    return
+            except Exception:  # one that cannot be asked must not keep back those behind it
+                pending.popleft()
+                raise
+            kind, name, step, moment, copy, _ = pending.popleft()
+            self._write(kind, name, float(copy), step, moment)  # in host memory by now: no synchronisation
 
-    def _write(self, name: str, value: float, step: int, moment: float) -> None:
+    def _write(self, kind: RecordKind, name: str, value: float, step: int, moment: float) -> None:
         number = self._writer.name_number(name)
-        self._writer.append(RecordKind.SCALAR, number, moment, moment, layout.SCALAR, value, step)
-        if name == LOSS:
+        payload = layout.WORK if kind == RecordKind.WORK else layout.SCALAR
+        self._writer.append(kind, number, moment, moment, payload, value, step)
+        if name == LOSS and kind == RecordKind.SCALAR:
             self._writer.floats[Now.LOSS] = value
 
 
-def _copy_later(name: str, tensor: Any, step: int, moment: float) -> _Pending:
+def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: float) -> _Pending:
     torch: Any = sys.modules["torch"]
 
-    if hasattr(tensor, "to_local"):  # a DTensor: this rank's own part, never a collective
-        tensor = tensor.to_local()
     source = tensor.detach().reshape(1)
     target = torch.empty(1, dtype=source.dtype, pin_memory=True)
     target.copy_(source, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return _Pending(name, step, moment, target, copied)
+    return _Pending(kind, name, step, moment, target, copied)

@@ -24,7 +24,7 @@ class Span(AbstractContextManager[None], Protocol):
     __slots__ = ()
 
 
-class NullSpan:
+class NullSpan(AbstractContextManager[None]):
     """Does nothing, for a phase that is not recorded."""
 
     __slots__ = ()

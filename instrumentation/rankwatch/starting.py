@@ -80,10 +80,13 @@ def start(
             sweep(base)
         names = dict.fromkeys((*PHASES, *phases))
         writer = Writer(base, identity, phases=names, target_steps=target_steps, capacity=capacity)
+        started = Run(identity, writer, names, cuda_event_factory())
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
         return DisabledRun()
-    started = Run(identity, writer, names, cuda_event_factory())
+    except Exception as error:  # noqa: BLE001 - no environment may be odd enough to end the training
+        _log.warning("rankwatch records nothing: %s: %s", type(error).__name__, error)
+        return DisabledRun()
     _hook(started, writer, collectives=collectives, recorder=flight_recorder)
     return started
 
@@ -117,7 +120,9 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool) -> Non
 def _watch_end(run: Run, writer: Writer) -> None:
     run.when_ended(lifecycle.on_exit(run.exited))
     lifecycle.on_fork(run.silence)
+    run.when_ended(writer.unlock)
     stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
+    lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
 
 
@@ -128,7 +133,9 @@ def _record_collectives(run: Run, writer: Writer) -> None:
         from rankwatch.collectives import CollectiveHook
 
         arrive = run.device.arrive if run.device else None
-        run.when_ended(CollectiveHook(writer, run._failures, arrive).remove)
+        hook = CollectiveHook(writer, run._failures, arrive)
+        lifecycle.on_fork(hook.forget)
+        run.when_ended(hook.remove)
 
 
 def _serve_flight_recorder(run: Run, writer: Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -10,6 +11,9 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.failures import Failures
+
+_FIRST_TOO_LARGE = 1 << 62
+"""Step numbers end below: one more than the last must still fit a word of the box."""
 
 
 class Steps:
@@ -43,12 +47,17 @@ class Steps:
         """The next step begins here: its batch was waited for since then. 0 takes it back."""
         self._waiting_since = moment
 
+    def resume(self, number: int) -> None:
+        """Go on after this step."""
+        self.current = self._whole(number, self.current)
+
     def begin(self, number: int | None = None) -> None:
         """Open a step."""
         if self._began:
             self._failures.misuse(f"step {self.current} is still open; steps do not nest: end it first")
             self.end()
-        self.current = self.current + 1 if number is None else number
+        following = self.current + 1
+        self.current = following if number is None else self._whole(number, following)
         self._began = self._waiting_since or time.monotonic()
         self._waiting_since = 0.0
         self._writer.integers[Now.STEP] = self.current
@@ -68,6 +77,17 @@ class Steps:
         writer.integers[Now.STEPS_COMPLETED] += 1
         self._failures.strict = False
         self._resolve()
+
+    def _whole(self, number: object, otherwise: int) -> int:
+        """The number of a step as an int; wrong use, and `otherwise`, where it is no whole number."""
+        try:
+            whole = operator.index(number)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):  # the last two from tensors
+            whole = _FIRST_TOO_LARGE
+        if -_FIRST_TOO_LARGE < whole < _FIRST_TOO_LARGE:
+            return whole
+        self._failures.misuse(f"step number is {number!r}, expected a whole number below 2**62")
+        return otherwise
 
     def __enter__(self) -> None:
         wanted, self._wanted = self._wanted, None

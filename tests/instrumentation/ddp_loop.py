@@ -1,10 +1,14 @@
-"""A small DDP job for the tests of the collective hook, run by torchrun; `kill` kills the last rank."""
+"""A small DDP job for the tests of the collective hook, run by torchrun.
+
+`kill` kills the last rank; `leave` has rank 0 leave with a collective under way.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -34,4 +38,9 @@ with run:
         if "kill" in sys.argv and step == 2 and rank == size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
+    if "leave" in sys.argv:
+        if rank == 0:
+            dist.all_reduce(torch.ones(3), async_op=True)
+            sys.exit(3)
+        time.sleep(10.0)
 dist.destroy_process_group()

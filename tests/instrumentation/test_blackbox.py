@@ -257,3 +257,40 @@ def test_no_sequence_numbers_make_the_reader_spin_or_go_back(
     for _ in range(6):
         assert len(reader.poll()) <= CAPACITY
     reader.close()
+
+
+def test_a_record_that_cannot_be_packed_leaves_no_gap_to_wait_for(tmp_path: Path) -> None:
+    """The records behind it are read at once; it counts as missed."""
+    writer = make(tmp_path)
+    reader = Reader(writer.path)
+    with pytest.raises(struct.error):
+        writer.append(RecordKind.SCALAR, 1, 1.0, 1.0, layout.SCALAR, 1.0, 2.5)
+    write(writer, 1)
+    assert values(reader) == [0]
+    assert reader.missed == 1
+
+
+def test_what_is_no_text_uses_up_no_name(tmp_path: Path) -> None:
+    """A number given as a name in every step would fill the table."""
+    writer = make(tmp_path)
+    for _ in range(1000):
+        with pytest.raises(AttributeError):
+            writer.name_number(5)  # type: ignore[arg-type]
+    assert writer.name_number("loss") == 2
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1.7e308, 1.7e308), (-1.0, 1.0), (0.0, 1e12)])
+def test_times_that_no_clock_shows_are_missed(tmp_path: Path, start: float, end: float) -> None:
+    """Their difference would be infinite, and every total with it."""
+    writer = make(tmp_path)
+    reader = Reader(writer.path)
+    writer.append(RecordKind.SCALAR, 1, start, end, layout.SCALAR, 1.0, 1)
+    assert reader.poll() == []
+    assert reader.missed == 1
+
+
+def test_a_file_left_by_a_process_of_the_same_id_is_no_obstacle(tmp_path: Path) -> None:
+    """In a container every start has the same process id."""
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / f".2.blackbox.{os.getpid()}").write_bytes(b"")
+    assert make(tmp_path).path.exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -59,3 +62,35 @@ def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
         found.append((each.name, reader.name(group), size, bool(flags & layout.BLOCKING)))
     reader.close()
     return found
+
+
+@pytest.mark.e2e
+def test_a_collective_under_way_at_the_end_changes_no_exit_status(tmp_path: Path) -> None:
+    """Its failure, after the interpreter has ended, would call into it and abort the process."""
+    done = torchrun(LOOP, "leave", ranks=2, directory=tmp_path)
+    assert "exitcode  : 3 " in done.stderr
+    assert "exitcode  : -6" not in done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def test_a_compiled_model_leaves_the_hook_alone(tmp_path: Path) -> None:
+    """torch.compile neither compiles it nor warns of it; a sparse tensor is no failure either."""
+    code = """
+import logging, torch, torch.distributed as dist, rankwatch
+from rankwatch.blackbox.layout import Now
+run = rankwatch.start(run="r", flight_recorder=False)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def reduce(x):
+    dist.all_reduce(x, async_op=True).wait()
+    return x + 1
+compiled = torch.compile(reduce, backend="eager")
+compiled(torch.ones(3)), compiled(torch.ones(4))
+dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,)))
+assert run._writer.integers[Now.ERRORS] == 0
+"""
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "TORCH_LOGS": "graph_breaks"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "async_op" in done.stderr
+    assert "rankwatch/collectives.py" not in done.stderr
+    assert len(of_kind(tmp_path / "r" / "0.blackbox", RecordKind.COLLECTIVE)) == 3

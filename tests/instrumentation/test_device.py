@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rankwatch
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
@@ -145,3 +145,41 @@ def test_a_real_gpu_times_its_phases_without_synchronising(tmp_path: Path) -> No
     ((name, seconds, own, step),) = device_phases(tmp_path)
     assert (name, step) == ("forward", 0)
     assert 0.0 < own == seconds
+
+
+def test_a_gpu_that_refuses_events_never_ends_the_training(
+    run: Run, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error on the GPU, or in a forked child: the exception of the trainer goes on its way."""
+
+    def refuse(_: Event) -> None:
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(Event, "record", refuse)
+    with pytest.raises(KeyError), run.step(), run.phase("forward"):
+        raise KeyError
+    assert run.device is not None
+    assert run.device.open is None
+    assert run._writer.integers[Now.ERRORS] == 2
+
+
+def test_an_event_that_cannot_be_asked_does_not_keep_back_the_others(
+    run: Run, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One recorded while a CUDA graph was captured."""
+    asked: list[Event] = []
+    sound = Event.query
+
+    def query(event: Event) -> bool:
+        asked.append(event)
+        if len(asked) == 1:
+            raise RuntimeError("captured")
+        return sound(event)
+
+    monkeypatch.setattr(Event, "query", query)
+    for _ in range(3):
+        with run.step(), run.phase("forward"):
+            gpu.clock_ms += 1.0
+        gpu.finished_ms = gpu.clock_ms
+    run.finish()
+    assert len(device_phases(tmp_path)) == 2

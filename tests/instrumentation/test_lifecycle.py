@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,3 +110,57 @@ def test_a_forked_child_writes_nothing_into_the_box(run: rankwatch.Run, tmp_path
     with run.step():
         pass
     assert [each.kind for each in read(box(tmp_path))][1:] == [RecordKind.STEP]
+
+
+def test_the_end_is_told_even_where_the_table_of_names_is_full(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Without its name the end would read as the death of the rank."""
+    for number in range(1000):
+        run.scalar(f"norm/{number}", 1.0)
+    run.finish()
+    assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
+
+
+def test_a_terminated_child_leaves_no_stacks_of_the_rank(tmp_path: Path) -> None:
+    """`multiprocessing.Pool` ends its workers by SIGTERM: a rank killed later is lost, not terminated."""
+    code = """
+pid = os.fork()
+if pid == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+assert os.waitpid(pid, 0)[1] == signal.SIGTERM
+os.kill(os.getpid(), 9)
+"""
+    assert end(tmp_path, code) == (-9, ["started"])
+    assert box(tmp_path).with_suffix(".terminated").read_text() == ""
+
+
+def test_a_handler_set_after_the_start_outlives_the_run(tmp_path: Path) -> None:
+    """To take our own handler back must not take the trainer's."""
+    code = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nrun.finish()\n"
+        "os.kill(os.getpid(), 15)\ntime.sleep(60)"
+    )
+    assert end(tmp_path, code) == (7, ["started", "finished"])
+
+
+def test_a_vanished_directory_keeps_no_hook_in_place(run: rankwatch.Run, tmp_path: Path) -> None:
+    """One hook that cannot be taken out does not keep the others."""
+    closed: list[bool] = []
+    run.when_ended(lambda: closed.append(True))
+    shutil.rmtree(tmp_path / "test")
+    with run.step():
+        pass
+    run.finish()
+    assert closed == [True]
+
+
+def test_runs_one_after_another_in_a_process_leave_nothing_open(tmp_path: Path) -> None:
+    """A search over hyperparameters starts a thousand."""
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        run = rankwatch.start(run="r", directory=tmp_path, flight_recorder=False, collectives=False)
+        run.finish()
+        del run
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -117,3 +117,43 @@ def test_a_loss_on_a_real_gpu_arrives_without_synchronising(run: rankwatch.Run, 
     with run.step():
         pass
     assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(2.0, 0)]
+
+
+def test_work_on_a_gpu_is_not_waited_for_either(
+    run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of tokens is often the sum of a mask."""
+    monkeypatch.setattr("rankwatch.scalars._copy_later", lambda kind, name, value, step, moment: _copied())
+    tokens = _SlowGpu(7.0)
+    with run.step():
+        run.work(tokens=tokens)  # type: ignore[arg-type]
+    assert not tokens.synchronised
+    assert [(each.name, each.payload) for each in of_kind(box(tmp_path), RecordKind.WORK)] == [
+        ("tokens", (7.0, 0))
+    ]
+
+
+def _copied() -> Any:
+    from rankwatch.scalars import _Pending
+
+    class Passed:
+        def query(self) -> bool:
+            return True
+
+    return _Pending(RecordKind.WORK, "tokens", 0, 1.0, 7.0, Passed())
+
+
+def test_a_tensor_spread_over_ranks_is_its_own_part(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The whole of it may take a collective, which this rank might enter alone."""
+
+    class Spread:
+        is_cuda = False
+
+        def to_local(self) -> Any:
+            return torch.tensor(3.0)
+
+        def detach(self) -> Any:
+            raise AssertionError
+
+    run.scalar("gradient_norm", Spread())
+    assert [each.payload[0] for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [3.0]

@@ -130,3 +130,11 @@ def test_an_error_inside_is_told_once_however_often_it_happens(
         for _ in range(50):
             run.scalar("loss", "high")
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("world", [2**33, 2**70])
+def test_numbers_that_fit_no_box_are_told_and_training_goes_on(tmp_path: Path, world: int) -> None:
+    """Whatever the environment holds, `start` returns."""
+    done = loop(tmp_path, RANK="3", WORLD_SIZE=str(world))
+    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
+    assert done.stderr.count("rankwatch records nothing") == 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rankwatch
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
 from support_blackbox import box, of_kind, read
 
@@ -166,3 +168,68 @@ def test_the_now_block_tells_what_is_open(run: rankwatch.Run, tmp_path: Path) ->
     assert reader.now().step_began == 0.0
     assert reader.now().steps_completed == 1
     reader.close()
+
+
+@pytest.mark.parametrize("number", ["10", 10.5, 2**70, [1]])
+def test_a_number_that_is_none_never_ends_the_run(run: rankwatch.Run, number: Any) -> None:
+    """A step read from a checkpoint may be anything: told once, and the next number is taken."""
+    with pytest.raises(rankwatch.UsageError, match="step number"):
+        run.resumed(number)
+    with run.step(4):
+        pass
+    run.resumed(number)
+    with run.step(number):
+        pass
+    with run.step():
+        assert run._steps.current == 6
+    assert run._writer.integers[Now.ERRORS] == 2
+
+
+def test_a_phase_that_is_begun_and_never_ended_costs_bounded_memory(run: rankwatch.Run) -> None:
+    """An exception caught between the two calls leaves one behind."""
+    for _ in range(1000):
+        run.begin_phase("forward")
+    assert len(run._open_calls) <= 64
+
+
+def test_batches_keep_no_batch_alive(run: rankwatch.Run) -> None:
+    """`del batch` frees its memory, as with the loader itself."""
+
+    class Batch:
+        pass
+
+    batch = next(iterator := iter(run.batches(Batch() for _ in range(2))))
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
+    next(iterator)
+
+
+def test_batches_go_on_after_an_error_where_the_loader_does(run: rankwatch.Run) -> None:
+    """A generator would end for good, and the epoch with it."""
+    results: list[Any] = [1, ValueError(), 2]
+
+    class Loader:
+        def __iter__(self) -> Loader:
+            return self
+
+        def __next__(self) -> int:
+            if not results:
+                raise StopIteration
+            if isinstance(found := results.pop(0), Exception):
+                raise found
+            return int(found)
+
+    iterator = iter(run.batches(Loader()))
+    assert next(iterator) == 1
+    with pytest.raises(ValueError, match=r"^$"):
+        next(iterator)
+    assert list(iterator) == [2]
+
+
+def test_the_loader_can_be_reached_whether_recorded_or_not(run: rankwatch.Run) -> None:
+    """For `set_epoch` and the like: a full disk must not end the loop that calls it."""
+    loader = [1, 2]
+    for each in (run, rankwatch.DisabledRun()):
+        assert each.batches(loader).loader is loader
+        assert list(each.batches(loader)) == [1, 2]

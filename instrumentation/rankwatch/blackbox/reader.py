@@ -6,7 +6,6 @@ or reads more than its own bounds.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import stat
 import struct
@@ -27,6 +26,8 @@ _RECORD = struct.Struct("<QddQ32s")
 _SEQUENCE_OFFSET = 24
 _FLOCK = struct.Struct("hhqqi4x")
 _new_record = tuple.__new__  # half the cost of a named tuple's own constructor, thousands of times a second
+_END_OF_TIME = 1e10
+"""Seconds. No clock of a machine says more (as Unix time: the year 2286), and no sum of them overflows."""
 _KIND_LIMIT = max(layout.RecordKind) + 1
 
 
@@ -88,7 +89,9 @@ class Reader:
             loss=floats[Now.LOSS],
             checkpoint_step=integers[Now.CHECKPOINT_STEP],
             checkpoint_ended=_finite(floats[Now.CHECKPOINT_ENDED]),
-            phases_began={number: at for number, at in enumerate(began) if number and 0.0 < at < math.inf},
+            phases_began={
+                number: at for number, at in enumerate(began) if number and 0.0 < at < _END_OF_TIME
+            },
         )
 
     def name(self, number: int) -> str:
@@ -129,7 +132,7 @@ class Reader:
                 return False
             expected += 1
             kind = tag >> layout.NAME_BITS
-            if 0 < kind < _KIND_LIMIT and -math.inf < start <= end < math.inf:
+            if 0 < kind < _KIND_LIMIT and 0.0 <= start <= end < _END_OF_TIME:
                 found.append(_new_record(RawRecord, (kind, tag & 0xFFFF, start, end, payload)))
             else:
                 self.missed += 1
@@ -219,7 +222,7 @@ def _parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
         raise refuse("truncated", f"{actual_size} bytes, its header says {size}")
     if actual_size > size:
         raise refuse("oversized", f"{actual_size} bytes, its header says {size}")
-    if not (0.0 <= monotonic < 1e12 and 0.0 <= wall < 1e12):
+    if not (0.0 <= monotonic < _END_OF_TIME and 0.0 <= wall < _END_OF_TIME):
         raise refuse("garbage", "clocks that cannot be")
     coordinates = {}
     for index in range(min(count, layout.MAX_COORDINATES)):
@@ -254,4 +257,4 @@ def _text(raw: bytes) -> str:
 
 
 def _finite(value: float) -> float:
-    return value if 0.0 <= value < math.inf else 0.0
+    return value if 0.0 <= value < _END_OF_TIME else 0.0

@@ -72,10 +72,10 @@ class Writer:
         """The number of a name, entered into the table at its first use; 0 once the table is full."""
         number = self._ids.get(name)
         if number is None:
-            number = self._next_name()
+            raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
+            number = self._next_name()  # after `encode`: what is no text must not use up the table
             if number >= layout.NAME_COUNT:
                 return 0
-            raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
             at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
             self.target[at + 1 : at + 1 + len(raw)] = raw
             self.target[at] = len(raw)
@@ -94,8 +94,17 @@ class Writer:
     ) -> None:
         """Write one record; times are seconds on CLOCK_MONOTONIC."""
         number, at = self.next_slot()
-        payload.pack_into(self.target, at + layout.PAYLOAD_OFFSET, *values)
+        try:
+            payload.pack_into(self.target, at + layout.PAYLOAD_OFFSET, *values)
+        except BaseException:
+            # The slot is taken: left empty, every reader would wait for it to be filled.
+            _pack_head(self.target, at, 0, 0.0, 0.0, number)
+            raise
         _pack_head(self.target, at, (kind << layout.NAME_BITS) | name, start, end, number)
+
+    def unlock(self) -> None:
+        """Give the descriptor back, and the lock with it; writing goes on."""
+        os.close(self._file)
 
     def remove(self) -> None:
         """Unlink the file; writing goes on into memory nobody else sees."""
@@ -109,6 +118,7 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
         base.chmod(0o1777)  # users share it, as they share /tmp
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # of a process killed right here; a container gives its id again
     file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.posix_fallocate(file, 0, size)

@@ -15,6 +15,7 @@ import pytest
 from rankwatch.conventions import METRICS
 from rankwatch_agent.collection import Collection
 from rankwatch_agent.collectors.ranks import RanksCollector
+from rankwatch_agent.ranks.follower import RankFollower
 from support_ranks import go_on, rank, state, values
 
 
@@ -280,3 +281,34 @@ def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_cras
         collection = collector.collect()
     assert state(collection)["0"] == "running"
     assert sum(values(collection, "rankwatch_blackbox_faults_total").values()) == 6.0
+
+
+def test_a_phase_whose_end_was_overwritten_is_not_open(tmp_path: Path) -> None:
+    """An agent that starts late has missed the end of an evaluation of long ago."""
+    code = "with run.evaluation(): pass\nsteps(8000)\nrun.begin_step()\nrun.begin_phase('backward')\n"
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code + "run.end_phase('backward')\nready()"):
+        collector.collect()
+        collection = collector.collect()
+    assert _total(collection, "rankwatch_blackbox_records_missed_total") > 0
+    assert values(collection, "rankwatch_rank_phase_start_timestamp_seconds") == {}
+
+
+def test_a_rank_that_cannot_be_asked_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's directory that is closed to the agent must not cost the other runs their series."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(1)\nready()"), rank(tmp_path, "steps(1)\nready()", run="other"):
+        assert len(values(collector.collect(), "rankwatch_rank_state")) == 2
+        sound = RankFollower.poll
+
+        def poll(self: RankFollower, moment: float) -> None:
+            if self.path.parent.name == "other":
+                raise PermissionError(13, "Permission denied")
+            sound(self, moment)
+
+        monkeypatch.setattr(RankFollower, "poll", poll)
+        collection = collector.collect()
+    assert len(values(collection, "rankwatch_rank_state")) == 1
+    assert values(collection, "rankwatch_blackbox_faults_total") == {("unreadable",): 1.0}

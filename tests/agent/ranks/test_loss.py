@@ -70,3 +70,8 @@ def test_values_that_are_not_finite_are_counted_and_leave_the_rest_alone() -> No
 def test_a_constant_loss_has_no_deviation() -> None:
     """Zero noise is no reason to divide by it."""
     assert after([2.0] * 100).deviation == pytest.approx(0.0)
+
+
+def test_a_loss_near_the_end_of_all_numbers_leaves_no_nan() -> None:
+    """The distance of two such values is infinite, and infinity minus itself is NaN."""
+    assert math.isfinite(after([1e308, -1e308, 1e308, 1.0, 2.0] * 20).trend)

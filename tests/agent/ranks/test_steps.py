@@ -1,0 +1,31 @@
+"""Steps from records that arrive in any order, honest or not."""
+
+from __future__ import annotations
+
+import time
+
+from rankwatch_agent.ranks.progress import Progress
+from rankwatch_agent.ranks.steps import StepAssembler
+
+
+def test_phases_of_the_far_future_are_not_looked_at_with_each_step() -> None:
+    """A box that held 4,096 of them and many steps kept the agent busy for 15 s at each poll."""
+    steps = StepAssembler(Progress(), lambda _: None)
+    for _ in range(4000):
+        steps.phase(1e9, 1e9 + 1.0, "forward")
+    began = time.process_time()
+    for number in range(4000):
+        steps.step(float(number), number + 0.5, number)
+    assert time.process_time() - began < 0.5
+    assert steps.steps == 3999
+
+
+def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
+    """A step is settled when the next one arrives, whose phases arrived before."""
+    steps = StepAssembler(Progress(), lambda _: None)
+    for number in range(3):
+        steps.phase(float(number), number + 0.25, "forward")
+        steps.step(float(number), number + 0.5, number)
+    steps.settle(100.0, 100.0)
+    assert steps.phase_seconds["forward"] == 0.75
+    assert steps.section_seconds == {}
