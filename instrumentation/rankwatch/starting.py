@@ -41,7 +41,7 @@ def start(
     flight_recorder: bool = True,
     capacity: int = layout.DEFAULT_CAPACITY,
 ) -> Run | DisabledRun:
-    """Begin to record this rank. Call it before `init_process_group`, once in a process.
+    """Begin to record this rank. Call it after `import torch` and before `init_process_group`, once.
 
     run, rank, world_size, local_rank, host: found in the environment of torchrun or SLURM where left
         out; without a distributed job this is rank 0 of 1.
@@ -57,6 +57,8 @@ def start(
     disk, a read-only directory, an odd environment) is told once in the log, and the run object
     that comes back records nothing.
     """
+    if isinstance(phases, str):
+        raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
     _check(phases := tuple(phases), capacity)
     if os.environ.get(environment.DISABLE, "").lower() not in _OFF:
         return DisabledRun()

@@ -99,6 +99,8 @@ def test_arguments_that_cannot_be_right_raise(tmp_path: Path) -> None:
     """What the caller wrote wrong is told to the caller."""
     with pytest.raises(rankwatch.UsageError, match="rank 4 does not fit"):
         rankwatch.start(directory=tmp_path, run="r", rank=4, world_size=2)
+    with pytest.raises(rankwatch.UsageError, match="expected names"):
+        rankwatch.start(directory=tmp_path, run="r", phases="teacher")
     with pytest.raises(rankwatch.UsageError, match="capacity is 1"):
         rankwatch.start(directory=tmp_path, run="r", capacity=1)
     with pytest.raises(rankwatch.UsageError, match="60 phases"):

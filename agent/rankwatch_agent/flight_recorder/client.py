@@ -1,9 +1,13 @@
-"""Asks a rank's worker server. The reply is untrusted, bounded in size and in time."""
+"""Asks a rank's worker server. The reply is untrusted, bounded in size and in time.
+
+Plain HTTP/1.0 over the socket: the standard library's client bounds each wait but not their sum, and
+a server that sends a byte now and then would hold it for ever.
+"""
 
 from __future__ import annotations
 
-import http.client
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -15,6 +19,7 @@ MAX_REPLY_BYTES = 64 << 20
 """2,000 entries are about 1 MB; a ring of 100,000 still fits."""
 _HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
 """Names of the handler in torch 2.13 and before."""
+_CHUNK_BYTES = 1 << 18
 
 
 class FlightRecorderError(AgentError):
@@ -24,7 +29,7 @@ class FlightRecorderError(AgentError):
 class FlightRecorderClient:
     """The worker server of one rank.
 
-    timeout_seconds: for each wait on the socket.
+    timeout_seconds: for one question and its whole answer.
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 5.0) -> None:
@@ -49,28 +54,39 @@ class FlightRecorderClient:
         raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(_HANDLERS)}")
 
     def _ask(self, method: str, target: str) -> bytes:
-        connection = _UnixConnection(self._path, self._timeout_seconds)
+        """The body of the answer."""
+        request = f"{method} {target} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
         try:
-            connection.request(method, target)
-            response = connection.getresponse()
-            body = response.read(MAX_REPLY_BYTES + 1)
-        except (OSError, http.client.HTTPException) as error:
+            answer = self._exchange(request.encode())
+        except OSError as error:
             raise FlightRecorderError(f"could not ask {self._path}: {error}") from error
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise FlightRecorderError(f"could not ask {self._path}: status {response.status}")
-        if len(body) > MAX_REPLY_BYTES:
-            raise FlightRecorderError(f"could not read {self._path}: more than {MAX_REPLY_BYTES} bytes")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        words = head.split(b"\r\n", 1)[0].split()
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
+            raise FlightRecorderError(f"could not ask {self._path}: the answer is no HTTP")
+        if words[1] != b"200":
+            raise FlightRecorderError(
+                f"could not ask {self._path}: status {words[1].decode('ascii', 'replace')}"
+            )
         return body
 
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_seconds: float) -> None:
-        super().__init__("localhost", timeout=timeout_seconds)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+    def _exchange(self, request: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_seconds
+        answer = bytearray()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(self._timeout_seconds)
+            connection.connect(str(self._path))
+            connection.sendall(request)
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0.0:
+                    raise TimeoutError("timed out")
+                connection.settimeout(left)
+                chunk = connection.recv(_CHUNK_BYTES)
+                if not chunk:
+                    return bytes(answer)
+                answer += chunk
+                if len(answer) > MAX_REPLY_BYTES:
+                    raise FlightRecorderError(
+                        f"could not read {self._path}: more than {MAX_REPLY_BYTES} bytes"
+                    )

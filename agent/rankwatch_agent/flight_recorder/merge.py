@@ -22,9 +22,10 @@ class FlightRecorderAccount:
         """Take one reply."""
         self._count(reply.entries)
         names = _group_names(reply.entries)
-        for local_id, status in list(reply.pg_status.items())[: self._max_groups]:
-            name = names.get(local_id, local_id)
-            self.groups[name] = (status.last_enqueued_collective, status.last_completed_collective)
+        self.groups = {  # those of this pull alone: groups that were destroyed are gone
+            names.get(local_id, local_id): (status.last_enqueued_collective, status.last_completed_collective)
+            for local_id, status in list(reply.pg_status.items())[: self._max_groups]
+        }
 
     def _count(self, entries: list[Entry]) -> None:
         ids = sorted({entry.record_id for entry in entries})

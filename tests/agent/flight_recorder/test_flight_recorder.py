@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -142,6 +143,36 @@ def test_a_server_that_never_answers_costs_only_the_timeout(tmp_path: Path) -> N
         listening.listen()
         with pytest.raises(FlightRecorderError, match="timed out"):
             FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.05).pull()
+
+
+def test_a_server_that_drips_is_given_up_at_the_timeout(tmp_path: Path) -> None:
+    """Each byte comes in time, the whole never does."""
+    stop = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "0.sock"))
+        listening.listen()
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                while not stop.wait(0.02):
+                    connection.sendall(b"H")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        with pytest.raises(FlightRecorderError, match="timed out"):
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).pull()
+        stop.set()
+        thread.join()
+
+
+def test_groups_that_were_destroyed_are_gone() -> None:
+    """A run that makes a group a step does not fill the database."""
+    account = FlightRecorderAccount(max_groups=8)
+    for number in range(100):
+        group = Entry(record_id=number, pg_id=0, process_group=(str(number), f"group{number}"))
+        account.merge(Reply(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
+    assert account.groups == {"group99": (1, 1)}
 
 
 def test_no_socket_is_not_applicable(tmp_path: Path) -> None:
