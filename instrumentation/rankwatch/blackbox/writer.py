@@ -106,10 +106,6 @@ class Writer:
         """Give the descriptor back, and the lock with it; writing goes on."""
         os.close(self._file)
 
-    def remove(self) -> None:
-        """Unlink the file; writing goes on into memory nobody else sees."""
-        self.path.unlink(missing_ok=True)
-
 
 def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
     base = path.parent.parent
