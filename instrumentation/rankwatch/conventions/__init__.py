@@ -18,6 +18,7 @@ from rankwatch.conventions.vocabulary import (
     OTHER,
     PHASES,
     CollectorState,
+    DriverState,
     Lifecycle,
     RankState,
 )
@@ -42,4 +43,5 @@ __all__ = [
     "RankState",
     "ENDED_STATES",
     "CollectorState",
+    "DriverState",
 ]

@@ -6,12 +6,16 @@ declarations. Base units only: seconds and bytes.
 
 from __future__ import annotations
 
+from rankwatch.conventions.attribution import ATTRIBUTION, DCGM
 from rankwatch.conventions.communication import COLLECTIVES
 from rankwatch.conventions.declaration import Metric
+from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
+from rankwatch.conventions.gpus import GPUS
+from rankwatch.conventions.kernel_log import KERNEL_LOG, XIDS
 from rankwatch.conventions.learning import CHECKPOINTS, SCALARS
 from rankwatch.conventions.machines import DISK, HOST, NETWORK
 from rankwatch.conventions.runs import RANKS, STEPS
-from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES
+from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
 
 METRICS: tuple[Metric, ...] = (
     *RANKS,
@@ -21,9 +25,18 @@ METRICS: tuple[Metric, ...] = (
     *COLLECTIVES,
     *BLACK_BOXES,
     *AGENT,
+    *OTLP,
     *HOST,
     *NETWORK,
     *DISK,
+    *LINKS,
+    *RDMA,
+    *AFFINITY,
+    *GPUS,
+    *XIDS,
+    *KERNEL_LOG,
+    *ATTRIBUTION,
+    *DCGM,
 )
 
 _BY_NAME = {each.name: each for each in METRICS}

@@ -70,3 +70,18 @@ AGENT = (
         "Runs of the collector by outcome (ok, failed, not_applicable, deadline).",
     ),
 )
+
+OTLP = (
+    counter(
+        "rankwatch_otlp_batches_total",
+        "1",
+        (Label.OUTCOME,),
+        "Batches of metrics handed to the OTLP endpoint by outcome (sent, dropped).",
+    ),
+    gauge(
+        "rankwatch_otlp_last_success_timestamp_seconds",
+        "seconds",
+        (),
+        "Unix time at which the OTLP endpoint last took a batch.",
+    ),
+)

@@ -62,3 +62,17 @@ class CollectorState(StrEnum):
     OK = "ok"
     FAILED = "failed"
     NOT_APPLICABLE = "not_applicable"
+
+
+class DriverState(StrEnum):
+    """The NVIDIA driver as the agent sees it."""
+
+    STARTING = "starting"
+    """Not asked yet."""
+    IN_USE = "in_use"
+    UNRESPONSIVE = "unresponsive"
+    """A call did not return in time."""
+    UNAVAILABLE = "unavailable"
+    """It is not loaded, fails, or shows no GPU."""
+    RELEASED = "released"
+    """The agent let go of it on request, so that it can be unloaded."""
