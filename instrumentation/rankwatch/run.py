@@ -57,6 +57,9 @@ class Run:
             DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
         )
         """Timing on the GPU's clock, where there is a GPU."""
+        self._resolvers: list[Callable[[], None]] = [self._scalars.resolve]
+        if self.device is not None:
+            self._resolvers.append(self.device.resolve)
         self._followers: list[Callable[[], None]] = []
         self._spans = _Phases(self._failures)
         for name in phases:
@@ -181,6 +184,10 @@ class Run:
         """Have `close` called when the run ends."""
         self._closers.append(close)
 
+    def after_steps(self, resolve: Callable[[], None]) -> None:
+        """Have `resolve` called after each step and at the end, for what the GPU did not tell before."""
+        self._resolvers.append(resolve)
+
     @guarded("record the end")
     def exited(self, error: type[BaseException] | None, /) -> None:
         """The interpreter ends; says so unless the loop has said more."""
@@ -209,10 +216,9 @@ class Run:
                 self._failures.note("take a hook out", error)
 
     def _resolve(self) -> None:
-        for source in (self._scalars, self.device):
+        for resolve in self._resolvers:
             try:
-                if source is not None:
-                    source.resolve()
+                resolve()
             except Exception as error:  # noqa: BLE001 - reached from `end_step`, which must not fail
                 self._failures.note("read values from the GPU", error)
 

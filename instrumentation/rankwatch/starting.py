@@ -19,6 +19,7 @@ from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import FlightRecorderServer, reserve_entries
 from rankwatch.identity import find_identity
+from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
 
@@ -35,6 +36,7 @@ def start(
     host: str | None = None,
     coordinates: Mapping[str, tuple[int, int]] | None = None,
     target_steps: int | None = None,
+    gpu: str | None = None,
     phases: Iterable[str] = (),
     directory: str | os.PathLike[str] | None = None,
     collectives: bool = True,
@@ -47,6 +49,7 @@ def start(
         out; without a distributed job this is rank 0 of 1.
     coordinates: place in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
     target_steps: steps the run wants to reach, for progress and time to completion.
+    gpu: UUID of the GPU this rank works on, as `nvidia-smi -L` prints it; asked of torch where left out.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
     collectives: record collectives (needs torch; gloo on CPU, arrivals on CUDA).
@@ -59,7 +62,7 @@ def start(
     """
     if isinstance(phases, str):
         raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
-    _check(phases := tuple(phases), capacity)
+    _check(phases := tuple(phases), capacity, gpu)
     if os.environ.get(environment.DISABLE, "").lower() not in _OFF:
         return DisabledRun()
     find = partial(
@@ -89,19 +92,21 @@ def start(
     except Exception as error:  # noqa: BLE001 - no environment may be odd enough to end the training
         _log.warning("rankwatch records nothing: %s: %s", type(error).__name__, error)
         return DisabledRun()
-    _hook(started, writer, collectives=collectives, recorder=flight_recorder)
+    _hook(started, writer, collectives=collectives, recorder=flight_recorder, gpu=gpu)
     return started
 
 
-def _check(phases: tuple[str, ...], capacity: int) -> None:
+def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:
     most = layout.MAX_PHASES - 1 - len(PHASES)
     if len(phases) > most:
         raise UsageError(f"{len(phases)} phases of your own, at most {most} are possible")
     if not 256 <= capacity <= layout.MAX_CAPACITY:
         raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
+    if gpu is not None and not is_gpu_uuid(gpu):
+        raise UsageError(f"gpu is {gpu!r:.100}, expected a UUID as `nvidia-smi -L` prints it: GPU-...")
 
 
-def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool) -> None:
+def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
     """Install the hooks, each on its own: one that cannot be had costs only itself."""
 
     def install(what: str, action: Callable[[], None]) -> None:
@@ -111,6 +116,7 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool) -> Non
             run._failures.note(what, error)
 
     install("watch for the end of the process", lambda: _watch_end(run, writer))
+    install("tell the rank's GPU", lambda: _tell_gpu(run, writer, gpu))
     if "torch" not in sys.modules:
         return
     if collectives:
@@ -126,6 +132,13 @@ def _watch_end(run: Run, writer: Writer) -> None:
     stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
+
+
+def _tell_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
+    if gpu is not None:
+        writer.set_gpu(gpu)
+    elif run.device is not None:
+        run.after_steps(RankGpu(writer, sys.modules["torch"].cuda).resolve)
 
 
 def _record_collectives(run: Run, writer: Writer) -> None:

@@ -46,6 +46,8 @@ class RankSeries:
             str(header.pid),
         )
         yield _one("rankwatch_rank_info", labels, 1)
+        if rank.now.gpu:
+            yield _one("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
         yield _one("rankwatch_rank_state", (*key, rank.state), 1)
         yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
         yield _one("rankwatch_rank_starts_total", key, rank.starts)

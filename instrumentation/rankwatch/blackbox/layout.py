@@ -105,6 +105,9 @@ class Now(IntEnum):
     """Number of names in use."""
     PHASES = 9
     """Number of phases; their names are numbers 1 to this."""
+    GPU = 10
+    """Number of the name that is the UUID of the rank's GPU; 0 while it is not known, and in boxes that
+    were written before this word had a meaning."""
     PHASE_BEGAN = 64
     """First of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""

@@ -92,6 +92,7 @@ class Reader:
             phases_began={
                 number: at for number, at in enumerate(began) if number and 0.0 < at < _END_OF_TIME
             },
+            gpu=self._printable_name(integers[Now.GPU]),
         )
 
     def name(self, number: int) -> str:
@@ -106,6 +107,10 @@ class Reader:
         if text:
             self._names[number] = text
         return text
+
+    def _printable_name(self, number: int) -> str:
+        name = self.name(number)
+        return name if name.isascii() and name.isprintable() else ""
 
     def poll(self, limit: int = 1 << 16) -> list[RawRecord]:
         """The records written since the last poll, in order, at most `limit`."""

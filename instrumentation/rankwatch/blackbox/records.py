@@ -44,6 +44,8 @@ class NowBlock:
     checkpoint_ended: float
     phases_began: Mapping[int, float]
     """Number of a phase's name -> when it last began; phases that never began are left out."""
+    gpu: str
+    """UUID of the GPU the rank works on; empty while it is not known."""
 
 
 class RawRecord(NamedTuple):

@@ -83,6 +83,10 @@ class Writer:
             self._ids[name] = number
         return number
 
+    def set_gpu(self, uuid: str) -> None:
+        """Say which GPU the rank works on; a full table of names leaves it unknown."""
+        self.integers[Now.GPU] = self.name_number(uuid)
+
     def append(
         self,
         kind: RecordKind,

@@ -16,6 +16,7 @@ CHECKPOINT_SERIES = 3 * 2 + 3
 """Three operations by two outcomes, and the seconds of each."""
 ONE_AT_A_TIME = (
     "rankwatch_rank_info",
+    "rankwatch_rank_gpu_info",
     "rankwatch_rank_state",
     "rankwatch_rank_phase_start_timestamp_seconds",
 )
@@ -51,7 +52,7 @@ with run.evaluation(): ready()
     names = len(_labels(collection, "rankwatch_scalar"))
     stages = len(values(collection, "rankwatch_checkpoint_stage_seconds_total"))
     assert (units, names, stages) == (2, 2, 1)
-    assert len(series) <= 38 + 3 * phases + units + 2 * names + stages
+    assert len(series) <= 39 + 3 * phases + units + 2 * names + stages
 
 
 def _labels(collection: Collection, name: str) -> set[str]:
