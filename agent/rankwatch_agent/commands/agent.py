@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rankwatch_agent.agent import Agent
@@ -15,12 +16,17 @@ from rankwatch_agent.config.fields import FIELD_NAMES
 from rankwatch_agent.config.help import field_help
 from rankwatch_agent.config.load import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, flag_name
 from rankwatch_agent.config.show import to_toml, toml_value
+from rankwatch_agent.gpu.driver import Driver
+from rankwatch_agent.hardware import build_hardware
 from rankwatch_agent.logs import configure_logging
 from rankwatch_agent.sentence_parser import SentenceParser
 
 logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RELEASE_SIGNAL = signal.SIGUSR1
+_RESUME_SIGNAL = signal.SIGUSR2
+_SIGNALS = (*_STOP_SIGNALS, _RELEASE_SIGNAL, _RESUME_SIGNAL)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,12 +43,27 @@ def main(arguments: Sequence[str]) -> int:
 def _run(config: EffectiveConfig) -> int:
     # Blocked before any thread starts, so that only sigwait below receives them: a signal then
     # interrupts nothing half done.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     configure_logging(level=config.values.log_level, log_format=config.values.log_format)
-    with Agent(config.values, build_collectors(config.values)):
-        received = signal.sigwait(_STOP_SIGNALS)
-        logger.info("stopping on %s", signal.Signals(received).name)
+    hardware = build_hardware(config.values)
+    collectors = build_collectors(config.values, hardware)
+    # The driver is closed before the agent: a collector that waits for it then ends at once.
+    with Agent(config.values, collectors), closing(hardware.driver):
+        _serve_until_stopped(hardware.driver)
     return 0
+
+
+def _serve_until_stopped(driver: Driver) -> None:
+    """SIGUSR1 releases the GPU driver, SIGUSR2 takes it up again, SIGTERM and SIGINT end it."""
+    while True:
+        received = signal.sigwait(_SIGNALS)
+        if received == _RELEASE_SIGNAL:
+            driver.release()
+        elif received == _RESUME_SIGNAL:
+            driver.resume()
+        else:
+            logger.info("stopping on %s", signal.Signals(received).name)
+            return
 
 
 def _parser() -> SentenceParser:
@@ -53,7 +74,8 @@ def _parser() -> SentenceParser:
             "Watch the training runs and the hardware of this node and serve /metrics.\n"
             f"Each flag can also be given as {ENVIRONMENT_PREFIX}<SETTING> or in the TOML file;\n"
             "a flag wins over the environment, the environment over the file. In flags and environment,\n"
-            "lists are written a,b and tables name=number,name=number."
+            "lists are written a,b and tables name=number,name=number.\n\n"
+            "SIGUSR1 makes it release the GPU driver, so that it can be unloaded; SIGUSR2 takes it up again."
         ),
     )
     parser.add_argument(

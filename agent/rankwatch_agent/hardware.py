@@ -1,0 +1,33 @@
+"""What the collectors of the hardware plane share: the driver, the GPUs it told of, the XID errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwatch_agent.config import AgentConfig
+from rankwatch_agent.gpu.driver import Driver
+from rankwatch_agent.gpu.inventory import GpuInventory
+from rankwatch_agent.gpu.worker_process import worker_command
+from rankwatch_agent.xid.ledger import XidLedger
+from rankwatch_agent.xid.table import load_table
+
+FIRST_LOOK_SECONDS = 3.0
+"""Starting the worker and a first reading take about half a second where the driver is awake."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One of each per agent."""
+
+    driver: Driver
+    inventory: GpuInventory
+    ledger: XidLedger
+
+
+def build_hardware(config: AgentConfig) -> Hardware:
+    """Nothing is started yet; raises UserError where the XID table cannot be used."""
+    return Hardware(
+        driver=Driver(worker_command(config.nvml_library)),
+        inventory=GpuInventory(FIRST_LOOK_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
+        ledger=XidLedger(load_table(config.xid_table)),
+    )
