@@ -1,0 +1,1 @@
+"""The kernel's log: its records, the XID errors in them, and the lines that tell of other known faults."""

@@ -1,0 +1,1 @@
+"""XID errors: what the codes mean, and how often each GPU reported one."""
