@@ -1,12 +1,13 @@
-"""Bytes, errors, drops, link state and speed of network interfaces.
+"""Bytes, errors, drops, link state, speed and identity of network interfaces.
 
 Counters come from one read of /proc/net/dev. `speed` in sysfs takes the kernel's RTNL lock, on busy
-nodes for seconds, so it is read when an interface is first seen and after its carrier has changed.
+nodes for seconds, so it is read when an interface is first seen and after its carrier has changed. The other
+files of sysfs that are read here (operstate, mtu, carrier_changes, carrier_down_count) do not take it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +15,12 @@ from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
 from rankwatch_agent.collectors.interface_choice import InterfaceChoice
 from rankwatch_agent.collectors.kernel_files import parse_kernel_file, read_kernel_file
-from rankwatch_agent.collectors.parts import collect_parts
+from rankwatch_agent.collectors.node_net import node_net
+from rankwatch_agent.collectors.parts import Part, collect_parts
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
+from rankwatch_agent.topology.listing import names_or_none
+from rankwatch_agent.topology.pci_device import driver_of, locate
 
 _COUNTERS = {
     "receive_bytes": metric("rankwatch_network_receive_bytes_total"),
@@ -27,6 +31,9 @@ _COUNTERS = {
     "transmit_drops": metric("rankwatch_network_transmit_drops_total"),
 }
 _CARRIER_CHANGES = metric("rankwatch_network_carrier_changes_total")
+_FLAPS = metric("rankwatch_network_link_flaps_total")
+_MTU = metric("rankwatch_network_mtu_bytes")
+_INFO = metric("rankwatch_network_info")
 _UP = metric("rankwatch_network_up")
 _SPEED = metric("rankwatch_network_speed_bytes")
 
@@ -52,13 +59,13 @@ class _KnownSpeed(NamedTuple):
 
 
 class NetworkCollector:
-    """The interfaces that `choice` picks, in the network namespace of `procfs` and `sysfs`."""
+    """The interfaces that `choice` picks, of the node that `procfs` and `sysfs` belong to."""
 
     name = "network"
 
     def __init__(self, *, procfs: Path, sysfs: Path, choice: InterfaceChoice, schedule: Schedule) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
-        self._dev = procfs / "net" / "dev"
+        self._procfs = procfs
         self._classes = sysfs / "class" / "net"
         self._choice = choice
         self._speeds: dict[str, _KnownSpeed] = {}
@@ -66,19 +73,26 @@ class NetworkCollector:
 
     def collect(self) -> Collection:
         """Read the chosen interfaces; raises CollectError, or NotApplicable where there is none."""
-        counters = parse_kernel_file(self._dev, parse_net_dev)
+        counters = parse_kernel_file(node_net(self._procfs) / "dev", parse_net_dev)
         physical = frozenset(name for name in counters if (self._classes / name / "device").exists())
         chosen = self._choice.choose(counters, physical)
         self._speeds = {name: speed for name, speed in self._speeds.items() if name in chosen}
-        links = (lambda name=name: self._link(name) for name in chosen)
-        parts = (lambda: _counter_series(counters, chosen), *links)
+        of_each = (part for name in chosen for part in self._parts(name, name in physical))
+        parts = (lambda: _counter_series(counters, chosen), *of_each)
         return collect_parts(self.name, parts, self._log_limit)
 
-    def _link(self, name: str) -> Iterable[Series]:
+    def _parts(self, name: str, physical: bool) -> Iterator[Part]:
+        """What sysfs tells of one interface, each file by itself."""
         directory = self._classes / name
-        state = read_kernel_file(directory / "operstate").strip()
-        yield Series(_UP, (name,), float(state == "up"))
-        changes = parse_kernel_file(directory / "carrier_changes", int)
+        yield lambda: [Series(_UP, (name,), float(read_kernel_file(directory / "operstate").strip() == "up"))]
+        yield lambda: self._carrier(name)
+        yield lambda: [Series(_FLAPS, (name,), parse_kernel_file(directory / "carrier_down_count", int))]
+        yield lambda: [Series(_MTU, (name,), parse_kernel_file(directory / "mtu", int))]
+        if physical:
+            yield lambda: [_identity(name, str(directory / "device"))]
+
+    def _carrier(self, name: str) -> Iterator[Series]:
+        changes = parse_kernel_file(self._classes / name / "carrier_changes", int)
         yield Series(_CARRIER_CHANGES, (name,), changes)
         speed = self._speed(name, changes)
         if speed is not None:
@@ -121,3 +135,11 @@ def _counter_series(counters: Mapping[str, InterfaceCounters], chosen: Iterable[
     for name in chosen:
         for field, each in _COUNTERS.items():
             yield Series(each, (name,), getattr(counters[name], field))
+
+
+def _identity(name: str, device: str) -> Series:
+    place = locate(device)
+    address = place.address if place is not None else ""
+    numa_node = str(place.numa_node) if place is not None and place.numa_node is not None else ""
+    rdma_device = next(iter(names_or_none(f"{device}/infiniband")), "")
+    return Series(_INFO, (name, driver_of(device), address, numa_node, rdma_device), 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.collection import Collection, Series
 from rankwatch_agent.collectors.kernel_files import parse_kernel_file
+from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import collect_parts
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
@@ -24,13 +25,13 @@ _NETSTAT = {
 
 
 class TcpCollector:
-    """Counters of the network namespace that `procfs` belongs to."""
+    """Counters of the node that `procfs` belongs to."""
 
     name = "tcp"
 
     def __init__(self, *, procfs: Path, schedule: Schedule) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
-        self._net = procfs / "net"
+        self._procfs = procfs
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -38,11 +39,15 @@ class TcpCollector:
         return collect_parts(self.name, (self._snmp, self._netstat), self._log_limit)
 
     def _snmp(self) -> Iterable[Series]:
-        counters = parse_kernel_file(self._net / "snmp", lambda text: parse_protocol(text, "Tcp"))
+        counters = parse_kernel_file(
+            node_net(self._procfs) / "snmp", lambda text: parse_protocol(text, "Tcp")
+        )
         return _series(_SNMP, counters)
 
     def _netstat(self) -> Iterable[Series]:
-        counters = parse_kernel_file(self._net / "netstat", lambda text: parse_protocol(text, "TcpExt"))
+        counters = parse_kernel_file(
+            node_net(self._procfs) / "netstat", lambda text: parse_protocol(text, "TcpExt")
+        )
         return _series(_NETSTAT, counters)
 
 

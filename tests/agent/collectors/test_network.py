@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rankwatch_agent.collectors.network import (
 )
 from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
+from support_node_tree import build_node
 
 HEAD = "Inter-|   Receive |  Transmit\n face |bytes packets errs drop ...\n"
 ETH0 = "  eth0: 100 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\n"
@@ -27,6 +29,8 @@ def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
         "proc/net/dev": HEAD + ETH0,
         "sys/class/net/eth0/operstate": "up\n",
         "sys/class/net/eth0/carrier_changes": "2\n",
+        "sys/class/net/eth0/carrier_down_count": "1\n",
+        "sys/class/net/eth0/mtu": "9000\n",
         "sys/class/net/eth0/speed": f"{speed}\n",
         "sys/class/net/eth0/device/vendor": "0x15b3\n",
     }
@@ -73,6 +77,9 @@ def test_an_interface_has_counters_state_and_speed(tmp_path: Path) -> None:
         ("rankwatch_network_carrier_changes_total", "eth0"): 2,
         ("rankwatch_network_up", "eth0"): 1,
         ("rankwatch_network_speed_bytes", "eth0"): 3.125e9,
+        ("rankwatch_network_link_flaps_total", "eth0"): 1,
+        ("rankwatch_network_mtu_bytes", "eth0"): 9000,
+        ("rankwatch_network_info", "eth0", "", "", "", ""): 1,
     }
 
 
@@ -87,13 +94,58 @@ def test_the_speed_is_read_again_only_when_the_carrier_has_changed(tmp_path: Pat
     assert values([network.collect()])[speed] == 1.25e9
 
 
-def test_what_a_driver_does_not_tell_costs_only_itself(tmp_path: Path) -> None:
-    """A link without carrier changes still has counters and a state."""
-    network = node(tmp_path, speed="garbage")
-    (tmp_path / "sys/class/net/eth0/carrier_changes").unlink()
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("operstate", {"up"}),
+        ("carrier_changes", {"carrier_changes_total", "speed_bytes"}),
+        ("carrier_down_count", {"link_flaps_total"}),
+        ("mtu", {"mtu_bytes"}),
+        ("speed", {"speed_bytes"}),
+    ],
+)
+def test_a_file_that_a_driver_does_not_have_costs_only_its_value(
+    tmp_path: Path, file: str, lost: set[str]
+) -> None:
+    """Without the count of carrier changes a speed could not be kept up to date."""
+    whole = set(values([node(tmp_path).collect()]))
+    network = node(tmp_path)
+    (tmp_path / "sys/class/net/eth0" / file).unlink()
+    left = set(values([network.collect()]))
+    assert {name for name, *_ in whole - left} == {f"rankwatch_network_{name}" for name in lost}
+
+
+@pytest.mark.parametrize("file", ["carrier_changes", "carrier_down_count", "mtu", "speed"])
+def test_a_file_that_holds_no_number_costs_only_its_value(tmp_path: Path, file: str) -> None:
+    """The state and the counters stay."""
+    network = node(tmp_path)
+    (tmp_path / "sys/class/net/eth0" / file).write_text("garbage\n")
     found = values([network.collect()])
     assert found["rankwatch_network_up", "eth0"] == 1
-    assert len(found) == 7
+    assert found["rankwatch_network_receive_bytes_total", "eth0"] == 100
+    assert len(found) >= 10
+
+
+def test_an_interface_says_what_it_is_part_of(tmp_path: Path) -> None:
+    """Driver, PCI address and NUMA node; the RDMA device of the same PCI function, if it has one."""
+    tree = build_node(tmp_path, gpus=0, ports=8)
+    network = NetworkCollector(
+        procfs=tree.procfs, sysfs=tree.sysfs, choice=InterfaceChoice(), schedule=Schedule(5, 5)
+    )
+    found = {key[1:] for key in values([network.collect()]) if key[0] == "rankwatch_network_info"}
+    assert ("eth0", "bnxt_en", "0000:02:00.0", "0", "") in found
+    assert ("ib0", "mlx5_core", "0000:19:00.0", "0", "mlx5_0") in found
+    assert ("ib7", "mlx5_core", "0000:89:00.0", "1", "mlx5_7") in found
+    assert len(found) == 9
+
+
+def test_an_interface_without_hardware_has_no_identity(tmp_path: Path) -> None:
+    """It has all the rest."""
+    network = node(tmp_path)
+    shutil.rmtree(tmp_path / "sys/class/net/eth0/device")
+    found = values([network.collect()])
+    assert found["rankwatch_network_mtu_bytes", "eth0"] == 9000
+    assert "rankwatch_network_info" not in {name for name, *_ in found}
 
 
 def test_no_interface_is_not_applicable(tmp_path: Path) -> None:

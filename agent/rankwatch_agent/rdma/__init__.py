@@ -1,0 +1,1 @@
+"""Ports of RDMA devices (InfiniBand, RoCE, EFA) as sysfs shows them."""

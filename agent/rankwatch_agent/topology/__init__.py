@@ -1,0 +1,1 @@
+"""Where devices sit on the PCI bus, and how far from each other."""
