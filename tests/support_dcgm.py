@@ -1,0 +1,155 @@
+"""A small dcgm-exporter: a real HTTP server that answers as one does, well or badly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+UUIDS = ("GPU-aaaaaaaa-0000-1111-2222-333344445555", "GPU-bbbbbbbb-0000-1111-2222-333344445555")
+BUS_IDS = ("00000000:3B:00.0", "00000000:5C:00.0")
+
+BLANK_INTEGER = "9223372036854775794"
+"""DCGM's mark for a field that is not supported."""
+
+
+class Value(NamedTuple):
+    """One line: field, number of the GPU, value, and labels that come after those of the GPU."""
+
+    field: str
+    gpu: int
+    value: str
+    extra: str = ""
+
+
+NORMAL = (
+    Value("DCGM_FI_DEV_SM_CLOCK", 0, "1980"),
+    Value("DCGM_FI_DEV_GPU_TEMP", 0, "41"),
+    Value("DCGM_FI_DEV_GPU_TEMP", 1, "43"),
+    Value("DCGM_FI_DEV_MEMORY_TEMP", 0, BLANK_INTEGER),
+    Value("DCGM_FI_DEV_XID_ERRORS", 0, "0"),
+    Value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0, "0.874530"),
+    Value("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 1, "0.125"),
+    Value("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0, "0.500000"),
+    Value("DCGM_FI_PROF_PCIE_TX_BYTES", 0, "1500000000"),
+    Value("DCGM_FI_PROF_NVLINK_TX_BYTES", 0, "250000000"),
+)
+
+
+def exposition(*lines: Value) -> bytes:
+    """The text of dcgm-exporter: each field with its head, label values as they are."""
+    parts = []
+    for field in dict.fromkeys(each.field for each in lines):
+        parts.append(f"# HELP {field} Something about {field}.\n# TYPE {field} gauge\n")
+        parts += [_line(each) for each in lines if each.field == field]
+    return "".join(parts).encode()
+
+
+def _line(each: Value) -> str:
+    labels = (
+        f'gpu="{each.gpu}",UUID="{UUIDS[each.gpu]}",pci_bus_id="{BUS_IDS[each.gpu]}",device="nvidia{each.gpu}"'
+        f',modelName="NVIDIA A100-SXM4-80GB"{each.extra},Hostname="node-1"'
+    )
+    return f"{each.field}{{{labels}}} {each.value}\n"
+
+
+class DcgmExporter:
+    """What it answers with may be changed between two requests.
+
+    mode: `normal` (body), `hang` (takes the request, says nothing), `drip` (a byte now and then), `error`
+    (status 500), `redirect`, `garbage` (no HTTP), `huge` (33 MiB), `cut` (less than announced).
+    """
+
+    def __init__(self) -> None:
+        self.mode = "normal"
+        self.body = exposition(*NORMAL)
+        self.paths: list[str] = []
+        self.released = threading.Event()
+        self.url = ""
+
+
+@contextmanager
+def dcgm_exporter() -> Iterator[DcgmExporter]:
+    """One that listens on a free loopback port until the end of the block."""
+    exporter = DcgmExporter()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            exporter.paths.append(self.path)
+            with suppress(OSError):  # the client has given up, which is what is being tested
+                _MODES[exporter.mode](self, exporter)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        exporter.url = f"http://127.0.0.1:{server.server_port}/metrics"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield exporter
+        finally:
+            exporter.released.set()
+            server.shutdown()
+            thread.join()
+
+
+def _head(answer: BaseHTTPRequestHandler, status: int, length: int, **fields: str) -> None:
+    answer.send_response(status)
+    answer.send_header("Content-Type", "text/plain; version=0.0.4")
+    answer.send_header("Content-Length", str(length))
+    for name, value in fields.items():
+        answer.send_header(name, value)
+    answer.end_headers()
+
+
+def _normal(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    _head(answer, 200, len(exporter.body))
+    answer.wfile.write(exporter.body)
+
+
+def _hang(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    exporter.released.wait()
+
+
+def _drip(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    while not exporter.released.wait(0.02):
+        answer.wfile.write(b"H")
+
+
+def _error(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    _head(answer, 500, 0)
+
+
+def _redirect(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    _head(answer, 302, 0, Location="/elsewhere")
+
+
+def _garbage(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    answer.wfile.write(b"\x00\xff garbage\r\n\r\n" + exporter.body)
+
+
+def _huge(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    block = b"# filler\n" * 100_000
+    _head(answer, 200, 40 * len(block))
+    for _ in range(40):
+        answer.wfile.write(block)
+
+
+def _cut(answer: BaseHTTPRequestHandler, exporter: DcgmExporter) -> None:
+    _head(answer, 200, len(exporter.body) + 1)
+    answer.wfile.write(exporter.body)
+
+
+_MODES = {
+    "normal": _normal,
+    "hang": _hang,
+    "drip": _drip,
+    "error": _error,
+    "redirect": _redirect,
+    "garbage": _garbage,
+    "huge": _huge,
+    "cut": _cut,
+}
