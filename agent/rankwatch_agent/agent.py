@@ -5,37 +5,55 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rankwatch_agent.collection import Collector
 from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.export.exposition import Exposition, constant_labels
+from rankwatch_agent.serving.access import build_token, warning_if_open
 from rankwatch_agent.serving.pages import build_routes
 from rankwatch_agent.serving.server import MetricsServer, join_address
+from rankwatch_agent.serving.tls import build_tls
+from rankwatch_agent.supervision.snapshot import Snapshot
 from rankwatch_agent.supervision.supervisor import Supervisor
 from rankwatch_agent.user_error import UserError
 from rankwatch_agent.version import version
+
+if TYPE_CHECKING:
+    from rankwatch_agent.export.otlp.export import OtlpExport
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
 """Longest wait for collectors at the end; one that hangs is left to the end of the process."""
+OTLP_STOP_SECONDS = 0.5
+"""Longest wait for an export at the end: an endpoint that is well takes no longer."""
 
 
 class Agent:
-    """Runs while the `with` block does. Entering raises UserError where the address cannot be used."""
+    """Runs while the `with` block does.
+
+    Raises UserError where the address, a certificate or a token cannot be used.
+    """
 
     def __init__(self, config: AgentConfig, collectors: Sequence[Collector]) -> None:
         self._config = config
         self._supervisor = Supervisor(collectors, version=version())
+        self._otlp = _build_otlp(config, self._supervisor.snapshot)
+        snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
+        token = build_token(config.bearer_token_file)
         self._server = MetricsServer(
             config.address(),
-            build_routes(self._supervisor.snapshot, exposition),
+            build_routes(snapshot, exposition, token),
             max_requests=config.max_requests,
             request_timeout_seconds=config.request_timeout_seconds,
+            tls=build_tls(
+                certificate=config.tls_certificate, key=config.tls_key, client_ca=config.tls_client_ca
+            ),
         )
         self._serving = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
@@ -53,7 +71,9 @@ class Agent:
                 self._stop_serving()
                 raise
         self._supervisor.start()
-        logger.info("serving http://%s/metrics", self.address)
+        if self._otlp is not None:
+            self._otlp.start()
+        self._log_address()
         return self
 
     def __exit__(
@@ -63,11 +83,39 @@ class Agent:
 
     def _stop(self) -> None:
         self._stop_serving()
+        if self._otlp is not None:
+            self._otlp.stop(OTLP_STOP_SECONDS)
         self._supervisor.stop(STOP_SECONDS)
+
+    def _log_address(self) -> None:
+        config = self._config
+        scheme = "http" if config.tls_certificate is None else "https"
+        logger.info("serving %s://%s/metrics", scheme, self.address)
+        guarded = config.tls_certificate is not None or config.bearer_token_file is not None
+        warning = warning_if_open(*self._server.listening_address(), guarded=guarded)
+        if warning is not None:
+            logger.warning("%s", warning)
 
     def _stop_serving(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpExport | None:
+    """The export over OTLP, where an endpoint is set; else its modules are not even imported."""
+    if not config.otlp_endpoint:
+        return None
+    from rankwatch_agent.export.otlp.export import OtlpExport, OtlpSettings
+    from rankwatch_agent.export.otlp.exporter import Origin
+
+    settings = OtlpSettings(
+        endpoint=config.otlp_endpoint,
+        interval_seconds=config.otlp_interval_seconds,
+        timeout_seconds=config.otlp_timeout_seconds,
+        headers_file=config.otlp_headers_file,
+    )
+    origin = Origin(node=config.node, cluster=config.cluster, version=version())
+    return OtlpExport(snapshot, settings, origin)
 
 
 def _write_atomically(path: Path, text: str) -> None:

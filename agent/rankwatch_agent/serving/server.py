@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 
+from rankwatch_agent.serving.tls import TlsContext
 from rankwatch_agent.user_error import UserError
 
 logger = logging.getLogger(__name__)
@@ -53,12 +55,14 @@ class MetricsServer(ThreadingHTTPServer):
         *,
         max_requests: int,
         request_timeout_seconds: float,
+        tls: TlsContext | None = None,
     ) -> None:
-        """Bind and listen; raises UserError where the address cannot be used."""
+        """Bind and listen, for TLS where given `tls`; raises UserError where the address cannot be used."""
         self.routes = routes
         self.requests = threading.BoundedSemaphore(max_requests)
         self._max_connections = max_requests * CONNECTIONS_PER_REQUEST
         self._timeout = request_timeout_seconds
+        self._tls = tls
         self._connections: dict[socket.socket, float] = {}
         self._connections_lock = threading.Lock()
         try:
@@ -78,6 +82,25 @@ class MetricsServer(ThreadingHTTPServer):
         """Bind without the look-up of the host's name, which can take seconds and is used nowhere."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.listening_address()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection; its handshake comes later, in a thread of its own."""
+        connection, address = super().get_request()
+        if self._tls is None:
+            return connection, address
+        try:
+            return self._tls.current().wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            ), address
+        except OSError:  # gone already; the accept loop goes on
+            connection.close()
+            raise
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection; runs in its thread."""
+        if isinstance(request, ssl.SSLSocket):
+            request.do_handshake()
+        super().finish_request(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the connection's thread, or close the connection where there are too many."""
@@ -174,6 +197,7 @@ def _family(host: str, port: int) -> socket.AddressFamily:
 
 def _cut(connection: socket.socket) -> None:
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        # Past SSLSocket.shutdown, which would take TLS away from under the connection's thread.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
         logger.debug("a connection past its time was closed by its client")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
 from http import HTTPStatus
@@ -18,29 +18,12 @@ from rankwatch_agent.serving.server import (
     MetricsServer,
     Page,
     Route,
-    join_address,
     plain_page,
 )
 from rankwatch_agent.supervision.snapshot import Snapshot
 from rankwatch_agent.user_error import UserError
 from support_agent import DEADLINE_SECONDS, fetch, until
-
-
-@contextmanager
-def serving(
-    routes: Mapping[str, Route], *, max_requests: int = 4, timeout: float = 60.0
-) -> Iterator[tuple[MetricsServer, str]]:
-    server = MetricsServer(
-        ("127.0.0.1", 0), routes, max_requests=max_requests, request_timeout_seconds=timeout
-    )
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server, join_address(*server.listening_address())
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+from support_server import serving
 
 
 def page(text: str) -> Callable[[Message], Page]:

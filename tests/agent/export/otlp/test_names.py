@@ -1,0 +1,164 @@
+"""Every declared metric has one name, unit and instrument over OTLP, and the standard ones are standard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from opentelemetry.semconv._incubating.attributes import (
+    cpu_attributes,
+    error_attributes,
+    exception_attributes,
+    hw_attributes,
+    k8s_attributes,
+    network_attributes,
+    system_attributes,
+)
+from opentelemetry.semconv._incubating.metrics import hw_metrics, system_metrics
+
+from rankwatch.conventions import METRICS, Kind, Label, Metric, metric
+from rankwatch.conventions.opentelemetry import STANDARD, Instrument, OtelMetric, otel_metric, own_metric
+
+NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
+UNITS = {"1", "s", "By", "By/s", "Cel", "W", "J", "Hz", "{error}", "{packet}", "{cpu}"}
+INSTRUMENTS = {
+    Kind.COUNTER: {Instrument.COUNTER},
+    Kind.GAUGE: {Instrument.GAUGE, Instrument.UP_DOWN_COUNTER},
+    Kind.INFO: {Instrument.GAUGE},
+    Kind.HISTOGRAM: {Instrument.HISTOGRAM},
+}
+ATTRIBUTE_MODULES = (
+    cpu_attributes,
+    error_attributes,
+    exception_attributes,
+    hw_attributes,
+    k8s_attributes,
+    network_attributes,
+    system_attributes,
+)
+
+
+def all_terms() -> Iterator[tuple[Metric, OtelMetric]]:
+    for each in METRICS:
+        yield each, own_metric(each)
+        if each.name in STANDARD:
+            yield each, STANDARD[each.name]
+
+
+def test_every_entry_of_the_table_names_a_declared_metric_and_labels_it_has() -> None:
+    """A metric that is renamed takes its entry with it."""
+    for name, terms in STANDARD.items():
+        declared = set(metric(name).labels)
+        used = {label for labels in terms.attributes.values() for label in labels} | set(terms.only)
+        # A label that is left out would make one series of two.
+        assert used == declared, name
+
+
+@pytest.mark.parametrize(
+    ("declared", "terms"), [pytest.param(*each, id=each[1].name) for each in all_terms()]
+)
+def test_name_unit_and_instrument_are_valid(declared: Metric, terms: OtelMetric) -> None:
+    """Lower case with dots, UCUM, and a kind that agrees with that of Prometheus."""
+    assert NAME.fullmatch(terms.name)
+    assert terms.unit in UNITS
+    assert terms.instrument in INSTRUMENTS[declared.kind]
+    assert not terms.name.endswith(
+        ("_seconds", "_bytes", "_ratio", "_celsius", "_watts", "_joules", "_hertz")
+    )
+    assert terms.instrument is not Instrument.COUNTER or not terms.name.endswith("_total")
+    assert terms.description
+
+
+def test_metrics_that_share_a_name_agree_in_all_but_their_attributes() -> None:
+    """Then they are one metric over OTLP, of which no point occurs twice."""
+    by_name: dict[str, list[OtelMetric]] = {}
+    for _, terms in all_terms():
+        by_name.setdefault(terms.name, []).append(terms)
+    for name, sharing in by_name.items():
+        assert len({(each.instrument, each.unit, each.description) for each in sharing}) == 1, name
+        apart = {(frozenset(each.attributes), frozenset(each.constants.items())) for each in sharing}
+        assert len(apart) == len(sharing), name
+
+
+def test_no_name_is_the_beginning_of_another() -> None:
+    """Backends that make trees of names could show only one of the two."""
+    names = {terms.name for _, terms in all_terms()}
+    assert not {(one, other) for one in names for other in names if other.startswith(f"{one}.")}
+
+
+def test_the_rule_puts_units_into_the_field_for_them() -> None:
+    """Time and bytes that are counted become time and io, as in system.cpu.time and system.network.io."""
+    names = {
+        "rankwatch_gpu_activity_ratio": ("rankwatch.gpu.activity", "1"),
+        "rankwatch_gpu_clock_hertz": ("rankwatch.gpu.clock", "Hz"),
+        "rankwatch_step_phase_seconds_total": ("rankwatch.step.phase_time", "s"),
+        "rankwatch_collective_bytes_total": ("rankwatch.collective.io", "By"),
+        "rankwatch_steps_total": ("rankwatch.steps", "1"),
+        "rankwatch_flight_recorder_pulls_total": ("rankwatch.flight_recorder.pulls", "1"),
+    }
+    for name, expected in names.items():
+        terms = own_metric(metric(name))
+        assert (terms.name, terms.unit) == expected
+
+
+def test_only_one_scope_of_ecc_errors_is_counted_under_the_standard_name() -> None:
+    """The other would count the same errors again."""
+    ecc = metric("rankwatch_gpu_ecc_errors_total")
+    given = {Label.GPU: "GPU-1", Label.KIND: "corrected", Label.SCOPE: "volatile"}
+    names = [
+        otel_metric(ecc, tuple((given | {Label.SCOPE: scope})[label] for label in ecc.labels)).name
+        for scope in ("volatile", "aggregate")
+    ]
+    assert names == ["hw.errors", "rankwatch.gpu.ecc_errors"]
+
+
+class RecordingMeter:
+    """Takes down what the semantic conventions create."""
+
+    def __init__(self) -> None:
+        self.created: dict[str, tuple[Instrument, str]] = {}
+
+    def create_counter(self, name: str, description: str, unit: str) -> None:
+        self.created[name] = (Instrument.COUNTER, unit)
+
+    def create_up_down_counter(self, name: str, description: str, unit: str) -> None:
+        self.created[name] = (Instrument.UP_DOWN_COUNTER, unit)
+
+    def create_gauge(self, name: str, description: str, unit: str) -> None:
+        self.created[name] = (Instrument.GAUGE, unit)
+
+    def create_observable_gauge(self, name: str, callbacks: object, description: str, unit: str) -> None:
+        self.created[name] = (Instrument.GAUGE, unit)
+
+
+def standard_metrics() -> dict[str, tuple[Instrument, str]]:
+    meter = RecordingMeter()
+    for module in (hw_metrics, system_metrics):
+        for name, create in vars(module).items():
+            if name.startswith("create_"):
+                # Observable instruments take callbacks as well.
+                create(*(meter, ())[: create.__code__.co_argcount])
+    return meter.created
+
+
+def constants(module: ModuleType) -> set[str]:
+    return {
+        value for name, value in vars(module).items() if name[0].isalpha() and name.isupper() and "." in value
+    }
+
+
+def test_standard_names_instruments_and_units_are_those_of_the_semantic_conventions() -> None:
+    """As the package opentelemetry-semantic-conventions has them."""
+    standard = standard_metrics()
+    for terms in STANDARD.values():
+        assert standard.get(terms.name) == (terms.instrument, terms.unit), terms.name
+
+
+def test_attributes_are_standard_or_in_our_own_namespace() -> None:
+    """Nothing in between that a later standard could give another meaning."""
+    standard = {name for module in ATTRIBUTE_MODULES for name in constants(module)}
+    for _, terms in all_terms():
+        for attribute in (*terms.attributes, *terms.constants):
+            assert attribute in standard or attribute.startswith("rankwatch."), attribute
