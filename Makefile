@@ -48,15 +48,16 @@ rules: setup ## check rules and Alertmanager configuration
 	promtool check rules alerts/generated/*.rules.yml
 	amtool check-config alerts/generated/alertmanager.yml
 
-generate: setup ## rebuild rules, dashboards and references
+generate: setup ## rebuild rules, dashboards, manifests and references
 	$(BIN)/python -m rankwatch_alerts generate
 	$(BIN)/python -m rankwatch_dashboards generate
+	$(BIN)/rankwatch manifests --output agent/deploy/kubernetes
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md
 	$(BIN)/rankwatch reference rules > docs/rules.md
 
 unchanged: generate ## check that generated files are what the code generates
-	@git diff --exit-code -- alerts/generated dashboards/generated docs || \
+	@git diff --exit-code -- alerts/generated dashboards/generated agent/deploy/kubernetes docs || \
 	  { echo "generated files are not what the code generates: run make generate and commit"; exit 1; }
 
 bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "agent": Command("agent", "watch the training runs and the hardware of this node, serve /metrics"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
+        "manifests": Command("manifests", "print what runs the agent on every node of a Kubernetes cluster"),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }
 )
@@ -38,6 +39,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 EXTRAS: Mapping[str, str] = MappingProxyType(
     {
         "msgspec": "agent",
+        "opentelemetry": "agent",
         "prometheus_client": "agent",
         "yaml": "alerts",
         "numpy": "trainer",
