@@ -79,7 +79,7 @@ def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: sign
     assert status == 0
     messages = [json.loads(line)["message"] for line in log.splitlines()]
     assert f"serving http://{agent.address}/metrics" in messages
-    assert messages[-1] == f"stopping on {how.name}"
+    assert f"stopping on {how.name}" in messages  # others may still end what they do
     assert [path.name for path in tmp_path.iterdir()] == ["address"]
 
 

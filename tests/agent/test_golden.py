@@ -1,59 +1,132 @@
-"""The real agent on a fixed tree of /proc and /sys serves exactly what the golden file holds."""
+"""The real agent on a fixed node serves exactly what the golden file holds, and promtool likes it."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from support_agent import AgentProcess, agent_process, fetch, until
+from support_agent import agent_process, fetch, until
+from support_kubelet import devices, kubelet, pod
+from support_node_tree import build_node
+from support_nvml import FakeDriver, nvml_library
 
-HERE = Path(__file__).parent
-GOLDEN = HERE / "fixtures" / "metrics.golden"
+__all__ = ["nvml_library"]
 
-_CHANGING = ("process_", "rankwatch_agent_info", "_duration_seconds{", "_timestamp_seconds{")
+FIXTURES = Path(__file__).parent / "fixtures"
+
+_CHANGING = (
+    "process_",
+    "rankwatch_agent_info",
+    "rankwatch_collector_runs_total",
+    "_duration_seconds{",
+    "_timestamp_seconds{",
+)
 """Samples whose value is of the moment or of the version."""
+_ONCE = 3600.0
+_AGAIN = 0.5
+KERNEL_LOG = """\
+6,1,1000000,-;nvidia: loading out-of-tree module taints kernel.
+4,2,2000000,-;NVRM: Xid (PCI:0000:2b:00): 94, pid=4711, name=python, Contained: SM (0x1).
+3,3,3000000,-;mlx5_core 0000:19:00.0: Detected insufficient power on the PCIe slot (27W).
+"""
+
+Start = Callable[[Path, Path], AbstractContextManager[str]]
+"""Given a directory and the driver's library: the address of an agent that has read everything."""
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """An agent whose collectors have run exactly once."""
-    fixtures = HERE / "fixtures"
+@contextlib.contextmanager
+def host(directory: Path, library: Path) -> Iterator[str]:
+    """A machine without GPUs; every collector runs exactly once."""
     flags = {
-        "--procfs": str(fixtures / "proc"),
-        "--sysfs": str(fixtures / "sys"),
+        "--procfs": str(FIXTURES / "proc"),
+        "--sysfs": str(FIXTURES / "sys"),
         "--collectors": "host,network,tcp",
-        "--intervals-seconds": "host=3600,network=3600,tcp=3600",
-        "--node": "node-1",
-        "--cluster": "test",
+        "--intervals-seconds": f"host={_ONCE},network={_ONCE},tcp={_ONCE}",
     }
+    with _agent(directory, flags, environ={}, complete=()) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def gpu_node(directory: Path, library: Path) -> Iterator[str]:
+    """Eight GPUs, eight RDMA ports, a kernel log, a kubelet with a pod on two of the GPUs."""
+    driver, tree = FakeDriver(directory, library), build_node(directory / "node")
+    (directory / "kmsg").write_text(KERNEL_LOG)
+    again = "gpu", "gpu_driver", "xid", "kernel_log", "pods"
+    intervals = dict.fromkeys(again, _AGAIN) | dict.fromkeys(("network", "tcp", "rdma", "affinity"), _ONCE)
+    flags = {
+        "--procfs": str(tree.procfs),
+        "--sysfs": str(tree.sysfs),
+        "--kernel-log": str(directory / "kmsg"),
+        "--kubelet-socket": str(directory / "kubelet.sock"),
+        "--collectors": ",".join(intervals),
+        "--intervals-seconds": ",".join(f"{name}={seconds}" for name, seconds in intervals.items()),
+    }
+    complete = (
+        "rankwatch_gpu_activity_ratio{",  # needs a second reading
+        "rankwatch_gpu_pod_info{",
+        "rankwatch_gpu_xid_errors_total{",
+        "rankwatch_gpu_nic_affinity_info{",
+        'rankwatch_gpus_visible{cluster="test",node="node-1"} 8.0',
+    )
+    uuids = [gpu["uuid"] for gpu in driver.node["gpus"]]
+    with kubelet(directory) as running:
+        running.answer = pod("trainer-0", devices("nvidia.com/gpu", *uuids[:2]))
+        with _agent(directory, flags, environ=driver.environ, complete=complete) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def _agent(
+    directory: Path, flags: dict[str, str], *, environ: dict[str, str], complete: tuple[str, ...]
+) -> Iterator[str]:
     words = [word for flag in flags.items() for word in flag]
-    with agent_process(tmp_path_factory.mktemp("agent"), *words) as running:
+    words += ["--node", "node-1", "--cluster", "test"]
+    with agent_process(directory, *words, environ=environ) as running:
         until(lambda: fetch(running.address, "/readyz").status == 200, "the agent is ready")
-        yield running
+        for text in complete:
+            until(lambda text=text: text in _served(running.address), f"{text} is exported")
+        yield running.address
 
 
-def test_metrics_are_those_of_the_golden_file(agent: AgentProcess, request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module", params=[host, gpu_node], ids=["host", "gpu_node"])
+def node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, nvml_library: Path
+) -> Iterator[tuple[str, Path]]:
+    """An agent's address, and the golden file of its node."""
+    start: Start = request.param
+    with start(tmp_path_factory.mktemp("agent"), nvml_library) as address:
+        yield address, FIXTURES / f"{request.param.__name__}.golden"
+
+
+def test_metrics_are_those_of_the_golden_file(node: tuple[str, Path], request: pytest.FixtureRequest) -> None:
     """`pytest tests/agent --rewrite-golden` writes the file anew."""
-    served = fetch(agent.address, "/metrics").body.decode()
-    lines = [line for line in served.splitlines() if not _changes(line)]
+    address, golden = node
+    lines = [line for line in _served(address).splitlines() if not _changes(line)]
     text = "\n".join(lines) + "\n"
     if request.config.getoption("--rewrite-golden", default=False):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
-def test_promtool_finds_nothing_to_complain_about(agent: AgentProcess) -> None:
+def test_promtool_finds_nothing_to_complain_about(node: tuple[str, Path]) -> None:
     """Names, types and help texts follow Prometheus's rules."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Debian's package prometheus")
-    body = fetch(agent.address, "/metrics").body
+    body = _served(node[0]).encode()
     done = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def _served(address: str) -> str:
+    return fetch(address, "/metrics").body.decode()
 
 
 def _changes(line: str) -> bool:

@@ -7,14 +7,17 @@ from types import MappingProxyType
 
 from rankwatch_agent.collection import Collector
 from rankwatch_agent.config import AgentConfig
+from rankwatch_agent.hardware import Hardware
 
 
-def build_collectors(config: AgentConfig) -> list[Collector]:
+def build_collectors(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     """The collectors that the configuration enables; each module is imported only where it is used."""
-    return [collector for name in config.enabled_collectors() for collector in _BUILDERS[name](config)]
+    return [
+        collector for name in config.enabled_collectors() for collector in _BUILDERS[name](config, hardware)
+    ]
 
 
-def _ranks(config: AgentConfig) -> list[Collector]:
+def _ranks(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.ranks import RanksCollector
 
     schedule = config.schedule("ranks")
@@ -30,7 +33,7 @@ def _ranks(config: AgentConfig) -> list[Collector]:
     ]
 
 
-def _collectives(config: AgentConfig) -> list[Collector]:
+def _collectives(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.collectives import CollectivesCollector
 
     schedule = config.schedule("collectives")
@@ -44,13 +47,13 @@ def _collectives(config: AgentConfig) -> list[Collector]:
     ]
 
 
-def _host(config: AgentConfig) -> list[Collector]:
+def _host(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.host import HostCollector
 
     return [HostCollector(procfs=config.procfs, schedule=config.schedule("host"))]
 
 
-def _network(config: AgentConfig) -> list[Collector]:
+def _network(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.interface_choice import InterfaceChoice
     from rankwatch_agent.collectors.network import NetworkCollector
 
@@ -62,13 +65,13 @@ def _network(config: AgentConfig) -> list[Collector]:
     ]
 
 
-def _tcp(config: AgentConfig) -> list[Collector]:
+def _tcp(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.tcp import TcpCollector
 
     return [TcpCollector(procfs=config.procfs, schedule=config.schedule("tcp"))]
 
 
-def _disk(config: AgentConfig) -> list[Collector]:
+def _disk(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.collectors.disk import DiskCollector
 
     # One each: a file system that hangs costs only the series of its own path.
@@ -78,7 +81,114 @@ def _disk(config: AgentConfig) -> list[Collector]:
     ]
 
 
-_BUILDERS: Mapping[str, Callable[[AgentConfig], list[Collector]]] = MappingProxyType(
+def _gpu(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.gpu import GpuCollector
+    from rankwatch_agent.gpu.pci import PciGpus
+
+    return [
+        GpuCollector(
+            driver=hardware.driver,
+            pci=PciGpus(config.sysfs),
+            inventory=hardware.inventory,
+            ledger=hardware.ledger,
+            schedule=config.schedule("gpu"),
+        )
+    ]
+
+
+def _gpu_driver(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.gpu_driver import GpuDriverCollector
+    from rankwatch_agent.gpu.pci import PciGpus
+
+    pci = PciGpus(config.sysfs)
+    return [GpuDriverCollector(driver=hardware.driver, pci=pci, schedule=config.schedule("gpu_driver"))]
+
+
+def _kernel_log(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.kernel_log import KernelLogCollector
+
+    return [
+        KernelLogCollector(
+            path=config.kernel_log,
+            procfs=config.procfs,
+            inventory=hardware.inventory,
+            ledger=hardware.ledger,
+            schedule=config.schedule("kernel_log"),
+        )
+    ]
+
+
+def _xid(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.xid import XidCollector
+
+    return [
+        XidCollector(inventory=hardware.inventory, ledger=hardware.ledger, schedule=config.schedule("xid"))
+    ]
+
+
+def _dcgm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.dcgm import DcgmCollector
+
+    return [
+        DcgmCollector(
+            endpoint=config.dcgm_endpoint,
+            fields=config.dcgm_fields,
+            inventory=hardware.inventory,
+            schedule=config.schedule("dcgm"),
+        )
+    ]
+
+
+def _rdma(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.interface_choice import InterfaceChoice
+    from rankwatch_agent.collectors.rdma import RdmaCollector
+
+    choice = InterfaceChoice(include=config.rdma_include, exclude=config.rdma_exclude)
+    return [RdmaCollector(sysfs=config.sysfs, choice=choice, schedule=config.schedule("rdma"))]
+
+
+def _ethtool(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.ethtool import EthtoolCollector
+    from rankwatch_agent.collectors.interface_choice import InterfaceChoice
+
+    choice = InterfaceChoice(include=config.network_include, exclude=config.network_exclude)
+    return [EthtoolCollector(sysfs=config.sysfs, choice=choice, schedule=config.schedule("ethtool"))]
+
+
+def _affinity(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.affinity import AffinityCollector
+
+    return [
+        AffinityCollector(
+            sysfs=config.sysfs, inventory=hardware.inventory, schedule=config.schedule("affinity")
+        )
+    ]
+
+
+def _pods(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.pods import PodsCollector
+
+    return [
+        PodsCollector(
+            socket=config.kubelet_socket, inventory=hardware.inventory, schedule=config.schedule("pods")
+        )
+    ]
+
+
+def _slurm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.slurm import SlurmCollector
+
+    return [
+        SlurmCollector(
+            job_map=config.slurm_job_map,
+            procfs=config.procfs,
+            inventory=hardware.inventory,
+            schedule=config.schedule("slurm"),
+        )
+    ]
+
+
+_BUILDERS: Mapping[str, Callable[[AgentConfig, Hardware], list[Collector]]] = MappingProxyType(
     {
         "ranks": _ranks,
         "collectives": _collectives,
@@ -86,5 +196,15 @@ _BUILDERS: Mapping[str, Callable[[AgentConfig], list[Collector]]] = MappingProxy
         "network": _network,
         "tcp": _tcp,
         "disk": _disk,
+        "rdma": _rdma,
+        "ethtool": _ethtool,
+        "gpu": _gpu,
+        "gpu_driver": _gpu_driver,
+        "xid": _xid,
+        "kernel_log": _kernel_log,
+        "affinity": _affinity,
+        "dcgm": _dcgm,
+        "pods": _pods,
+        "slurm": _slurm,
     }
 )

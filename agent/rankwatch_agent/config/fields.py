@@ -13,6 +13,21 @@ from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES, Schedule
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+DCGM_FIELDS = (
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+    "DCGM_FI_PROF_SM_ACTIVE",
+    "DCGM_FI_PROF_SM_OCCUPANCY",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP32_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP16_ACTIVE",
+    "DCGM_FI_PROF_PCIE_TX_BYTES",
+    "DCGM_FI_PROF_PCIE_RX_BYTES",
+    "DCGM_FI_PROF_NVLINK_TX_BYTES",
+    "DCGM_FI_PROF_NVLINK_RX_BYTES",
+)
+"""What NVML alone cannot tell of GPUs older than Hopper."""
 
 
 def _node_name() -> str:
@@ -51,6 +66,40 @@ class AgentConfig:
     """Names (globs) of interfaces to watch; where empty, those with hardware behind them."""
     network_exclude: tuple[str, ...] = ("lo",)
     """Names (globs) of interfaces not to watch."""
+    rdma_include: tuple[str, ...] = ()
+    """Names (globs) of RDMA devices to watch; where empty, all."""
+    rdma_exclude: tuple[str, ...] = ()
+    """Names (globs) of RDMA devices not to watch."""
+    nvml_library: Path | None = None
+    """libnvidia-ml.so.1 where it lies outside the library path, as below the GPU operator's driver root."""
+    xid_table: Path | None = None
+    """TOML file that corrects severity, action or meaning of XID codes."""
+    kernel_log: Path = Path("/dev/kmsg")
+    """The kernel's log."""
+    dcgm_endpoint: str = ""
+    """URL of a dcgm-exporter on this node (http://localhost:9400/metrics); empty relays nothing."""
+    dcgm_fields: tuple[str, ...] = DCGM_FIELDS
+    """Fields of DCGM to relay where NVML does not give the same."""
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Socket on which the kubelet tells which pod was given which GPU."""
+    slurm_job_map: Path | None = None
+    """Directory of one file per GPU (its number), each line the id of a SLURM job that was given it."""
+    otlp_endpoint: str = ""
+    """URL of an OTLP/HTTP endpoint (http://collector:4318/v1/metrics); empty exports nothing."""
+    otlp_interval_seconds: float = 30.0
+    """Seconds between two exports over OTLP."""
+    otlp_timeout_seconds: float = 10.0
+    """Longest time one export may take, retries among it."""
+    otlp_headers_file: Path | None = None
+    """File of NAME=VALUE lines sent as headers with every export."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate (chain) to serve with; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities whose client certificates are accepted; none other may connect."""
+    bearer_token_file: Path | None = None
+    """File that holds the token /metrics asks for; read again when it changes."""
     procfs: Path = Path("/proc")
     """Where the host's /proc is mounted."""
     sysfs: Path = Path("/sys")
@@ -73,12 +122,26 @@ class AgentConfig:
         self._check_collectors()
         for name in ("max_requests", "max_runs", "max_names"):
             self._expect(name, getattr(self, name) >= 1, "a whole number of at least 1")
-        for name in ("request_timeout_seconds", "retention_seconds"):
+        for name in (
+            "request_timeout_seconds",
+            "retention_seconds",
+            "otlp_interval_seconds",
+            "otlp_timeout_seconds",
+        ):
             self._expect(name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
         self._expect("node", bool(self.node), "a name")
         self._expect("collectors", bool(self.enabled_collectors()), "at least one that is not disabled")
         for path in self.checkpoint_paths:
             self._expect("checkpoint_paths", path.is_absolute(), "absolute paths")
+        for name in ("dcgm_endpoint", "otlp_endpoint"):
+            known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
+            self._expect(name, known, "a URL that begins with http:// or https://")
+        self._expect(
+            "tls_key", (self.tls_key is None) == (self.tls_certificate is None), "a key with tls_certificate"
+        )
+        self._expect(
+            "tls_client_ca", self.tls_client_ca is None or self.tls_key is not None, "tls_certificate too"
+        )
         self._expect("log_level", self.log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")
         self._expect("log_format", self.log_format in LOG_FORMATS, f"one of {', '.join(LOG_FORMATS)}")
 

@@ -24,8 +24,22 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "host": Schedule(5.0, 5.0),
         "network": Schedule(5.0, 5.0),
         "tcp": Schedule(5.0, 5.0),
+        "rdma": Schedule(5.0, 5.0),
+        # Asks each network driver for thousands of statistics, under a lock of the kernel.
+        "ethtool": Schedule(10.0, 5.0),
         # A checkpoint path is often a network file system under load: seldom, and with patience.
         "disk": Schedule(15.0, 10.0),
+        # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
+        "gpu": Schedule(10.0, 8.0),
+        "gpu_driver": Schedule(5.0, 5.0),
+        "kernel_log": Schedule(5.0, 5.0),
+        "xid": Schedule(5.0, 5.0),
+        # dcgm-exporter itself collects each 30 s unless told otherwise.
+        "dcgm": Schedule(15.0, 5.0),
+        "affinity": Schedule(60.0, 10.0),
+        # What a scheduler decides changes with each job, not each second.
+        "pods": Schedule(30.0, 10.0),
+        "slurm": Schedule(30.0, 10.0),
     }
 )
 """Every kind of collector by its name. Prometheus commonly scrapes each 15 s; faster only pays for ranks."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.config import AgentConfig
+from rankwatch_agent.hardware import build_hardware
 from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES
 
 
@@ -13,13 +14,15 @@ def test_every_collector_is_built_with_its_schedule() -> None:
     """One disk collector for each path, each path once."""
     intervals = dict.fromkeys(DEFAULT_SCHEDULES, 7.0)
     paths = (Path("/a"), Path("/b"), Path("/a"))
-    built = build_collectors(AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals))
+    config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
+    built = build_collectors(config, build_hardware(config))
     names = [collector.name for collector in built]
-    assert names == [*(name for name in DEFAULT_SCHEDULES if name != "disk"), "disk:/a", "disk:/b"]
+    several = {"disk": ["disk:/a", "disk:/b"]}
+    assert names == [each for name in DEFAULT_SCHEDULES for each in several.get(name, [name])]
     assert {collector.interval_seconds for collector in built} == {7.0}
 
 
 def test_collectors_are_taken_away_by_either_setting() -> None:
     """The list of those to run, and the list of those not to."""
     config = AgentConfig(collectors=("tcp", "host"), disabled_collectors=("tcp",))
-    assert [collector.name for collector in build_collectors(config)] == ["host"]
+    assert [collector.name for collector in build_collectors(config, build_hardware(config))] == ["host"]

@@ -29,6 +29,7 @@ with run.checkpoint("save") as operation:
 with run.checkpoint("verify"): pass
 with run.evaluation(): pass
 run.resumed(7)
+run._writer.set_gpu("GPU-1")
 with run.step():
     with run.phase("backward"): ready()
 """

@@ -104,7 +104,7 @@ def test_the_printed_configuration_loads_to_the_same_settings(tmp_path: Path) ->
             {"intervals_seconds": "ranks"},
             "intervals_seconds = 'ranks' from flag --intervals-seconds: expected",
         ),
-        ({"intervals_seconds": "gpu=1"}, "intervals_seconds"),
+        ({"intervals_seconds": "fan=1"}, "intervals_seconds"),
         ({"deadlines_seconds": "ranks=0"}, "deadlines_seconds"),
         ({"collectors": "ranks,cpu"}, "collectors"),
         ({"checkpoint_paths": "relative"}, "checkpoint_paths"),

@@ -1,0 +1,205 @@
+"""The real agent on a GPU node: what breaks costs its own series and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.agent import STOP_SECONDS
+from rankwatch_agent.gpu.driver import END_SECONDS, KILL_SECONDS
+from support_agent import until
+from support_gpu_node import GpuNode, gpu_node
+from support_nvml import FakeDriver, fake_driver, nvml_library
+
+__all__ = ["fake_driver", "nvml_library"]
+
+OF_EACH = {
+    "host": "rankwatch_host_cpus",
+    "network": "rankwatch_network_receive_bytes_total",
+    "tcp": "rankwatch_tcp_timeouts_total",
+    "rdma": "rankwatch_rdma_receive_bytes_total",
+    "gpu": "rankwatch_gpu_power_watts",
+    "gpu_driver": "rankwatch_gpus_expected",
+    "xid": "rankwatch_gpu_xid_events_total",
+    "kernel_log": "rankwatch_kernel_log_events_total",
+    "affinity": "rankwatch_gpu_nic_affinity_info",
+}
+"""One series of each source."""
+
+
+@pytest.fixture
+def node(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[GpuNode]:
+    """With a deadline short enough to wait for."""
+    with gpu_node(tmp_path, fake_driver, "--deadlines-seconds", "gpu=1.5") as running:
+        until(lambda: set(OF_EACH.values()) <= running.families(), "every source is exported")
+        yield running
+
+
+def state(node: GpuNode, collector: str) -> str:
+    """State of a collector as it is exported."""
+    for each in ("ok", "failed", "not_applicable"):
+        if f'rankwatch_collector_state{{collector="{collector}",node="n",state="{each}"}}' in node.metrics():
+            return each
+    return "none"
+
+
+def remove_host(node: GpuNode) -> None:
+    """The kernel's accounts of the host."""
+    for name in ("stat", "meminfo", "loadavg", "vmstat"):
+        (node.tree.procfs / name).unlink(missing_ok=True)
+        (node.tree.procfs / name).mkdir()
+    shutil.rmtree(node.tree.procfs / "pressure")
+
+
+def garble(*names: str) -> Callable[[GpuNode], None]:
+    """Files of /proc that hold nonsense."""
+
+    def act(node: GpuNode) -> None:
+        for name in names:
+            (node.tree.procfs / name).write_text("\x00 nonsense \xff\n" * 3)
+
+    return act
+
+
+def remove_rdma(node: GpuNode) -> None:
+    """The RDMA drivers are unloaded."""
+    for device in (node.tree.sysfs / "class" / "infiniband").iterdir():
+        device.unlink()
+
+
+def remove_kernel_log(node: GpuNode) -> None:
+    """Nobody may read it any more."""
+    node.kernel_log.unlink()
+    node.kernel_log.mkdir()
+
+
+BREAKS: dict[str, Callable[[GpuNode], None]] = {
+    "host": remove_host,
+    "network": garble("net/dev"),
+    "tcp": garble("net/snmp", "net/netstat"),
+    "rdma": remove_rdma,
+    "gpu": lambda node: node.driver.unload(),
+    "kernel_log": remove_kernel_log,
+}
+# A bus that cannot be listed takes affinity with it: both read the same directory.
+
+
+@pytest.mark.parametrize("broken", sorted(BREAKS))
+def test_a_broken_source_costs_only_its_own_series(node: GpuNode, broken: str) -> None:
+    """Each in turn; all others stay."""
+    BREAKS[broken](node)
+    until(lambda: OF_EACH[broken] not in node.families(), f"the series of {broken} are gone")
+    assert state(node, broken) in ("failed", "not_applicable")
+    others = {name for source, name in OF_EACH.items() if source != broken}
+    assert others <= node.families()
+
+
+def test_a_driver_call_that_never_returns_costs_the_gpu_series_and_no_scrape(node: GpuNode) -> None:
+    """It is reported, the worker is replaced, no scrape lacks another source; then the driver recovers."""
+    others = {name for source, name in OF_EACH.items() if source != "gpu"}
+    node.driver.hang("nvmlDeviceGetPowerUsage", 3)
+    scrapes = 0
+
+    def reported() -> bool:
+        nonlocal scrapes
+        scrapes += 1
+        assert others <= node.families()
+        return 'rankwatch_gpu_driver_state{node="n",state="unresponsive"}' in node.metrics()
+
+    until(reported, "the hang is reported")
+    assert scrapes > 3  # one that waited for the call would have been the only one
+    metrics = node.metrics()
+    assert metrics['rankwatch_gpu_driver_unresponsive_total{node="n"}'] == 1
+    assert metrics['rankwatch_gpus_expected{node="n"}'] == 8
+    assert metrics['rankwatch_gpus_visible{node="n"}'] == 0
+    assert "rankwatch_gpu_power_watts" not in node.families()
+    assert "rankwatch_gpu_up" not in node.families()
+    node.driver.release()
+    until(lambda: "rankwatch_gpu_power_watts" in node.families(), "the GPUs are back")
+    until(lambda: node.metrics()['rankwatch_gpus_visible{node="n"}'] == 8, "all of them")
+    status, log = node.agent.stop()
+    assert status == 0
+    assert "driver unresponsive: no answer within 1.2 s" in log
+
+
+def test_a_lost_gpu_is_exported_as_lost_and_the_others_go_on(node: GpuNode) -> None:
+    """It keeps its identity, and comes back under it."""
+    uuid = node.driver.node["gpus"][5]["uuid"]
+    up = f'rankwatch_gpu_up{{gpu="{uuid}",node="n"}}'
+    node.driver.lose(5)
+    until(lambda: node.metrics()[up] == 0, "the loss is seen")
+    metrics = node.metrics()
+    assert sum(value for name, value in metrics.items() if name.startswith("rankwatch_gpu_up{")) == 7
+    assert f'rankwatch_gpu_power_watts{{gpu="{uuid}",node="n"}}' not in metrics
+    assert any(name.startswith("rankwatch_gpu_info{") and uuid in name for name in metrics)
+    until(lambda: node.metrics()['rankwatch_gpus_visible{node="n"}'] == 7, "it is not counted")
+    node.driver.find(5)
+    until(lambda: node.metrics()[up] == 1, "it is back")
+
+
+def test_an_xid_that_driver_and_kernel_log_both_tell_of_counts_once(node: GpuNode) -> None:
+    """And each that only one of them tells of counts too."""
+    gpu = node.driver.node["gpus"][2]
+    name = f'rankwatch_gpu_xid_errors_total{{gpu="{gpu["uuid"]}",node="n",xid="79"}}'
+    node.driver.xid(2, 79)
+    until(lambda: node.metrics().get(name) == 1, "NVML's event is counted")
+    bus = f"{gpu['pci']['bus']:02x}"
+    line = f"4,2,2000000,-;NVRM: Xid (PCI:0000:{bus}:00): 79, pid=7, GPU has fallen off the bus.\n"
+    with node.kernel_log.open("a") as log:
+        log.write(line)
+    events = 'rankwatch_kernel_log_events_total{event="gpu_fallen_off_bus",node="n"}'
+    until(lambda: node.metrics()[events] == 1, "the log is read")
+    assert node.metrics()[name] == 1
+    with node.kernel_log.open("a") as log:
+        log.write(line.replace("4,2,2000000", "4,3,3000000"))
+    until(lambda: node.metrics()[name] == 2, "the second one is counted")
+
+
+def test_the_driver_is_released_on_a_signal_and_taken_up_on_another(node: GpuNode) -> None:
+    """Between the two no process of ours holds it: nvmlShutdown was called and the worker is gone."""
+    (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
+    node.agent.process.send_signal(signal.SIGUSR1)
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
+    assert (worker, "nvmlShutdown") in node.driver.calls
+    until(lambda: state(node, "gpu") == "not_applicable", "the collector says so")
+    released = 'rankwatch_gpu_driver_state{node="n",state="released"}'
+    until(lambda: released in node.metrics(), "the driver's state says so")
+    node.agent.process.send_signal(signal.SIGUSR2)
+    until(lambda: state(node, "gpu") == "ok", "the driver is in use again")
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_on_sigterm_agent_and_worker_end(node: GpuNode, hung: bool) -> None:
+    """A call that hangs or not; a worker that can, shuts the driver down."""
+    (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
+    if hung:
+        node.driver.hang("nvmlDeviceGetUtilizationRates")
+    status, _ = node.agent.stop()
+    assert status == 0
+    assert not Path(f"/proc/{worker}").exists()
+    assert hung or (worker, "nvmlShutdown") in node.driver.calls
+
+
+def test_what_the_end_may_take_adds_up_to_less_than_five_seconds() -> None:
+    """Each wait at the end has a limit; what hosts kill after 10 s has a second to spare for each of them."""
+    assert END_SECONDS + KILL_SECONDS + STOP_SECONDS < 5.0
+
+
+def test_a_worker_does_not_outlive_an_agent_that_was_killed(node: GpuNode) -> None:
+    """Nobody is left holding the driver."""
+    (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
+    os.kill(node.agent.process.pid, signal.SIGKILL)
+    until(lambda: not _running(worker), "the worker has ended")
+    assert (worker, "nvmlShutdown") in node.driver.calls
+
+
+def _running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
