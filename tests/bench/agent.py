@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rankwatch.conventions import metric
@@ -13,9 +10,10 @@ from .errors import BenchError
 from .exporters import Effort, Usage, watch
 from .node_exporter import NODE_EXPORTER, node_exporter_installed, watch_node_exporter
 from .process_usage import MIB
-from .processes import background, rankwatch_agent, tail
+from .processes import rankwatch_agent
 from .result import Result, Row, limited
 from .spread import quantile
+from .step_load import step_load
 from .workplace import temporary_directory
 
 RANKS = 8
@@ -37,7 +35,10 @@ def measure(*, quick: bool) -> Result:
     effort = QUICK if quick else FULL
     with temporary_directory() as name:
         directory = Path(name)
-        with _load(directory), rankwatch_agent(directory, directory / "blackboxes") as (pid, address):
+        with (
+            step_load(directory, ranks=RANKS, steps_per_second=STEPS_PER_SECOND) as blackboxes,
+            rankwatch_agent(directory, blackboxes) as (pid, address),
+        ):
             usage = watch(pid, address, effort)
         pace = _steps_per_second(usage)
         peer = watch_node_exporter(directory, effort) if node_exporter_installed() else None
@@ -48,19 +49,6 @@ def measure(*, quick: bool) -> Result:
         notes=_notes(usage, pace, peer_known=peer is not None),
         samples={"agent": _samples(usage), "peer": _samples(peer) if peer else None},
     )
-
-
-@contextmanager
-def _load(directory: Path) -> Iterator[None]:
-    command = [sys.executable, "-m", f"{__package__}.rank_load", "--directory", str(directory / "blackboxes")]
-    command += ["--world-size", str(RANKS), "--steps-per-second", str(STEPS_PER_SECOND), "--rank"]
-    logs = [directory / f"rank-{rank}.log" for rank in range(RANKS)]
-    with ExitStack() as stack:
-        ranks = [stack.enter_context(background([*command, str(rank)], log)) for rank, log in enumerate(logs)]
-        yield
-        for process, log in zip(ranks, logs, strict=True):
-            if process.poll() is not None:
-                raise BenchError(f"a rank of the load ended with {process.returncode}: {tail(log)}")
 
 
 def _steps_per_second(usage: Usage) -> float:

@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "hot-path": ".hot_path",
         "training": ".training",
         "agent": ".agent",
+        "node": ".node",
     }
 )
 """Part -> the module with its `measure(quick=...)`; imported only when chosen."""

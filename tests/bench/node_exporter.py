@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import BenchError
@@ -22,10 +24,17 @@ def node_exporter_installed() -> bool:
 
 def watch_node_exporter(directory: Path, effort: Effort) -> Usage:
     """Start it with its default collectors and watch it; raises BenchError."""
+    with node_exporter(directory) as (pid, address):
+        return watch(pid, address, effort)
+
+
+@contextmanager
+def node_exporter(directory: Path) -> Iterator[tuple[int, str]]:
+    """It runs on a free loopback port; its process id and HOST:PORT. Raises BenchError."""
     address, log = f"127.0.0.1:{_free_port()}", directory / "node-exporter.log"
     with background([NODE_EXPORTER, f"--web.listen-address={address}"], log) as process:
         wait_until(lambda: _answers(address), process, log, f"could not start {NODE_EXPORTER}")
-        return watch(process.pid, address, effort)
+        yield process.pid, address
 
 
 def _free_port() -> int:

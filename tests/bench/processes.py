@@ -60,12 +60,14 @@ def tail(log: Path) -> str:
 
 
 @contextmanager
-def rankwatch_agent(directory: Path, blackboxes: Path, *flags: str) -> Iterator[tuple[int, str]]:
+def rankwatch_agent(
+    directory: Path, blackboxes: Path, *flags: str, variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, str]]:
     """A real agent on a free loopback port; yields its process id and HOST:PORT."""
     address, log = directory / "agent-address", directory / "agent.log"
     command = [sys.executable, "-m", "rankwatch_agent", "agent", "--listen", "127.0.0.1:0"]
     command += ["--address-file", str(address), "--directory", str(blackboxes), *flags]
-    with background(command, log) as process:
+    with background(command, log, variables) as process:
         wait_until(address.exists, process, log, "could not start the agent")
         yield process.pid, address.read_text().strip()
 

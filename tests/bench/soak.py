@@ -1,0 +1,33 @@
+"""`python -m tests.bench.soak`: watch a whole GPU node for half an hour, to see that nothing grows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
+
+from .errors import BenchError
+from .interruption import leave_on_signals
+from .node import WARMUP_SECONDS, watch
+from .table import as_markdown
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 0, or 1 where nothing could be measured."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of the window (default 30)")
+    given = parser.parse_args(arguments)
+    leave_on_signals()
+    try:
+        result = watch(window_seconds=60 * given.minutes, warmup_seconds=WARMUP_SECONDS)
+    except BenchError as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    print(as_markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
