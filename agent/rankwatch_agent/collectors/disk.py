@@ -9,8 +9,8 @@ from pathlib import Path
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
 from rankwatch_agent.collectors.block_device import device_under, parse_diskstats, parse_mount_sources
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.collectors.parts import collect_parts
+from rankwatch_agent.kernel_files import parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 

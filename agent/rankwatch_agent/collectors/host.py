@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import Collection, Series
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.collectors.parts import collect_parts
+from rankwatch_agent.kernel_files import parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 

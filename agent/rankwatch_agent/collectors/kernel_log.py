@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.gpu.inventory import GpuInventory
+from rankwatch_agent.kernel_files import parse_kernel_file
 from rankwatch_agent.kernel_log.events import EVENTS, events_in
 from rankwatch_agent.kernel_log.falls import Falls
 from rankwatch_agent.kernel_log.reader import KernelLogReader

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
 from rankwatch_agent.collectors.interface_choice import InterfaceChoice
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file, read_kernel_file
 from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import Part, collect_parts
+from rankwatch_agent.kernel_files import parse_kernel_file, read_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 from rankwatch_agent.topology.listing import names_or_none

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.collection import Collection, Series
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file
 from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import collect_parts
+from rankwatch_agent.kernel_files import parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 
 from rankwatch_agent.collection import NotApplicable
-from rankwatch_agent.collectors.kernel_files import parse_kernel_file, read_kernel_file
+from rankwatch_agent.kernel_files import parse_kernel_file, read_kernel_file
 
 _SIOCGIFINDEX = 0x8933
 _SIOCGIFHWADDR = 0x8927
