@@ -14,7 +14,10 @@ _PRELUDE = """
 import os, signal, sys, time, rankwatch
 from pathlib import Path
 directory, run_id, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-run = rankwatch.start(run=run_id, rank=rank, world_size=world, directory=directory, target_steps=100)
+gpu = sys.argv[5] or None
+run = rankwatch.start(
+    run=run_id, rank=rank, world_size=world, directory=directory, target_steps=100, gpu=gpu
+)
 def steps(count, forward=0.0):
     for _ in range(count):
         with run.step():
@@ -30,10 +33,10 @@ def ready():
 
 @contextmanager
 def rank(
-    directory: Path, code: str, *, run: str = "job", number: int = 0, world: int = 1
+    directory: Path, code: str, *, run: str = "job", number: int = 0, world: int = 1, gpu: str = ""
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that runs `code` as a rank, up to its first `ready()`; killed at the end."""
-    command = [sys.executable, "-c", _PRELUDE + code, str(directory), run, str(number), str(world)]
+    command = [sys.executable, "-c", _PRELUDE + code, str(directory), run, str(number), str(world), gpu]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from rankwatch.conventions import metric
 
 from .errors import BenchError
+from .hang import Hang, watch_hang
 from .node_exporter import NODE_EXPORTER, node_exporter, node_exporter_installed
 from .node_load import GPUS, STEPS_PER_SECOND, Watched, watched_node
 from .process_usage import MIB
@@ -24,6 +26,8 @@ SCRAPE_SECONDS = 0.040
 """Of the 99th percentile."""
 GROWTH_BYTES = 1 * MIB
 """Less than this between the first and the last third of a window is no growth: a heap is never still."""
+
+HANG_INTERVALS = 3.0
 
 WINDOW_SECONDS = 120.0
 WARMUP_SECONDS = 45.0
@@ -41,23 +45,19 @@ def watch(*, window_seconds: float, warmup_seconds: float) -> Result:
     """The agent on a whole node, and node_exporter where it is installed, over the same window."""
     with temporary_directory() as name:
         directory = Path(name)
-        with watched_node(directory) as agent:
+        with watched_node(directory) as (agent, driver), ExitStack() as stack:
+            exporters = {"agent": agent}
             if node_exporter_installed():
-                with node_exporter(directory) as peer:
-                    exporters = {"agent": agent, "peer": Watched(*peer)}
-                    vigils = keep_vigil(
-                        exporters, warmup_seconds=warmup_seconds, window_seconds=window_seconds
-                    )
-            else:
-                vigils = keep_vigil(
-                    {"agent": agent}, warmup_seconds=warmup_seconds, window_seconds=window_seconds
-                )
+                exporters["peer"] = Watched(*stack.enter_context(node_exporter(directory)))
+            vigils = keep_vigil(exporters, warmup_seconds=warmup_seconds, window_seconds=window_seconds)
+            hang = watch_hang(agent, driver)
     _check_seen(vigils["agent"])
     peer_rows = _rows(vigils["peer"]) if "peer" in vigils else []
     return Result(
         title=f"Node: {GPUS} GPUs, {GPUS} RDMA ports, {GPUS} ranks at {STEPS_PER_SECOND:g} steps/s",
         rows=(
             *_rows(vigils["agent"]),
+            *_hang_rows(hang),
             *(Row(f"node_exporter: {r.what}", r.measured, r.spread) for r in peer_rows),
         ),
         notes=_notes(vigils["agent"], peer_known=bool(peer_rows)),
@@ -103,6 +103,19 @@ def _rows(vigil: Vigil) -> list[Row]:
             "answer to a scrape",
             f"{vigil.last.samples():,} samples",
             f"{vigil.last.compressed_bytes:,} bytes",
+        ),
+    ]
+
+
+def _hang_rows(hang: Hang) -> list[Row]:
+    scrapes = hang.scrape_seconds
+    spread = f"p50 {_ms(quantile(scrapes, 0.5))}, longest {_ms(max(scrapes))} of {len(scrapes)}"
+    lost = len(hang.families_lost)
+    return [
+        limited("a hung driver call is reported, intervals", hang.intervals, HANG_INTERVALS, "{:.1f}".format),
+        limited("scrape meanwhile, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, _ms, spread),
+        limited(
+            "other families lost meanwhile", lost, 0, "{:g}".format, ", ".join(sorted(hang.families_lost))
         ),
     ]
 

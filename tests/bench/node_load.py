@@ -29,8 +29,8 @@ class Watched(NamedTuple):
 
 
 @contextmanager
-def watched_node(directory: Path) -> Iterator[Watched]:
-    """An agent with every collector it has, over a node under load. Raises BenchError."""
+def watched_node(directory: Path) -> Iterator[tuple[Watched, FakeDriver]]:
+    """An agent with every collector it has, over a node under load, and its driver. Raises BenchError."""
     if shutil.which("cc") is None:
         raise BenchError("could not build the fake driver: no C compiler (cc)")
     driver = FakeDriver(directory, build_library(directory), running(hopper_node(GPUS)))
@@ -45,7 +45,7 @@ def watched_node(directory: Path) -> Iterator[Watched]:
         rankwatch_agent(directory, blackboxes, *flags, variables=driver.environ) as (pid, address),
     ):
         _place(pods, driver)
-        yield Watched(pid, address)
+        yield Watched(pid, address), driver
 
 
 def _place(pods: Kubelet, driver: FakeDriver) -> None:
