@@ -13,6 +13,7 @@ from rankwatch_agent.collection import Collection
 _PRELUDE = """
 import os, signal, sys, time, rankwatch
 from pathlib import Path
+exec(sys.argv[6])
 directory, run_id, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 gpu = sys.argv[5] or None
 run = rankwatch.start(
@@ -33,10 +34,30 @@ def ready():
 
 @contextmanager
 def rank(
-    directory: Path, code: str, *, run: str = "job", number: int = 0, world: int = 1, gpu: str = ""
+    directory: Path,
+    code: str,
+    *,
+    run: str = "job",
+    number: int = 0,
+    world: int = 1,
+    gpu: str = "",
+    before: str = "",
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs `code` as a rank, up to its first `ready()`; killed at the end."""
-    command = [sys.executable, "-c", _PRELUDE + code, str(directory), run, str(number), str(world), gpu]
+    """A process that runs `code` as a rank, up to its first `ready()`; killed at the end.
+
+    `before` is code that runs before the run starts.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        _PRELUDE + code,
+        str(directory),
+        run,
+        str(number),
+        str(world),
+        gpu,
+        before,
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

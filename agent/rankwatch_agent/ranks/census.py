@@ -53,8 +53,13 @@ class Census:
                 continue
             if self._seen.get(run) == changed:
                 continue
+            try:
+                boxes = sorted(_boxes(run))
+            except PermissionError as error:  # of another user; silence would look like a node without runs
+                self.faults.note(run, "unreadable", f"could not list {run}: {error.strerror}")
+                continue
             self._seen[run] = changed
-            for path in sorted(_boxes(run)):
+            for path in boxes:
                 if path not in self.ranks and self._admit(path):
                     runs.add(run)
 
@@ -94,6 +99,9 @@ class Census:
             if path in self._forgotten and path.stat().st_ino == self._forgotten[path]:
                 return False
             self.ranks[path] = self._follow(path)
+        except PermissionError as error:
+            self.faults.note(path, "unreadable", f"could not open {path}: {error.strerror}")
+            return False
         except OSError:
             return False  # gone meanwhile
         except BlackBoxError as error:
@@ -131,6 +139,7 @@ class Census:
 
 
 def _boxes(run: Path) -> Iterator[Path]:
+    """Raises PermissionError where the directory is not ours to read."""
     try:
         with os.scandir(run) as entries:
             yield from (
@@ -138,5 +147,7 @@ def _boxes(run: Path) -> Iterator[Path]:
                 for each in entries
                 if each.name.endswith(layout.SUFFIX) and not each.name.startswith(".")
             )
+    except PermissionError:
+        raise
     except OSError:
-        return  # gone meanwhile, or not ours to read
+        return  # gone meanwhile

@@ -46,7 +46,7 @@ class RankSeries:
             str(header.pid),
         )
         yield _one("rankwatch_rank_info", labels, 1)
-        if rank.now.gpu:
+        if rank.now.gpu and rank.state not in ENDED_STATES:  # the GPU may be another run's by now
             yield _one("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
         yield _one("rankwatch_rank_state", (*key, rank.state), 1)
         yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))

@@ -116,11 +116,12 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
     if not base.is_dir():
         base.mkdir(parents=True, exist_ok=True)
         base.chmod(0o1777)  # users share it, as they share /tmp
-    path.parent.mkdir(exist_ok=True)
+    _make_readable_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # of a process killed right here; a container gives its id again
     file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
+        os.fchmod(file, 0o644)  # whatever the umask: the agent is another user
         os.posix_fallocate(file, 0, size)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         target = mmap.mmap(file, size)
@@ -133,6 +134,14 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
         os.close(file)
         raise
     return file, target
+
+
+def _make_readable_directory(path: Path) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    path.chmod(0o755)
 
 
 def _header(identity: Identity, capacity: int, size: int, target_steps: int | None) -> bytes:
