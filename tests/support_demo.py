@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,11 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
     command = [sys.executable, "-m", "rankwatch_agent", "demo", *flags]
     with output.open("wb") as stream:
         process = subprocess.Popen(
-            command, env={**family.environ, **(environ or {})}, stdout=stream, stderr=stream
+            command,
+            env={**family.environ, **(environ or {})},
+            stdout=stream,
+            stderr=stream,
+            preexec_fn=_hear_interrupts,
         )
     try:
         yield RunningDemo(process, family, output)
@@ -75,3 +80,8 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
             poll(lambda: not family.members(), SECONDS_TO_END, "end of the demo's janitor")
         finally:
             family.kill()
+
+
+def _hear_interrupts() -> None:
+    """A job that a script starts with `&` ignores SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

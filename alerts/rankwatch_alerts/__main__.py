@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name != "yaml":
             raise
-        return _failed("PyYAML is missing: it comes with pip install 'rankwatch[alerts]'")
+        return _failed("could not import yaml: in a clone of rankwatch, pip install '.[alerts]' brings it")
     return 0
 
 

@@ -11,7 +11,7 @@ from rankwatch_alerts.duration import duration
 _GENERATING = """\
 Recording rules, alerts and an Alertmanager configuration are generated from one set of windows, thresholds
 and selectors. What the defaults give lies in `alerts/generated` (installed: `share/rankwatch/alerts`); to
-change a value, write it into a TOML file and generate again. This needs `pip install 'rankwatch[alerts]'`.
+change a value, write it into a TOML file and generate again. This needs `pip install '.[alerts]'` in a clone.
 
 ```sh
 python -m rankwatch_alerts generate --config rules.toml --output rules
@@ -20,7 +20,7 @@ python -m rankwatch_alerts generate --config rules.toml --output rules
 `--print-config` prints the settings in force as such a file, and writes nothing. A flag wins over the file,
 the file over the default. `--runbook-base-url` and `--dashboard-base-url` set the links in alerts.
 `--time-scale X` (above 0, at most 1000) divides all times by X, to try rules out within minutes; no time
-falls below the scrapes it needs. The dashboards (`pip install 'rankwatch[dashboards]'`) take the same file,
+falls below the scrapes it needs. The dashboards (`pip install '.[dashboards]'`) take the same file,
 so that their lines are the alerts' thresholds:
 
 ```sh

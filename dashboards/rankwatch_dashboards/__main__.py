@@ -23,7 +23,10 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "grafana_foundation_sdk":
             raise
-        return _failed("grafana-foundation-sdk is missing: it comes with pip install 'rankwatch[dashboards]'")
+        return _failed(
+            "could not import grafana_foundation_sdk: "
+            "in a clone of rankwatch, pip install '.[dashboards]' brings it"
+        )
     return 0
 
 

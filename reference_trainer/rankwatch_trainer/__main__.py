@@ -14,8 +14,8 @@ def main() -> int:
         if cause.name != "torch":
             raise
         print(
-            "rankwatch_trainer: could not import torch: it is not installed, expected "
-            "pip install 'rankwatch[trainer]'",
+            "rankwatch_trainer: could not import torch: "
+            "in a clone of rankwatch, pip install '.[trainer]' brings it",
             file=sys.stderr,
         )
         return 2

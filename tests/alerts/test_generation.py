@@ -111,7 +111,7 @@ def test_a_missing_extra_is_named(module: str, absent: str, extra: str, tmp_path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert f"pip install 'rankwatch[{extra}]'" in done.stderr
+    assert f"could not import {absent}: in a clone of rankwatch, pip install '.[{extra}]'" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

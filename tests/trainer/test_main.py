@@ -27,8 +27,8 @@ def test_without_torch_one_sentence_says_how_to_get_it() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "rankwatch_trainer: could not import torch: it is not installed, expected "
-        "pip install 'rankwatch[trainer]'\n"
+        "rankwatch_trainer: could not import torch: "
+        "in a clone of rankwatch, pip install '.[trainer]' brings it\n"
     )
 
 

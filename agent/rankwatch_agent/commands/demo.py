@@ -79,7 +79,8 @@ def _check(given: Namespace) -> None:
         )
     missing = [name for name, module in _EXTRAS.items() if find_spec(module) is None]
     if missing:
-        raise UserError(f"the demo needs more: pip install 'rankwatch[{','.join(missing)}]'")
+        extras = ",".join(missing)
+        raise UserError(f"the demo needs more: in a clone of rankwatch, pip install '.[{extras}]' brings it")
 
 
 def _leave(*_: object) -> None:

@@ -68,10 +68,11 @@ def load_monitoring(rules_config: Path | None = None) -> Monitoring:
 
 
 def _values(given: Namespace) -> Values:
-    names = ("namespace", "monitoring_namespace", "image", "cluster")
+    names = ("namespace", "monitoring_namespace", "image", "cluster", "listen")
     single = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
     return Values(
         **single,
+        image_pull_secrets=tuple(given.image_pull_secret),
         tiers=tuple(given.tier),
         tolerations=(*Values.tolerations, *given.toleration),
         node_selector=_pairs("--node-selector", given.node_selector),
@@ -120,10 +121,12 @@ def _add_choices(parser: SentenceParser) -> None:
         ),
         ("--image", "REFERENCE", "image with a tag or digest; default: rankwatch-agent:VERSION"),
         ("--cluster", "NAME", "value of the label cluster"),
+        ("--listen", "HOST:PORT", f"[::]:PORT where pods have no IPv4 address; default: {Values.listen}"),
     ):
         parser.add_argument(flag, metavar=metavar, help=text)
     for flag, metavar, text in (
         ("--tier", "NAME", "switch, see below"),
+        ("--image-pull-secret", "NAME", "Secret of the namespace with which the image is pulled"),
         ("--toleration", "KEY", "taint to tolerate besides nvidia.com/gpu"),
         ("--node-selector", "LABEL=VALUE", "label of the nodes to run on; default: all nodes"),
         ("--checkpoint-path", "PATH", "directory of the node to watch, mounted read-only"),

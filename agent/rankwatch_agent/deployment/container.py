@@ -14,7 +14,6 @@ from rankwatch_agent.deployment.names import (
 )
 from rankwatch_agent.deployment.values import Values
 
-PORT = 9477
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 POD_COLLECTORS = "ethtool"
 """Collectors that can ask only the network namespace they are in: the pod's own."""
@@ -45,7 +44,7 @@ def agent_container(values: Values) -> Fields:
         "image": values.image,
         "imagePullPolicy": "IfNotPresent",
         "env": _environment(values),
-        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [{"name": PORT_NAME, "containerPort": values.port(), "protocol": "TCP"}],
         "startupProbe": {**_get("/healthz"), **_PATIENCE, "periodSeconds": 2, "failureThreshold": 30},
         "livenessProbe": {**_get("/healthz"), **_PATIENCE, "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {**_get("/readyz"), **_PATIENCE, "periodSeconds": 10, "failureThreshold": 3},
@@ -61,15 +60,17 @@ def directory_container(values: Values) -> Fields:
     """Opens the directory of the black boxes to every user, as /tmp is.
 
     The kubelet makes a host path 0755 for root, whatever fsGroup says, and trainers of other users then
-    could not write. Root without a single capability may change the mode of what root owns.
+    could not write. Where a trainer made it before there was an agent, it belongs to that user: CAP_FOWNER
+    lets root change its mode too, and nothing else is given.
     """
+    security = {**_NO_PRIVILEGE, "capabilities": {"drop": ["ALL"], "add": ["FOWNER"]}}
     return {
         "name": "open-directory",
         "image": values.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["chmod", "1777", BLACK_BOXES],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "32Mi"}},
-        "securityContext": {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False, **_NO_PRIVILEGE},
+        "securityContext": {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False, **security},
         "volumeMounts": [{"name": "black-boxes", "mountPath": BLACK_BOXES}],
     }
 
@@ -78,7 +79,7 @@ def _environment(values: Values) -> list[Fields]:
     env: list[Fields] = [
         {"name": "RANKWATCH_AGENT_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         setting("cluster", values.cluster),
-        setting("listen", f"0.0.0.0:{PORT}"),
+        setting("listen", values.listen),
         setting("directory", BLACK_BOXES),
         setting("procfs", "/host/proc"),
         setting("sysfs", "/host/sys"),
@@ -91,9 +92,7 @@ def _environment(values: Values) -> list[Fields]:
     if values.checkpoint_paths:
         env.append(setting("checkpoint_paths", ",".join(values.checkpoint_paths)))
         env.append(setting("rootfs", HOST_ROOT))
-    chosen = [setting(name, text) for name, text in values.settings.items()]
-    names = {each["name"] for each in chosen}
-    return [each for each in env if each["name"] not in names] + chosen
+    return env
 
 
 def _mounts(values: Values) -> list[Fields]:

@@ -13,6 +13,7 @@ from rankwatch_agent.deployment.names import (
     host_volume,
     metadata,
 )
+from rankwatch_agent.deployment.tier import settings_patch
 from rankwatch_agent.deployment.tiers import chosen_tiers
 from rankwatch_agent.deployment.values import Values
 
@@ -22,7 +23,8 @@ def daemonset(values: Values) -> Fields:
     result = _base(values)
     for tier in chosen_tiers(values.tiers):
         result = merged(result, tier.patch)
-    return result
+    # Last: what the user sets wins over a tier.
+    return merged(result, settings_patch(values.settings))
 
 
 def _base(values: Values) -> Fields:
@@ -49,10 +51,16 @@ def _pod(values: Values) -> Fields:
         "nodeSelector": {"kubernetes.io/os": "linux", **values.node_selector},
         "tolerations": [{"key": key, "operator": "Exists"} for key in values.tolerations],
         "securityContext": POD_SECURITY,
+        **_pull_secrets(values),
         "initContainers": [directory_container(values)],
         "containers": [agent_container(values)],
         "volumes": _volumes(values),
     }
+
+
+def _pull_secrets(values: Values) -> Fields:
+    names = [{"name": name} for name in values.image_pull_secrets]
+    return {"imagePullSecrets": names} if names else {}
 
 
 def _volumes(values: Values) -> list[Fields]:

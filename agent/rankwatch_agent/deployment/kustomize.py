@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rankwatch_agent.deployment.encoding import to_stream, to_yaml
 from rankwatch_agent.deployment.manifests import Manifest, agent_manifests, monitoring_manifests
+from rankwatch_agent.deployment.merge import merged
 from rankwatch_agent.deployment.monitoring import Monitoring
-from rankwatch_agent.deployment.names import AGENT, Fields
-from rankwatch_agent.deployment.tier import Tier
+from rankwatch_agent.deployment.names import AGENT, Fields, setting
+from rankwatch_agent.deployment.tier import Tier, settings_patch
 from rankwatch_agent.deployment.tiers import TIERS
 from rankwatch_agent.deployment.values import Values
 
@@ -25,7 +26,7 @@ def tree(values: Values, monitoring: Monitoring) -> dict[str, str]:
     files |= _folder("base", agent)
     files |= _folder("monitoring", monitoring_manifests(values, monitoring))
     for tier in TIERS.values():
-        files |= dict(_component(tier))
+        files |= dict(_component(tier, values))
     return {path: _HEADER + text for path, text in files.items()}
 
 
@@ -55,11 +56,11 @@ def _folder(folder: str, manifests: Iterable[Manifest]) -> dict[str, str]:
     return {f"{folder}/{name}": text for name, text in files.items()}
 
 
-def _component(tier: Tier) -> Iterator[tuple[str, str]]:
+def _component(tier: Tier, values: Values) -> Iterator[tuple[str, str]]:
     folder = f"components/{tier.name}"
     patches: list[Fields] = [_patch("daemonset.yaml", "DaemonSet")]
-    patch = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": AGENT}, **tier.patch}
-    yield f"{folder}/daemonset.yaml", to_yaml(patch)
+    patch = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": AGENT}}
+    yield f"{folder}/daemonset.yaml", to_yaml({**patch, **_patch_of(tier, values)})
     if tier.scrape:
         # The operator's kinds have no merge keys, so a merge would replace the endpoint as a whole.
         below = "/spec/podMetricsEndpoints/0"
@@ -73,6 +74,14 @@ def _component(tier: Tier) -> Iterator[tuple[str, str]]:
         component["components"] = [f"../{name}" for name in tier.requires]
     component["patches"] = patches
     yield f"{folder}/kustomization.yaml", f"# {tier.help}\n" + to_yaml(component)
+
+
+def _patch_of(tier: Tier, values: Values) -> Fields:
+    """The tier's patch, in which a value that the user sets stays as it is in the base."""
+    containers = tier.patch["spec"]["template"]["spec"].get("containers", ())
+    variables = {each["name"] for container in containers for each in container.get("env", ())}
+    kept = {name: text for name, text in values.settings.items() if setting(name, text)["name"] in variables}
+    return merged(tier.patch, settings_patch(kept))
 
 
 def _patch(path: str, kind: str) -> Fields:

@@ -64,6 +64,8 @@ KERNEL_LOG = Tier(
 PRIVILEGED = Tier(
     name="privileged",
     help="a privileged container: only where the runtime refuses /dev/kmsg to kernel-log",
+    # Which brings the user and the mount: privilege alone reads no kernel log.
+    requires=("kernel-log",),
     # The API refuses a privileged container that may not escalate.
     patch=pod_patch({"securityContext": {"privileged": True, "allowPrivilegeEscalation": None}}),
 )

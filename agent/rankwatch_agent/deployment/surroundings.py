@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.deployment.container import PORT
 from rankwatch_agent.deployment.names import AGENT, SELECTOR, Fields, metadata
 from rankwatch_agent.deployment.values import Values
 
@@ -64,7 +63,7 @@ def network_policy(values: Values) -> Fields:
             "ingress": [
                 {
                     "from": [{"namespaceSelector": monitoring}],
-                    "ports": [{"protocol": "TCP", "port": PORT}],
+                    "ports": [{"protocol": "TCP", "port": values.port()}],
                 }
             ],
         },

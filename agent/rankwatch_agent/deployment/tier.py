@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankwatch_agent.deployment.names import AGENT, Fields
+from rankwatch_agent.deployment.names import AGENT, Fields, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,3 +28,8 @@ def pod_patch(container: Fields | None = None, **pod: object) -> Fields:
     containers: Sequence[Fields] = [] if container is None else [{"name": AGENT, **container}]
     lists = {"containers": containers} if containers else {}
     return {"spec": {"template": {"spec": {**pod, **lists}}}}
+
+
+def settings_patch(settings: Mapping[str, str]) -> Fields:
+    """A patch that sets fields of AgentConfig, by name."""
+    return pod_patch({"env": [setting(name, text) for name, text in settings.items()]}) if settings else {}

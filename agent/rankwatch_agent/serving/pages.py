@@ -85,8 +85,11 @@ def gpu_readiness(snapshot: Snapshot) -> Page:
     if expected is None or visible is None:
         return plain_page(HTTPStatus.SERVICE_UNAVAILABLE, "unknown: GPUs have not been counted")
     if visible < expected:
+        # Where NVML never answered, rankwatch_gpu_up has no series that could name them.
+        more = (
+            "rankwatch_gpu_up names those lost" if visible else "the agent's log says why collector gpu fails"
+        )
         return plain_page(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{visible:g} of {expected:g} GPUs on the PCI bus answer; rankwatch_gpu_up names those lost",
+            HTTPStatus.SERVICE_UNAVAILABLE, f"{visible:g} of {expected:g} GPUs on the PCI bus answer; {more}"
         )
     return plain_page(HTTPStatus.OK, f"ok: {visible:g} of {expected:g} GPUs answer")

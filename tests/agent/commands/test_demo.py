@@ -32,5 +32,5 @@ def test_a_missing_extra_is_named_with_all_the_others(
 ) -> None:
     """Once, and not one after another."""
     monkeypatch.setattr("rankwatch_agent.commands.demo.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'rankwatch\[agent,alerts,trainer\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[agent,alerts,trainer\]'"):
         main(["--result", str(tmp_path / "x.json")])

@@ -32,7 +32,7 @@ def test_flags_are_values(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of them."""
     flags = "--tier pods --tier tls --namespace watch --monitoring-namespace prom --image r/a:2 --cluster lab"
     flags += " --toleration pool --node-selector gpu=yes --checkpoint-path /data --set max_runs=7"
-    flags += " --monitor-label release=prom --monitoring"
+    flags += " --monitor-label release=prom --monitoring --listen [::]:9478 --image-pull-secret regcred"
     assert run(*flags.split()) == 0
     values = Values(
         tiers=("pods", "tls"),
@@ -45,6 +45,8 @@ def test_flags_are_values(capsys: pytest.CaptureFixture[str]) -> None:
         checkpoint_paths=("/data",),
         settings={"max_runs": "7"},
         monitor_labels={"release": "prom"},
+        listen="[::]:9478",
+        image_pull_secrets=("regcred",),
     )
     assert list(yaml.safe_load_all(capsys.readouterr().out)) == printed(values, monitoring())
 
@@ -68,6 +70,8 @@ def test_the_settings_of_the_rules_reach_the_scrape(
         ["--image", "a:latest"],
         ["--set", "max_runs"],
         ["--set", "max_runs=many"],
+        ["--set", "slurm_job_map=/run/jobs"],
+        ["--listen", "9478"],
         ["--rules-config", "/nonexistent/rules.toml", "--monitoring"],
         ["--output", "/proc/nowhere"],
         ["--tier", "pods", "--output", "tree"],
@@ -97,4 +101,4 @@ def test_without_pyyaml_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'rankwatch[alerts]'" in done.stderr
+    assert "in a clone of rankwatch, pip install '.[alerts]' brings it" in done.stderr

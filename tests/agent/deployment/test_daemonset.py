@@ -8,6 +8,7 @@ import pytest
 
 from rankwatch_agent.config import load_config
 from rankwatch_agent.deployment.daemonset import daemonset
+from rankwatch_agent.deployment.surroundings import network_policy
 from rankwatch_agent.deployment.tiers import TIERS
 from rankwatch_agent.deployment.values import Values
 from support_deployment import ROOT, container, environment, pod
@@ -89,6 +90,27 @@ def test_checkpoint_paths_are_mounted_read_only_where_the_agent_looks_for_them()
         mount = mounts[f"{config.rootfs}{path}"]
         assert mount["readOnly"] is True
         assert volumes[mount["name"]] == path
+
+
+def test_the_port_and_ipv6_are_values() -> None:
+    """Agent, container and policy agree on them."""
+    values = {"listen": "[::]:9999"}
+    assert load_config(flags={}, environ=environment(**values)).values.address() == ("::", 9999)
+    assert [each["containerPort"] for each in container(**values)["ports"]] == [9999]
+    (rule,) = network_policy(Values(listen="[::]:9999"))["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 9999}]
+
+
+def test_the_image_is_pulled_with_the_secrets_that_are_named() -> None:
+    """Without any, the pod names none."""
+    assert pod(image_pull_secrets=("regcred",))["imagePullSecrets"] == [{"name": "regcred"}]
+    assert "imagePullSecrets" not in pod()
+
+
+def test_a_setting_wins_over_a_tier() -> None:
+    """Host-network switches every collector on, unless the user has switched one off."""
+    chosen = environment("host-network", settings={"disabled_collectors": "slurm"})
+    assert chosen["RANKWATCH_AGENT_DISABLED_COLLECTORS"] == "slurm"
 
 
 def test_a_setting_replaces_what_the_manifest_says() -> None:

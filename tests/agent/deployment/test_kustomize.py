@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rankwatch_agent.deployment.kustomize import tree
+from rankwatch_agent.deployment.kustomize import tree, write_tree
 from rankwatch_agent.deployment.tiers import TIERS
 from rankwatch_agent.deployment.values import Values
 from support_deployment import KUBERNETES, by_identity, monitoring, printed, rendered
@@ -51,10 +51,22 @@ def test_kustomize_renders_what_python_prints(tiers: tuple[str, ...], tmp_path: 
     assert by_identity(rendered(overlay(tmp_path, tiers))) == by_identity(printed(Values(tiers=tiers)))
 
 
+def test_what_the_user_sets_wins_over_a_component(tmp_path: Path) -> None:
+    """Although kustomize lays components over the base."""
+    values = Values(settings={"disabled_collectors": "slurm"})
+    write_tree(tree(values, monitoring()), tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": ["base", "monitoring"], "components": ["components/host-network"]})
+    )
+    expected = Values(settings=values.settings, tiers=("host-network",))
+    assert by_identity(rendered(tmp_path)) == by_identity(printed(expected))
+
+
 def test_the_sample_overlay_is_a_choice_of_values() -> None:
     """As a person would print it instead."""
     values = Values(
-        tiers=("nvidia-runtime", "host-network", "pods", "tls"),
+        tiers=("nvidia-runtime", "host-network", "pods", "tls", "token"),
+        node_selector={"nvidia.com/gpu.present": "true"},
         image="registry.example.com/rankwatch-agent:0.1.0",
         cluster="lab",
     )

@@ -30,7 +30,10 @@ GIVEN: Mapping[str, tuple[set[str], set[str]]] = {
     "pods": (AS_ROOT | {"read /var/lib/kubelet/pod-resources"}, NOT_AS_ROOT),
     "processes": ({"hostPID"}, set()),
     "kernel-log": (AS_ROOT | {"read /dev/kmsg", "capability SYSLOG"}, NOT_AS_ROOT),
-    "privileged": ({"privileged", "may escalate"}, set()),
+    "privileged": (
+        AS_ROOT | {"read /dev/kmsg", "capability SYSLOG", "privileged", "may escalate"},
+        NOT_AS_ROOT,
+    ),
     "tls": ({"read secret rankwatch-agent-tls"}, set()),
     "mutual-tls": ({"read secret rankwatch-agent-tls"}, set()),
     "token": ({"read secret rankwatch-agent-token"}, set()),
@@ -79,14 +82,15 @@ def test_a_tier_gives_what_it_says_and_nothing_more(tier: str) -> None:
     assert set(privileges(pod(tier), container(tier))) == BASE - replaced | added
 
 
-def test_root_opens_the_directory_without_any_capability_and_sees_nothing_else() -> None:
+def test_root_opens_the_directory_whoever_made_it_and_sees_nothing_else() -> None:
     """The init container is the same whatever the tiers."""
     for tiers in ((), tuple(TIERS)):
         spec = pod(*tiers)
         (opener,) = spec["initContainers"]
         own = {**spec, "hostNetwork": None, "hostPID": None}
         own.pop("runtimeClassName", None)
-        assert set(privileges(own, opener)) == {"user 0", "group 0", "write /dev/shm/rankwatch"}
+        given = {"user 0", "group 0", "capability FOWNER", "write /dev/shm/rankwatch"}
+        assert set(privileges(own, opener)) == given
         assert opener["command"] == ["chmod", "1777", "/dev/shm/rankwatch"]
 
 

@@ -30,6 +30,7 @@ def test_all_objects_fit_their_schemas() -> None:
         checkpoint_paths=("/data",),
         node_selector={"pool": "gpu"},
         settings={"max_runs": "5"},
+        image_pull_secrets=("regcred",),
     )
     kinds = set()
     for each in printed(values):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.deployment.manifests import agent_manifests
 from rankwatch_agent.deployment.values import Values
 from rankwatch_agent.user_error import UserError
@@ -32,6 +34,12 @@ DIGEST = "sha256:" + "0" * 64
         {"checkpoint_paths": ("/a,b",)},
         {"settings": {"max_run": "1"}},
         {"settings": {"listen": "0.0.0.0:1"}},
+        {"settings": {"kubelet_socket": "/run/kubelet.sock"}},
+        {"settings": {"xid_table": "/etc/rankwatch/xid.toml"}},
+        {"listen": "127.0.0.1:9477"},
+        {"listen": "0.0.0.0:0"},
+        {"listen": "[::]:65536"},
+        {"image_pull_secrets": ("Reg_Cred",)},
     ],
 )
 def test_a_value_that_no_cluster_takes_is_refused_by_name(values: dict[str, Any]) -> None:
@@ -44,6 +52,15 @@ def test_a_setting_that_the_agent_would_refuse_is_refused_here() -> None:
     """By the agent's own reader, with the variable's name."""
     with pytest.raises(UserError, match="max_runs = 'many' from environment RANKWATCH_AGENT_MAX_RUNS"):
         agent_manifests(Values(settings={"max_runs": "many"}))
+
+
+def test_every_setting_that_names_a_file_of_the_node_is_refused() -> None:
+    """It would not be there in the pod; those that have a mount follow from other values."""
+    paths = [each.name for each in fields(AgentConfig) if "Path" in str(each.type)]
+    assert "nvml_library" in paths and "checkpoint_paths" in paths
+    for name in paths:
+        with pytest.raises(UserError, match=f"could not use set = '{name}': expected settings"):
+            Values(settings={name: "/x"})
 
 
 def test_an_unknown_tier_is_refused_with_those_there_are() -> None:

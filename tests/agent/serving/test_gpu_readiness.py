@@ -22,7 +22,7 @@ VISIBLE = metric("rankwatch_gpus_visible")
         (8, 8, 200, "ok: 8 of 8 GPUs answer"),
         (8, 9, 200, "ok: 9 of 8 GPUs answer"),
         (8, 7, 503, "7 of 8 GPUs on the PCI bus answer; rankwatch_gpu_up names those lost"),
-        (8, 0, 503, "0 of 8 GPUs on the PCI bus answer; rankwatch_gpu_up names those lost"),
+        (8, 0, 503, "0 of 8 GPUs on the PCI bus answer; the agent's log says why collector gpu fails"),
         (8, None, 503, "unknown: GPUs have not been counted"),
         (None, 8, 503, "unknown: GPUs have not been counted"),
         (None, None, 503, "unknown: GPUs have not been counted"),
