@@ -35,12 +35,14 @@ class GpuNode(NamedTuple):
 
 
 @contextmanager
-def gpu_node(directory: Path, driver: FakeDriver, *flags: str, interval: float = 0.3) -> Iterator[GpuNode]:
+def gpu_node(
+    directory: Path, driver: FakeDriver, *flags: str, interval: float = 0.3, collectors: str = COLLECTORS
+) -> Iterator[GpuNode]:
     """An agent whose collectors all run each `interval` seconds."""
     tree, kernel_log = build_node(directory / "node"), directory / "kmsg"
     kernel_log.write_text(BOOTED)
     given = ["--procfs", str(tree.procfs), "--sysfs", str(tree.sysfs), "--kernel-log", str(kernel_log)]
-    given += ["--node", "n", "--collectors", COLLECTORS]
-    given += ["--intervals-seconds", ",".join(f"{name}={interval}" for name in COLLECTORS.split(","))]
+    given += ["--node", "n", "--collectors", collectors]
+    given += ["--intervals-seconds", ",".join(f"{name}={interval}" for name in collectors.split(","))]
     with agent_process(directory, *given, *flags, environ=driver.environ) as agent:
         yield GpuNode(agent, driver, tree, kernel_log)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 2.0
+STOP_SECONDS = 1.0
 """Longest wait for collectors at the end; one that hangs is left to the end of the process."""
 OTLP_STOP_SECONDS = 0.5
 """Longest wait for an export at the end: an endpoint that is well takes no longer."""

@@ -7,6 +7,11 @@ import logging
 import time
 from typing import Any
 
+from rankwatch_agent.log_output import LogOutput
+
+STDERR = 2
+"""Its file descriptor."""
+
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -35,6 +40,6 @@ class JsonFormatter(logging.Formatter):
 
 def configure_logging(*, level: str, log_format: str) -> None:
     """Send the log of the process to stderr; `level` as in logging, lower case; `log_format` text or json."""
-    output = logging.StreamHandler()
+    output = LogOutput(STDERR)
     output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)

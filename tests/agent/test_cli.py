@@ -115,5 +115,6 @@ def test_a_missing_extra_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "rankwatch agent: could not import prometheus_client: it comes with pip install 'rankwatch[agent]'\n"
+        "rankwatch agent: could not import prometheus_client: "
+        "in a clone of rankwatch, pip install '.[agent]' brings it\n"
     )

@@ -7,6 +7,7 @@ files of sysfs that are read here (operstate, mtu, carrier_changes, carrier_down
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from rankwatch_agent.collection import CollectError, Collection, NotApplicable, 
 from rankwatch_agent.collectors.interface_choice import InterfaceChoice
 from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import Part, collect_parts
-from rankwatch_agent.kernel_files import parse_kernel_file, read_kernel_file
+from rankwatch_agent.kernel_files import ExhaustedError, parse_count, parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 from rankwatch_agent.topology.listing import names_or_none
@@ -74,7 +75,7 @@ class NetworkCollector:
     def collect(self) -> Collection:
         """Read the chosen interfaces; raises CollectError, or NotApplicable where there is none."""
         counters = parse_kernel_file(node_net(self._procfs) / "dev", parse_net_dev)
-        physical = frozenset(name for name in counters if (self._classes / name / "device").exists())
+        physical = frozenset(name for name in counters if os.path.lexists(self._classes / name / "device"))
         chosen = self._choice.choose(counters, physical)
         self._speeds = {name: speed for name, speed in self._speeds.items() if name in chosen}
         of_each = (part for name in chosen for part in self._parts(name, name in physical))
@@ -84,15 +85,17 @@ class NetworkCollector:
     def _parts(self, name: str, physical: bool) -> Iterator[Part]:
         """What sysfs tells of one interface, each file by itself."""
         directory = self._classes / name
-        yield lambda: [Series(_UP, (name,), float(read_kernel_file(directory / "operstate").strip() == "up"))]
+        yield lambda: [Series(_UP, (name,), parse_kernel_file(directory / "operstate", parse_operstate))]
         yield lambda: self._carrier(name)
-        yield lambda: [Series(_FLAPS, (name,), parse_kernel_file(directory / "carrier_down_count", int))]
-        yield lambda: [Series(_MTU, (name,), parse_kernel_file(directory / "mtu", int))]
+        yield lambda: [
+            Series(_FLAPS, (name,), parse_kernel_file(directory / "carrier_down_count", parse_count))
+        ]
+        yield lambda: [Series(_MTU, (name,), parse_kernel_file(directory / "mtu", parse_count))]
         if physical:
             yield lambda: [_identity(name, str(directory / "device"))]
 
     def _carrier(self, name: str) -> Iterator[Series]:
-        changes = parse_kernel_file(self._classes / name / "carrier_changes", int)
+        changes = parse_kernel_file(self._classes / name / "carrier_changes", parse_count)
         yield Series(_CARRIER_CHANGES, (name,), changes)
         speed = self._speed(name, changes)
         if speed is not None:
@@ -108,6 +111,8 @@ class NetworkCollector:
     def _read_speed(self, name: str) -> float | None:
         try:
             return parse_kernel_file(self._classes / name / "speed", parse_speed)
+        except ExhaustedError:
+            raise
         except (NotApplicable, CollectError):  # many drivers have none, or none while the link is down
             return None
 
@@ -118,11 +123,18 @@ def parse_net_dev(text: str) -> dict[str, InterfaceCounters]:
     for line in text.splitlines()[2:]:
         # The name may itself hold a colon (an alias such as eth0:1).
         name, _, rest = line.rpartition(":")
-        columns = [int(column) for column in rest.split()]
+        columns = [parse_count(column) for column in rest.split()]
         if not name or len(columns) < 16:
             raise ValueError(f"unexpected line {line!r:.100}")
         found[name.strip()] = InterfaceCounters(*columns[0:1], *columns[2:4], *columns[8:9], *columns[10:12])
     return found
+
+
+def parse_operstate(text: str) -> float:
+    """1 for `up`, 0 for every other state (RFC 2863); raises ValueError for none."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    return float(text.strip() == "up")
 
 
 def parse_speed(text: str) -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankwatch_agent.kernel_files import EXHAUSTED
+
 
 def node_net(procfs: Path) -> Path:
     """`procfs`/1/net: the network of the node's first process, also for an agent in a pod's namespace.
@@ -14,5 +16,7 @@ def node_net(procfs: Path) -> Path:
     try:
         with (first / "dev").open("rb"):
             return first
-    except OSError:
+    except OSError as error:
+        if error.errno in EXHAUSTED:  # not the other network for want of a file descriptor
+            return first
         return procfs / "net"

@@ -57,6 +57,8 @@ def _serve_until_stopped(driver: Driver) -> None:
     """SIGUSR1 releases the GPU driver, SIGUSR2 takes it up again, SIGTERM and SIGINT end it."""
     while True:
         received = signal.sigwait(_SIGNALS)
+        if signal.sigpending() & set(_STOP_SIGNALS):  # not after what others ask for
+            received = signal.sigwait(_STOP_SIGNALS)
         if received == _RELEASE_SIGNAL:
             driver.release()
         elif received == _RESUME_SIGNAL:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from rankwatch_agent.collection import CollectError
 from rankwatch_agent.config.error import ConfigError
 
-MAX_ANSWER_BYTES = 32 << 20
-"""Sixteen GPUs with every field of DCGM and the labels of their pods stay below 5 MB."""
+MAX_ANSWER_BYTES = 16 << 20
+"""Sixteen GPUs with every field of DCGM and the labels of their pods stay below 5 MB. It is held twice."""
 _MAX_HEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 18
 _USER = re.compile(r"//[^/@]*@")
@@ -96,10 +96,10 @@ def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
             answer += chunk
             if len(answer) > MAX_ANSWER_BYTES:
                 raise CollectError(f"could not read {endpoint}: more than {MAX_ANSWER_BYTES} bytes")
-    head, separator, body = bytes(answer).partition(b"\r\n\r\n")
-    if not separator or len(head) > _MAX_HEAD_BYTES:
+    end = answer.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
+    if end < 0:
         raise CollectError(f"could not ask {endpoint}: the answer is no HTTP")
-    return head, body
+    return bytes(answer[:end]), bytes(memoryview(answer)[end + 4 :])
 
 
 def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:

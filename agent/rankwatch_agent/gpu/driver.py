@@ -102,9 +102,9 @@ class Driver:
         logger.info("the GPU driver is released")
 
     def resume(self) -> None:
-        """Take the driver up again at the next collection."""
-        if self._closed:
-            return
+        """Take the driver up again at the next collection; one that is not released stays as it is."""
+        if self._closed or self._wanted:
+            return  # a question in progress may take its whole deadline: nobody waits for it here
         with self._asking:
             self._wanted = True
             self._not_before = float("-inf")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rankwatch_agent.collection import CollectError, NotApplicable
+from rankwatch_agent.kernel_files import read_kernel_file
 
 _NVIDIA = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
@@ -31,16 +33,20 @@ class PciGpus:
             raise CollectError(f"could not list {self._devices}: {error.strerror or error}") from None
         self._others &= present
         for address in sorted(present - self._seen - self._others):
-            (self._seen if self._is_gpu(address) else self._others).add(address)
-        return frozenset(address for address in self._seen if not self._passed_through(address))
+            is_gpu = self._is_gpu(address)
+            if is_gpu is not None:
+                (self._seen if is_gpu else self._others).add(address)
+        # A copy: the collectors gpu and gpu_driver both ask, each in its own thread.
+        return frozenset(address for address in tuple(self._seen) if not self._passed_through(address))
 
-    def _is_gpu(self, address: str) -> bool:
+    def _is_gpu(self, address: str) -> bool | None:
+        """None where the device does not tell what it is; it is asked again."""
         device = self._devices / address
-        return (
-            _text(device / "vendor") == _NVIDIA
-            and _text(device / "class").startswith(_DISPLAY)
-            and not (device / "physfn").exists()  # a virtual function of a card that is counted itself
-        )
+        vendor, kind = _text(device / "vendor"), _text(device / "class")
+        if vendor is None or kind is None:
+            return None
+        # A virtual function is part of a card that is counted itself.
+        return vendor == _NVIDIA and kind.startswith(_DISPLAY) and not os.path.lexists(device / "physfn")
 
     def _passed_through(self, address: str) -> bool:
         try:
@@ -49,8 +55,8 @@ class PciGpus:
             return False
 
 
-def _text(path: Path) -> str:
+def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip().lower()
-    except OSError:
-        return ""
+        return read_kernel_file(path).strip().lower()
+    except (NotApplicable, CollectError):
+        return None

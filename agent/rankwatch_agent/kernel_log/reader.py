@@ -55,8 +55,9 @@ class KernelLogReader:
             if not chunk:
                 self.caught_up = True
                 break
-            for line in self._lines(chunk):
-                lines += 1
+            found = self._lines(chunk)
+            lines += max(1, len(found))  # what has no lines has an end too
+            for line in found:
                 self._take(line, records)
         return records
 

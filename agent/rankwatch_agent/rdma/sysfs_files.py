@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from rankwatch_agent.kernel_files import EXHAUSTED, ExhaustedError
 from rankwatch_agent.supervision.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class SysfsFiles:
         """What `parse` makes of the file; None where it is absent, cannot be read or says nothing.
 
         `parse` returns None for an answer that means "unknown" and raises ValueError for one that it
-        does not understand.
+        does not understand. Raises ExhaustedError where no file can be opened at all: no file is to be
+        left alone for that.
         """
         failure = self._failures.get(path) if self._failures else None
         if failure is not None and failure.in_a_row >= PATIENCE and self._monotonic() < failure.ask_again:
@@ -57,6 +59,8 @@ class SysfsFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                raise ExhaustedError(f"could not read {path}: {error.strerror}") from None
             self._tell(path, error)
             value = None
         if value is None:

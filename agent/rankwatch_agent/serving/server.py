@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS_PER_REQUEST = 4
 """Open connections allowed for each request allowed; more are closed unanswered."""
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
+EXHAUSTED_SECONDS = 0.1
+"""Pause before a connection is accepted again where file descriptors have run out."""
 
 
 class Page(NamedTuple):
@@ -85,7 +90,12 @@ class MetricsServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next connection; its handshake comes later, in a thread of its own."""
-        connection, address = super().get_request()
+        try:
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:  # the connection stays in the queue: trying at once would spin
+                time.sleep(EXHAUSTED_SECONDS)
+            raise
         if self._tls is None:
             return connection, address
         try:

@@ -16,6 +16,9 @@ from rankwatch_agent.supervision.schedule import next_start, stale_after
 
 logger = logging.getLogger(__name__)
 
+_LARGEST = 2**1023
+"""Samples are served as floats; a whole number beyond would fail at every scrape, for all collectors."""
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -138,6 +141,8 @@ def _check(collection: Collection) -> None:
             raise AgentError(f"could not use a sample of {metric.name}: its labels are {labels!r:.200}")
         if not isinstance(value, int | float):
             raise AgentError(f"could not use a sample of {metric.name}: its value is {value!r:.200}")
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise AgentError(f"could not use a sample of {metric.name}: its value has no end")
     for metric, labels, buckets, _ in collection.histograms:
         if len(labels) != len(metric.labels) or not buckets or buckets[-1][0] != float("inf"):
             raise AgentError(

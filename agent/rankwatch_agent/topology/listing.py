@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from rankwatch_agent.collection import CollectError, NotApplicable
+from rankwatch_agent.kernel_files import EXHAUSTED, ExhaustedError
 
 MAX_ENTRIES = 1024
 """Most entries taken from one directory; far more than a machine has devices."""
@@ -17,12 +18,15 @@ def list_names(directory: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         raise NotApplicable(f"there is no {directory}") from None
     except OSError as error:
-        raise CollectError(f"could not list {directory}: {error.strerror or error}") from None
+        kind = ExhaustedError if error.errno in EXHAUSTED else CollectError
+        raise kind(f"could not list {directory}: {error.strerror or error}") from None
 
 
 def names_or_none(directory: str) -> list[str]:
-    """Names in the directory, sorted; none where it is absent or cannot be read."""
+    """Names in the directory, sorted; none where it is absent or cannot be read. Raises ExhaustedError."""
     try:
         return list_names(directory)
+    except ExhaustedError:
+        raise
     except (NotApplicable, CollectError):
         return []

@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from rankwatch_agent.collection import CollectError, NotApplicable
+from rankwatch_agent.kernel_files import parse_kernel_file
+
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_MOST_DIGITS = 32
 
 
 class PciDevice(NamedTuple):
@@ -61,8 +63,7 @@ def driver_of(device: str) -> str:
 
 def _numa_node(device: str) -> int | None:
     try:
-        with open(f"{device}/numa_node", encoding="ascii", errors="replace") as file:
-            node = int(file.read(_MOST_DIGITS))
-    except (OSError, ValueError):
+        node = parse_kernel_file(Path(device, "numa_node"), int)
+    except (NotApplicable, CollectError):
         return None
     return node if node >= 0 else None

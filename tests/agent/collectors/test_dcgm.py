@@ -85,7 +85,7 @@ def test_where_nvml_shows_nothing_the_exporter_speaks_alone(
         ("error", "status '500'"),
         ("redirect", "status '302'"),
         ("garbage", "no HTTP"),
-        ("huge", "more than 33554432 bytes"),
+        ("huge", "more than 16777216 bytes"),
         ("cut", "cut off"),
     ],
 )

@@ -15,8 +15,10 @@ from rankwatch_agent.collectors.network import (
     parse_net_dev,
     parse_speed,
 )
+from rankwatch_agent.kernel_files import ExhaustedError
 from rankwatch_agent.supervision.schedule import Schedule
 from support_agent import values
+from support_exhaustion import no_descriptors
 from support_node_tree import build_node
 
 HEAD = "Inter-|   Receive |  Transmit\n face |bytes packets errs drop ...\n"
@@ -154,3 +156,33 @@ def test_no_interface_is_not_applicable(tmp_path: Path) -> None:
     (tmp_path / "proc/net/dev").write_text(HEAD)
     with pytest.raises(NotApplicable):
         network.collect()
+
+
+def test_a_speed_is_asked_for_again_that_only_the_agent_had_no_descriptor_for(tmp_path: Path) -> None:
+    """It would else stay unknown until the carrier changes."""
+    collector = node(tmp_path)
+    with no_descriptors(), pytest.raises(ExhaustedError):
+        collector._read_speed("eth0")
+    assert values([collector.collect()])["rankwatch_network_speed_bytes", "eth0"] == 25e9 / 8
+
+
+@pytest.mark.parametrize("name", ["e" * 300, "e\0h"])
+def test_an_interface_with_an_impossible_name_costs_no_other_one_its_series(
+    tmp_path: Path, name: str
+) -> None:
+    """No path of sysfs can be made of it."""
+    collector = node(tmp_path)
+    (tmp_path / "proc/net/dev").write_text(f"{HEAD}{ETH0}{ETH0.replace('eth0', name)}")
+    assert values([collector.collect()])["rankwatch_network_mtu_bytes", "eth0"] == 9000
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "-1", ""])
+def test_a_garbled_file_costs_only_its_own_series(tmp_path: Path, text: str) -> None:
+    """Numbers that cannot be are no values, and nothing is no state."""
+    collector = node(tmp_path)
+    for name in ("mtu", "operstate"):
+        (tmp_path / "sys/class/net/eth0" / name).write_text(text if name == "mtu" else "")
+    found = values([collector.collect()])
+    assert ("rankwatch_network_mtu_bytes", "eth0") not in found
+    assert ("rankwatch_network_up", "eth0") not in found
+    assert found["rankwatch_network_carrier_changes_total", "eth0"] == 2

@@ -217,3 +217,21 @@ def test_a_worker_that_cannot_be_started_is_one_sentence() -> None:
     """No Python, no process."""
     with pytest.raises(CollectError, match="could not start the NVML worker: No such file"):
         Driver(["/nonexistent"]).collect(1.0)
+
+
+def test_taking_up_a_driver_that_is_in_use_waits_for_no_hung_call_and_changes_nothing(bench: Bench) -> None:
+    """Whoever waits for it could not hear SIGTERM meanwhile."""
+    bench.driver.collect(LONG)
+    bench.act("hang")
+
+    def ask() -> None:
+        with pytest.raises(NotApplicable, match="released"):
+            bench.driver.collect(3600.0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(bench.driver._asking.locked, "the question is asked")
+    bench.driver.resume()
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+    bench.driver.release()
+    asking.join()

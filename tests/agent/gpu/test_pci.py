@@ -68,3 +68,15 @@ def test_a_machine_without_a_pci_bus_is_not_applicable(tmp_path: Path) -> None:
     """There is nothing to expect."""
     with pytest.raises(NotApplicable):
         PciGpus(tmp_path).expected()
+
+
+def test_a_device_that_does_not_tell_what_it_is_is_asked_again(tmp_path: Path) -> None:
+    """Once there are file descriptors again, for instance: a node must not lose its GPUs for good by that."""
+    vendor = device(tmp_path, GPU) / "vendor"
+    vendor.rename(tmp_path / "vendor")
+    vendor.mkdir()
+    gpus = PciGpus(tmp_path)
+    assert gpus.expected() == frozenset()
+    vendor.rmdir()
+    (tmp_path / "vendor").rename(vendor)
+    assert gpus.expected() == {GPU}

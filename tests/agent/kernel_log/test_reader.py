@@ -174,3 +174,11 @@ def test_the_real_device_gives_each_record_once() -> None:
     reader.close()
     assert all(record.sequence > numbers[-1] for record in reader.read(MANY))
     reader.close()
+
+
+def test_what_never_has_the_end_of_a_line_does_not_keep_the_reader() -> None:
+    """The collector has others to answer to than its file."""
+    reader = KernelLogReader(Path("/dev/zero"))
+    assert reader.read(10) == []
+    assert not reader.caught_up
+    reader.close()

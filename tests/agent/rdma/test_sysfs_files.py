@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.kernel_files import ExhaustedError
 from rankwatch_agent.rdma.sysfs_files import PATIENCE, RETRY_SECONDS, SysfsFiles
 from rankwatch_agent.rdma.values import parse_counter
 from rankwatch_agent.supervision.log_limit import LogLimit
 from support_agent import ManualClock
+from support_exhaustion import no_descriptors
 
 
 class CountingParser:
@@ -104,3 +106,14 @@ def test_a_file_without_end_is_read_to_its_first_page() -> None:
 
     files(ManualClock()).value("/dev/zero", measure)
     assert sizes == [4096]
+
+
+def test_a_file_is_not_left_alone_because_the_agent_had_no_descriptors(tmp_path: Path) -> None:
+    """Many scrapes at once would else cost counters for ten minutes."""
+    reader, path = files(ManualClock()), tmp_path / "symbol_error"
+    path.write_text("7\n")
+    with no_descriptors():
+        for _ in range(2 * PATIENCE):
+            with pytest.raises(ExhaustedError, match="Too many open files"):
+                reader.value(str(path), parse_counter)
+    assert reader.value(str(path), parse_counter) == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
@@ -15,6 +16,7 @@ from rankwatch_agent.export.exposition import Exposition
 from rankwatch_agent.serving.pages import build_routes
 from rankwatch_agent.serving.server import (
     CONNECTIONS_PER_REQUEST,
+    EXHAUSTED_SECONDS,
     MetricsServer,
     Page,
     Route,
@@ -23,6 +25,7 @@ from rankwatch_agent.serving.server import (
 from rankwatch_agent.supervision.snapshot import Snapshot
 from rankwatch_agent.user_error import UserError
 from support_agent import DEADLINE_SECONDS, fetch, until
+from support_exhaustion import no_descriptors
 from support_server import serving
 
 
@@ -156,3 +159,15 @@ def idle_clients() -> Iterator[Callable[[MetricsServer], socket.socket]]:
     finally:
         for each in opened:
             each.close()
+
+
+def test_without_descriptors_a_connection_waits_and_the_server_does_not_spin() -> None:
+    """It is accepted once there are some again; each try in vain is followed by a pause."""
+    server = MetricsServer(("127.0.0.1", 0), {}, max_requests=1, request_timeout_seconds=60.0)
+    with socket.create_connection(server.listening_address()):
+        began = time.monotonic()
+        with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+            server.get_request()
+        assert time.monotonic() - began >= EXHAUSTED_SECONDS
+        server.get_request()[0].close()
+    server.server_close()

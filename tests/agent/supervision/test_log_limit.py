@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.supervision.log_limit import MAX_MESSAGES, REPEAT_SECONDS, LogLimit
+from rankwatch_agent.supervision.log_limit import (
+    BURST_SECONDS,
+    MAX_BURST,
+    MAX_MESSAGES,
+    REPEAT_SECONDS,
+    LogLimit,
+)
 from support_agent import ManualClock
 
 
@@ -17,7 +23,19 @@ def test_a_message_is_allowed_at_first_and_again_after_a_while() -> None:
 
 def test_messages_without_end_do_not_take_memory_without_end() -> None:
     """After MAX_MESSAGES distinct ones all are forgotten."""
-    limit = LogLimit(ManualClock())
+    clock = ManualClock()
+    limit = LogLimit(clock)
     for number in range(MAX_MESSAGES + 1):
+        clock.now += BURST_SECONDS if number % MAX_BURST == 0 else 0
         assert limit.allows(str(number))
     assert limit.allows("0")
+
+
+def test_many_different_messages_at_once_are_cut_off_and_told_later() -> None:
+    """Ten thousand lines in a second help nobody; what goes on is not forgotten."""
+    clock = ManualClock()
+    limit = LogLimit(clock)
+    assert sum(limit.allows(str(number)) for number in range(10_000)) == MAX_BURST
+    clock.now += BURST_SECONDS
+    assert limit.allows("9999")
+    assert not limit.allows("0")

@@ -177,3 +177,14 @@ def test_stopping_does_not_wait_for_a_collector_that_hangs() -> None:
     until(hung.entered.is_set, "the collector hangs")
     supervisor.stop(0.01)
     hung.release.set()
+
+
+def test_a_whole_number_that_no_float_can_hold_costs_its_collector_and_no_scrape() -> None:
+    """A garbled file of the kernel may hold a number of any length."""
+    load1 = metric("rankwatch_host_load1")
+    endless = FakeCollector("host", act=lambda: Collection([Series(load1, (), 10**400)]))
+    with supervising([endless]) as supervisor:
+        settled(supervisor)
+        found = shown(supervisor)
+    assert found["rankwatch_collector_state", "host", "failed"] == 1
+    assert LOAD not in found

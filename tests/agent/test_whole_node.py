@@ -1,0 +1,284 @@
+"""Every source of a whole GPU node is broken in turn under one running agent, and mended again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from support_agent import fetch, until
+from support_nvml import FakeDriver, nvml_library
+from support_otlp import Mode
+from support_whole_node import DCGM_WATTS, WholeNode, whole_node
+
+__all__ = ["nvml_library"]
+
+Break = Callable[[WholeNode], AbstractContextManager[None]]
+
+OF_EACH = {
+    "host": "rankwatch_host_cpus",
+    "network": "rankwatch_network_mtu_bytes",
+    "tcp": "rankwatch_tcp_timeouts_total",
+    "rdma": "rankwatch_rdma_receive_bytes_total",
+    "gpu": "rankwatch_gpu_temperature_celsius",
+    "gpu_driver": "rankwatch_gpus_expected",
+    "xid": "rankwatch_gpu_xid_events_total",
+    "kernel_log": "rankwatch_kernel_log_events_total",
+    "affinity": "rankwatch_gpu_nic_affinity_info",
+    "pods": "rankwatch_gpu_pod_info",
+    "slurm": "rankwatch_gpu_slurm_info",
+    "dcgm": "rankwatch_dcgm_field",
+    "otlp": "rankwatch_otlp_batches_total",
+}
+"""One series of each source."""
+ALL = frozenset(OF_EACH.values())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[WholeNode]:
+    """One agent for all tests that leave the node as they found it."""
+    directory = tmp_path_factory.mktemp("whole")
+    with whole_node(directory, FakeDriver(directory, nvml_library)) as running:
+        yield running
+
+
+@pytest.fixture
+def node(shared: WholeNode) -> WholeNode:
+    """The agent, once it exports everything."""
+    until(lambda: shared.gpus.families() >= ALL, "every source is exported")
+    return shared
+
+
+@contextmanager
+def without(path: Path) -> Iterator[None]:
+    """A file stands where a directory was, a directory where a file was."""
+    aside = path.with_name(f"{path.name}.aside")
+    was_directory = path.is_dir()
+    path.rename(aside)
+    path.touch() if was_directory else path.mkdir()
+    try:
+        yield
+    finally:
+        path.unlink() if was_directory else path.rmdir()
+        aside.rename(path)
+
+
+@contextmanager
+def fifos(*paths: Path) -> Iterator[None]:
+    """Files whose opening waits for ever for another end."""
+    for path in paths:
+        path.rename(path.with_name(f"{path.name}.aside"))
+        os.mkfifo(path)
+    try:
+        yield
+    finally:
+        for path in paths:
+            path.unlink()
+            path.with_name(f"{path.name}.aside").rename(path)
+
+
+@contextmanager
+def hung_kubelet(node: WholeNode) -> Iterator[None]:
+    node.kubelet.hang()
+    try:
+        yield
+    finally:
+        node.kubelet.answer_again()
+
+
+def kubelet_says(answer: bytes) -> Break:
+    @contextmanager
+    def broken(node: WholeNode) -> Iterator[None]:
+        node.kubelet.answer = answer
+        try:
+            yield
+        finally:
+            node.kubelet.answer = node.allocation()
+
+    return broken
+
+
+def dcgm_is(mode: str) -> Break:
+    @contextmanager
+    def broken(node: WholeNode) -> Iterator[None]:
+        node.dcgm.mode = mode
+        try:
+            yield
+        finally:
+            node.dcgm.mode = "normal"
+
+    return broken
+
+
+@contextmanager
+def lost_driver(node: WholeNode) -> Iterator[None]:
+    node.gpus.driver.unload()
+    try:
+        yield
+    finally:
+        node.gpus.driver.load()
+
+
+def sysfs(node: WholeNode, *parts: str) -> Path:
+    return node.gpus.tree.sysfs.joinpath(*parts)
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [each for each in sorted(directory.rglob("*")) if each.is_file() and not each.is_symlink()]
+
+
+def rdma_fifos(node: WholeNode) -> AbstractContextManager[None]:
+    paths = (each.resolve() for each in sysfs(node, "class/infiniband").iterdir())
+    return fifos(*(file for path in paths for file in files_below(path)))
+
+
+def network_fifos(node: WholeNode) -> AbstractContextManager[None]:
+    paths = (each.resolve() for each in sysfs(node, "class/net").iterdir())
+    return fifos(*(file for path in paths for file in files_below(path)))
+
+
+BREAKS: dict[str, tuple[Break, frozenset[str]]] = {
+    # What is broken, and the sources that may lose their series by it.
+    "network cannot be read": (
+        lambda node: without(node.gpus.tree.procfs / "net/dev"),
+        frozenset({"network"}),
+    ),
+    "interfaces hang": (network_fifos, frozenset({"network"})),
+    "RDMA files hang": (rdma_fifos, frozenset({"rdma"})),
+    "RDMA cannot be listed": (lambda node: without(sysfs(node, "class/infiniband")), frozenset({"rdma"})),
+    "PCI bus cannot be listed": (
+        lambda node: without(sysfs(node, "bus/pci/devices")),
+        frozenset({"gpu_driver", "affinity"}),
+    ),
+    "driver unloaded": (lost_driver, frozenset({"gpu"})),
+    "kernel log cannot be read": (lambda node: without(node.gpus.kernel_log), frozenset({"kernel_log"})),
+    "kubelet hangs": (hung_kubelet, frozenset({"pods"})),
+    "kubelet answers garbage": (kubelet_says(b"\xff\xff\xff garbage"), frozenset({"pods"})),
+    "job map cannot be listed": (lambda node: without(node.job_map), frozenset({"slurm"})),
+    **{
+        f"dcgm-exporter: {mode}": (dcgm_is(mode), frozenset({"dcgm"}))
+        for mode in ("hang", "drip", "error", "redirect", "garbage", "huge", "cut")
+    },
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_broken_source_of_a_whole_node_costs_only_its_own_series(node: WholeNode, what: str) -> None:
+    """Each in turn; all others stay, and what was broken comes back."""
+    act, sources = BREAKS[what]
+    gone = {OF_EACH[each] for each in sources}
+    with act(node):
+        until(lambda: not gone & node.gpus.families(), f"{', '.join(sorted(gone))} are gone")
+        for _ in range(5):
+            assert ALL - gone <= node.gpus.families()
+    until(lambda: node.gpus.families() >= ALL, "all is well again")
+
+
+def test_a_value_of_dcgm_is_relayed_only_where_nvml_has_none(node: WholeNode) -> None:
+    """The power comes from both: it is exported once, as NVML tells it."""
+    name = f'rankwatch_gpu_power_watts{{gpu="{node.uuid(0)}",node="n"}}'
+    assert node.gpus.metrics()[name] > DCGM_WATTS
+    lines = fetch(node.gpus.agent.address, "/metrics").body.decode().splitlines()
+    assert sum(line.startswith(name) for line in lines) == 1
+    with lost_driver(node):
+        until(lambda: node.gpus.metrics().get(name) == DCGM_WATTS, "DCGM's value stands in")
+    until(lambda: node.gpus.metrics().get(name, 0.0) > DCGM_WATTS, "NVML's is back")
+
+
+def test_an_endpoint_that_hangs_costs_batches_and_no_series(node: WholeNode) -> None:
+    """Whoever scrapes does not notice."""
+    dropped = 'rankwatch_otlp_batches_total{node="n",outcome="dropped"}'
+    before = node.gpus.metrics().get(dropped, 0.0)
+    node.otlp.mode = Mode.HANG
+    try:
+        until(lambda: node.gpus.metrics()[dropped] > before, "batches are dropped")
+        assert node.gpus.families() >= ALL
+    finally:
+        node.otlp.mode = Mode.ACCEPT
+    sent = 'rankwatch_otlp_batches_total{node="n",outcome="sent"}'
+    before = node.gpus.metrics()[sent]
+    until(lambda: node.gpus.metrics()[sent] > before, "exports go on")
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"])
+def test_a_call_that_fails_for_one_gpu_costs_one_value_of_it(node: WholeNode, function: str) -> None:
+    """The GPU itself is up, and the others have all they had."""
+    driver = node.gpus.driver
+    of_function = {
+        "nvmlDeviceGetPowerUsage": "rankwatch_gpu_power_watts",
+        "nvmlDeviceGetUtilizationRates": "rankwatch_gpu_utilization_ratio",
+    }
+    lost = f'{of_function[function]}{{gpu="{node.uuid(3)}",node="n"}}'
+    before = gpu_samples(node)
+    driver.fail(function, 999, 3)
+    try:
+        until(lambda: lost not in node.gpus.metrics(), "the value is gone")
+        now = gpu_samples(node)
+        assert all(node.uuid(3) in each for each in before - now)
+        assert f'rankwatch_gpu_up{{gpu="{node.uuid(3)}",node="n"}}' in now
+    finally:
+        driver.update(lambda each: each["gpus"][3]["errors"].clear())
+    until(lambda: lost in node.gpus.metrics(), "it is back")
+
+
+def gpu_samples(node: WholeNode) -> set[str]:
+    """Names and labels of what NVML tells of every GPU, without what takes two readings."""
+    return {
+        name
+        for name in node.gpus.metrics()
+        if name.startswith("rankwatch_gpu_") and "activity" not in name and "throughput" not in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("directory", "family", "label"),
+    [
+        ("class/infiniband/mlx5_3/ports/1/counters", "rankwatch_rdma_receive_bytes_total", "mlx5_3"),
+        ("class/net/ib3/mtu", "rankwatch_network_mtu_bytes", "ib3"),
+    ],
+)
+def test_one_port_that_cannot_be_read_costs_no_other_port(
+    node: WholeNode, directory: str, family: str, label: str
+) -> None:
+    """All other devices keep all their series."""
+    path = sysfs(node, directory)
+    with without(path.parent.resolve() / path.name):
+
+        def devices() -> set[str]:
+            return {each for each in node.gpus.metrics() if each.startswith(f"{family}{{")}
+
+        until(lambda: not any(f'"{label}"' in each for each in devices()), "the broken one is gone")
+        assert {f"{label[:-1]}{index}" for index in range(8) if index != 3} <= {
+            each.partition('device="')[2].partition('"')[0] for each in devices()
+        }
+        assert node.gpus.families() >= ALL
+    until(lambda: any(f'"{label}"' in each for each in devices()), "it is back")
+
+
+def test_everything_broken_at_once_leaves_an_agent_that_tells_of_it_and_ends(
+    tmp_path: Path, nvml_library: Path
+) -> None:
+    """The probes answer, each collector says that it failed, and SIGTERM ends all of it."""
+    with whole_node(tmp_path, FakeDriver(tmp_path, nvml_library)) as node, ExitStack() as broken:
+        until(lambda: node.gpus.families() >= ALL, "every source is exported")
+        (worker,) = {pid for pid, function in node.gpus.driver.calls if function == "nvmlInit"}
+        node.gpus.driver.hang("nvmlDeviceGetPowerUsage")
+        node.otlp.mode = Mode.HANG
+        for what in ("network cannot be read", "PCI bus cannot be listed", "RDMA cannot be listed"):
+            broken.enter_context(BREAKS[what][0](node))
+        for what in ("kubelet hangs", "job map cannot be listed", "dcgm-exporter: hang"):
+            broken.enter_context(BREAKS[what][0](node))
+        broken.enter_context(without(node.gpus.kernel_log))
+        whole = {OF_EACH[each] for each in ("host", "tcp", "xid", "otlp")}
+        until(lambda: not (ALL - whole) & node.gpus.families(), "the broken ones are gone")
+        assert whole <= node.gpus.families()
+        assert fetch(node.gpus.agent.address, "/healthz").status == 200
+        assert fetch(node.gpus.agent.address, "/readyz/gpus").status == 503
+        status, log = node.gpus.agent.stop()
+        assert status == 0
+        assert "Traceback" not in log
+        with suppress(OSError):
+            assert Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
