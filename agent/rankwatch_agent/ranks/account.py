@@ -97,6 +97,7 @@ class RankAccount:
     def begin_process(self) -> None:
         """Another process takes the rank; totals go on, the rest begins anew."""
         self.life.ended_by = None
+        self.loss.begin_process()
         self.closed_phases.clear()
         self._phase_names.clear()
         self._collective_totals.clear()

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from rankwatch_agent.ranks.loss import LossStatistics
+from rankwatch_agent.ranks.account import RankAccount
+from rankwatch_agent.ranks.loss import DIVERGENCE_SIGMAS, LossStatistics
 
 
 def curve(seed: int, steps: int, noise: float = 0.05) -> list[float]:
@@ -57,6 +58,49 @@ def test_a_divergence_is_seen_within_twenty_steps_and_stays() -> None:
     for _ in range(60):
         statistics.add(level + 3.0)
         assert statistics.deviation > 6.0
+
+
+def test_a_drift_that_takes_the_trend_along_is_seen_against_the_lowest_level() -> None:
+    """A loss that grows by a thousandth of itself with each step."""
+    losses = [loss * (1.0 + 0.001 * max(0, step - 400)) for step, loss in enumerate(curve(5, 800))]
+    assert not after(losses[:400]).deviation > 3.0
+    statistics = after(losses)
+    assert statistics.deviation > DIVERGENCE_SIGMAS
+    assert statistics.expected < statistics.trend
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_carried_over_from_step_to_step_is_no_divergence(seed: int) -> None:
+    """Neighbours are alike then, but the averages sway."""
+    source, carried = random.Random(seed), 0.0
+    statistics = LossStatistics()
+    for step in range(1500):
+        carried = 0.95 * carried + source.gauss(0.0, 0.015)
+        statistics.add(1.5 + 4.0 * math.exp(-step / 80) + carried)
+        assert not statistics.deviation > DIVERGENCE_SIGMAS
+
+
+def test_another_process_begins_with_another_trend() -> None:
+    """It may go on from an earlier step, with the higher loss of that step; totals go on."""
+    statistics = after([*curve(6, 300), 9.0, math.nan])
+    trend = statistics.trend
+    statistics.begin_process()
+    assert statistics.trend == trend  # until there is a loss: a NaN would be exported
+    assert math.isnan(statistics.deviation)
+    for _ in range(40):
+        statistics.add(4.0)
+    assert abs(statistics.deviation) < 1.0
+    assert (statistics.count, statistics.spikes, statistics.nonfinite) == (341, 1, 1)
+
+
+def test_a_rank_that_restarts_begins_with_another_trend() -> None:
+    """The account of the rank tells its statistics."""
+    account = RankAccount(lambda _: None, max_names=10)
+    for value in curve(7, 100):
+        account.loss.add(value)
+    assert math.isfinite(account.loss.deviation)
+    account.begin_process()
+    assert math.isnan(account.loss.deviation)
 
 
 def test_values_that_are_not_finite_are_counted_and_leave_the_rest_alone() -> None:

@@ -1,0 +1,1 @@
+"""Offline diagnosis: which rank, which cause, what it cost. Needs NumPy; the agent never imports it."""

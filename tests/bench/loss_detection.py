@@ -1,0 +1,98 @@
+"""`python -m tests.bench.loss_detection`: false alarms on healthy losses, delay on others."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
+
+from rankwatch_agent.diagnosis.loss.alarm import Alarm, Severity
+from rankwatch_agent.diagnosis.loss.detection import detect
+from rankwatch_agent.diagnosis.loss.row import Intake, Row
+from support_loss_curves import DIVERGING, HEALTHY, STEPS, Curve, curves
+
+
+class Tally(NamedTuple):
+    """All curves of one kind."""
+
+    kind: str
+    curves: int
+    false: int
+    """Curves with a warning or a critical alarm where all was well (before the onset, if there is one)."""
+    spikes: int
+    """Alarms of severity info, in all curves."""
+    first: tuple[int, ...]
+    """Steps from each onset that was found to the alarm's step; sorted."""
+    confirmed: tuple[int, ...]
+    """The same to the step at which the alarm was certain; sorted."""
+
+
+def tally(kind: str, count: int, seed: int) -> Tally:
+    """Diagnose so many curves of a kind."""
+    false = spikes = 0
+    first, confirmed = [], []
+    for curve in curves(kind, count, seed):
+        alarms = alarms_of(curve)
+        grave = [alarm for alarm in alarms if alarm.severity != Severity.INFO]
+        onset = STEPS if curve.onset is None else curve.onset
+        false += any(curve.onset is None or alarm.step < onset for alarm in grave)
+        spikes += len(alarms) - len(grave)
+        found = next((alarm for alarm in grave if alarm.step >= onset), None)
+        if found is not None and curve.onset is not None:
+            first.append(found.step - onset)
+            confirmed.append((found.step if found.confirmed_step is None else found.confirmed_step) - onset)
+    return Tally(kind, count, false, spikes, tuple(sorted(first)), tuple(sorted(confirmed)))
+
+
+def alarms_of(curve: Curve) -> tuple[Alarm, ...]:
+    """The alarms of one curve, by the detector of the agent and of the command."""
+    rows = (Row(step, loss) for step, loss in zip(curve.steps, curve.losses, strict=True))
+    return detect(rows, Intake()).alarms
+
+
+def table(tallies: Sequence[Tally]) -> str:
+    """A Markdown table; delays in steps."""
+    lines = [
+        "| curves | kind | false alarms | found | delay: median, 95 %, most | until certain: the same "
+        "| spikes |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in tallies:
+        found = f"{len(each.first)} of {each.curves}" if each.kind in DIVERGING else ""
+        delays = f"{_quantiles(each.first)} | {_quantiles(each.confirmed)}"
+        lines.append(f"| {each.curves} | {each.kind} | {each.false} | {found} | {delays} | {each.spikes} |")
+    return "\n".join(lines)
+
+
+def _quantiles(delays: Sequence[int]) -> str:
+    if not delays:
+        return ""
+    last = len(delays) - 1
+    return ", ".join(str(delays[round(part * last)]) for part in (0.5, 0.95, 1.0))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table and what it must reach; 1 where it does not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.loss_detection", description=__doc__)
+    parser.add_argument("--curves", type=int, default=50, metavar="N", help="of each kind (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="base of all seeds (default 0)")
+    given = parser.parse_args(arguments)
+    tallies = [tally(kind, given.curves, given.seed) for kind in (*HEALTHY, *DIVERGING)]
+    print(table(tallies))
+    healthy = sum(each.curves for each in tallies if each.kind in HEALTHY)
+    false = sum(each.false for each in tallies)
+    share = [len(each.first) / each.curves for each in tallies if each.kind in DIVERGING]
+    print(
+        f"\n{false} false alarms (must be 0), in {healthy} healthy curves of {STEPS:,} steps and before "
+        "onsets"
+    )
+    print(f"{100 * min(share):.1f} % found of the kind that is found least (must be 95 %)")
+    return 0 if not false and min(share) >= 0.95 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
