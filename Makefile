@@ -6,11 +6,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
+SEED_BASE ?= 1
 
-.PHONY: help setup servers demo test check format lint types rules generate unchanged bench clean
+.PHONY: help setup servers demo test check format lint types rules generate unchanged bench bench-detection clean
 
 help: ## list the commands
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 setup: $(VENV)/.complete servers ## virtual environment, dependencies, Prometheus and Alertmanager
 
@@ -62,6 +63,9 @@ unchanged: generate ## check that generated files are what the code generates
 
 bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json
 	$(BIN)/python -m tests.bench
+
+bench-detection: setup ## diagnose 500 simulated jobs: precision, recall, delay; SEED_BASE=2 takes others
+	$(BIN)/python -m tests.bench.detection --seed-base $(SEED_BASE)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results

@@ -86,5 +86,5 @@ def test_the_command_names_the_extra_that_is_missing(wheel: Path, tmp_path: Path
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'rankwatch[agent]'" in done.stderr
+    assert "in a clone of rankwatch, pip install '.[agent]' brings it" in done.stderr
     assert "Traceback" not in done.stderr

@@ -29,8 +29,10 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "agent": Command("agent", "watch the training runs and the hardware of this node, serve /metrics"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
+        "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
         "manifests": Command("manifests", "print what runs the agent on every node of a Kubernetes cluster"),
+        "simulate": Command("simulate", "write what a job with a known fault leaves behind, and the truth"),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }
 )
@@ -42,7 +44,8 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "opentelemetry": "agent",
         "prometheus_client": "agent",
         "yaml": "alerts",
-        "numpy": "trainer",
+        "numpy": "diagnosis",
+        "pyarrow": "diagnosis",
         "torch": "trainer",
         "grafana_foundation_sdk": "dashboards",
     }
@@ -99,7 +102,8 @@ def _missing_module(command: str, error: ModuleNotFoundError) -> int:
     if extra is None:
         raise error
     print(
-        f"rankwatch {command}: could not import {module}: it comes with pip install 'rankwatch[{extra}]'",
+        f"rankwatch {command}: could not import {module}: "
+        f"in a clone of rankwatch, pip install '.[{extra}]' brings it",
         file=sys.stderr,
     )
     return USAGE_STATUS

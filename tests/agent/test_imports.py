@@ -9,7 +9,9 @@ _IMPORT_ALL = """
 import importlib, pkgutil, sys, threading
 import rankwatch_agent
 for module in pkgutil.walk_packages(rankwatch_agent.__path__, "rankwatch_agent."):
-    if module.name != "rankwatch_agent.__main__":
+    parts = ("diagnosis", "simulation", "commands.diagnose", "commands.simulate")  # for a workstation
+    offline = module.name.startswith(tuple(f"rankwatch_agent.{part}" for part in parts))
+    if module.name != "rankwatch_agent.__main__" and not offline:
         importlib.import_module(module.name)
 print(*[name for name in ("torch", "numpy") if name in sys.modules], threading.active_count())
 """

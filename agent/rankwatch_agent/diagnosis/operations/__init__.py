@@ -1,0 +1,1 @@
+"""Tables of timed operations: what every rank did in every step."""

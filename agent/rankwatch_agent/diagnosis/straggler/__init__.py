@@ -1,0 +1,1 @@
+"""From a table of operations to a verdict on what slows the run down."""

@@ -1,0 +1,73 @@
+"""The command line of the detection bench; exit status 0 whatever the result is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import repeat
+from pathlib import Path
+
+from ..machine import describe_machine
+from ..result import Result
+from ..table import as_markdown
+from .report import result
+from .trial import Trial, attempt
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Diagnose the jobs, print the table, write every trial as JSON."""
+    given = _parser().parse_args(arguments)
+    began = time.monotonic()
+    trials = attempts(given.jobs, given.seed_base, given.processes)
+    found = result(trials, given.seed_base)
+    print(as_markdown(found), flush=True)
+    print(f"{time.monotonic() - began:.0f} s on {given.processes} processes")
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "detection.json").write_text(_as_json(found, given.seed_base))
+    return 0
+
+
+def attempts(jobs: int, seed_base: int, processes: int) -> list[Trial]:
+    """All trials, in order; the same whatever the number of processes."""
+    if processes == 1:
+        return [attempt(number, seed_base) for number in range(jobs)]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(attempt, range(jobs), repeat(seed_base)))
+
+
+def _as_json(found: Result, seed_base: int) -> str:
+    document = {
+        "part": "detection",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed_base": seed_base,
+        "machine": describe_machine(),
+        **asdict(found),
+        "rows": [row._asdict() for row in found.rows],
+    }
+    return json.dumps(document) + "\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.detection", description=__doc__)
+    parser.add_argument("--jobs", type=_count, default=500, metavar="N", help="default 500")
+    parser.add_argument("--seed-base", type=int, default=1, metavar="S", help="other jobs (default 1)")
+    parser.add_argument("--processes", type=_count, default=2, metavar="N", help="default 2")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("bench-results"),
+        metavar="DIR",
+        help="where the JSON goes (default bench-results)",
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)

@@ -1,0 +1,150 @@
+"""The table of the detection bench."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from ..result import Result, Row, limited
+from ..spread import quantile, spread
+from .baselines import RULES
+from .mixture import LEAST_COST, WORKER_3, WORKER_5, WORKER_MORE
+from .tally import (
+    by_baseline,
+    by_engine,
+    falsely_named,
+    first_step_error,
+    named,
+    right_cause,
+    share,
+    slowdown_error,
+)
+from .trial import Trial
+
+PRECISION = 0.99
+RECALL = 0.95
+PRECISION_3 = 0.95
+DELAY_STEPS = 8
+NOBODY_NAMED = 0.995
+RIGHT_CAUSE = 0.90
+SLOWDOWN_ERROR = 0.03
+FIRST_STEP_ERROR = 2
+
+UNBLAMED = ("none", "data", "stage", "network", "jitter")
+"""Classes in which no rank's compute is to blame."""
+
+
+def result(trials: Sequence[Trial], seed_base: int) -> Result:
+    """Rows for the engine where there is one, then for the baselines."""
+    known = any(trial.verdict is not None for trial in trials)
+    rows = [*(_engine_rows(trials) if known else ()), *_baseline_rows(trials)]
+    return Result(
+        title=f"Detection: {len(trials)} simulated jobs, seed base {seed_base}",
+        rows=tuple(rows),
+        notes=_notes(trials, known=known),
+        samples={"trials": [asdict(trial) for trial in trials]},
+    )
+
+
+def _engine_rows(trials: Sequence[Trial]) -> Iterator[Row]:
+    yield from _worker_rows(trials)
+    unblamed = [trial for trial in trials if trial.label in UNBLAMED]
+    accused = sum(map(falsely_named, unblamed))
+    nobody = 1.0 - accused / max(1, len(unblamed))
+    yield _at_least(
+        "no wrong rank named, without a slow worker", nobody, NOBODY_NAMED, f"{accused} of {len(unblamed)}"
+    )
+    yield _at_least("right cause, without a slow worker", share(unblamed, right_cause), RIGHT_CAUSE)
+    for label in (*UNBLAMED, "host"):
+        of_class = [trial for trial in trials if trial.label == label]
+        wrong = sum(map(falsely_named, of_class))
+        yield Row(
+            f"right cause: {label}",
+            f"{share(of_class, right_cause):.1%}",
+            f"{len(of_class)} jobs, a wrong rank named in {wrong}",
+        )
+    yield from _slowdown_rows(trials)
+    rows = sum(trial.rows for trial in trials)
+    taken = sum(trial.seconds for trial in trials)
+    yield Row("engine, per million rows", f"{1e6 * taken / max(1, rows):.2f} s")
+
+
+def _worker_rows(trials: Sequence[Trial]) -> Iterator[Row]:
+    strong = [trial for trial in trials if trial.label in (WORKER_5, WORKER_MORE)]
+    found = named(strong, by_engine)
+    of = f"{found.right} right, {found.wrong} wrong, {found.missed} missed in {len(strong)} jobs"
+    yield _at_least("slow worker >= 5 %: precision", found.precision, PRECISION, of)
+    yield _at_least("slow worker >= 5 %: recall", found.recall, RECALL)
+    yield _delay_row(strong)
+    told = [trial for trial in strong if right_cause(trial)]
+    begun = share(told, lambda trial: first_step_error(trial) <= FIRST_STEP_ERROR)
+    yield Row("slow worker >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(told)} jobs")
+    weak = [trial for trial in trials if trial.label == WORKER_3]
+    found = named(weak, by_engine)
+    yield _at_least("slow worker 3 %: precision", found.precision, PRECISION_3, f"{len(weak)} jobs")
+    yield Row("slow worker 3 %: recall", f"{found.recall:.1%}")
+    overall = named(trials, by_engine)
+    yield Row("all jobs: precision of named workers", f"{overall.precision:.1%}", f"{overall.wrong} wrong")
+
+
+def _delay_row(trials: Sequence[Trial]) -> Row:
+    """Who was never named counts as a delay without end."""
+    never = float("inf")
+    delays = [
+        float(never if each is None else each) for trial in trials for each in trial.delay_steps.values()
+    ]
+    if not delays:
+        return Row("slow worker >= 5 %: delay", "unknown")
+    late = f"90 % within {quantile(delays, 0.9):g}"
+    return limited("slow worker >= 5 %: median delay", spread(delays).median, DELAY_STEPS, _steps, late)
+
+
+def _slowdown_rows(trials: Sequence[Trial]) -> Iterator[Row]:
+    for label, kept in (("workers", True), ("other causes", False)):
+        errors = [
+            error
+            for trial in trials
+            if trial.label.startswith("worker") is kept and (error := slowdown_error(trial)) is not None
+        ]
+        if not errors:
+            continue
+        within = sum(error <= SLOWDOWN_ERROR for error in errors) / len(errors)
+        spoken = f"median {spread(errors).median:.2%}, within 3 %: {within:.1%} of {len(errors)}"
+        what = f"what-if slowdown, largest error: {label}"
+        yield limited(what, max(errors), SLOWDOWN_ERROR, "{:.2%}".format, spoken)
+
+
+def _baseline_rows(trials: Sequence[Trial]) -> Iterator[Row]:
+    strong = [trial for trial in trials if trial.label in (WORKER_5, WORKER_MORE)]
+    unblamed = [trial for trial in trials if trial.label in UNBLAMED]
+    for name in RULES:
+        namer = by_baseline(name)
+        found = named(strong, namer)
+        accused = share(unblamed, lambda trial, namer=namer: bool(namer(trial)))
+        yield Row(
+            f"baseline, slow worker >= 5 %: {name}",
+            f"precision {found.precision:.1%}, recall {found.recall:.1%}",
+            f"names a rank in {accused:.1%} of jobs without a slow worker",
+        )
+
+
+def _at_least(what: str, value: float, target: float, spoken: str = "") -> Row:
+    return Row(what, f"{value:.1%}", spoken, f">= {target:.1%}", value >= target)
+
+
+def _steps(value: float) -> str:
+    return f"{value:g} steps"
+
+
+def _notes(trials: Sequence[Trial], *, known: bool) -> tuple[str, ...]:
+    sizes = sorted(trial.ranks for trial in trials)
+    large = sum(size >= 1024 for size in sizes)
+    notes = [
+        f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
+        f"Causes other than a worker cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
+        "A wrong rank is one that is not to blame; a rank with a slow link is, and so is one of a slow host.",
+        "A worker that was never named counts as a delay without end.",
+    ]
+    if not known:
+        notes.append("This tree holds no straggler engine: only the baselines were asked.")
+    return tuple(notes)

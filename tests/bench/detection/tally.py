@@ -1,0 +1,87 @@
+"""Counts over trials: who was named rightly, who wrongly, who not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from .trial import Trial
+
+WORKER = "worker"
+
+Namer = Callable[[Trial], Iterable[int]]
+"""Ranks that a method calls slow workers."""
+
+
+class Named(NamedTuple):
+    """Ranks over several jobs."""
+
+    right: int
+    wrong: int
+    missed: int
+
+    @property
+    def precision(self) -> float:
+        """Share of the named that were guilty; 1 where nobody was named."""
+        return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
+
+    @property
+    def recall(self) -> float:
+        """Share of the guilty that were named; 1 where nobody was guilty."""
+        return self.right / (self.right + self.missed) if self.right + self.missed else 1.0
+
+
+def named(trials: Iterable[Trial], namer: Namer) -> Named:
+    """Slow workers named by a method."""
+    right = wrong = missed = 0
+    for trial in trials:
+        said = set(namer(trial))
+        guilty = set(trial.truth["ranks"]) if trial.truth["cause"] == WORKER else set()
+        right, wrong, missed = (
+            right + len(said & guilty),
+            wrong + len(said - guilty),
+            missed + len(guilty - said),
+        )
+    return Named(right, wrong, missed)
+
+
+def by_engine(trial: Trial) -> Sequence[int]:
+    """Slow workers that the engine names."""
+    verdict = trial.verdict
+    return verdict["ranks"] if verdict is not None and verdict["cause"] == WORKER else ()
+
+
+def by_baseline(name: str) -> Namer:
+    """Slow workers that a baseline names."""
+    return lambda trial: trial.baselines[name]
+
+
+def falsely_named(trial: Trial) -> bool:
+    """Whether the engine blames, for whatever cause, a rank that is not to blame."""
+    return trial.verdict is not None and not set(trial.verdict["ranks"]) <= set(trial.truth["ranks"])
+
+
+def right_cause(trial: Trial) -> bool:
+    """Whether the engine tells the cause, and of a stage also which one."""
+    verdict, truth = trial.verdict, trial.truth
+    if verdict is None or verdict["cause"] != truth["cause"]:
+        return False
+    return truth["cause"] != "stage" or list(verdict["stages"]) == list(truth["stages"])
+
+
+def slowdown_error(trial: Trial) -> float | None:
+    """Share by which the what-if slowdown is off; None where the cause was not found."""
+    if trial.verdict is None or not right_cause(trial) or trial.truth["cause"] == "none":
+        return None
+    return abs(float(trial.verdict["slowdown"]) / float(trial.truth["slowdown"]) - 1.0)
+
+
+def first_step_error(trial: Trial) -> float:
+    """Steps between the first step that was told and the true one; endless where none was told."""
+    told = None if trial.verdict is None else trial.verdict["first_step"]
+    return float("inf") if told is None else float(abs(told - trial.truth["first_step"]))
+
+
+def share(trials: Sequence[Trial], holds: Callable[[Trial], bool]) -> float:
+    """Of trials for which it holds; 1 where there are none."""
+    return sum(map(holds, trials)) / len(trials) if trials else 1.0

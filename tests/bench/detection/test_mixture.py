@@ -1,0 +1,90 @@
+"""The jobs of the detection bench, and the rules that it compares with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.detection.baselines import baseline_names
+from bench.detection.mixture import CYCLE, LEAST_COST, labelled, run
+from bench.detection.trial import prefix
+from rankwatch_agent.diagnosis.straggler.verdict import Cause
+from rankwatch_agent.simulation.fault import Fault
+from rankwatch_agent.simulation.job import Job, simulate
+from rankwatch_agent.simulation.shape import JobShape
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_class_occurs_and_every_job_can_be_simulated() -> None:
+    """Two whole cycles; 8 to 1,024 ranks, noise of 2 to 5 %."""
+    jobs = [labelled(number, 1) for number in range(2 * len(CYCLE))]
+    assert len(CYCLE) == 50
+    for each in jobs:
+        each.job.check()
+        assert 8 <= each.job.shape.ranks <= 1024
+        assert 0.02 <= each.job.noise.sigma <= 0.05
+        assert each.label.startswith(str(each.job.fault.cause))
+    assert {each.job.fault.cause for each in jobs} == set(Cause) - {Cause.INCONCLUSIVE}
+    assert any(each.job.shape.ranks == 1024 for each in jobs)
+
+
+def test_a_job_depends_on_its_number_and_the_seed_base_alone() -> None:
+    """Whatever is asked for before it."""
+    assert labelled(17, 1) == labelled(17, 1)
+    assert labelled(17, 1).job.seed != labelled(17, 2).job.seed
+
+
+@pytest.mark.parametrize("label", ["network", "host", "data", "jitter", "stage"])
+def test_a_cause_other_than_a_worker_costs_something(label: str) -> None:
+    """Too weak a fault is made stronger."""
+    numbers = [number for number in range(100) if CYCLE[number % 50] == label]
+    small = next(each for number in numbers if (each := labelled(number, 1)).job.shape.ranks <= 64)
+    job, done = run(small.job)
+    assert done.truth.active_slowdown >= LEAST_COST
+    assert job.fault.factor >= small.job.fault.factor
+
+
+def test_the_baselines_find_a_gross_straggler_and_some_name_a_healthy_rank() -> None:
+    """Four of four on one rank at half its speed; two of four always name somebody."""
+    fault = Fault(cause=Cause.WORKER, ranks=(3,), factor=2.0)
+    sick = baseline_names(simulate(Job(shape=JobShape(), fault=fault, steps=5)).table)
+    assert sick["ratio to the fastest below 0.75"] == sick["median + 3 MAD"] == (3,)
+    assert sick["shortest wait of the job"] == (3,)
+    well = baseline_names(simulate(Job(shape=JobShape(), steps=20)).table)
+    assert well["ratio to the fastest below 0.75"] == ()
+    assert len(well["slowest step"]) == len(well["shortest wait of the job"]) == 1
+
+
+def test_a_prefix_holds_the_first_steps_and_nothing_else() -> None:
+    """In every column."""
+    table = simulate(Job(steps=6)).table
+    first = prefix(table, 2)
+    assert np.unique(first.step).tolist() == [0, 1]
+    assert len(first.work) == len(first.rank) == len(table) // 3
+    assert first.operations == table.operations
+
+
+def test_the_command_prints_its_table_and_writes_every_trial(tmp_path: Path) -> None:
+    """As `make bench-detection` runs it, with few jobs; whether targets are met is left to the full run."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.bench.detection"),
+            *("--jobs", "3", "--processes", "1", "--output", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| baseline, slow worker >= 5 %: slowest step" in done.stdout
+    written = json.loads((tmp_path / "detection.json").read_text())
+    assert [each["number"] for each in written["samples"]["trials"]] == [0, 1, 2]
+    assert written["seed_base"] == 1
