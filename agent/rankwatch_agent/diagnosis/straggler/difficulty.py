@@ -1,0 +1,141 @@
+"""Which part of a visit's duration belongs to the microbatch, and what is left for the rank.
+
+The ranks of one replica work on the same microbatches, so what they share is the microbatch's. The difficulty
+that a rank meets is predicted from its mates alone, shrunk by how well they predict it: with unequal batches
+this is a comparison inside the replica, with equal ones the rank's own time stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwatch_agent.diagnosis.straggler.arrays import (
+    Floats,
+    Ints,
+    codes,
+    leave_one_out_median,
+    nan_mean,
+    nan_median,
+    sigma,
+)
+from rankwatch_agent.diagnosis.straggler.units import Units
+
+_MOST = 1.0
+"""Logarithms beyond this count as this much in variances, so that one giant does not decide alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty:
+    """How unequal microbatches are, and how that is known."""
+
+    sigma: float
+    """Standard deviation of the logarithm, shared by ranks or operations; 0 where none is seen."""
+    share: float
+    """Part of the variance of a visit that the microbatch explains, 0..1."""
+    mates: bool
+    """Seen by several ranks that share microbatches; otherwise only by the operations of one rank."""
+    of_visit: Floats
+    """(step, rank, microbatch): the best estimate for each visit."""
+    own: Floats
+    """(step, rank): the mean logarithm of a rank's visits less what its mates predict."""
+
+
+def separate(units: Units) -> Difficulty:
+    """Split visits into difficulty and what is the rank's own."""
+    visits = units.visits
+    visits = visits - nan_median(visits.reshape(len(visits), -1), axis=1)[:, None, None]
+    levels = np.nan_to_num(nan_median(np.moveaxis(visits, 1, 0).reshape(visits.shape[1], -1), axis=1))
+    level: Floats = levels[None, :, None]
+    replicas, replica = codes(units.replica)
+    sizes = np.bincount(replica)
+    if len(replicas) < 2 or sizes.max() < 2:
+        return _by_operations(units, visits, level)
+    return _by_mates(visits, level, replica, sizes)
+
+
+def _by_mates(visits: Floats, level: Floats, replica: Ints, sizes: Ints) -> Difficulty:
+    members = _members(replica, sizes)
+    nobody = np.full_like(visits[:, :1], np.nan)
+    together = np.concatenate([visits, nobody], axis=1)[:, members, :]  # (step, replica, member, microbatch)
+    # What lasts on a rank is not the microbatch's.
+    centred = np.concatenate([visits - level, nobody], axis=1)[:, members, :]
+    shared = _covariance(nan_mean(centred[:, :, 0::2], axis=2), nan_mean(centred[:, :, 1::2], axis=2))
+    inside = centred - nan_mean(centred, axis=2)[:, :, None]
+    mates = sizes[replica].astype(np.float64)[None, :, None]
+    freedom = float(np.mean(1.0 - 1.0 / sizes[sizes > 1]))
+    noise = sigma(inside[np.isfinite(inside)]) ** 2 / max(freedom, 0.5)
+    predicted = np.empty((visits.shape[0], visits.shape[1] + 1, visits.shape[2]))
+    # Not centred: a level of its own that a replica has by its batches is taken away with them.
+    predicted[:, members, :] = leave_one_out_median(together, axis=2)
+    # The median of many mates has pi/2 times the variance of their mean.
+    spread = np.where(mates > 3.0, math.pi / 2.0, 1.0) * noise / np.maximum(mates - 1.0, 1.0)
+    trust = np.where(mates > 1.0, shared / np.maximum(shared + spread, 1e-18), 0.0)
+    whole = np.empty_like(predicted)
+    whole[:, members, :] = nan_median(together, axis=2)[:, :, None]
+    return Difficulty(
+        sigma=math.sqrt(shared),
+        share=shared / max(shared + noise, 1e-18),
+        mates=True,
+        of_visit=np.nan_to_num(whole[:, :-1, :]) * trust,
+        own=nan_mean(visits - trust * np.nan_to_num(predicted[:, :-1, :]), axis=2),
+    )
+
+
+def _by_operations(units: Units, visits: Floats, level: Floats) -> Difficulty:
+    """One rank for each microbatch: forward and backward share it, and so do the causes of rank and step."""
+    halves = units.halves - level[None]
+    if visits.shape[2] >= 3:
+        # A late rank is late in all the microbatches of a step: take that out, so that batches remain.
+        halves = halves - nan_median(halves, axis=3)[..., None]
+        shared = _covariance(halves[0], halves[1])
+    else:
+        # Few late rank-steps must not pass for unequal batches, so the bulk decides, not the tail.
+        shared = _covariance_of_the_bulk(halves[0], halves[1])
+    total = sigma(halves[0]) ** 2 / 2.0 + sigma(halves[1]) ** 2 / 2.0
+    share = min(1.0, shared / max(total, shared, 1e-18))
+    # A visit is the mean of two halves: half the noise of one.
+    trust = 2.0 * share / (1.0 + share)
+    return Difficulty(
+        sigma=math.sqrt(shared),
+        share=share,
+        mates=False,
+        of_visit=np.nan_to_num(visits - level) * trust,
+        own=nan_mean(visits, axis=2),
+    )
+
+
+def _members(replica: Ints, sizes: Ints) -> Ints:
+    """(replica, member): index of each rank, and one beyond the last where a replica has fewer."""
+    members = np.full((len(sizes), int(sizes.max())), len(replica), dtype=np.int64)
+    order = np.argsort(replica, kind="stable")
+    first = np.cumsum(sizes) - sizes
+    members[replica[order], np.arange(len(replica)) - first[replica[order]]] = order
+    return members
+
+
+def _covariance(one: Floats, other: Floats) -> float:
+    """Of two measurements of the same thing with independent noise: the variance of the thing, at least 0."""
+    both = np.isfinite(one) & np.isfinite(other)
+    if np.count_nonzero(both) < 8:
+        return 0.0
+    left, right = (np.clip(each[both], -_MOST, _MOST) for each in (one, other))
+    covariance = float(np.mean((left - left.mean()) * (right - right.mean())))
+    # Below twice its own standard error it is noise.
+    error = float(left.std() * right.std()) / math.sqrt(left.size)
+    return covariance if covariance > 2.0 * error else 0.0
+
+
+def _covariance_of_the_bulk(one: Floats, other: Floats) -> float:
+    """The same by medians: var(x + y) - var(x - y) is four times it (Gnanadesikan and Kettenring, 1972)."""
+    both = np.isfinite(one) & np.isfinite(other)
+    if np.count_nonzero(both) < 8:
+        return 0.0
+    left, right = one[both], other[both]
+    sum_variance, difference_variance = sigma(left + right) ** 2, sigma(left - right) ** 2
+    covariance = (sum_variance - difference_variance) / 4.0
+    # 2.33 / sqrt(n) is the relative standard error of a variance by the MAD.
+    error = 2.33 * math.hypot(sum_variance, difference_variance) / 4.0 / math.sqrt(left.size)
+    return covariance if covariance > 2.0 * error else 0.0

@@ -1,0 +1,109 @@
+"""From a table of operations to a verdict: first the cause, then the name, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
+from rankwatch_agent.diagnosis.straggler.difficulty import Difficulty, separate
+from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
+from rankwatch_agent.diagnosis.straggler.host import find_host, find_host_of_stages, find_starvation
+from rankwatch_agent.diagnosis.straggler.imbalance import find_imbalance
+from rankwatch_agent.diagnosis.straggler.jitter import find_jitter
+from rankwatch_agent.diagnosis.straggler.network import find_exposed_transfers, find_network
+from rankwatch_agent.diagnosis.straggler.replay import slowdown
+from rankwatch_agent.diagnosis.straggler.stages import find_stages
+from rankwatch_agent.diagnosis.straggler.thresholds import DEFAULT, Thresholds
+from rankwatch_agent.diagnosis.straggler.units import SparseTableError, measure
+from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_agent.diagnosis.straggler.workers import find_workers
+
+_LEAST_RANKS = 2
+_SHARE_OF_WORST = 0.25
+"""A slow rank is told first where it costs this part of what the costliest cause does, or 1 % of the run."""
+
+
+def diagnose(table: OperationTable, *, limits: Thresholds = DEFAULT) -> Verdict:
+    """What slows the run down. Of several causes the one that costs most; the others are in the evidence."""
+    if len(table) == 0:
+        return _abstain("the table is empty")
+    steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
+    seen = {"steps": steps, "ranks": ranks, "operations": len(table)}
+    if steps < limits.steps:
+        return _abstain(f"the table holds {steps} steps, a verdict needs {limits.steps}", seen)
+    if ranks < _LEAST_RANKS:
+        return _abstain("the table holds one rank, and nobody to compare it with", seen)
+    case = Case(table, limits)
+    try:
+        found = list(_findings(case))
+    except SparseTableError as error:
+        return _abstain(str(error), seen)
+    if not (table.kind == Kind.COMPUTE).any() and not found:
+        return _abstain("the table holds no compute operations", seen)
+    return _choose(case, found, seen)
+
+
+def _findings(case: Case) -> Iterator[Finding]:
+    """Every cause that passes its test."""
+    units = measure(case.table)
+    if units is not None:
+        difficulty: Difficulty = separate(units)
+        worker, workers = find_workers(case, units, difficulty)
+        jitter = find_jitter(case, units, difficulty, workers)
+        imbalance = find_imbalance(case, units, difficulty)
+        yield from (each for each in (worker, imbalance, jitter) if each is not None)
+    tests = (
+        find_stages,
+        find_network,
+        find_host,
+        find_host_of_stages,
+        find_starvation,
+        find_exposed_transfers,
+    )
+    yield from (each for test in tests if (each := test(case)) is not None)
+
+
+def _choose(case: Case, found: list[Finding], seen: Mapping[str, object]) -> Verdict:
+    measured = case.step_seconds
+    priced = [(slowdown(measured, case.replay.step_seconds(each.ideal)), each) for each in found]
+    firm = [
+        pair
+        for pair in priced
+        if not pair[1].last_resort
+        and (pair[1].cause is Cause.WORKER or pair[0] >= case.limits.least_slowdown)
+    ]
+    candidates = firm or [pair for pair in priced if pair[1].last_resort]
+    facts = {**seen, "step_seconds": float(np.median(measured))}
+    if not candidates:
+        return Verdict(cause=Cause.NONE, evidence=facts)
+    cost, chosen = _worst(candidates, case.limits.least_slowdown)
+    others = [
+        {"cause": each.cause.value, "slowdown": price, "ranks": list(each.ranks), **each.evidence}
+        for price, each in priced
+        if each is not chosen
+    ]
+    ideal = float(measured.sum()) / cost
+    return Verdict(
+        cause=chosen.cause,
+        ranks=chosen.ranks,
+        stages=chosen.stages,
+        first_step=chosen.first_step,
+        slowdown=cost,
+        lost_rank_seconds=(float(measured.sum()) - ideal) * len(case.ranks),
+        evidence={**facts, **chosen.evidence, **({"also_seen": others} if others else {})},
+    )
+
+
+def _worst(candidates: list[tuple[float, Finding]], least_slowdown: float) -> tuple[float, Finding]:
+    """The costliest; but a rank that one can replace today goes before what only a planner can mend."""
+    worst = max(candidates, key=lambda pair: pair[0])
+    ranks = [pair for pair in candidates if pair[1].cause is Cause.WORKER]
+    if ranks and ranks[0][0] - 1.0 >= min(least_slowdown - 1.0, _SHARE_OF_WORST * (worst[0] - 1.0)):
+        return ranks[0]
+    return worst
+
+
+def _abstain(why: str, seen: Mapping[str, object] | None = None) -> Verdict:
+    return Verdict(cause=Cause.INCONCLUSIVE, evidence={**(seen or {}), "why": why})

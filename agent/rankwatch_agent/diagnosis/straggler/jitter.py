@@ -1,0 +1,70 @@
+"""Ranks that are late in turn, none for long: garbage collection, interrupts, page faults."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+
+from rankwatch_agent.diagnosis.straggler.arrays import Floats, finite_exp, nan_median, sigma
+from rankwatch_agent.diagnosis.straggler.difficulty import Difficulty
+from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
+from rankwatch_agent.diagnosis.straggler.persistence import Scan
+from rankwatch_agent.diagnosis.straggler.units import Units
+from rankwatch_agent.diagnosis.straggler.verdict import Cause
+
+_BEYOND_NOISE = 3.0
+_LEAST_RANKS = 3
+_MOST_OF_ONE_RANK = 0.5
+"""Share of the lateness that one rank may hold; with more it is that rank's own affair."""
+
+
+def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan) -> Finding | None:
+    """Late rank-steps beyond noise, spread over several ranks."""
+    rows = units.rows
+    size = (len(units.steps), len(units.ranks))
+    logarithm = units.role_log + difficulty.of_visit[rows.step, rows.rank, rows.slot]
+    if units.work_log is not None:
+        logarithm = logarithm + units.work_log
+    fair = finite_exp(logarithm) * _lasting_factor(units, difficulty, workers)[rows.step, rows.rank]
+    key = rows.step * size[1] + rows.rank
+    expected = np.bincount(key, weights=fair, minlength=size[0] * size[1]).reshape(size)
+    taken = np.bincount(key, weights=case.seconds[rows.index], minlength=size[0] * size[1]).reshape(size)
+    excess = np.divide(taken, expected, out=np.full(size, np.nan), where=expected > 0.0) - 1.0
+    excess = excess - nan_median(excess, axis=1)[:, None]
+    quantile = NormalDist().inv_cdf(1.0 - case.limits.false_alarm / excess.size)
+    level = max(case.limits.jitter_share, quantile * sigma(excess))
+    late = np.nan_to_num(excess) > level
+    if late.mean() < case.limits.jitter_rank_steps_share:
+        return None
+    lateness = np.where(late, excess * expected, 0.0)
+    by_rank = lateness.sum(axis=0)
+    if np.count_nonzero(by_rank) < _LEAST_RANKS or by_rank.max() > _MOST_OF_ONE_RANK * by_rank.sum():
+        return None
+    ideal = case.seconds.copy()
+    # Jitter is there; its small pauses cost as well, down to what noise does by itself.
+    struck = (np.nan_to_num(excess) > _BEYOND_NOISE * sigma(excess))[rows.step, rows.rank]
+    ideal[rows.index[struck]] = np.minimum(ideal[rows.index[struck]], fair[struck])
+    return Finding(
+        cause=Cause.JITTER,
+        ideal=ideal,
+        first_step=int(units.steps[int(np.argmax(late.any(axis=1)))]),
+        evidence={
+            "late_rank_steps_share": float(late.mean()),
+            "late_ranks": int(np.count_nonzero(by_rank)),
+            "lateness_median_ratio": float(np.median(excess[late])),
+            "lateness_needed_ratio": level,
+            "largest_share_of_one_rank": float(by_rank.max() / by_rank.sum()),
+        },
+    )
+
+
+def _lasting_factor(units: Units, difficulty: Difficulty, workers: Scan) -> Floats:
+    """(step, rank): what lasts on a rank is no jitter."""
+    levels = np.nan_to_num(nan_median(difficulty.own, axis=0))
+    factor = np.broadcast_to(finite_exp(levels), difficulty.own.shape).copy()
+    for each in workers.found:
+        inside = slice(each.first, each.end)
+        own = difficulty.own[inside, each.column]
+        factor[inside, each.column] = np.exp(float(np.nan_to_num(nan_median(own))))
+    return factor
