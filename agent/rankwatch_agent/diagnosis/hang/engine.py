@@ -1,0 +1,120 @@
+"""The hang engine: snapshots of all ranks in, one verdict out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankwatch_agent.diagnosis.hang.blame import Blame, find_blame
+from rankwatch_agent.diagnosis.hang.desync import Mismatch, find_mismatches
+from rankwatch_agent.diagnosis.hang.evidence import describe, group_states
+from rankwatch_agent.diagnosis.hang.job import Job, build_job
+from rankwatch_agent.diagnosis.hang.progress import Progress, newest_of_each, progress_of
+from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
+from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_agent.diagnosis.hang.waits import Wait, find_waits, is_front
+
+STALL_SECONDS = 30.0
+"""Age from which a pending operation is no normal moment of a run, where the snapshots tell their time."""
+
+
+def diagnose(
+    snapshots: Sequence[Snapshot],
+    *,
+    broken: Mapping[int, str] | None = None,
+    stall_seconds: float = STALL_SECONDS,
+) -> HangVerdict:
+    """Judge the snapshots of one job.
+
+    snapshots: one per rank, or several per rank in the order in which they were taken.
+    broken: ranks whose dump could not be read, and why; they count as missing.
+    """
+    progress = progress_of(snapshots, stall_seconds)
+    newest = newest_of_each(snapshots)
+    job = build_job(newest.values(), broken or ())
+    waits = find_waits(job)
+    blame = find_blame(job, waits)
+    mismatches = find_mismatches(job)
+    state, ranks = _judge(job, waits, blame, mismatches, progress)
+    shown = sorted(waits, key=lambda wait: _importance(wait, ranks, job))
+    group, operation = _place(state, shown, _relevant(waits, blame, mismatches))
+    return HangVerdict(
+        state=state,
+        ranks=ranks,
+        group=group,
+        operation=operation,
+        missing_ranks=job.missing,
+        groups=group_states(shown),
+        evidence=describe(job, shown, blame, mismatches, progress, ranks, broken or {}),
+    )
+
+
+def _judge(
+    job: Job, waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch], progress: Progress
+) -> tuple[State, tuple[int, ...]]:
+    """State and culprits."""
+    relevant = _relevant(waits, blame, mismatches)
+    if relevant:
+        odd = relevant[0].odd
+        return State.DESYNC, odd
+    if not waits:
+        return State.OK, ()
+    if progress.moving:
+        return (State.SLOW if blame.culprits or blame.circles else State.OK), ()
+    culprits = _surest(job, blame.culprits)
+    if not culprits:
+        stands = progress.timed and blame.together
+        return (State.HANG if stands else State.INCONCLUSIVE), ()
+    silent = [rank for rank in culprits if rank not in job.snapshots]
+    if len(silent) > len(job.snapshots) or _hides_receives(job, culprits):
+        return State.INCONCLUSIVE, ()
+    return (State.DESYNC if blame.out_of_order else State.HANG), culprits
+
+
+def _place(
+    state: State, shown: Sequence[Wait], mismatches: Sequence[Mismatch]
+) -> tuple[str | None, str | None]:
+    """Group and operation in which the run stands."""
+    if state is State.DESYNC and mismatches:
+        first = mismatches[0]
+        return first.group.label, " / ".join(sorted({text.partition(" ")[0] for text in first.calls}))
+    if state is State.OK or not shown:
+        return None, None
+    return shown[0].group.label, shown[0].operation
+
+
+def _relevant(waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch]) -> list[Mismatch]:
+    """Mismatches that explain the stall: in a group that waits, or with nothing else to blame."""
+    stalled = {wait.group for wait in waits}
+    there = [each for each in mismatches if each.group in stalled]
+    return there or ([] if blame.culprits else list(mismatches))
+
+
+def _hides_receives(job: Job, culprits: Sequence[int]) -> bool:
+    """Several idle ranks, in a job whose recorder hides sends and receives: some may wait in one.
+
+    Gloo records collectives only, so that a victim in a pipeline looks as idle as the culprit.
+    """
+    idle = [rank for rank in culprits if rank in job.snapshots and not job.snapshots[rank].pending]
+    return len(idle) > 1 and _hidden(job)
+
+
+def _hidden(job: Job) -> bool:
+    return any(view.hidden_operations for each in job.snapshots.values() for view in each.groups)
+
+
+def _surest(job: Job, culprits: Sequence[int]) -> tuple[int, ...]:
+    """Those seen to do nothing rather than those of which nothing is seen: a victim's dump may be lost, too.
+
+    Where the recorder hides receives it is the other way about: idle ranks may be victims.
+    """
+    seen = [rank for rank in culprits if rank in job.snapshots]
+    silent = [rank for rank in culprits if rank not in job.snapshots]
+    return tuple((silent or seen) if _hidden(job) else (seen or silent))
+
+
+def _importance(wait: Wait, ranks: Sequence[int], job: Job) -> tuple[bool, bool, int, bool, int, int]:
+    """First what waits for a culprit and is what most devices stand at; collectives before sends."""
+    blamed = bool(set(wait.waits_for) & set(ranks)) or bool(set(wait.waiting) & set(ranks) and wait.completed)
+    fronts = sum(is_front(wait, rank, job) for rank in wait.waiting)
+    others_too = not set(wait.waits_for) <= set(ranks)
+    return not blamed, others_too, -fronts, wait.point_to_point, -len(wait.waiting), wait.sequence

@@ -1,0 +1,50 @@
+"""Whether a run still moves, from the age of what is pending and from snapshots taken one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
+
+
+class Progress(NamedTuple):
+    """What the times of the snapshots tell."""
+
+    moving: bool
+    """All ranks advance, or nothing has waited long."""
+    timed: bool
+    """The snapshots tell when they were taken, or there are several of a rank."""
+    oldest_seconds: float | None
+    """Age of the oldest pending operation; None where no snapshot tells its time."""
+
+
+def newest_of_each(snapshots: Sequence[Snapshot]) -> dict[int, Snapshot]:
+    """The last snapshot of each rank."""
+    return {each.rank: each for each in snapshots}
+
+
+def progress_of(snapshots: Sequence[Snapshot], stall_seconds: float) -> Progress:
+    """Judge the times. A dump without a time is taken as made at a stall: that is when PyTorch writes one."""
+    newest = newest_of_each(snapshots)
+    ages = [
+        (each.taken_ns - each.pending[0].created_ns) / 1e9
+        for each in newest.values()
+        if each.taken_ns and each.pending
+    ]
+    oldest = max(ages, default=None)
+    first: dict[int, Snapshot] = {}
+    for each in snapshots:
+        first.setdefault(each.rank, each)
+    again = [rank for rank in newest if first[rank] is not newest[rank]]
+    if again:
+        advanced = all(_position(first[rank]) != _position(newest[rank]) for rank in again)
+        recent = oldest is None or oldest < stall_seconds
+        return Progress(advanced and recent, True, oldest)
+    timed = all(each.taken_ns for each in newest.values())
+    return Progress(timed and (oldest is None or oldest < stall_seconds), timed, oldest)
+
+
+def _position(snapshot: Snapshot) -> tuple[int, int, int]:
+    completed = sum(status[1] for status in snapshot.status.values())
+    return snapshot.newest_record, completed, len(snapshot.pending)

@@ -1,0 +1,78 @@
+"""One rank's flight recorder, reduced to what the engine asks: small, typed and independent of versions."""
+
+from __future__ import annotations
+
+import msgspec
+
+UNKNOWN = -1
+
+
+class Signature(msgspec.Struct, array_like=True, frozen=True):
+    """What members of a group must agree on at one sequence number."""
+
+    name: str
+    """Operation without its backend: all_reduce, _all_gather_base, ..."""
+    match: str
+    """Equal text: the calls fit together. Sizes and types are in it only where they have to be equal."""
+    text: str
+    """For a reader: name, sizes, types."""
+
+
+class Operation(msgspec.Struct, array_like=True, frozen=True):
+    """An operation that was enqueued and is not complete."""
+
+    record: int
+    """Position in the rank's recorder: the order in which the rank enqueued."""
+    group: int
+    """Index into Snapshot.groups."""
+    sequence: int
+    """Number in its group; of point-to-point operations a number of the rank's own."""
+    name: str
+    peer: int
+    """Point-to-point: the peer's index in the group; else UNKNOWN."""
+    sends: bool
+    started: bool
+    """The device has begun it; only recorded where timing is on."""
+    created_ns: int
+
+
+class GroupView(msgspec.Struct, array_like=True):
+    """A process group as one rank sees it."""
+
+    name: str
+    description: str
+    ranks: str
+    """The recorder's own text of the members, such as "[0, 1]"; empty where it has none."""
+    local_id: int = UNKNOWN
+    first_sequence: int = 0
+    """Number of the first collective in `history`."""
+    history: list[int] = []
+    """Consecutive collectives as indices into Snapshot.signatures; UNKNOWN where several share a number."""
+    point_to_point: bool = False
+    hidden_operations: bool = False
+    """The rank counted operations that its recorder does not hold: gloo records no send and receive."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of the newest collective in the recorder; UNKNOWN where there is none."""
+        return self.first_sequence + len(self.history) - 1 if self.history else UNKNOWN
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """A flight recorder at one moment."""
+
+    rank: int
+    version: str
+    groups: list[GroupView]
+    signatures: list[Signature]
+    pending: list[Operation]
+    """In the order in which they were enqueued."""
+    status: dict[int, tuple[int, int]]
+    """Local id of a group -> last enqueued and last completed, as PyTorch counts them."""
+    newest_ns: int = 0
+    """Wall clock of the newest entry, nanoseconds; 0 without entries."""
+    newest_record: int = UNKNOWN
+    taken_ns: int = 0
+    """Wall clock of the snapshot, nanoseconds; 0 where the file does not tell."""
+    skipped_entries: int = 0
+    """Entries that could not be understood."""

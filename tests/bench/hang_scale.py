@@ -1,0 +1,153 @@
+"""Hang diagnosis of many dumps beside PyTorch's own `torchfrtrace`, on the same files in the same run.
+
+`python -m tests.bench.hang_scale --ranks 1024 --entries 2000` is the size of a large job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from support_recorder_pickle import recorder_pickle
+
+from .errors import BenchError
+from .result import Result, Row
+from .table import as_markdown
+
+_TENSOR = 8
+_TIMES_FASTER = 10.0
+_START_NS = 1_758_610_505_000_000_000
+_OURS = (sys.executable, "-m", "rankwatch_agent", "diagnose", "hang", "--json")
+_THEIRS = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
+
+
+class Run(NamedTuple):
+    """A program that was run to its end."""
+
+    seconds: float
+    peak_bytes: int
+    """Largest resident set of the program or any process it waited for."""
+    output: str
+
+
+def measure(*, quick: bool) -> Result:
+    """The comparison at a size that fits the time: 64 ranks in the short form, else 1,024."""
+    return compare(64 if quick else 1024, 500 if quick else 2000)
+
+
+def compare(ranks: int, entries: int) -> Result:
+    """Write dumps of a job in which one rank sleeps, and diagnose them with both programs."""
+    with tempfile.TemporaryDirectory(prefix="rankwatch-hang-") as name:
+        culprit = ranks // 2 + 1
+        for rank in range(ranks):
+            document = dump(rank, ranks, entries, culprit)
+            (Path(name) / f"_dump_{rank}").write_bytes(recorder_pickle(document))
+        ours, theirs = _run((*_OURS, name)), _run((*_THEIRS, name))
+    verdict = json.loads(ours.output)
+    right = verdict["state"] == "hang" and verdict["ranks"] == [culprit]
+    faster = theirs.seconds / ours.seconds
+    rows = (
+        Row("rankwatch diagnose hang", f"{ours.seconds:.1f} s, {ours.peak_bytes / 2**20:.0f} MiB"),
+        Row("torchfrtrace", f"{theirs.seconds:.1f} s, {theirs.peak_bytes / 2**20:.0f} MiB"),
+        Row("times faster", f"{faster:.1f}", target=f">= {_TIMES_FASTER:.0f}", met=faster >= _TIMES_FASTER),
+        Row("the sleeping rank is named, and no other", "yes" if right else "no", target="yes", met=right),
+    )
+    return Result(
+        title=f"Hang diagnosis of {ranks} dumps of {entries} entries",
+        rows=rows,
+        notes=("Wall-clock time of the whole program, its start included; both read the same files.",),
+        samples={"ours_seconds": ours.seconds, "torchfrtrace_seconds": theirs.seconds},
+    )
+
+
+def dump(rank: int, ranks: int, entries: int, culprit: int) -> dict[str, object]:
+    """The recorder of one rank: tensor-parallel collectives, every 20th one data-parallel.
+
+    The culprit sleeps before its last collective; its tensor-parallel neighbours wait there, everyone else in
+    the data-parallel one after it.
+    """
+    block = rank // _TENSOR * _TENSOR
+    groups = (
+        ("0", "default_pg", range(ranks)),
+        (f"{1 + rank // _TENSOR}", "TENSOR_MODEL_PARALLEL_GROUP", range(block, block + _TENSOR)),
+        (f"{1000 + rank % _TENSOR}", "DATA_PARALLEL_GROUP", range(rank % _TENSOR, ranks, _TENSOR)),
+    )
+    waits_at = entries // 20 * 20 - 5
+    if culprit // _TENSOR != rank // _TENSOR:
+        waits_at += 4  # the next data-parallel collective
+    last = waits_at if rank == culprit else waits_at + 1
+    numbers = [0, 0, 0]
+    found = []
+    for index in range(last):
+        local = 2 if index % 20 == 19 else 1
+        numbers[local] += 1
+        found.append(_entry(index, local, groups[local][:2], numbers[local], index < waits_at))
+    status = {str(local): _status(numbers[local]) for local in range(3)}
+    config = {name: {"name": name, "desc": text, "ranks": str(list(each))} for name, text, each in groups}
+    return {"version": "2.9", "pg_config": config, "pg_status": status, "entries": found}
+
+
+def _status(number: int) -> dict[str, int]:
+    names = ("enqueued", "started", "completed")
+    return {f"last_{name}_collective": number for name in names}
+
+
+def _entry(index: int, local: int, group: tuple[str, str], number: int, completed: bool) -> dict[str, object]:
+    created = _START_NS + index * 1_000_000
+    return {
+        "record_id": index,
+        "pg_id": local,
+        "process_group": group,
+        "thread_name": "python3",
+        "thread_id": "140299556887424",
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": created,
+        "input_sizes": [[4096, 1, 5120 + local]],
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": [[4096, 1, 5120 + local]],
+        "output_dtypes": ["BFloat16"],
+        "state": "completed" if completed else "scheduled",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": created + 900_000 if completed else None,
+        "retired": completed,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+    }
+
+
+def _run(command: Sequence[str]) -> Run:
+    """Run it to its end; raises BenchError where it fails."""
+    with tempfile.TemporaryFile() as output:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if process.returncode:
+        raise BenchError(f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}")
+    return Run(seconds, usage.ru_maxrss * 1024, text)
+
+
+def _lines(arguments: Sequence[str]) -> Iterator[str]:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.hang_scale", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=64, help="a multiple of 8, at least 16 (default 64)")
+    parser.add_argument("--entries", type=int, default=500, help="of each rank (default 500)")
+    given = parser.parse_args(arguments)
+    yield as_markdown(compare(given.ranks, given.entries))
+
+
+if __name__ == "__main__":
+    print("\n".join(_lines(sys.argv[1:])))
