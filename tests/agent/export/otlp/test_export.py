@@ -159,15 +159,22 @@ def test_stopping_ends_the_wait_before_another_try() -> None:
         assert len(receiver.exports) == 1
 
 
+def replace(path: Path, text: str) -> None:
+    """In one step: a file that is being written is empty for a moment."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def test_headers_are_sent_and_read_again_when_the_file_changes(tmp_path: Path) -> None:
     """A file that is broken later leaves the former headers in use."""
     path = tmp_path / "headers"
     path.write_text("X-Team=one\n")
     with otlp_receiver() as receiver, exporting(receiver.url, headers_file=path):
         until(lambda: last_team(receiver) == "one", "the header arrives")
-        path.write_text("X-Team=second\n")
+        replace(path, "X-Team=second\n")
         until(lambda: last_team(receiver) == "second", "the new header arrives")
-        path.write_text("broken")
+        replace(path, "broken")
         before = len(receiver.exports)
         receiver.wait(before + 2)
         assert last_team(receiver) == "second"
