@@ -130,14 +130,14 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
 def test_compressed_files_are_known_by_their_content(tmp_path: Path) -> None:
     """Whatever they are called; a byte order mark is left out."""
     path = tmp_path / "losses"
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n"))
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
     assert diagnose(path).intake.rows == 2
 
 
 def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_path: Path) -> None:
     """As a dying machine leaves it; the findings say so."""
     path = tmp_path / "losses.csv.gz"
-    whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
+    whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000, mtime=0))]).encode())
     path.write_bytes(whole[: len(whole) // 2])
     found = diagnose(path)
     assert found.intake.truncated
@@ -150,7 +150,7 @@ def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_pat
         (b"", "is empty"),
         (b"\x7fELF\0\0", "is binary or UTF-16"),
         ("step,loss\n1,2\n".encode("utf-16"), "is binary or UTF-16"),
-        (gzip.compress(b"\0\1\2"), "is binary or UTF-16"),
+        (gzip.compress(b"\0\1\2", mtime=0), "is binary or UTF-16"),
         (b"\x1f\x8bnonsense", "damaged"),
         (b"hello\nworld\n", "holds no step with a loss; expected CSV"),
         (b"step,loss\n1,x\n2,y\n", "holds no step with a loss; 2 rows were skipped"),
@@ -178,7 +178,7 @@ def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) 
     """A file of one line of gigabytes is no reason to hold it."""
     path = tmp_path / "wide.csv.gz"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
-    path.write_bytes(gzip.compress(b"step,loss\n1,2\n" + wide + b"\n3,2\n"))
+    path.write_bytes(gzip.compress(b"step,loss\n1,2\n" + wide + b"\n3,2\n", mtime=0))
     intake = Intake()
     tracemalloc.start()
     try:
