@@ -137,7 +137,7 @@ def test_compressed_files_are_known_by_their_content(tmp_path: Path) -> None:
 def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_path: Path) -> None:
     """As a dying machine leaves it; the findings say so."""
     path = tmp_path / "losses.csv.gz"
-    whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000, mtime=0))]).encode())
+    whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
     path.write_bytes(whole[: len(whole) // 2])
     found = diagnose(path)
     assert found.intake.truncated
