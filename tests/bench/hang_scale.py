@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
+
 from support_recorder_pickle import recorder_pickle
 
 from .errors import BenchError

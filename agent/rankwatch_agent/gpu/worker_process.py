@@ -1,7 +1,6 @@
 """One NVML worker: a child process that is asked with a deadline and killed when it does not answer.
 
-A driver call can block for ever and takes no signal with it: only a process can be given up. Measured
-on a fake driver: the agent's other collectors do not notice.
+A driver call can block for ever and no signal ends it: only a process can be given up.
 """
 
 from __future__ import annotations
