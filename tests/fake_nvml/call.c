@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -30,7 +31,8 @@ static int listed(const struct json *list, const char *function) {
 }
 
 __attribute__((noreturn)) static void hang(void) {
-    pthread_mutex_unlock(&lock); /* other threads go on, as far as this fake is concerned */
+    prctl(PR_SET_NAME, "nvml hangs"); /* so that a test can see that the call has begun */
+    pthread_mutex_unlock(&lock);      /* other threads go on, as far as this fake is concerned */
     for (;;) {
         pause();
     }

@@ -84,11 +84,17 @@ def test_a_hanging_wait_for_events_does_not_stop_readings(fake_driver: FakeDrive
         assert worker.end() == (0, "")
 
 
+def hangs(pid: int) -> bool:
+    """Whether a thread of the process is in a call that never returns; the fake driver names it so."""
+    return "nvml hangs\n" in [comm.read_text() for comm in Path(f"/proc/{pid}/task").glob("*/comm")]
+
+
 def test_a_driver_that_goes_while_the_wait_hangs_is_left_to_a_new_process(fake_driver: FakeDriver) -> None:
     """Nothing can be shut down under a thread that is in the driver."""
     fake_driver.hang("nvmlEventSetWait")
     with worker_process(fake_driver.environ) as worker:
         worker.read()
+        until(lambda: hangs(worker.process.pid), "a thread hangs in the wait")
         fake_driver.reload()
         assert worker.collect().failure
         assert worker.ended() == (0, "")
