@@ -58,7 +58,8 @@ PAYLOAD_OFFSET = 32
 STEP = struct.Struct("<qq")
 """Step number, 1 where an exception ended it."""
 COLLECTIVE = struct.Struct("<QQII")
-"""Bytes of input, number in its group from 0, group's name, flags (1: caller blocks, 2: failed)."""
+"""Bytes of input, number in its group from 0 (sends and receives are counted apart), group's name,
+flags."""
 SCALAR = struct.Struct("<dq")
 """Value, step."""
 WORK = struct.Struct("<dq")
@@ -71,7 +72,10 @@ DEVICE = struct.Struct("<ddq")
 """Seconds on the GPU, of these before the last collective was enqueued, step."""
 
 BLOCKING = 1
+"""Flag of a collective: the caller blocks until it is complete."""
 FAILED = 2
+POINT_TO_POINT = 4
+"""A send or a receive."""
 
 
 class RecordKind(IntEnum):
@@ -88,7 +92,7 @@ class RecordKind(IntEnum):
 
 
 class Now(IntEnum):
-    """Words of the now block; those in `SECONDS` are f64, the others i64."""
+    """Words of the now block. Moments (seconds on CLOCK_MONOTONIC) and the loss are f64, the others i64."""
 
     STEP = 0
     """Number of the step that is open, or of the last one."""
@@ -108,13 +112,28 @@ class Now(IntEnum):
     GPU = 10
     """Number of the name that is the UUID of the rank's GPU; 0 while it is not known, and in boxes that
     were written before this word had a meaning."""
+    GROUPS = 11
+    """Number of process groups in the tables below; 0 in boxes that were written before there were any."""
     PHASE_BEGAN = 64
     """First of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""
+    GROUP_NAME = 128
+    """First of a table, as the following ones: number of the name of process group g."""
+    GROUP_MEMBERS = 192
+    """Number of the name that lists its global ranks (see `rankwatch.members`)."""
+    GROUP_SIZE = 256
+    """Number of its ranks."""
+    GROUP_ENQUEUED = 320
+    """Collectives enqueued in it, sends and receives left out: these differ between its ranks."""
+    GROUP_OLDEST = 384
+    """Enqueue of its oldest operation that is not complete, sends and receives included; 0 for none.
+    Only where completions are seen (gloo)."""
+    GROUP_OPERATION = 448
+    """Number of the name of its operation that was enqueued last, sends and receives included."""
 
 
-FLOAT_WORDS = frozenset({Now.STEP_BEGAN, Now.STEP_ENDED, Now.LOSS, Now.CHECKPOINT_ENDED})
 MAX_PHASES = 64
+MAX_GROUPS = 64
 
 
 def tag(kind: RecordKind, name: int) -> int:

@@ -9,11 +9,12 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.records import Header, NowBlock, RawRecord
+from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
 from rankwatch.errors import BlackBoxError, IdentityError
 from rankwatch.identity import Identity
 
@@ -93,7 +94,23 @@ class Reader:
                 number: at for number, at in enumerate(began) if number and 0.0 < at < _END_OF_TIME
             },
             gpu=self._printable_name(integers[Now.GPU]),
+            groups=tuple(self._groups(integers, floats)),
         )
+
+    def _groups(self, integers: memoryview[int], floats: memoryview[float]) -> Iterator[GroupNow]:
+        for group in range(max(0, min(integers[Now.GROUPS], layout.MAX_GROUPS))):
+            number = integers[Now.GROUP_NAME + group]
+            name = self.name(number)
+            if name:
+                yield GroupNow(
+                    number=number,
+                    name=name,
+                    members=self._printable_name(integers[Now.GROUP_MEMBERS + group]),
+                    size=max(0, integers[Now.GROUP_SIZE + group]),
+                    enqueued=max(0, integers[Now.GROUP_ENQUEUED + group]),
+                    oldest=_finite(floats[Now.GROUP_OLDEST + group]),
+                    operation=self.name(integers[Now.GROUP_OPERATION + group]),
+                )
 
     def name(self, number: int) -> str:
         """The name with this number; empty for 0 and for numbers that are not in use."""

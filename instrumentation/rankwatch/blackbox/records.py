@@ -28,6 +28,23 @@ class Header:
         return monotonic - self.started_monotonic + self.started_wall
 
 
+class GroupNow(NamedTuple):
+    """A process group of the rank, as the now block tells it."""
+
+    number: int
+    """Number of the name of the group, as records of collectives give it."""
+    name: str
+    members: str
+    """Its global ranks in short form (see `rankwatch.members`); empty where they are not known."""
+    size: int
+    enqueued: int
+    """Collectives enqueued up to now, sends and receives left out."""
+    oldest: float
+    """Enqueue of the oldest operation that is not complete, monotonic; 0 for none, or not known."""
+    operation: str
+    """Name of the operation that was enqueued last."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NowBlock:
     """The last words: what the rank was doing when the block was read."""
@@ -46,6 +63,8 @@ class NowBlock:
     """Number of a phase's name -> when it last began; phases that never began are left out."""
     gpu: str
     """UUID of the GPU the rank works on; empty while it is not known."""
+    groups: tuple[GroupNow, ...] = ()
+    """Process groups in which an operation was enqueued, in the order of the first."""
 
 
 class RawRecord(NamedTuple):

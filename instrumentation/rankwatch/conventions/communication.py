@@ -6,8 +6,10 @@ from rankwatch.conventions.declaration import counter, gauge
 from rankwatch.conventions.labels import Label
 
 _RANK = (Label.RUN, Label.RANK)
-_GROUP = (*_RANK, Label.GROUP)
-_COLLECTIVE = (*_GROUP, Label.OPERATION)
+_GROUP = (Label.GROUP, Label.MEMBERS)
+_PLACE = (*_RANK, *_GROUP, Label.SOURCE)
+_COLLECTIVE = (*_RANK, *_GROUP, Label.OPERATION)
+_NODE_COLLECTIVE = (Label.RUN, *_GROUP, Label.OPERATION, Label.SIZE_CLASS)
 
 COLLECTIVES = (
     counter(
@@ -28,17 +30,59 @@ COLLECTIVES = (
         _COLLECTIVE,
         "Time from enqueue to completion of collectives, waiting for other ranks included.",
     ),
+    counter(
+        "rankwatch_collective_wait_seconds_total",
+        "seconds",
+        _COLLECTIVE,
+        "Time in collectives beyond that of the last arriver among the group's ranks on this node: waiting "
+        "for others. Sends and receives have none; nor has a rank that is alone of its group on the node.",
+    ),
+    counter(
+        "rankwatch_collective_transfers_total",
+        "1",
+        _NODE_COLLECTIVE,
+        "Collectives completed by all of the group's ranks on this node.",
+    ),
+    counter(
+        "rankwatch_collective_transfer_seconds_total",
+        "seconds",
+        _NODE_COLLECTIVE,
+        "Time of the last arriver among the group's ranks on this node in these collectives: the transfer, "
+        "and the wait for ranks of other nodes where those arrived later. The least over the nodes counts.",
+    ),
+    counter(
+        "rankwatch_collective_bus_bytes_total",
+        "bytes",
+        _NODE_COLLECTIVE,
+        "Bytes of these collectives times the bus factor of nccl-tests, for example 2(n-1)/n for all_reduce; "
+        "over the transfer seconds it is the bus bandwidth.",
+    ),
     gauge(
         "rankwatch_collective_last_enqueued",
         "1",
-        _GROUP,
-        "Sequence number of the last collective enqueued, from PyTorch's flight recorder.",
+        _PLACE,
+        "Number of the last collective enqueued in the group; comparable between ranks within one source "
+        "(black_box, flight_recorder).",
     ),
     gauge(
         "rankwatch_collective_last_completed",
         "1",
-        _GROUP,
-        "Sequence number of the last collective completed, from PyTorch's flight recorder.",
+        _PLACE,
+        "Number of the last collective completed in the group, likewise.",
+    ),
+    gauge(
+        "rankwatch_collective_oldest_incomplete_timestamp_seconds",
+        "seconds",
+        _PLACE,
+        "Unix time at which the oldest collective of the group that is not complete was enqueued; no series "
+        "where all are complete.",
+    ),
+    gauge(
+        "rankwatch_collective_oldest_incomplete_signature",
+        "1",
+        _PLACE,
+        "Number made of operation, sizes and types of the group's oldest collective that is not complete. "
+        "Ranks that differ at the same place call different collectives.",
     ),
     counter(
         "rankwatch_flight_recorder_pulls_total",
