@@ -40,7 +40,8 @@ class Label(StrEnum):
     GROUP = "group"
     """Process group, by the name PyTorch gives it."""
     MEMBERS = "members"
-    """Global ranks of a process group in short form: 0-3, 0-12/4. Groups of one mesh dimension share a name."""
+    """Global ranks of a process group in short form: 0-3, 0-12/4. Groups of one mesh dimension share a
+    name."""
     SIZE_CLASS = "size_class"
     """Size of a collective: small (below 64 KiB), medium (below 1 MiB), large."""
     COLLECTOR = "collector"
