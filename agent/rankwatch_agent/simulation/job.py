@@ -59,9 +59,13 @@ class Truth:
     stages: tuple[int, ...]
     first_step: int | None
     slowdown: float
-    """Duration of the run over that of the same run, with the same random numbers, without the fault."""
+    """Duration of the run over that of the same run, with the same random numbers, without the cause.
+
+    Of `jitter` that is a run without any delays: those of a healthy job (`Noise.outlier_probability`) are
+    of the same kind as those of the fault, and nobody can tell them apart.
+    """
     active_slowdown: float
-    """The same over the steps in which the fault is there."""
+    """What the fault alone does, over the steps in which it is there."""
     lost_rank_seconds: float
 
     def as_json(self) -> dict[str, object]:
@@ -82,7 +86,7 @@ class SimulatedJob:
 def simulate(job: Job) -> SimulatedJob:
     """Run the job twice, with its fault and without. Raises UserError for a job that cannot be."""
     job.check()
-    setting = _setting(job)
+    setting = setting_of(job)
     healthy = replace(job.fault, cause=Cause.NONE)
     timeline = replay(job.shape, setting.program, durations(setting, job.fault))
     ideal = replay(job.shape, setting.program, durations(setting, healthy))
@@ -91,12 +95,12 @@ def simulate(job: Job) -> SimulatedJob:
     work = CONTEXT_TOKENS * difficulty(setting, job.fault) if job.tell_work else None
     return SimulatedJob(
         table=rows.table(timeline, setting.draws.clock_offset_seconds, work),
-        truth=_truth(job, timeline, ideal),
+        truth=_truth(job, timeline, ideal, _without_cause_seconds(job, setting, ideal)),
         step_seconds=np.diff(timeline.step_ends(), prepend=0.0),
     )
 
 
-def _setting(job: Job) -> Setting:
+def setting_of(job: Job) -> Setting:
     """Each kind of chance has its own stream, so that no fault changes the numbers of another."""
     seeds = np.random.SeedSequence(job.seed).spawn(3)
     noise, lengths, pausing = (np.random.default_rng(each) for each in seeds)
@@ -113,7 +117,21 @@ def _setting(job: Job) -> Setting:
     )
 
 
-def _truth(job: Job, timeline: Timeline, ideal: Timeline) -> Truth:
+def _without_cause_seconds(job: Job, setting: Setting, healthy: Timeline) -> float:
+    """Duration of the run without what the fault's cause does, wherever it comes from."""
+    if job.fault.cause is not Cause.JITTER:
+        return healthy.run_seconds()
+    draws = setting.draws
+    undelayed = tuple(
+        delays.taken_out(each) for delays, each in zip(draws.delays, draws.operations, strict=True)
+    )
+    quiet = setting._replace(draws=draws._replace(operations=undelayed))
+    return replay(
+        job.shape, setting.program, durations(quiet, replace(job.fault, cause=Cause.NONE))
+    ).run_seconds()
+
+
+def _truth(job: Job, timeline: Timeline, ideal: Timeline, without_cause_seconds: float) -> Truth:
     fault = job.fault
     active = fault.active(job.steps)
     seconds = np.diff(timeline.step_ends(), prepend=0.0)
@@ -124,7 +142,7 @@ def _truth(job: Job, timeline: Timeline, ideal: Timeline) -> Truth:
         ranks=tuple(sorted(fault.ranks)) if blamed else (),
         stages=(fault.stage,) if fault.cause is Cause.STAGE and fault.stage is not None else (),
         first_step=int(np.argmax(active)) if active.any() else None,
-        slowdown=timeline.run_seconds() / ideal.run_seconds(),
+        slowdown=timeline.run_seconds() / without_cause_seconds,
         active_slowdown=float(seconds[active].sum() / ideal_seconds[active].sum()) if active.any() else 1.0,
-        lost_rank_seconds=(timeline.run_seconds() - ideal.run_seconds()) * job.shape.ranks,
+        lost_rank_seconds=(timeline.run_seconds() - without_cause_seconds) * job.shape.ranks,
     )

@@ -47,11 +47,27 @@ class Noise:
                 raise UserError(f"{name} is {value}, expected 0 to 1")
 
 
+class Delays(NamedTuple):
+    """Operations that are delayed."""
+
+    where: NDArray[np.int64]
+    """Indices into the flat array of a stage."""
+    factors: Floats
+
+    def taken_out(self, operations: Floats) -> Floats:
+        """The factors of a stage as they were without the delays."""
+        without = operations.copy()
+        without.reshape(-1)[self.where] /= self.factors
+        return without
+
+
 class Draws(NamedTuple):
     """Random factors of a job."""
 
     operations: tuple[Floats, ...]
-    """By stage, of shape (step, operation, replica, shard); mean 1."""
+    """By stage, of shape (step, operation, replica, shard); mean 1 but for delays."""
+    delays: tuple[Delays, ...]
+    """By stage: what is delayed by something else on the node, already within `operations`."""
     ranks: Floats
     """(step, stage, replica, shard): factor on compute, of the device and of its drift; median 1."""
     clock_offset_seconds: Floats
@@ -65,8 +81,10 @@ def draw(noise: Noise, shape: JobShape, program: Program, steps: int, random: np
     ranks = np.exp(lasting + noise.drift_sigma * _drift(steps, layout, random))
     nodes = -(-shape.ranks // RANKS_PER_NODE)
     offsets = noise.clock_sigma_seconds * random.standard_normal(nodes)
+    stages = [_stage(noise, shape, program, stage, steps, random) for stage in range(layout[0])]
     return Draws(
-        operations=tuple(_stage(noise, shape, program, stage, steps, random) for stage in range(layout[0])),
+        operations=tuple(operations for operations, _ in stages),
+        delays=tuple(delays for _, delays in stages),
         ranks=ranks,
         clock_offset_seconds=np.repeat(offsets, RANKS_PER_NODE)[: shape.ranks],
     )
@@ -84,7 +102,7 @@ def _drift(steps: int, layout: tuple[int, int, int], random: np.random.Generator
 
 def _stage(
     noise: Noise, shape: JobShape, program: Program, stage: int, steps: int, random: np.random.Generator
-) -> Floats:
+) -> tuple[Floats, Delays]:
     planned = program[stage]
     size = (steps, len(planned), shape.data_parallel, shape.tensor_parallel)
     sigma = np.array([_sigma(noise, each.kind.name) for each in planned])[None, :, None, None]
@@ -99,8 +117,9 @@ def _stage(
     factors: Floats = np.exp(sigma * normal - sigma**2 / 2.0)
     compute = np.array([each.kind.name == "COMPUTE" for each in planned])[None, :, None, None]
     struck = compute & (random.random(size) < noise.outlier_probability)
-    factors[struck] *= 1.0 + noise.outlier_share * random.standard_exponential(int(struck.sum()))
-    return factors
+    delays = 1.0 + noise.outlier_share * random.standard_exponential(int(struck.sum()))
+    factors[struck] *= delays
+    return factors, Delays(np.flatnonzero(struck), delays)
 
 
 def _sigma(noise: Noise, kind: str) -> float:

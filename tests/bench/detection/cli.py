@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import repeat
 from pathlib import Path
@@ -15,8 +15,12 @@ from pathlib import Path
 from ..machine import describe_machine
 from ..result import Result
 from ..table import as_markdown
+from .harder import SCENARIOS, Answer, attempt_harder, harder_rows
 from .report import result
 from .trial import Trial, attempt
+
+HARDER_SHARE = 10
+"""One job of each harder scenario for so many of the mixture."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +28,13 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     began = time.monotonic()
     trials = attempts(given.jobs, given.seed_base, given.processes)
+    answers = harder_attempts(max(1, given.jobs // HARDER_SHARE), given.seed_base, given.processes)
     found = result(trials, given.seed_base)
+    found = replace(
+        found,
+        rows=(*found.rows, *harder_rows(answers)),
+        samples={**found.samples, "harder": [each._asdict() for each in answers]},
+    )
     print(as_markdown(found), flush=True)
     print(f"{time.monotonic() - began:.0f} s on {given.processes} processes")
     given.output.mkdir(parents=True, exist_ok=True)
@@ -38,6 +48,17 @@ def attempts(jobs: int, seed_base: int, processes: int) -> list[Trial]:
         return [attempt(number, seed_base) for number in range(jobs)]
     with ProcessPoolExecutor(processes) as pool:
         return list(pool.map(attempt, range(jobs), repeat(seed_base)))
+
+
+def harder_attempts(jobs: int, seed_base: int, processes: int) -> list[Answer]:
+    """So many jobs of each of the scenarios beyond the mixture; none where this tree holds no engine."""
+    asked = [(scenario, number, seed_base) for scenario in SCENARIOS for number in range(jobs)]
+    if processes == 1:
+        answers = [attempt_harder(*each) for each in asked]
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            answers = list(pool.map(attempt_harder, *zip(*asked, strict=True)))
+    return [each for each in answers if each is not None]
 
 
 def _as_json(found: Result, seed_base: int) -> str:

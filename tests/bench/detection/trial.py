@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import OperationTable
 from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
@@ -83,7 +84,11 @@ def engine() -> Callable[[OperationTable], Verdict] | None:
 
 def prefix(table: OperationTable, steps: int) -> OperationTable:
     """The rows of the first steps, counted from 0."""
-    rows = table.step < steps
+    return rows_of(table, table.step < steps)
+
+
+def rows_of(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
+    """Some rows, in every column."""
     columns = {
         field.name: getattr(table, field.name)[rows]
         for field in fields(table)

@@ -12,6 +12,8 @@ Ints = NDArray[np.int64]
 
 _LARGEST = 2**62
 _LARGEST_LOGARITHM = 100.0
+_BOUND = 2.0
+"""In standard deviations, of a steady mean."""
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for normal noise: 1 / quantile(0.75)."""
 
@@ -105,6 +107,20 @@ def nan_mean(values: Floats, axis: int) -> Floats:
     total = np.where(finite, values, 0.0).sum(axis=axis)
     mean: Floats = np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)
     return mean
+
+
+def steady_mean(values: Floats) -> Floats:
+    """Mean over the last axis of what lies near its median: what strikes one value must not carry the mean.
+
+    Huber's estimate in one step. With two standard deviations as the bound it keeps 98 % of the efficiency of
+    the mean where noise is normal. Of fewer than three values it is the mean.
+    """
+    if values.shape[-1] < 3:
+        return nan_mean(values, axis=-1)
+    centre = nan_median(values, axis=-1)
+    deviation = values - centre[..., None]
+    bound = _BOUND * sigma(deviation)
+    return centre + nan_mean(np.clip(deviation, -bound, bound), axis=-1)
 
 
 def nan_median(values: Floats, axis: int | None = None) -> Floats:

@@ -20,11 +20,14 @@ from rankwatch_agent.diagnosis.straggler.arrays import (
     nan_mean,
     nan_median,
     sigma,
+    steady_mean,
 )
 from rankwatch_agent.diagnosis.straggler.units import Units
 
 _MOST = 1.0
 """Logarithms beyond this count as this much in variances, so that one giant does not decide alone."""
+_CHANCE = 3.0
+"""Standard deviations: what goes beyond is not chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +42,30 @@ class Difficulty:
     """Seen by several ranks that share microbatches; otherwise only by the operations of one rank."""
     of_visit: Floats
     """(step, rank, microbatch): the best estimate for each visit."""
+    to_even: Floats
+    """(step, rank, microbatch): what must go so that microbatches are even and noise stays as wide as it is.
+
+    The best estimate takes noise away with the difficulty, and the slowest of many ranks would be too fast.
+    """
     own: Floats
-    """(step, rank): the mean logarithm of a rank's visits less what its mates predict."""
+    """(step, rank): the steady mean of the logarithms of a rank's visits less what its mates predict."""
 
 
 def separate(units: Units) -> Difficulty:
     """Split visits into difficulty and what is the rank's own."""
     visits = units.visits
-    visits = visits - nan_median(visits.reshape(len(visits), -1), axis=1)[:, None, None]
+    usual = nan_median(visits.reshape(len(visits), -1), axis=1)[:, None, None]
+    visits, halves = visits - usual, units.halves - usual
     levels = np.nan_to_num(nan_median(np.moveaxis(visits, 1, 0).reshape(visits.shape[1], -1), axis=1))
     level: Floats = levels[None, :, None]
     replicas, replica = codes(units.replica)
     sizes = np.bincount(replica)
     if len(replicas) < 2 or sizes.max() < 2:
-        return _by_operations(units, visits, level)
-    return _by_mates(visits, level, replica, sizes)
+        return _by_operations(halves, visits, level)
+    return _by_mates(halves, visits, level, replica, sizes)
 
 
-def _by_mates(visits: Floats, level: Floats, replica: Ints, sizes: Ints) -> Difficulty:
+def _by_mates(halves: Floats, visits: Floats, level: Floats, replica: Ints, sizes: Ints) -> Difficulty:
     members = _members(replica, sizes)
     nobody = np.full_like(visits[:, :1], np.nan)
     together = np.concatenate([visits, nobody], axis=1)[:, members, :]  # (step, replica, member, microbatch)
@@ -75,18 +84,25 @@ def _by_mates(visits: Floats, level: Floats, replica: Ints, sizes: Ints) -> Diff
     trust = np.where(mates > 1.0, shared / np.maximum(shared + spread, 1e-18), 0.0)
     whole = np.empty_like(predicted)
     whole[:, members, :] = nan_median(together, axis=2)[:, :, None]
+    of_visit = np.nan_to_num(whole[:, :-1, :]) * trust
     return Difficulty(
         sigma=math.sqrt(shared),
         share=shared / max(shared + noise, 1e-18),
         mates=True,
-        of_visit=np.nan_to_num(whole[:, :-1, :]) * trust,
-        own=nan_mean(visits - trust * np.nan_to_num(predicted[:, :-1, :]), axis=2),
+        of_visit=of_visit,
+        to_even=of_visit,
+        own=_own(halves - trust * np.nan_to_num(predicted[:, :-1, :])),
     )
 
 
-def _by_operations(units: Units, visits: Floats, level: Floats) -> Difficulty:
+def _own(halves: Floats) -> Floats:
+    """(step, rank): a slow rank is slow in all operations of a step; a single late one is an event."""
+    return steady_mean(np.concatenate([halves[0], halves[1]], axis=2))
+
+
+def _by_operations(of_operations: Floats, visits: Floats, level: Floats) -> Difficulty:
     """One rank for each microbatch: forward and backward share it, and so do the causes of rank and step."""
-    halves = units.halves - level[None]
+    halves = of_operations - level[None]
     if visits.shape[2] >= 3:
         # A late rank is late in all the microbatches of a step: take that out, so that batches remain.
         halves = halves - nan_median(halves, axis=3)[..., None]
@@ -103,8 +119,31 @@ def _by_operations(units: Units, visits: Floats, level: Floats) -> Difficulty:
         share=share,
         mates=False,
         of_visit=np.nan_to_num(visits - level) * trust,
-        own=nan_mean(visits, axis=2),
+        to_even=_to_even(of_operations, visits, level),
+        own=_own(of_operations),
     )
+
+
+def _to_even(halves: Floats, visits: Floats, level: Floats) -> Floats:
+    """A visit less the noise that belongs to it, borrowed from another rank.
+
+    In what the halves of a visit differ there is noise alone, as much of it as in their mean. What goes
+    beyond noise is a delay of one operation, and no microbatch's: it stays where it is. A rank's own level
+    stays with the rank as far as it is more than chance (the garrote of Breiman, 1995): with unequal batches
+    the level of few steps is mostly chance.
+    """
+    differ = (halves[0] - halves[1]) / 2.0
+    differ = (
+        differ - nan_median(np.moveaxis(differ, 1, 0).reshape(differ.shape[1], -1), axis=1)[None, :, None]
+    )
+    bound = _CHANCE * sigma(differ)
+    delay = np.maximum(np.abs(differ) - bound, 0.0)
+    borrowed = np.roll(np.clip(differ, -bound, bound), 1, axis=1)
+    count = np.maximum(np.isfinite(visits).sum(axis=(0, 2)), 1)[None, :, None]
+    chance = _CHANCE * math.sqrt(math.pi / 2.0) * sigma(visits - level) / np.sqrt(count)
+    kept = np.where(np.abs(level) > chance, level - chance**2 / np.where(level == 0.0, 1.0, level), 0.0)
+    to_even: Floats = np.nan_to_num(visits - kept) - np.nan_to_num(delay) - np.nan_to_num(borrowed)
+    return to_even
 
 
 def _members(replica: Ints, sizes: Ints) -> Ints:

@@ -9,7 +9,8 @@ import numpy as np
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.difficulty import Difficulty, separate
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
-from rankwatch_agent.diagnosis.straggler.host import find_host, find_host_of_stages, find_starvation
+from rankwatch_agent.diagnosis.straggler.host import find_host, find_starvation
+from rankwatch_agent.diagnosis.straggler.host_stages import find_host_of_stages
 from rankwatch_agent.diagnosis.straggler.imbalance import find_imbalance
 from rankwatch_agent.diagnosis.straggler.jitter import find_jitter
 from rankwatch_agent.diagnosis.straggler.network import find_exposed_transfers, find_network

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 
 from rankwatch_agent.diagnosis.operations.table import Kind
@@ -14,50 +11,25 @@ from rankwatch_agent.diagnosis.straggler.peers import against_peers
 from rankwatch_agent.diagnosis.straggler.persistence import Lasting, scan
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 
-_KINDS = (Kind.DATA, Kind.OTHER)
-_LEAST_SHARE_OF_OWN = 0.5
-"""Part of a stage's host work that must be excess: it takes at least twice what it takes elsewhere."""
+HOST_KINDS = (Kind.DATA, Kind.OTHER)
 
 
 def find_host(case: Case) -> Finding | None:
     """Ranks whose host work lasts above that of their stage; None where there is none."""
-    return _find(case, _peers, 0.0)
-
-
-def find_host_of_stages(case: Case) -> Finding | None:
-    """Host work of a whole stage, at least twice what it takes elsewhere.
-
-    It costs the run, but stages may differ by design, and a stage has no peers: no rank is named.
-    """
-    found = _find(case, _everyone, _LEAST_SHARE_OF_OWN)
-    if found is None:
-        return None
-    slow = np.isin(case.ranks, found.ranks)
-    stage = _stages(case)
-    whole = [each for each in np.unique(stage[slow]) if slow[stage == each].all()]
-    if not whole or len(whole) == len(np.unique(stage)):
-        return None
-    evidence = {**found.evidence, "stages": [int(each) for each in whole]}
-    return replace(found, ranks=(), evidence=evidence)
-
-
-def _find(case: Case, peers: Callable[[Case, Floats], Ints], least_share_of_own: float) -> Finding | None:
     step_seconds = float(np.median(case.step_seconds))
     if step_seconds <= 0.0:
         return None
     ideal = case.seconds.copy()
     told: list[dict[str, object]] = []
     first = len(case.steps)
-    for kind in _KINDS:
+    for kind in HOST_KINDS:
         rows = case.table.kind == kind
         if not rows.any():
             continue
         total = case.sums(rows)
-        residual = against_peers(total / step_seconds, peers(case, total), case.limits.peers)
+        residual = against_peers(total / step_seconds, _peers(case, total), case.limits.peers)
         for each in scan(residual, case.limits, least_excess=case.limits.host_share).found:
             own = float(nan_median(total[each.first : each.end, each.column]))
-            if each.excess * step_seconds < least_share_of_own * own:
-                continue
             inside = rows & (case.rank == each.column) & (case.step >= each.first) & (case.step < each.end)
             ideal[inside] *= max(0.0, 1.0 - each.excess * step_seconds / max(own, 1e-12))
             first = min(first, each.first)
@@ -94,19 +66,15 @@ def find_starvation(case: Case) -> Finding | None:
 
 def _peers(case: Case, total: Floats) -> Ints:
     """By rank: whom it is compared with. Where a stage is too small, all ranks that do this work."""
-    stage = _stages(case)
+    stage = stages_of_ranks(case)
     active = np.isfinite(total).any(axis=0)
     sizes = np.unique(stage[active], return_counts=True)[1]
     if sizes.size and int(sizes.min()) < case.limits.peers:
-        return _everyone(case, total)
+        return np.zeros(len(case.ranks), dtype=np.int64)
     return stage
 
 
-def _everyone(case: Case, _: Floats) -> Ints:
-    return np.zeros(len(case.ranks), dtype=np.int64)
-
-
-def _stages(case: Case) -> Ints:
+def stages_of_ranks(case: Case) -> Ints:
     """By rank: the stage of most of its rows."""
     stages = grouped_median(case.table.stage.astype(np.float64), case.rank, len(case.ranks))
     return np.rint(stages).astype(np.int64)

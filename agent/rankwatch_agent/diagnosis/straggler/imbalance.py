@@ -16,7 +16,7 @@ def find_imbalance(case: Case, units: Units, difficulty: Difficulty) -> Finding 
     """Difficulty that ranks or operations share, or that work units explain."""
     limits = case.limits
     rows = units.rows
-    shared = difficulty.of_visit[rows.step, rows.rank, rows.slot]
+    shared = difficulty.to_even[rows.step, rows.rank, rows.slot]
     seen = difficulty.sigma >= limits.difficulty_sigma and difficulty.share >= limits.difficulty_share
     if not seen:
         shared = np.zeros(len(rows.index))
@@ -25,9 +25,10 @@ def find_imbalance(case: Case, units: Units, difficulty: Difficulty) -> Finding 
         return None
     logarithm = shared if units.work_log is None else shared + units.work_log
     ideal = case.seconds.copy()
-    # The same work, spread evenly: the mean of a role stays what it is.
-    even = np.bincount(rows.role, weights=finite_exp(units.role_log + logarithm)) / np.bincount(rows.role)
-    ideal[rows.index] *= even[rows.role] / finite_exp(units.role_log + logarithm)
+    # The same work, spread evenly: what a role takes altogether stays what it is.
+    even = ideal[rows.index] / finite_exp(logarithm)
+    kept = np.bincount(rows.role, weights=ideal[rows.index]) / np.bincount(rows.role, weights=even)
+    ideal[rows.index] = even * kept[rows.role]
     return Finding(
         cause=Cause.DATA,
         ideal=ideal,

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rankwatch_agent.diagnosis.straggler.arrays import Floats, finite_exp, nan_median, sigma
+from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, finite_exp, nan_median, sigma
 from rankwatch_agent.diagnosis.straggler.difficulty import Difficulty
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
 from rankwatch_agent.diagnosis.straggler.persistence import Scan
@@ -42,9 +42,7 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
     if np.count_nonzero(by_rank) < _LEAST_RANKS or by_rank.max() > _MOST_OF_ONE_RANK * by_rank.sum():
         return None
     ideal = case.seconds.copy()
-    # Jitter is there; its small pauses cost as well, down to what noise does by itself.
-    struck = (np.nan_to_num(excess) > _BEYOND_NOISE * sigma(excess))[rows.step, rows.rank]
-    ideal[rows.index[struck]] = np.minimum(ideal[rows.index[struck]], fair[struck])
+    ideal[rows.index] = _without_delays(ideal[rows.index], fair, key)
     return Finding(
         cause=Cause.JITTER,
         ideal=ideal,
@@ -57,6 +55,21 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
             "largest_share_of_one_rank": float(by_rank.max() / by_rank.sum()),
         },
     )
+
+
+def _without_delays(seconds: Floats, fair: Floats, rank_step: Ints) -> Floats:
+    """By row. Jitter is there; its small delays cost as well, down to what noise does by itself.
+
+    Most delays strike one operation. What is still late without those is a rank-step that is late as a whole.
+    """
+    ratio = seconds / fair - 1.0
+    without = np.where(ratio > _BEYOND_NOISE * sigma(ratio), fair, seconds)
+    expected = np.bincount(rank_step, weights=fair)
+    excess = np.bincount(rank_step, weights=without) / np.maximum(expected, 1e-18) - 1.0
+    seen = expected > 0.0
+    excess = np.where(seen, excess - np.median(excess[seen]), 0.0)
+    late = excess > _BEYOND_NOISE * sigma(excess[seen])
+    return np.asarray(without / np.where(late, 1.0 + excess, 1.0)[rank_step])
 
 
 def _lasting_factor(units: Units, difficulty: Difficulty, workers: Scan) -> Floats:

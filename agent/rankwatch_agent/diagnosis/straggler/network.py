@@ -7,6 +7,7 @@ import numpy as np
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, leave_one_out_median, nan_median
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
 from rankwatch_agent.diagnosis.straggler.links import Links, measure_links
+from rankwatch_agent.diagnosis.straggler.outsiders import ranks_are_missing, waits_for_outsiders
 from rankwatch_agent.diagnosis.straggler.stretch import high_stretch
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 
@@ -31,9 +32,10 @@ def find_network(case: Case) -> Finding | None:
         return None
     ideal = case.seconds.copy()
     ideal[links.rows] *= np.exp(-slower[case.step[links.rows], links.link])
+    missing = ranks_are_missing(case) or waits_for_outsiders(case, links, slower > 0.0)
     most = hit[np.argsort(-slower[:, hit].max(axis=0), kind="stable")]
     return Finding(
-        cause=Cause.INCONCLUSIVE if _ranks_are_missing(case) else Cause.NETWORK,
+        cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
         ideal=ideal,
         first_step=int(case.steps[int(np.argmax((slower > 0.0).any(axis=1)))]),
         evidence={
@@ -44,7 +46,7 @@ def find_network(case: Case) -> Finding | None:
             "slow_transfers_count": int(hit.size),
             "transfers_count": len(links.names),
         }
-        | _missing(case),
+        | _why_not(missing),
     )
 
 
@@ -58,13 +60,14 @@ def find_exposed_transfers(case: Case) -> Finding | None:
     measured = float(case.step_seconds.sum())
     share = 1.0 - float(case.replay.step_seconds(ideal).sum()) / measured if measured > 0.0 else 0.0
     # Where ranks are missing, a wait for one of them looks like a transfer.
-    if share < case.limits.transfer_share / (2.0 if _ranks_are_missing(case) else 1.0):
+    missing = ranks_are_missing(case) or waits_for_outsiders(case, links, np.isfinite(links.seconds))
+    if share < case.limits.transfer_share / (2.0 if missing else 1.0):
         return None
     return Finding(
-        cause=Cause.INCONCLUSIVE if _ranks_are_missing(case) else Cause.NETWORK,
+        cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
         ideal=ideal,
         first_step=int(case.steps[0]),
-        evidence={"transfer_share_of_step": share, "slowdown_is_upper_bound": True} | _missing(case),
+        evidence={"transfer_share_of_step": share, "slowdown_is_upper_bound": True} | _why_not(missing),
         last_resort=True,
     )
 
@@ -109,11 +112,7 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
             slower[inside, index] = np.maximum(slower[inside, index], growth)
 
 
-def _missing(case: Case) -> dict[str, object]:
-    why = "ranks are missing, so what looks like a transfer may be a wait for them"
-    return {"why": why} if _ranks_are_missing(case) else {}
-
-
-def _ranks_are_missing(case: Case) -> bool:
-    """Of a job's ranks, which count from 0."""
-    return len(case.ranks) <= int(case.ranks[-1])
+def _why_not(missing: bool) -> dict[str, object]:
+    return (
+        {"why": "ranks are missing, so what looks like a transfer may be a wait for them"} if missing else {}
+    )

@@ -53,8 +53,12 @@ class Scan(NamedTuple):
     """The score that noise passes with the chance of a false alarm."""
 
 
-def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Scan:
-    """Ranks whose residual lasts at least `limits.steps` steps and exceeds `least_excess`."""
+def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least_spread: float = 0.0) -> Scan:
+    """Ranks whose residual lasts at least `limits.steps` steps and exceeds `least_excess`.
+
+    `least_spread` is what healthy ranks differ by for long, in the unit of the residuals, as far as it is
+    known without the table.
+    """
     residual = residuals.values
     steps, ranks = residual.shape
     noise = _noise(residual)
@@ -64,7 +68,7 @@ def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Sc
     # Windows of one length that overlap are one test; the dyadic lengths are a few more.
     tests = ranks * sum(2 * steps / length for length in lengths)
     level = NormalDist().inv_cdf(1.0 - limits.false_alarm / tests)
-    spread = _spread(residual, noise)
+    spread = max(_spread(residual, noise), least_spread)
     # What lasts is no single late step: the more healthy ranks differ for long, the more must get through.
     bound = _CLIP * noise + _ROOM * level * spread
     lasting_error = np.hypot(spread, noise * residuals.reference_error)

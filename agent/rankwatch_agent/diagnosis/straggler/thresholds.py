@@ -15,6 +15,9 @@ class Thresholds:
     """Shortest window. One slow step is an event, and with 4 a robust noise level can be told."""
     peers: int = 3
     """Ranks that hold the same stage. Of two, neither can be told to be the odd one."""
+    healthy_spread: float = 0.005
+    """Standard deviation of lasting differences between healthy accelerators (of the logarithm): 19 of 20 lie
+    within 1 % of the middle. A table of few ranks or steps cannot tell it, so it is never taken as less."""
     worker_ratio: float = 1.025
     """Healthy accelerators of one type lie within 1 to 2 % of each other; what is smaller is no fault."""
     worker_persistence: float = 2.0 / 3.0

@@ -27,7 +27,7 @@ _MOST_TOLD = 64
 def find_workers(case: Case, units: Units, difficulty: Difficulty) -> tuple[Finding | None, Scan]:
     """The finding, and the scan behind it."""
     residuals = against_peers(difficulty.own, units.stage, case.limits.peers)
-    found = scan(residuals, case.limits, least_excess=math.log(case.limits.worker_ratio))
+    found = _scan(residuals, case)
     found = found._replace(found=tuple(_without_whole_stages(found.found, units)))
     if not found.found:
         return find_odd_pair(case, units, difficulty), found
@@ -49,6 +49,16 @@ def find_workers(case: Case, units: Units, difficulty: Difficulty) -> tuple[Find
         | ({"why": confounded} if confounded else {}),
     )
     return finding, found
+
+
+def _scan(residuals: Residuals, case: Case) -> Scan:
+    limits = case.limits
+    return scan(
+        residuals,
+        limits,
+        least_excess=math.log(limits.worker_ratio),
+        least_spread=limits.healthy_spread,
+    )
 
 
 def _without_whole_stages(found: tuple[Lasting, ...], units: Units) -> Iterator[Lasting]:
@@ -129,7 +139,7 @@ def find_odd_pair(case: Case, units: Units, difficulty: Difficulty) -> Finding |
     other = [index for pair in pairs for index in pair[::-1]]
     values = difficulty.own[:, slow] - difficulty.own[:, other]
     residuals = Residuals(values, np.zeros(len(slow)))
-    found = scan(residuals, case.limits, least_excess=math.log(case.limits.worker_ratio))
+    found = _scan(residuals, case)
     if not found.found:
         return None
     suspects = [each._replace(column=int(slow[each.column])) for each in found.found]

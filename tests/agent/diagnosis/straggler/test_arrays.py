@@ -10,6 +10,7 @@ from rankwatch_agent.diagnosis.straggler.arrays import (
     grouped_low_median,
     grouped_median,
     leave_one_out_median,
+    steady_mean,
 )
 
 
@@ -57,3 +58,19 @@ def test_combinations_stay_apart_beyond_64_bits() -> None:
     key = combine((one, 2**40), (other, 2**40), (one, 2**40))
     assert len(np.unique(key)) == 3
     assert key[1] == key[3]
+
+
+def test_a_steady_mean_follows_all_values_and_not_a_single_one() -> None:
+    """One late operation of eight moves it far less than the mean; a shift of all moves it in full."""
+    values = 0.03 * np.random.default_rng(0).standard_normal((200, 8))
+    np.testing.assert_allclose(steady_mean(values + 0.05), steady_mean(values) + 0.05)
+    assert np.std(steady_mean(values)) < 1.1 * np.std(values.mean(axis=1))
+    struck = values.copy()
+    struck[:, 0] += 1.0
+    assert np.mean(struck.mean(axis=1)) > 0.12
+    assert np.mean(steady_mean(struck)) < 0.02
+
+
+def test_a_steady_mean_of_few_values_is_their_mean() -> None:
+    """Gaps are left out."""
+    np.testing.assert_array_equal(steady_mean(np.array([[1.0, 3.0], [np.nan, 2.0]])), [2.0, 2.0])

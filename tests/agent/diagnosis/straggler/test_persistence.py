@@ -75,3 +75,17 @@ def test_of_a_pair_only_changes_are_seen() -> None:
 
 def _residuals(values: np.ndarray) -> Residuals:
     return Residuals(values, np.zeros(values.shape[1]))
+
+
+def test_healthy_devices_that_differ_by_a_percent_are_not_named_in_small_tables() -> None:
+    """Of few ranks no table tells how far healthy ones lie apart, so it is told beforehand."""
+    named_without, named = 0, 0
+    for seed in range(80):
+        random = np.random.default_rng(seed)
+        values = 0.006 * random.standard_normal((40, 4)) + 0.005 * random.standard_normal(4)
+        residuals = _residuals(values)
+        named_without += bool(scan(residuals, DEFAULT, least_excess=0.0).found)
+        found = scan(residuals, DEFAULT, least_excess=0.0, least_spread=DEFAULT.healthy_spread)
+        named += bool(found.found)
+    assert named_without > 8
+    assert named == 0

@@ -1,0 +1,206 @@
+"""Jobs that are harder to judge than those of the mixture: two causes at once, or too little to see.
+
+They count for no target. What is asked of them: to abstain rather than to blame wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch_agent.diagnosis.operations.table import OperationTable
+from rankwatch_agent.diagnosis.straggler.verdict import Cause
+from rankwatch_agent.simulation.durations import difficulty, durations
+from rankwatch_agent.simulation.fault import Fault
+from rankwatch_agent.simulation.job import Job, setting_of, simulate
+from rankwatch_agent.simulation.noise import RANKS_PER_NODE, Noise
+from rankwatch_agent.simulation.operation_rows import OperationRows
+from rankwatch_agent.simulation.replay import replay
+from rankwatch_agent.simulation.sequence_lengths import CONTEXT_TOKENS
+from rankwatch_agent.simulation.shape import JobShape
+
+from ..result import Row
+from .mixture import labelled, run
+from .trial import engine, rows_of
+
+Floats = NDArray[np.float64]
+
+ABSTAINED = (Cause.INCONCLUSIVE, Cause.NONE)
+SHORT_STEPS = 5
+_EVERY = 4
+_SHAPES = ((8, 1, 1, 4), (32, 1, 1, 8), (16, 1, 8, 4), (4, 4, 1, 8), (8, 2, 1, 8), (8, 4, 4, 8))
+"""Replicas, stages, shards, microbatches, for two causes at once."""
+_PAIRS = ((2, 1, 1, 8), (2, 2, 1, 8), (2, 4, 1, 8), (2, 2, 4, 4))
+
+
+class Puzzle(NamedTuple):
+    """A table, and what may be said of it."""
+
+    table: OperationTable
+    causes: tuple[Cause, ...]
+    """Any of them is right."""
+    ranks: tuple[int, ...]
+    """Who may be named."""
+
+
+class Answer(NamedTuple):
+    """What was said of one puzzle."""
+
+    scenario: str
+    number: int
+    cause: str
+    ranks: tuple[int, ...]
+    right: bool
+    abstained: bool
+    wrong_rank: bool
+
+
+def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer | None:
+    """Make puzzle `number` of a scenario, and ask the engine; None where this tree holds none."""
+    diagnose = engine()
+    if diagnose is None:
+        return None
+    puzzle = SCENARIOS[scenario](number, seed_base)
+    verdict = diagnose(puzzle.table)
+    wrong_rank = not set(verdict.ranks) <= set(puzzle.ranks)
+    return Answer(
+        scenario=scenario,
+        number=number,
+        cause=str(verdict.cause),
+        ranks=verdict.ranks,
+        right=verdict.cause in puzzle.causes and not wrong_rank,
+        abstained=verdict.cause in ABSTAINED and verdict.cause not in puzzle.causes,
+        wrong_rank=wrong_rank,
+    )
+
+
+def harder_rows(answers: Sequence[Answer]) -> tuple[Row, ...]:
+    """One row for each scenario; none has a target."""
+    return tuple(_row(name, [each for each in answers if each.scenario == name]) for name in SCENARIOS)
+
+
+def _row(name: str, answers: Sequence[Answer]) -> Row:
+    right, abstained, wrong_rank = (
+        sum(getattr(each, what) for each in answers) for what in ("right", "abstained", "wrong_rank")
+    )
+    other = len(answers) - right - abstained - wrong_rank
+    return Row(
+        f"harder: {name}",
+        f"a wrong rank named in {wrong_rank} of {len(answers)}",
+        f"right {right}, abstained {abstained}, a wrong cause and no rank {other}",
+    )
+
+
+def _one_node(number: int, seed_base: int) -> Puzzle:
+    random = np.random.default_rng([seed_base, number, 1])
+    job = labelled(number, seed_base).job
+    nodes = max(1, job.shape.ranks // RANKS_PER_NODE)
+    node = int(random.integers(nodes))
+    return _seen_of(job, lambda table: table.rank // RANKS_PER_NODE == node)
+
+
+def _every_fourth(number: int, seed_base: int) -> Puzzle:
+    return _seen_of(labelled(number, seed_base).job, lambda table: table.rank % _EVERY == number % _EVERY)
+
+
+def _short(number: int, seed_base: int) -> Puzzle:
+    job = labelled(number, seed_base).job
+    job = replace(job, fault=replace(job.fault, first_step=0, period=None))
+    return _seen_of(job, lambda table: table.step < SHORT_STEPS)
+
+
+def _seen_of(job: Job, held: Callable[[OperationTable], NDArray[np.bool_]]) -> Puzzle:
+    _, done = run(job)
+    table = rows_of(done.table, held(done.table))
+    ranks = tuple(sorted(set(done.truth.ranks) & set(np.unique(table.rank).tolist())))
+    gone = done.truth.ranks and not ranks
+    return Puzzle(table, (Cause.NONE,) if gone else (done.truth.cause,), ranks)
+
+
+def _with_uneven_batches(number: int, seed_base: int) -> Puzzle:
+    random = np.random.default_rng([seed_base, number, 2])
+    other = Fault(cause=Cause.DATA, factor=random.uniform(1.2, 1.6))
+    return _two_causes(_SHAPES[number % len(_SHAPES)], other, random)
+
+
+def _with_jitter(number: int, seed_base: int) -> Puzzle:
+    random = np.random.default_rng([seed_base, number, 3])
+    pauses = Fault(cause=Cause.JITTER, probability=random.uniform(0.05, 0.2), factor=random.uniform(1.1, 1.3))
+    return _two_causes(_SHAPES[number % len(_SHAPES)], pauses, random)
+
+
+def _confounded(number: int, seed_base: int) -> Puzzle:
+    random = np.random.default_rng([seed_base, number, 4])
+    other = Fault(cause=Cause.DATA, factor=random.uniform(1.2, 1.6))
+    return _two_causes((8, 1, 1, 4), other, random, tell_work=False)
+
+
+def _two_replicas(number: int, seed_base: int) -> Puzzle:
+    random = np.random.default_rng([seed_base, number, 5])
+    shape = _shape(_PAIRS[number % len(_PAIRS)])
+    rank = int(random.integers(shape.ranks))
+    fault = Fault(
+        cause=Cause.WORKER,
+        ranks=(rank,),
+        factor=random.uniform(1.1, 1.5),
+        first_step=int(random.choice([0, 15])),
+    )
+    job = Job(shape=shape, fault=fault, noise=_noise(random), seed=int(random.integers(2**31)))
+    return Puzzle(simulate(job).table, (Cause.WORKER,), (rank,))
+
+
+def _two_causes(
+    size: tuple[int, int, int, int],
+    other: Fault,
+    random: np.random.Generator,
+    *,
+    tell_work: bool | None = None,
+) -> Puzzle:
+    """A rank that is 10 to 50 % slower, and another cause in the same run; either may be told."""
+    shape = _shape(size)
+    rank = int(random.integers(shape.ranks))
+    slow = Fault(cause=Cause.WORKER, ranks=(rank,), factor=random.uniform(1.1, 1.5))
+    job = Job(shape=shape, fault=other, noise=_noise(random), seed=int(random.integers(2**31)))
+    setting = setting_of(job)
+    healthy, one, two = (durations(setting, fault) for fault in (Fault(), slow, other))
+    both = tuple(map(_together, one, two, healthy))
+    timeline = replay(shape, setting.program, both)
+    told = bool(random.random() < 0.5) if tell_work is None else tell_work
+    rows = OperationRows(shape, setting.program, job.steps)
+    work = CONTEXT_TOKENS * difficulty(setting, other) if told else None
+    table = rows.table(timeline, setting.draws.clock_offset_seconds, work)
+    return Puzzle(table, (Cause.WORKER, other.cause), (rank,))
+
+
+def _together(one: Floats, two: Floats, healthy: Floats) -> Floats:
+    """Each fault multiplies what the other does; what takes no time (a receive) goes on taking none."""
+    return one * np.divide(two, healthy, out=np.ones_like(two), where=healthy > 0.0)
+
+
+def _shape(size: tuple[int, int, int, int]) -> JobShape:
+    replicas, stages, shards, microbatches = size
+    return JobShape(
+        data_parallel=replicas, pipeline_parallel=stages, tensor_parallel=shards, microbatches=microbatches
+    )
+
+
+def _noise(random: np.random.Generator) -> Noise:
+    return Noise(sigma=random.uniform(0.02, 0.05))
+
+
+SCENARIOS: Mapping[str, Callable[[int, int], Puzzle]] = MappingProxyType(
+    {
+        "ranks of one node": _one_node,
+        "every fourth rank": _every_fourth,
+        "5 steps": _short,
+        "2 replicas, a slow rank": _two_replicas,
+        "slow rank and unequal microbatches": _with_uneven_batches,
+        "the same, 8 ranks, 1 stage, no work units": _confounded,
+        "slow rank and jitter": _with_jitter,
+    }
+)
