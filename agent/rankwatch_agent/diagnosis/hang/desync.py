@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rankwatch_agent.diagnosis.hang.job import Group, Job
-from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN
+from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, Signature
+
+_SIZES_ONLY = 2
+"""Spaces in a signature's text to match that holds name, input and output and no types."""
 
 
 class Mismatch(NamedTuple):
@@ -35,8 +38,12 @@ class _History(NamedTuple):
 def find_mismatches(job: Job) -> list[Mismatch]:
     """At most one per group: what follows the first is its consequence."""
     numbers: dict[str, int] = {}
+    with_types = not any(
+        _lacks_types(each) for snapshot in job.snapshots.values() for each in snapshot.signatures
+    )
     tables = {
-        rank: [numbers.setdefault(each.match, len(numbers)) for each in snapshot.signatures] + [UNKNOWN]
+        rank: [numbers.setdefault(_key(each, with_types), len(numbers)) for each in snapshot.signatures]
+        + [UNKNOWN]
         for rank, snapshot in job.snapshots.items()
     }
     histories = {group: _histories(group, tables) for group in job.groups}
@@ -46,6 +53,16 @@ def find_mismatches(job: Job) -> list[Mismatch]:
         if sequence is not None:
             found.append(_mismatch(group, sequence, of_rank, job, histories))
     return sorted(found, key=lambda each: -len(each.group.members))
+
+
+def _lacks_types(signature: Signature) -> bool:
+    """A call whose sizes count and whose types the recorder did not write: PyTorch 2.3 and before."""
+    return signature.match.count(" ") == _SIZES_ONLY
+
+
+def _key(signature: Signature, with_types: bool) -> str:
+    """What is compared; without types where one rank tells none."""
+    return signature.match if with_types else " ".join(signature.match.split(" ")[: _SIZES_ONLY + 1])
 
 
 def _histories(group: Group, tables: dict[int, list[int]]) -> dict[int, _History]:
@@ -107,12 +124,15 @@ def _right_call(
     sequence: int,
     histories: dict[Group, dict[int, _History]],
 ) -> int | None:
-    """What most members call; at a tie what the groups of the same description call, if they agree."""
+    """What most members call; at a tie what the groups of the same description call, if they agree.
+
+    None where most of those call what the smaller part of this group does: two of three may be wrong.
+    """
+    called = Counter(call for call in _calls_of_siblings(group, sequence, histories) if call in ranks_of)
     most = max(ranks_of, key=lambda call: len(ranks_of[call]))
     if 2 * len(ranks_of[most]) > sum(map(len, ranks_of.values())):
-        return most
-    called = set(_calls_of_siblings(group, sequence, histories)) & set(ranks_of)
-    return called.pop() if len(called) == 1 else None
+        return most if 2 * called[most] >= called.total() else None
+    return next(iter(called)) if len(called) == 1 else None
 
 
 def _calls_of_siblings(

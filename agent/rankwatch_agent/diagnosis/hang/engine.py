@@ -9,7 +9,7 @@ from rankwatch_agent.diagnosis.hang.desync import Mismatch, find_mismatches
 from rankwatch_agent.diagnosis.hang.evidence import describe, group_states
 from rankwatch_agent.diagnosis.hang.job import Job, build_job
 from rankwatch_agent.diagnosis.hang.progress import Progress, newest_of_each, progress_of
-from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
+from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, Snapshot
 from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_agent.diagnosis.hang.waits import Wait, find_waits, is_front
 
@@ -54,10 +54,9 @@ def _judge(
     """State and culprits."""
     relevant = _relevant(waits, blame, mismatches)
     if relevant:
-        odd = relevant[0].odd
-        return State.DESYNC, odd
+        return State.DESYNC, _out_of_step(job, blame, relevant)
     if not waits:
-        return State.OK, ()
+        return (State.OK if _shows_enough(job) else State.INCONCLUSIVE), ()
     if progress.moving:
         return (State.SLOW if blame.culprits or blame.circles else State.OK), ()
     culprits = _surest(job, blame.culprits)
@@ -68,6 +67,22 @@ def _judge(
     if len(silent) > len(job.snapshots) or _hides_receives(job, culprits):
         return State.INCONCLUSIVE, ()
     return (State.DESYNC if blame.out_of_order else State.HANG), culprits
+
+
+def _shows_enough(job: Job) -> bool:
+    """Whether it proves anything that nothing waits: half of the ranks left a dump, and not all are empty."""
+    seen = any(each.newest_record != UNKNOWN or each.status for each in job.snapshots.values())
+    return seen and len(job.missing) <= len(job.snapshots)
+
+
+def _out_of_step(job: Job, blame: Blame, mismatches: Sequence[Mismatch]) -> tuple[int, ...]:
+    """The odd ones of all groups, and who has not come where others wait.
+
+    Not ranks without a dump: they are as likely to be victims.
+    """
+    found = {rank for each in mismatches for rank in each.odd}
+    seen = [rank for rank in blame.culprits if rank in job.snapshots]
+    return tuple(sorted(found if _hides_receives(job, seen) else found.union(seen)))
 
 
 def _place(
@@ -83,10 +98,15 @@ def _place(
 
 
 def _relevant(waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch]) -> list[Mismatch]:
-    """Mismatches that explain the stall: in a group that waits, or with nothing else to blame."""
+    """Mismatches that explain the stall: in a group that waits, or with nothing else to blame.
+
+    Those that tell who is wrong come first. Each has its own evidence: numbers of one group do not shift
+    because of a call in another.
+    """
     stalled = {wait.group for wait in waits}
     there = [each for each in mismatches if each.group in stalled]
-    return there or ([] if blame.culprits else list(mismatches))
+    found = there or ([] if blame.culprits else list(mismatches))
+    return sorted(found, key=lambda each: not each.odd)
 
 
 def _hides_receives(job: Job, culprits: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, GroupView, Operation, Snapshot
+from rankwatch_agent.diagnosis.hang.snapshot import MAX_RANKS, UNKNOWN, GroupView, Operation, Snapshot
 
 _NUMBERS = re.compile(r"\d{1,7}")
 _PAIR = re.compile(r"(\d{1,7})->(\d{1,7})$")
@@ -96,7 +96,7 @@ def _with_members(by_rank: Mapping[int, Snapshot]) -> tuple[Groups, Places]:
     for rank, snapshot in by_rank.items():
         for index, view in enumerate(snapshot.groups):
             if view.ranks not in parsed:
-                parsed[view.ranks] = tuple(dict.fromkeys(map(int, _NUMBERS.findall(view.ranks))))
+                parsed[view.ranks] = _members(view.ranks)
             members = parsed[view.ranks]
             if rank not in members:
                 continue
@@ -106,6 +106,12 @@ def _with_members(by_rank: Mapping[int, Snapshot]) -> tuple[Groups, Places]:
                 group = groups[key] = Group(view.name, view.description, members)
             of[(rank, index)] = group
     return groups, of
+
+
+def _members(text: str) -> tuple[int, ...]:
+    """Nobody where a number is none of a rank: the text then tells nothing."""
+    found = tuple(dict.fromkeys(map(int, _NUMBERS.findall(text))))
+    return found if max(found, default=0) < MAX_RANKS else ()
 
 
 def _add_without_members(
@@ -128,6 +134,8 @@ def _add_without_members(
     for (name, description), places in inferred.items():
         pair = _PAIR.search(name) or _PAIR.search(description)
         members = tuple(sorted({rank for rank, _ in places}))
+        if pair is not None and max(int(pair[1]), int(pair[2])) >= MAX_RANKS:
+            pair = None
         if description == _WORLD:
             members = world
         elif pair is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 UNKNOWN = -1
+MAX_RANKS = 1 << 17
+"""Ranks of a job; a greater number in a dump or in a file's name is none."""
 
 
 class Signature(msgspec.Struct, array_like=True, frozen=True):

@@ -10,6 +10,8 @@ import msgspec
 
 from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
 from rankwatch_agent.diagnosis.hang.reading import Reading, read_dumps
+from rankwatch_agent.diagnosis.hang.snapshot import MAX_RANKS
+from rankwatch_agent.diagnosis.hang.worker import BOM
 from rankwatch_agent.user_error import UserError
 
 MAX_JSON_BYTES = 2 << 30
@@ -44,6 +46,8 @@ def _dumps_in(directory: Path) -> dict[int, Path]:
         if match is None or path.is_dir():
             continue
         rank = int(match[1])
+        if rank >= MAX_RANKS:
+            raise UserError(f"{path.name} in {directory} names rank {rank}; expected one below {MAX_RANKS}")
         if rank in found:
             raise UserError(
                 f"{found[rank].name} and {path.name} in {directory} are both dumps of rank {rank}"
@@ -70,7 +74,7 @@ def _read_json(path: Path) -> Reading:
 def _documents(path: Path) -> Iterator[tuple[int, object]]:
     """Rank and document of each snapshot; raises UserError."""
     with path.open("rb") as file:
-        first = file.readline(MAX_LINE_BYTES + 1)
+        first = file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
         lines = first.startswith(b"{") and first.rstrip().endswith(b"}") and file.read(1) != b""
         if not lines and path.stat().st_size > MAX_JSON_BYTES:
             raise UserError(f"{path} is larger than {MAX_JSON_BYTES >> 30} GiB and no file of lines")
@@ -88,7 +92,7 @@ def _documents(path: Path) -> Iterator[tuple[int, object]]:
 
 def _decode(data: bytes, path: Path) -> object:
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data.removeprefix(BOM))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
 
@@ -112,6 +116,6 @@ def _rank_of(document: object, otherwise: int | None, path: Path) -> int:
     rank = document.get("rank", otherwise) if isinstance(document, dict) else otherwise
     if isinstance(rank, str) and rank.isdecimal() and len(rank) < 8:
         rank = int(rank)
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
-        raise UserError(f"{path} holds a snapshot without a rank")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < MAX_RANKS:
+        raise UserError(f"{path} holds a snapshot without a rank below {MAX_RANKS}")
     return rank

@@ -13,12 +13,13 @@ class State(StrEnum):
     HANG = "hang"
     """Ranks wait for operations that do not complete."""
     DESYNC = "desync"
-    """Ranks disagree on the operation, its size, its type or its order."""
+    """Ranks disagree on the operation, its size, its type or its order. That they do is seen in the dumps;
+    where nothing tells which side is wrong, as between two, no rank is named."""
     SLOW = "slow"
     """Ranks wait, and all of them advance."""
     OK = "ok"
     INCONCLUSIVE = "inconclusive"
-    """Something waits, and the dumps do not tell for whom."""
+    """Something waits, and the dumps do not tell for whom; or too little is left to say that nothing does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from rankwatch_agent.diagnosis.hang.parse import parse_dump
 from rankwatch_agent.diagnosis.hang.plain_pickle import load_plain
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
 
+BOM = b"\xef\xbb\xbf"
 LENGTH = struct.Struct(">I")
 MAX_FILE_BYTES = 256 << 20
 """2,000 entries are 0.3 MB as a pickle and 1.1 MB as JSON."""
@@ -37,7 +38,9 @@ class Answer(msgspec.Struct, array_like=True):
 
 def main() -> None:
     """Answer until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory = MEMORY_BYTES if allowed == resource.RLIM_INFINITY else min(MEMORY_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.disable()  # plain containers of a dump hold no cycle that matters, and a dump is dropped as a whole
     output = sys.stdout.buffer
@@ -56,7 +59,7 @@ def main() -> None:
 def read_dump(path: Path, rank: int) -> Answer:
     """One file as an answer; never raises for what the file holds."""
     try:
-        data = _load(path)
+        data = _load(path).removeprefix(BOM)
         # No pickle begins with a brace.
         if data.lstrip()[:1] == b"{":
             return Answer(parse_dump(msgspec.json.decode(data), rank))

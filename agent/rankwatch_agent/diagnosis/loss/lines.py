@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rankwatch_agent.diagnosis.loss.row import Intake
+from rankwatch_agent.diagnosis.opening import open_bytes
 from rankwatch_agent.user_error import UserError
 
 MAX_LINE_BYTES = 16384
@@ -24,7 +25,7 @@ def read_lines(path: Path, intake: Intake) -> Iterator[str]:
     Raises UserError where the file cannot be read, is empty or is binary.
     """
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             yield from _lines(path, file, intake)
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from error

@@ -12,10 +12,13 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from rankwatch_agent.diagnosis.opening import open_bytes
 from rankwatch_agent.diagnosis.operations import columns
 from rankwatch_agent.user_error import UserError
 
 _BLOCK_BYTES = 8 << 20
+_MOST_BYTES = 2 << 30
+"""Of text, unpacked: 400 for each of the operations that the diagnosis takes at most."""
 _BATCH_ROWS = 1 << 17
 _GZIP = b"\x1f\x8b"
 _PARQUET = b"PAR1"
@@ -27,7 +30,7 @@ def blocks(path: Path, on_broken_row: Callable[[], None]) -> Iterator[pa.RecordB
     `on_broken_row` is called for each line of a CSV that has too few or too many columns.
     """
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             opening = file.read(4)
             file.seek(0)
             if opening[:4] == _PARQUET:
@@ -63,42 +66,49 @@ def _csv(file: IO[bytes], path: Path, on_broken_row: Callable[[], None]) -> Iter
         on_broken_row()
         return "skip"
 
-    try:
-        reader = pyarrow.csv.open_csv(
-            pa.PythonFile(file, mode="r"),
-            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES, column_names=header),
+    for lines in _lines(file, path):
+        # One block after another in this thread: a reader that reads ahead may still run when Python ends.
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(lines),
+            read_options=pyarrow.csv.ReadOptions(block_size=2 * _BLOCK_BYTES, column_names=header),
             parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=skip),
             convert_options=options,
         )
-    except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):  # a header and nothing else
-            return
-        raise
-    yield from reader
+        yield from table.to_batches()
 
 
 def _jsonl(file: IO[bytes], path: Path) -> Iterator[pa.RecordBatch]:
-    rest = b""
     options = pyarrow.json.ParseOptions(
         explicit_schema=pa.schema([(name, _plain(kind)) for name, kind in columns.ALL.items()]),
         unexpected_field_behavior="ignore",
     )
     first = True
+    for lines in _lines(file, path):
+        if first:
+            _check_first_object(lines, path)
+            first = False
+        table = pyarrow.json.read_json(
+            pa.BufferReader(lines),
+            read_options=pyarrow.json.ReadOptions(block_size=2 * _BLOCK_BYTES),
+            parse_options=options,
+        )
+        yield from _typed(table).to_batches()
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Blocks of whole lines, empty ones left out; raises UserError where a line or the text is too long."""
+    rest = b""
+    total = 0
     while True:
         read = file.read(_BLOCK_BYTES)
         whole, newline, rest = (rest + read).rpartition(b"\n") if read else (rest, b"", b"")
+        total += len(read)
         if len(rest) > _BLOCK_BYTES:
-            raise UserError(f"{path}: a line is longer than {_BLOCK_BYTES} bytes")
+            raise UserError(f"{path}: a line is longer than {_BLOCK_BYTES >> 20} MiB")
+        if total > _MOST_BYTES:
+            raise UserError(f"{path} holds more than {_MOST_BYTES >> 30} GiB of text")
         if whole.strip():
-            if first:
-                _check_first_object(whole, path)
-                first = False
-            table = pyarrow.json.read_json(
-                pa.BufferReader(whole + newline),
-                read_options=pyarrow.json.ReadOptions(block_size=2 * _BLOCK_BYTES),
-                parse_options=options,
-            )
-            yield from _typed(table).to_batches()
+            yield whole + newline
         if not read:
             return
 

@@ -123,3 +123,22 @@ def test_what_is_no_dump_is_refused(document: object) -> None:
     """One sentence says why."""
     with pytest.raises(DumpError, match=r"holds|entries"):
         parse_dump(document, 0)
+
+
+def test_dumps_of_different_versions_of_pytorch_are_judged_together() -> None:
+    """In a job with sends: an old one without status and types, one with numbers as text, a new one."""
+    job = HungJob(Shape(2, 2, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    dumps = job.dumps()
+    for rank, each in dumps.items():
+        if rank % 3 == 0:
+            each |= {"version": "2.2", "pg_status": {}}
+            for entry in each["entries"]:
+                del entry["input_dtypes"], entry["output_dtypes"]
+        elif rank % 3 == 1:
+            each["version"] = "2.10"
+            for status in each["pg_status"].values():
+                status.update({name: str(value) for name, value in status.items()})
+    verdict = diagnose([parse_dump(each, rank) for rank, each in dumps.items()])
+    assert (verdict.state, verdict.ranks) == (State.HANG, (5,))
+    assert "2.10, 2.2, 2.9" in str(verdict.evidence["notes"])

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.diagnosis.hang.engine import diagnose
+from rankwatch_agent.diagnosis.hang.parse import parse_dump
 from rankwatch_agent.diagnosis.hang.reading import read_dumps
 from rankwatch_agent.diagnosis.hang.source import read_source
+from rankwatch_agent.diagnosis.hang.verdict import State
+from rankwatch_agent.diagnosis.hang.worker import BOM
 from rankwatch_agent.user_error import UserError
 from support_hang_jobs import Fault, HungJob, Shape
 from support_recorder_pickle import recorder_pickle
@@ -157,6 +160,41 @@ def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: str) -> No
     path.write_text(text)
     with pytest.raises(UserError):
         read_source(path)
+
+
+def test_a_byte_order_mark_before_json_is_no_mistake(directory: Path) -> None:
+    """Nor are lines that end as on Windows; in a dump and in one file of all."""
+    documents = {
+        rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
+    }
+    (directory / "_dump_2").write_bytes(BOM + documents[2].encode())
+    assert read_source(directory).broken == {}
+    path = directory.parent / "all.json"
+    path.write_bytes(BOM + "\r\n".join(documents.values()).encode())
+    assert diagnose(read_source(path).snapshots).ranks == (5,)
+
+
+def test_a_number_that_is_none_of_a_rank_costs_no_memory(directory: Path) -> None:
+    """In the members of a group it makes these unknown; in the name of a file it is a mistake."""
+    document = _document(directory / "_dump_2")
+    for config in document["pg_config"].values():
+        config["ranks"] = "[0, 9999999]"
+    (directory / "_dump_2").write_bytes(recorder_pickle(document))
+    verdict = diagnose(read_source(directory).snapshots)
+    assert (verdict.ranks, verdict.missing_ranks) == ((5,), ())
+    (directory / "_dump_9999999").write_bytes(recorder_pickle(document))
+    with pytest.raises(UserError, match="rank 9999999; expected one below 131072"):
+        read_source(directory)
+
+
+def test_too_few_dumps_are_no_proof_that_nothing_hangs(tmp_path: Path) -> None:
+    """One dump of four in which nothing waits, or four that hold nothing."""
+    job = HungJob(Shape(4), 3, lead=0)
+    job.run(Fault("none", ()))
+    snapshots = [parse_dump(document, rank) for rank, document in job.dumps().items()]
+    assert diagnose(snapshots).state is State.OK
+    assert diagnose(snapshots[:1], broken={3: "it was cut off"}).state is State.INCONCLUSIVE
+    assert diagnose([parse_dump({"entries": []}, rank) for rank in range(4)]).state is State.INCONCLUSIVE
 
 
 def _document(path: Path) -> dict[str, Any]:
