@@ -48,7 +48,7 @@ def _run(config: EffectiveConfig) -> int:
     hardware = build_hardware(config.values)
     collectors = build_collectors(config.values, hardware)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
-    with Agent(config.values, collectors), closing(hardware.driver):
+    with Agent(config.values, collectors, pages=hardware.pages), closing(hardware.driver):
         _serve_until_stopped(hardware.driver)
     return 0
 

@@ -85,7 +85,7 @@ def _describe(reader: Reader, record: RawRecord) -> str:
         value, step = layout.SCALAR.unpack_from(record.payload)
         return f"{text} {value:g} at step {step}"
     if kind == RecordKind.COLLECTIVE:
-        size, number, group, _ = layout.COLLECTIVE.unpack_from(record.payload)
+        size, number, group, *_ = layout.COLLECTIVE.unpack_from(record.payload)
         return f"{text} number {number} of group {reader.name(group)}, {size} bytes"
     return text
 

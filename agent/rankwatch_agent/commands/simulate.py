@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rankwatch.errors import BlackBoxError
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 from rankwatch_agent.simulation.flags import DUMPS, HANGS, TABLES, simulate_parser
 from rankwatch_agent.simulation.hangs.fault import HangFault, HangKind, Plane
@@ -19,6 +20,8 @@ from rankwatch_agent.user_error import UserError
 
 DUMPS_FOLDER = "flight_recorder"
 TRUTH_FILE = "truth.json"
+RUN = "simulated"
+"""Name of the run in black boxes."""
 
 _NAMED = (Cause.WORKER, Cause.HOST)
 """Slowdowns that need ranks; they are chosen by chance where none is given."""
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         if form not in (expected := DUMPS if hangs else TABLES):
             raise UserError(f"--format is {form!r}, expected {' or '.join(expected)} for fault {given.fault}")
     _check_empty(given.output)
+    if given.black_boxes is not None:
+        _check_empty(given.black_boxes)
     truth = (_hang if hangs else _slowdown)(given, shape, forms)
     text = json.dumps(truth, indent=2)
     _write(lambda: (given.output / TRUTH_FILE).write_text(text + "\n"), given.output)
@@ -50,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
     # Only here: the simulation needs NumPy.
+    from rankwatch_agent.simulation.black_boxes_of_jobs import write_job_boxes
     from rankwatch_agent.simulation.fault import Fault
     from rankwatch_agent.simulation.job import Job, simulate
     from rankwatch_agent.simulation.noise import Noise
@@ -76,6 +82,9 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
             tell_work=given.work,
         )
     )
+    if given.black_boxes is not None:
+        boxes = partial(write_job_boxes, job.table, shape, given.black_boxes, run=RUN, seed=given.seed)
+        _write(boxes, given.black_boxes)
     for form in forms:
         path = given.output / f"operations.{form}"
         _write(partial(write_table, job.table, path, form), given.output)
@@ -83,6 +92,7 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
 
 
 def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
+    from rankwatch_agent.simulation.black_boxes_of_hangs import write_hang_boxes
     from rankwatch_agent.simulation.hangs.files import write_snapshots
     from rankwatch_agent.simulation.hangs.job import HangJob, simulate_hang
     from rankwatch_agent.simulation.hangs.snapshot import Recorder
@@ -94,16 +104,18 @@ def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, 
         step=min(_HANG_STEP, given.steps - 1) if given.first_step is None else given.first_step,
         occurrence=given.occurrence,
     )
-    hang = simulate_hang(
-        HangJob(
-            shape=shape,
-            fault=fault,
-            recorder=Recorder(run_ahead=given.run_ahead, only_active=given.only_active),
-            naming=Naming(given.group_names),
-            steps=given.steps,
-            seed=given.seed,
-        )
+    job = HangJob(
+        shape=shape,
+        fault=fault,
+        recorder=Recorder(run_ahead=given.run_ahead, only_active=given.only_active),
+        naming=Naming(given.group_names),
+        steps=given.steps,
+        seed=given.seed,
     )
+    hang = simulate_hang(job)
+    if given.black_boxes is not None:
+        boxes = partial(write_hang_boxes, hang, job, given.black_boxes, run=RUN)
+        _write(boxes, given.black_boxes)
     for form in forms:
         folder = given.output / (DUMPS_FOLDER if len(forms) == 1 else f"{DUMPS_FOLDER}_{form}")
         _write(partial(write_snapshots, hang.snapshots, folder, form), given.output)
@@ -130,3 +142,5 @@ def _write(write: Callable[[], Any], output: Path) -> None:
         write()
     except OSError as error:
         raise UserError(f"could not write to {output}: {error.strerror or error}") from error
+    except BlackBoxError as error:
+        raise UserError(str(error)) from error

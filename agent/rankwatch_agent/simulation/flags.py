@@ -33,6 +33,12 @@ def simulate_parser() -> SentenceParser:
         metavar="FORMAT",
         help=f"{', '.join(TABLES)}; of dumps {', '.join(DUMPS)}; can be repeated",
     )
+    parser.add_argument(
+        "--black-boxes",
+        type=Path,
+        metavar="DIR",
+        help="write one black box for each rank, too: DIR/simulated/RANK.blackbox; new or empty directory",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same job again (default 0)")
     _shape_flags(parser)
     _fault_flags(parser)

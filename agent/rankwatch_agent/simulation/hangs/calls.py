@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rankwatch_agent.simulation.hangs.fault import HangFault, HangKind, Plane
@@ -49,6 +49,19 @@ def calls_of(shape: JobShape, program: Program, steps: int, rank: int, fault: Ha
     if fault.kind is HangKind.NONE or rank not in fault.ranks:
         return Calls(tuple(calls))
     return _struck(calls, fault)
+
+
+def work_before(program: Sequence[Planned], steps: int) -> list[list[tuple[int, str]]]:
+    """For each call of a healthy rank the (step, operation) of its own that comes between the call before
+    and this one; the last list is what follows the last call."""
+    found: list[list[tuple[int, str]]] = [[]]
+    for step in range(steps):
+        for planned in program:
+            calls = sum(1 for _ in _calls(planned, step))
+            if not calls:
+                found[-1].append((step, planned.operation))
+            found.extend([] for _ in range(calls))
+    return found
 
 
 def _calls(planned: Planned, step: int) -> Iterator[Call]:

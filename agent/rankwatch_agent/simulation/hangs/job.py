@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rankwatch_agent.simulation.hangs.calls import Calls, calls_of
-from rankwatch_agent.simulation.hangs.execution import Execution
+from rankwatch_agent.simulation.hangs.execution import Execution, Track
 from rankwatch_agent.simulation.hangs.fault import DESYNC, HangFault, HangKind
 from rankwatch_agent.simulation.hangs.groups import Groups, Naming
 from rankwatch_agent.simulation.hangs.snapshot import VERSIONS, Recorder, Snapshots
@@ -76,6 +76,11 @@ class SimulatedHang:
     snapshots: Mapping[int, dict[str, Any]]
     """By rank."""
     truth: HangTruth
+    calls: Sequence[Calls]
+    """What each rank would have called, by rank."""
+    tracks: Sequence[Track]
+    """How far it came, by rank."""
+    groups: Groups
 
 
 def simulate_hang(job: HangJob) -> SimulatedHang:
@@ -95,6 +100,9 @@ def simulate_hang(job: HangJob) -> SimulatedHang:
             if rank not in lost
         },
         truth=_truth(job, groups, calls, execution),
+        calls=calls,
+        tracks=execution.tracks,
+        groups=groups,
     )
 
 

@@ -1,0 +1,1 @@
+"""Everything about a run at once, from a directory of black boxes, live or dead."""
