@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch.nn.utils import clip_grad_norm_
 
@@ -45,11 +43,12 @@ def train(
             loss = torch.zeros((), device=device)
             for number, text in enumerate(micro_batches.to(device, non_blocking=True), start=1):
                 # gradients of all micro-batches add up locally; the last backward reduces them
-                with nullcontext() if number == config.accumulation else model.no_sync():
+                with injection.reduction(model, last=number == config.accumulation):
                     with run.phase("forward"):
                         micro_loss = injection.strike(model(text)) / config.accumulation
                     with run.phase("backward"):
                         micro_loss.backward()
+                        injection.call_other(micro_loss)
                 loss += micro_loss.detach()
             with run.phase("optimizer"):
                 gradient_norm = clip_grad_norm_(parameters, config.clip_norm)

@@ -49,3 +49,22 @@ def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> No
     record = end_record(output)
     assert record["outcome"] == "preempted"
     assert plain_store(tmp_path).newest_good() == record["last_step"]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("fault", "last_step"),
+    [("skip-collective", 3), ("other-collective", 2), ("data-stuck", 2)],
+)
+def test_a_rank_out_of_line_hangs_the_job_until_the_timeout_of_collectives(
+    fault: str, last_step: int, tmp_path: Path
+) -> None:
+    """In the struck step; a skipped collective only at the checkpoint, of which rank 0 is a step short."""
+    flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "4")
+    hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "3")
+    with started_ranks(2, (*flags, *hang)) as ranks:
+        output, errors = ranks[0].communicate(timeout=DEADLINE_SECONDS)
+    assert ranks[0].returncode == 1
+    assert "Timed out waiting 3000ms" in errors
+    record = end_record(output)
+    assert (record["outcome"], record["last_step"]) == ("failed", last_step)

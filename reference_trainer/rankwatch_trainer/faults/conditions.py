@@ -12,11 +12,15 @@ class Conditions:
     compute_factor: float = 1.0
     """How many times as long the layers take."""
     batch_delay_seconds: float = 0.0
-    """How much later each batch comes."""
+    """How much later each batch comes; infinity for never."""
     learning_rate_factor: float = 1.0
     stall_seconds: float = 0.0
     """Time this rank stops for in its next forward; infinity for ever."""
     killed: bool = False
+    gradients_are_reduced: bool = True
+    """False: this rank leaves out the all-reduce of its gradients."""
+    calls_broadcast: bool = False
+    """This rank calls a broadcast after its backward."""
     loss_is_nan: bool = False
     checkpoint_write_fails: bool = False
     checkpoint_is_corrupted: bool = False

@@ -8,9 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rankwatch_trainer.faults.conditions import Conditions
@@ -49,7 +52,7 @@ class Injection:
         """The batches, later where the data is slow."""
         for batch in batches:
             if self.conditions.batch_delay_seconds > 0:
-                self._sleep(self.conditions.batch_delay_seconds)
+                self._pause(self.conditions.batch_delay_seconds)
             yield batch
 
     def strike(self, loss: Tensor) -> Tensor:
@@ -57,9 +60,19 @@ class Injection:
         if self.conditions.killed:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.conditions.stall_seconds > 0:
-            self._stall(self.conditions.stall_seconds)
+            self._pause(self.conditions.stall_seconds)
             self.conditions.stall_seconds = 0.0  # once per step, not once per micro-batch
         return loss * math.nan if self.conditions.loss_is_nan else loss
+
+    def reduction(self, model: DistributedDataParallel, *, last: bool) -> AbstractContextManager[None]:
+        """Around a micro-batch: the backward of the last one reduces the gradients, if this rank does."""
+        return nullcontext() if last and self.conditions.gradients_are_reduced else model.no_sync()
+
+    def call_other(self, loss: Tensor) -> None:
+        """Follows a backward; here a rank waits for a broadcast that nobody sends."""
+        if self.conditions.calls_broadcast:
+            self.conditions.calls_broadcast = False  # once per step, not once per micro-batch
+            dist.broadcast(loss.detach().clone(), src=(self._rank + 1) % dist.get_world_size())
 
     def raise_learning_rate(self, optimizer: Optimizer) -> None:
         """Scales the learning rate of this step; the schedule sets the next one afresh."""
@@ -77,7 +90,7 @@ class Injection:
             content = content[:middle] + flipped + content[middle + 16 :]
         path.write_bytes(content)
 
-    def _stall(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         while math.isinf(seconds):
             self._sleep(3600)  # for ever: time.sleep refuses infinity
         self._sleep(seconds)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from rankwatch_trainer.faults.file import FaultFile
 from rankwatch_trainer.faults.injection import Injection
@@ -39,6 +43,42 @@ def test_slow_data_delays_the_batch_of_the_steps_it_is_active_in() -> None:
     delays = [len(slept) for _ in zip(faults.steps(1, 3), batches, strict=False)]
     assert delays == [0, 1, 1]
     assert slept == [0.5]
+
+
+def test_data_that_is_stuck_never_comes() -> None:
+    """The rank sleeps again and again, for less than infinity each time."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise InterruptedError
+
+    faults = Injection(0, [parse_fault("data-stuck:from=2", present_step=1, world_size=4)], sleep=sleep)
+    batches = faults.delayed(torch.zeros(1) for _ in range(3))
+    with pytest.raises(InterruptedError):
+        for _ in zip(faults.steps(1, 3), batches, strict=False):
+            assert not slept, "the batch of step 1 comes at once"
+    assert all(0 < seconds < math.inf for seconds in slept)
+
+
+@pytest.mark.parametrize("fault", ["skip-collective", "other-collective"])
+def test_a_rank_out_of_line_keeps_its_gradients_in_that_step_only(fault: str) -> None:
+    """The last backward of a step reduces them otherwise, and no other one does."""
+
+    class Model:
+        """Has what DDP has for a backward without a reduction."""
+
+        def no_sync(self) -> AbstractContextManager[None]:
+            return quiet
+
+    quiet = nullcontext()
+    faults = injection(f"{fault}:from=2")
+    model = cast(DistributedDataParallel, Model())
+    seen = [
+        [faults.reduction(model, last=last) is quiet for last in (False, True)] for _ in faults.steps(1, 3)
+    ]
+    assert seen == [[True, False], [True, True], [True, False]]
 
 
 def test_a_stall_with_an_end_happens_once_in_its_step() -> None:
