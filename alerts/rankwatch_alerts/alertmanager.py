@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.duration import duration
-from rankwatch_alerts.names import Alert
+from rankwatch_alerts.names import RANK_KNOWN, RANK_UNKNOWN, Alert
 
 PAGE, TICKET, NULL = "page", "ticket", "null"
 """Receivers: someone is woken, someone is told in working hours, nobody is told."""
@@ -44,10 +44,25 @@ def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> d
 def _inhibit_rules() -> list[dict[str, object]]:
     """What explains what: a lost rank stalls the run, and a run that stands still has no pace to judge."""
     of_run = ["cluster", "run"]
-    judged_by_pace = (Alert.STRAGGLER, Alert.LOSS_DIVERGING, Alert.CHECKPOINT_STALE)
+    stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED)
+    judged_by_pace = (
+        Alert.STRAGGLER,
+        Alert.SLOW_STAGE,
+        Alert.DATA_IMBALANCE,
+        Alert.DATA_STARVATION,
+        Alert.NETWORK_DEGRADED,
+        Alert.JITTER,
+        Alert.LOSS_DIVERGING,
+        Alert.CHECKPOINT_STALE,
+    )
     return [
-        _inhibit((Alert.RANK_LOST,), (Alert.RUN_STALLED, *judged_by_pace), of_run),
-        _inhibit((Alert.RUN_STALLED,), judged_by_pace, of_run),
+        _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run),
+        _inhibit(stalls, judged_by_pace, of_run),
+        {
+            "source_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_KNOWN}"', _OF_A_RUN],
+            "target_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_UNKNOWN}"', _OF_A_RUN],
+            "equal": of_run,
+        },
         _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
         {
             "source_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="critical"', _OF_A_RUN],

@@ -43,12 +43,45 @@ class RuleConfig:
     cause_share: float = 0.5
     """A cause is named when it holds more than this share of the rank's excess."""
 
+    cause_cost: float = 0.05
+    """Least share of the step that a cause must take which names no rank. More than a straggler's: there
+    is no node to replace, and a few percent of waiting are in every run."""
+    cause_for_seconds: float = 600.0
+    """Persistence of causes that name no rank. Longer than `step_window_seconds`, as a straggler's."""
+    stage_ratio: float = 1.15
+    """Median compute of a stage over that of the others from which it is too heavy: embedding and head
+    make the end stages heavier by design, and planners accept some 10 %."""
+    stage_every_rank_ratio: float = 1.10
+    """What every rank of a heavy stage must reach, the fastest too; else single ranks are slow."""
+    stage_cohort_ranks: int = 2
+    """Fewest ranks in each stage: of a stage with one rank nobody can tell which of both is slow."""
+    imbalance_sigma: float = 0.05
+    """Least spread of microbatches, or of steps, that is shared by forward and backward or explained
+    by work; batches of fixed length stay below 0.01."""
+    imbalance_correlation: float = 0.5
+    """Least correlation with work, or of forward with backward: that of noise is 0."""
+    starvation_share: float = 0.10
+    """Share of the step from which waiting for data is too much: what loading hides costs nothing."""
+    jitter_ranks: int = 3
+    """Fewest ranks with late steps: of two nobody can say that it strikes all in turn."""
+    jitter_rank_share: float = 0.5
+    """Most of the lateness that one rank may hold; with more it is that rank's own affair."""
+    network_growth: float = 1.5
+    """Transfer time over its own past from which the network is to blame: shared fabrics vary by 10 to
+    20 % from hour to hour, and one node of a group sees part of the waiting."""
+    network_past_seconds: float = 21600.0
+    """The past with which transfers are compared: their median over it."""
+    network_least_past_seconds: float = 1800.0
+    """Least of it that must be there; a run that has just begun has no past."""
+
     stall_floor_seconds: float = 60.0
     """Least time without progress that may be called a stall, whatever was learnt."""
     stall_fallback_seconds: float = 1800.0
     """Timeout while none is learnt yet (start-up, compilation): PyTorch's process-group default."""
     stall_for_seconds: float = 30.0
-    """How long a run must stay past its timeout."""
+    """How long a run must stay past its timeout; twice that where no rank can be named."""
+    stall_culprits_most: float = 16.0
+    """Most ranks named in one stall, two nodes of 8; past it the stall is told without ranks."""
 
     confirm_seconds: float = 30.0
     """`for` of alerts on facts that need no persistence: two evaluations, so that one torn scrape
@@ -102,10 +135,16 @@ class RuleConfig:
                 f"absence_memory_seconds is {self.absence_memory_seconds}; "
                 f"expected more than absence_window_seconds ({self.absence_window_seconds})"
             )
-        if self.straggler_for_seconds <= self.step_window_seconds:
+        for name in ("straggler_for_seconds", "cause_for_seconds"):
+            if getattr(self, name) <= self.step_window_seconds:
+                raise RuleConfigError(
+                    f"{name} is {getattr(self, name)}; "
+                    f"expected more than step_window_seconds ({self.step_window_seconds})"
+                )
+        if self.network_least_past_seconds >= self.network_past_seconds:
             raise RuleConfigError(
-                f"straggler_for_seconds is {self.straggler_for_seconds}; "
-                f"expected more than step_window_seconds ({self.step_window_seconds})"
+                f"network_least_past_seconds is {self.network_least_past_seconds}; "
+                f"expected less than network_past_seconds ({self.network_past_seconds})"
             )
 
     def scaled(self, time_scale: float) -> RuleConfig:
@@ -141,6 +180,9 @@ _LEAST_SCRAPES = {
     "step_window_seconds": 10,
     "event_window_seconds": 15,
     "straggler_for_seconds": 12,
+    "cause_for_seconds": 12,
+    "network_past_seconds": 90,
+    "network_least_past_seconds": 30,
     "stall_floor_seconds": 10,
     "stall_fallback_seconds": 60,
     "stall_for_seconds": 2,

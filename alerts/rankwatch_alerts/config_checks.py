@@ -17,7 +17,15 @@ SHORTEST_SECONDS = 0.001
 LONGEST_SECONDS = 365 * 86400.0
 """A year: no run, and no rule about one, looks further."""
 
-_SHARES = ("straggler_cost", "cause_share")
+_SHARES = (
+    "straggler_cost",
+    "cause_share",
+    "cause_cost",
+    "imbalance_sigma",
+    "imbalance_correlation",
+    "starvation_share",
+    "jitter_rank_share",
+)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 # Alert and dashboard are appended as a path, and Prometheus expands braces in annotations.
 _URL = re.compile(r"https?://[^\s{}?#\"\\]+")

@@ -9,7 +9,13 @@ class Alert(StrEnum):
     """Name of an alert; its runbook is runbooks/<name>.md."""
 
     STRAGGLER = "RankwatchStraggler"
+    SLOW_STAGE = "RankwatchSlowStage"
+    DATA_IMBALANCE = "RankwatchDataImbalance"
+    DATA_STARVATION = "RankwatchDataStarvation"
+    NETWORK_DEGRADED = "RankwatchNetworkDegraded"
+    JITTER = "RankwatchJitter"
     RUN_STALLED = "RankwatchRunStalled"
+    COLLECTIVES_DESYNCHRONISED = "RankwatchCollectivesDesynchronised"
     RANK_LOST = "RankwatchRankLost"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"
@@ -18,6 +24,9 @@ class Alert(StrEnum):
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
     COLLECTOR_FAILING = "RankwatchCollectorFailing"
 
+
+RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"
+"""Reasons of a stall: with the ranks the run waits for, and without."""
 
 ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)
 

@@ -56,6 +56,7 @@ def test_a_stall_holds_back_the_straggler_of_its_own_run_and_nothing_else(tmp_pa
         _alert(stall, "critical", run="a"),
         _alert(straggler, "warning", run="a", rank="3", node="n"),
         _alert("RankwatchLossDiverging", "critical", run="a"),
+        _alert("RankwatchJitter", "warning", run="a"),
         _alert("RankwatchCheckpointFailed", "warning", run="a", rank="0", node="n"),
         _alert(straggler, "warning", run="b", rank="3", node="n"),
         _alert(straggler, "critical", run="c", rank="1", node="n"),
@@ -64,12 +65,16 @@ def test_a_stall_holds_back_the_straggler_of_its_own_run_and_nothing_else(tmp_pa
         _alert("RankwatchCollectorFailing", "warning", collector="host", node="n"),
         _alert("RankwatchRankLost", "critical", run="d", rank="0", node="n"),
         _alert(stall, "critical", run="d"),
+        _alert(stall, "critical", run="e", reason="rank_unknown"),
+        _alert("RankwatchCollectivesDesynchronised", "critical", run="e", reason="rank_known", rank="5"),
     ]
     held_back = {
         (straggler, "warning", "a", "3"),
         ("RankwatchLossDiverging", "critical", "a", ""),
+        ("RankwatchJitter", "warning", "a", ""),
         (straggler, "warning", "c", "1"),
         (stall, "critical", "d", ""),
+        (stall, "critical", "e", ""),
     }
     with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", alerts)

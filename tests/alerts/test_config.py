@@ -47,6 +47,8 @@ def test_at_every_scale_times_hold_enough_scrapes(time_scale: float) -> None:
     config = RuleConfig().scaled(time_scale)
     assert config.step_window_seconds >= 4 * config.scrape_interval_seconds
     assert config.straggler_for_seconds > config.step_window_seconds
+    assert config.cause_for_seconds > config.step_window_seconds
+    assert config.network_past_seconds > config.network_least_past_seconds
     assert config.absence_memory_seconds > config.absence_window_seconds
 
 
@@ -68,6 +70,9 @@ def test_every_field_tells_what_it_means() -> None:
         ({"cause_share": 1.0}, "cause_share is 1.0; expected a share below 1"),
         ({"confirm_seconds": 1e12}, "confirm_seconds is 1000000000000.0; expected a number of seconds from"),
         ({"straggler_for_seconds": 300.0}, "straggler_for_seconds is 300.0; expected more than step_window"),
+        ({"cause_for_seconds": 300.0}, "cause_for_seconds is 300.0; expected more than step_window"),
+        ({"network_least_past_seconds": 3e4}, "network_least_past_seconds is 30000.0; expected less than"),
+        ({"jitter_rank_share": 1.0}, "jitter_rank_share is 1.0; expected a share below 1"),
         ({"agent_job": 'a"b'}, "agent_job is 'a\"b'; expected a name of letters"),
         ({"absence_memory_seconds": 60.0}, "absence_memory_seconds is 60.0; expected more than"),
     ],

@@ -18,7 +18,8 @@ from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.lint.targets import Target, filled_in, targets
 from support_prometheus import poll, prometheus, query
 
-RANKS = 4
+RANKS = 8
+STAGES = 2
 SLOW_RANK = 2
 STEPS_PER_SECOND = 4.0
 SECONDS_FOR_ALL = 45.0
@@ -32,16 +33,19 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.OUTCOME: ("success", "failure"),
     Label.MODE: ("user", "idle"),
     Label.STATE: ("running",),
-    Label.STAGE: ("",),
 }
 """Values of labels; any other label has the value x."""
+
+
+def _of_rank(rank: int) -> dict[Label, tuple[str, ...]]:
+    return {Label.RANK: (str(rank),), Label.STAGE: (str(rank % STAGES),)}
 
 
 def _label_sets(metric: Metric, rank: int) -> Iterator[dict[str, str]]:
     """One set per combination of values on the node of a rank."""
     sets: list[dict[str, str]] = [{"node": f"n{rank}", "cluster": "c"}]
     for label in metric.labels:
-        values = (str(rank),) if label is Label.RANK else _VALUES.get(label, ("x",))
+        values = _of_rank(rank).get(label) or _VALUES.get(label, ("x",))
         sets = [{**each, str(label): value} for each in sets for value in values]
     yield from sets
 
@@ -66,7 +70,7 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
 
 
 def _exposition(began: float) -> str:
-    """Every declared metric with plausible values, as an agent on each of four nodes would serve it."""
+    """Every declared metric with plausible values, as an agent on each of eight nodes would serve it."""
     now = time.time()
     lines = []
     for metric in METRICS:

@@ -30,6 +30,19 @@ def matchers(*labels: str) -> str:
     return " ".join(f"$labels.{each}" for each in labels)
 
 
+def looked_up(query: str, of: tuple[str, ...], shown: str, none: str, *, by: str = "") -> str:
+    """A fragment made from the answer to a query, looked up when the alert fires.
+
+    `query` holds one `%q` per label of `of`; `shown` is the template of the answer, which is `.`;
+    `none` stands for an empty answer; `by` is a label to sort by, where the answer may hold several series.
+    """
+    ordered = f' | sortByLabel "{by}"' if by else ""
+    return (
+        f"{{{{ with printf `{query}` {matchers(*of)} | query{ordered} }}}}"
+        f"{shown}{{{{ else }}}}{none}{{{{ end }}}}"
+    )
+
+
 def listed(query: str, of: tuple[str, ...], shown: str, none: str, *, by: str = "") -> str:
     """A fragment that lists the series of a query, looked up when the alert fires.
 

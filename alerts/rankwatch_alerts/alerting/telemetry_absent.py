@@ -23,6 +23,8 @@ OF_RANKS_THAT_HAD_THEM: tuple[str, ...] = (
     "rankwatch_scalar_nonfinite_total",
     "rankwatch_loss_deviation",
     "rankwatch_checkpoint_operations_total",
+    "rankwatch_late_step_seconds_total",
+    "rankwatch_step_variation_total",
 )
 """Metrics not every run has, but which must not vanish from a running rank that had them."""
 

@@ -55,10 +55,16 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         RecordingRule(
             record="run:rankwatch_progress_timeout_seconds:max",
+            # A rank without one does what its history does not hold: it starts, or saves for the first time.
             expression=promql(f"""
                 clamp_min(
                   max by (cluster, run) (rankwatch_progress_timeout_seconds),
                   {config.stall_floor_seconds:g}
+                )
+                unless on (cluster, run)
+                (
+                  max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}} == 1)
+                  unless on (cluster, run, rank) rankwatch_progress_timeout_seconds
                 )
                 or
                 0 * run:rankwatch_ranks_running:sum + {config.stall_fallback_seconds:g}

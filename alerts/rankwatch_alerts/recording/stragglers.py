@@ -1,4 +1,4 @@
-"""Which rank's local work stands out among ranks that do the same work, and what it costs.
+"""How far each rank's local work stands out among ranks that do the same work.
 
 In synchronous training every rank has the step time of the slowest, so step time names nobody. The
 time a rank works before it must wait for the others does; it is compared with the median of the
@@ -18,7 +18,7 @@ STAGE = "cluster, run, stage"
 
 
 def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """From cohort medians over work-adjusted residuals to the suspected stragglers."""
+    """From cohort medians to work-adjusted residuals, and the excess of each rank."""
     return (
         RecordingRule(
             record="stage:rankwatch_step_local_seconds:median",
@@ -47,7 +47,6 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 stage:rankwatch_step_local_seconds:median
             """),
         ),
-        _suspect_rule(config),
     )
 
 
@@ -108,41 +107,4 @@ def _adjusted_rules() -> tuple[RecordingRule, ...]:
                 )
             """),
         ),
-    )
-
-
-def _suspect_rule(config: RuleConfig) -> RecordingRule:
-    """The slowdown of each rank that fulfils every condition; nothing for all others.
-
-    Both the raw and the work-adjusted time must stand out: a rank with more tokens is no straggler,
-    and neither is one with fewer tokens whose fixed costs make it look slow per token.
-    """
-    residual = f"{config.straggler_residual:g}"
-    return RecordingRule(
-        record="rank:rankwatch_straggler:slowdown",
-        expression=promql(f"""
-            rank:rankwatch_step_seconds:mean
-            / (rank:rankwatch_step_seconds:mean - rank:rankwatch_step_local_seconds:excess)
-            and
-            (rank:rankwatch_step_local_seconds:residual > {residual})
-            and
-            (
-              rank:rankwatch_step_local_seconds:excess
-              > on ({STAGE}) group_left () ({residual} * stage:rankwatch_step_local_seconds:median)
-            )
-            and
-            (
-              rank:rankwatch_step_local_seconds:work_adjusted
-              - on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:work_adjusted_median
-              > on ({STAGE}) group_left ()
-              ({config.straggler_spread_factor:g} * stage:rankwatch_step_local_seconds:work_adjusted_mad)
-            )
-            and
-            (
-              rank:rankwatch_step_local_seconds:excess
-              > {config.straggler_cost:g} * rank:rankwatch_step_seconds:mean
-            )
-            and on ({STAGE})
-            (stage:rankwatch_ranks:count >= {config.straggler_cohort_ranks})
-        """),
     )

@@ -23,12 +23,14 @@ from rankwatch_dashboards.run_debug import (
     step_split,
     telemetry,
     who_is_slow,
+    why_slow,
 )
 
 ROWS: tuple[tuple[str, Callable[[RuleConfig], tuple[Panel, ...]]], ...] = (
     ("Is it making progress?", lambda _: progress.PANELS),
     ("Where does the step go?", lambda _: step_split.PANELS),
     ("Who is slow?", who_is_slow.panels),
+    ("No rank to blame?", why_slow.panels),
     ("Is it learning?", learning.panels),
     ("Could work be lost?", checkpoints.panels),
     ("Collectives", lambda _: collectives.PANELS),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rankwatch_dashboards.panels import Panel, Query
-from rankwatch_dashboards.selectors import RANKS, RUN, most
+from rankwatch_dashboards.selectors import MOST_SERIES, RANKS, RUN, most
 
 _BY = "sum by (group, operation)"
+_PLACE = "cluster, run, group, members, source"
 
 PANELS = (
     Panel(
@@ -41,11 +42,47 @@ PANELS = (
         queries=(
             Query(
                 expression=most(
-                    f"max by (cluster, run, group) (rankwatch_collective_last_completed{{{RUN}}}) "
-                    "- on (cluster, run, group) group_right () "
+                    f"max by ({_PLACE}) (rankwatch_collective_last_completed{{{RUN}}}) "
+                    f"- on ({_PLACE}) group_right () "
                     f"rankwatch_collective_last_completed{{{RANKS}}}"
                 ),
-                legend="rank {{rank}} on {{node}} {{group}}",
+                legend="rank {{rank}} on {{node}} {{group}} of {{members}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Wait share per rank",
+        description="Share of the step that a rank waits in collectives for others of its node; the lowest "
+        "20. The low line is the rank that the others wait for.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expression=f"bottomk({MOST_SERIES}, rank:rankwatch_collective_wait:share{{{RANKS}}})",
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Transfer time per collective",
+        description="Time of the last arriver, the least over the nodes: waiting is left out. A rise with "
+        "local time unchanged is the network: RankwatchNetworkDegraded.",
+        unit="s",
+        queries=(
+            Query(
+                expression=most(f"group:rankwatch_collective_transfer_seconds:mean{{{RUN}}}"),
+                legend="{{group}} of {{members}} {{operation}} {{size_class}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Bus bandwidth",
+        description="Bytes on the bus per second of transfer, by the formulas of nccl-tests. Compare it with "
+        "what nccl-tests reach on the same nodes; small collectives are bound by latency.",
+        unit="Bps",
+        queries=(
+            Query(
+                expression=most(f"group:rankwatch_collective_bus_bandwidth:max{{{RUN}}}"),
+                legend="{{group}} of {{members}} {{operation}} {{size_class}}",
             ),
         ),
     ),

@@ -1,0 +1,117 @@
+"""Which ranks of a stalled run are out of line: every rank waits, and the collectives do not match.
+
+The rank that differs from the majority of its group in the operation, or else in the number of
+collectives, is out of line; without a majority nobody is.
+"""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.stall_missing import MISSING
+from rankwatch_alerts.recording.stall_places import (
+    ENQUEUED,
+    GROUP,
+    INCOMPLETE,
+    LIVING,
+    MEMBER,
+    RANK,
+    RUN,
+    WAITING,
+    recorded,
+)
+from rankwatch_alerts.rules import RecordingRule
+
+ALL_WAIT = "run:rankwatch_stall_all_waiting:count"
+COMPLETED = "rank_group:rankwatch_collective_last_completed:stalled"
+SIGNATURE = "rank_group:rankwatch_collective_oldest_incomplete_signature:stalled"
+OUT_OF_LINE = "rank_group:rankwatch_collectives_out_of_line:bool"
+DESYNC = "run:rankwatch_collectives_desynchronised:bool"
+
+
+def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Another operation at the same place; or else another number, where all ranks started together.
+
+    A rank that restarted alone counts afresh: the numbers then say nothing. Nor do they where the hooks of
+    one rank began later than those of its peers, and PyTorch's own numbers are equal.
+    """
+    own = f'(rankwatch_collective_last_enqueued{{source="flight_recorder"}} and on ({RANK}) {LIVING})'
+    starts = f"rankwatch_rank_start_timestamp_seconds and on ({RANK}) {LIVING}"
+    recorder = '{source="flight_recorder"}'
+    return (
+        recorded(
+            ALL_WAIT,
+            f"""
+            (count by ({RUN}) ({WAITING}) == count by ({RUN}) ({LIVING}))
+            unless on ({RUN})
+            {MISSING}
+            """,
+        ),
+        recorded(
+            COMPLETED,
+            f"""
+            max by ({MEMBER}) (
+              rankwatch_collective_last_completed{recorder}
+              and on ({RANK}) {LIVING}
+            )
+            """,
+        ),
+        recorded(
+            SIGNATURE,
+            f"""
+            max by ({MEMBER}) (
+              rankwatch_collective_oldest_incomplete_signature{recorder}
+              and on ({MEMBER})
+              ({COMPLETED} == on ({GROUP}) group_left () quantile by ({GROUP}) (0.5, {COMPLETED}))
+              and on ({MEMBER}) {INCOMPLETE}
+              and on ({RUN}) {ALL_WAIT}
+            )
+            """,
+        ),
+        recorded(
+            OUT_OF_LINE,
+            f"""
+            label_replace({_minority(SIGNATURE, INCOMPLETE)},
+              "reason", "operation", "", ""
+            )
+            or on ({RUN})
+            label_replace({_minority(ENQUEUED, ENQUEUED)}
+              unless on ({GROUP}) (max by ({GROUP}) {own} == min by ({GROUP}) {own})
+              and on ({RUN}) {ALL_WAIT}
+              and on ({RUN})
+              (
+                max by ({RUN}) ({starts})
+                - min by ({RUN}) ({starts})
+                < {config.stall_fallback_seconds:g}
+              ),
+              "reason", "number", "", ""
+            )
+            """,
+        ),
+        recorded(
+            DESYNC,
+            f"""
+            group by ({RUN}) ({OUT_OF_LINE})
+            or
+            group by ({RUN}) (max by ({GROUP}) ({SIGNATURE}) != min by ({GROUP}) ({SIGNATURE}))
+            """,
+        ),
+    )
+
+
+def _minority(series: str, among: str) -> str:
+    """Ranks that differ from what most of their group have, of those that have `among`.
+
+    The median of values of which most are the same is that value.
+    """
+    median = f"quantile by ({GROUP}) (0.5, {series})"
+    return f"""
+              group by ({MEMBER}) (
+                {series}
+                != on ({GROUP}) group_left ()
+                {median}
+              )
+              and on ({GROUP})
+              (
+                2 * count by ({GROUP}) ({series} == on ({GROUP}) group_left () {median})
+                > count by ({GROUP}) ({among})
+              )"""

@@ -1,0 +1,171 @@
+"""Data imbalance: steps or microbatches of unequal work, for which the ranks wait in turn.
+
+Seen in three ways: a rank's own time follows the work of its steps; forward and backward of the same
+microbatch are long together (noise strikes each by itself); some ranks get more work than others.
+"""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.duration import duration
+from rankwatch_alerts.promql import promql
+from rankwatch_alerts.recording.steps import RANK
+from rankwatch_alerts.recording.stragglers import STAGE
+from rankwatch_alerts.rules import RecordingRule
+
+EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
+"""Standard deviations by which the largest of that many normal values lies above the mean, expected:
+the leading term of extreme-value theory, and a constant that keeps it within 5 % of the exact value for
+2 to 1,024."""
+
+_PAIRS = {"work": ("local", "work"), "microbatches": ("forward", "backward")}
+"""By what explains the variation: the two terms that vary together because of it."""
+
+
+def variation_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """From squared deviations over what is shared in them to what it costs the run."""
+    window = duration(config.step_window_seconds)
+    return (
+        RecordingRule(
+            record="run:rankwatch_step_waiting:share",
+            expression=promql("""
+                quantile by (cluster, run) (
+                  0.5,
+                  1 - rank:rankwatch_step_local_seconds:mean / (rank:rankwatch_step_seconds:mean > 0)
+                )
+            """),
+        ),
+        RecordingRule(
+            record="rank:rankwatch_step_variation:mean",
+            expression=promql(f"""
+                sum by ({RANK}, term) (rate(rankwatch_step_variation_total[{window}]))
+                / on ({RANK}) group_left (stage)
+                rank:rankwatch_steps:rate
+            """),
+        ),
+        RecordingRule(
+            record="rank_cause:rankwatch_step_variation:covariance",
+            expression="or\n".join(_covariance(cause, *pair) for cause, pair in _PAIRS.items()),
+        ),
+        RecordingRule(
+            record="rank_cause:rankwatch_step_variation:correlation",
+            expression="or\n".join(_correlation(cause, *pair) for cause, pair in _PAIRS.items()),
+        ),
+        _sigma_rule(window),
+        *_imbalance_rules(config),
+    )
+
+
+def _term(name: str) -> str:
+    return f'rank:rankwatch_step_variation:mean{{term="{name}"}}'
+
+
+def _covariance_of(cause: str) -> str:
+    return f'rank_cause:rankwatch_step_variation:covariance{{cause="{cause}"}}'
+
+
+def _labelled(cause: str, expression: str) -> str:
+    return f'label_replace(\n{expression},\n  "cause", "{cause}", "", ""\n)\n'
+
+
+def _covariance(cause: str, one: str, other: str) -> str:
+    on = f"on ({RANK}, stage)"
+    both = f"{_term(f'{one}_and_{other}')} - {on} {_term(one)} - {on} {_term(other)}"
+    return _labelled(cause, f"  ({both}) / 2")
+
+
+def _correlation(cause: str, one: str, other: str) -> str:
+    on = f"on ({RANK}, stage)"
+    return _labelled(
+        cause, f"  {_covariance_of(cause)}\n  / {on}\n  sqrt({_term(one)} * {on} {_term(other)} > 0)"
+    )
+
+
+def _sigma_rule(window: str) -> RecordingRule:
+    """Of the step's own time. Work explains covariance over its spread; of microbatches, which add up,
+    the spread shrinks with the root of their number."""
+    on = f"on ({RANK}, stage)"
+    microbatches = promql(f"""
+          sqrt(
+            ({_covariance_of("microbatches")} > 0)
+            / on ({RANK}) group_left ()
+            (
+              sum by ({RANK}) (rate(rankwatch_step_microbatches_total[{window}]))
+              / on ({RANK})
+              (sum by ({RANK}) (rank:rankwatch_steps:rate))
+              > 0
+            )
+          )
+    """)
+    work = f"  ({_covariance_of('work')} > 0)\n  / {on}\n  sqrt({_term('work')} > 0)"
+    return RecordingRule(
+        record="rank_cause:rankwatch_step_variation:sigma",
+        expression=_labelled("work", work) + "or\n" + _labelled("microbatches", microbatches.rstrip()),
+    )
+
+
+def _imbalance_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """What each kind of imbalance costs, as a share of the step, where it passes its test."""
+    return (
+        RecordingRule(
+            record="run_cause:rankwatch_data_imbalance:share",
+            expression=_uneven_steps(config) + "or\n" + _uneven_ranks(config),
+        ),
+        RecordingRule(
+            record="run:rankwatch_data_imbalance:share",
+            # More than the ranks wait it cannot cost.
+            expression=promql(f"""
+                (
+                  max by (cluster, run) (run_cause:rankwatch_data_imbalance:share)
+                  < on (cluster, run)
+                  run:rankwatch_step_waiting:share
+                  or
+                  run:rankwatch_step_waiting:share
+                  and on (cluster, run)
+                  max by (cluster, run) (run_cause:rankwatch_data_imbalance:share)
+                )
+                > {config.cause_cost:g}
+            """),
+        ),
+    )
+
+
+def _uneven_steps(config: RuleConfig) -> str:
+    ranks = "max by (cluster, run) (stage:rankwatch_ranks:count)"
+    cause = "cluster, run, cause"
+    return promql(f"""
+        quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:sigma)
+        * on (cluster, run) group_left ()
+        {EXPECTED_MAXIMUM.format(ranks=f"({ranks} > 1)")}
+        * on (cluster, run) group_left ()
+        (1 - run:rankwatch_step_waiting:share)
+        and on ({cause})
+        (
+          quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:correlation)
+          > {config.imbalance_correlation:g}
+        )
+        and on ({cause})
+        (
+          quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:covariance)
+          > {config.imbalance_sigma**2:g}
+        )
+    """)
+
+
+def _uneven_ranks(config: RuleConfig) -> str:
+    """Ranks that take longer because they have more work, and do not per unit of work."""
+    rank = f"on ({RANK}, stage)"
+    return promql(f"""
+        label_replace(
+          max by (cluster, run) (
+            rank:rankwatch_step_local_seconds:excess / {rank} (rank:rankwatch_step_seconds:mean > 0)
+            and {rank}
+            (rank:rankwatch_step_work:relative > {1 + config.straggler_residual:g})
+            and {rank}
+            (rank:rankwatch_step_local_seconds:residual < {config.straggler_residual:g})
+            and on ({STAGE})
+            (stage:rankwatch_ranks:count > 1)
+          ),
+          "cause", "ranks", "", ""
+        )
+    """)
