@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankwatch_agent.collection import Collector
 from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.export.exposition import Exposition, constant_labels
+from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.serving.access import build_token, warning_if_open
 from rankwatch_agent.serving.pages import build_routes
 from rankwatch_agent.serving.server import MetricsServer, join_address
@@ -36,15 +37,21 @@ OTLP_STOP_SECONDS = 0.5
 class Agent:
     """Runs while the `with` block does.
 
+    pages: is told where to take the metrics from, for evidence of incidents.
+
     Raises UserError where the address, a certificate or a token cannot be used.
     """
 
-    def __init__(self, config: AgentConfig, collectors: Sequence[Collector]) -> None:
+    def __init__(
+        self, config: AgentConfig, collectors: Sequence[Collector], *, pages: MetricsPages | None = None
+    ) -> None:
         self._config = config
         self._supervisor = Supervisor(collectors, version=version())
         self._otlp = _build_otlp(config, self._supervisor.snapshot)
         snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
+        if pages is not None:
+            pages.connect(lambda: exposition.render(snapshot(), accept="", accept_encoding="gzip").body)
         token = build_token(config.bearer_token_file)
         self._server = MetricsServer(
             config.address(),

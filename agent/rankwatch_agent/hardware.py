@@ -1,4 +1,4 @@
-"""What the collectors of the hardware plane share: the driver, the GPUs it told of, the XID errors."""
+"""What collectors share: the driver, the GPUs it told of, XID errors, which runs look stuck, incidents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.gpu.driver import Driver
 from rankwatch_agent.gpu.inventory import GpuInventory
 from rankwatch_agent.gpu.worker_process import worker_command
+from rankwatch_agent.incidents.board import IncidentBoard
+from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.ranks.suspicion import Suspicion
 from rankwatch_agent.xid.ledger import XidLedger
 from rankwatch_agent.xid.table import load_table
 
@@ -22,6 +25,9 @@ class Hardware:
     driver: Driver
     inventory: GpuInventory
     ledger: XidLedger
+    suspicion: Suspicion
+    incidents: IncidentBoard
+    pages: MetricsPages
 
 
 def build_hardware(config: AgentConfig) -> Hardware:
@@ -30,4 +36,7 @@ def build_hardware(config: AgentConfig) -> Hardware:
         driver=Driver(worker_command(config.nvml_library)),
         inventory=GpuInventory(FIRST_LOOK_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
         ledger=XidLedger(load_table(config.xid_table)),
+        suspicion=Suspicion(),
+        incidents=IncidentBoard(),
+        pages=MetricsPages(),
     )

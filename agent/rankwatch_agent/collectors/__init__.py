@@ -29,6 +29,7 @@ def _ranks(config: AgentConfig, hardware: Hardware) -> list[Collector]:
             retention_seconds=config.retention_seconds,
             max_runs=config.max_runs,
             max_names=config.max_names,
+            suspicion=hardware.suspicion,
         )
     ]
 
@@ -40,11 +41,45 @@ def _collectives(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     return [
         CollectivesCollector(
             directory=config.directory,
-            interval_seconds=schedule.interval_seconds,
+            # It looks each second whether a run is suspect; the interval is that of healthy ranks.
+            interval_seconds=min(1.0, schedule.interval_seconds),
+            pull_seconds=schedule.interval_seconds,
             deadline_seconds=schedule.deadline_seconds,
             max_names=config.max_names,
+            suspicion=hardware.suspicion,
         )
     ]
+
+
+def _nccl_ras(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.nccl_ras import NcclRasCollector
+
+    return [
+        NcclRasCollector(
+            addresses=config.nccl_ras_address,
+            directory=config.directory,
+            schedule=config.schedule("nccl_ras"),
+        )
+    ]
+
+
+def _incidents(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.incidents import IncidentsCollector
+
+    return [
+        IncidentsCollector(
+            suspicion=hardware.suspicion,
+            board=hardware.incidents,
+            stall_seconds=config.stall_seconds,
+            schedule=config.schedule("incidents"),
+        )
+    ]
+
+
+def _evidence(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+    from rankwatch_agent.collectors.evidence import build_evidence
+
+    return [build_evidence(config, board=hardware.incidents, pages=hardware.pages)]
 
 
 def _host(config: AgentConfig, hardware: Hardware) -> list[Collector]:
@@ -192,6 +227,9 @@ _BUILDERS: Mapping[str, Callable[[AgentConfig, Hardware], list[Collector]]] = Ma
     {
         "ranks": _ranks,
         "collectives": _collectives,
+        "nccl_ras": _nccl_ras,
+        "incidents": _incidents,
+        "evidence": _evidence,
         "host": _host,
         "network": _network,
         "tcp": _tcp,

@@ -1,34 +1,42 @@
-"""Collector `collectives`: last enqueued and completed collective per group, from the flight recorders.
+"""Collector `collectives`: how far each rank has come in each group, from the flight recorders.
 
 A pull copies the whole ring in the training process (a C++ thread, about 45 ms for 2,000 entries), so
-it is made seldom. What must be complete and cheap comes through the black box (collector `ranks`).
+a healthy rank is asked seldom, and those of a run that looks stuck at once and again every few
+seconds. What must be complete and cheap comes through the black box (collector `ranks`); for NCCL,
+whose completions the black box does not see, what is counted here is a sample.
 """
 
 from __future__ import annotations
 
-import logging
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rankwatch.conventions import metric
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.collection import Collection, NotApplicable, Series
-from rankwatch_agent.flight_recorder.client import FlightRecorderClient, FlightRecorderError
-from rankwatch_agent.flight_recorder.merge import FlightRecorderAccount
+from rankwatch_agent.flight_recorder.client import FlightRecorderClient
+from rankwatch_agent.flight_recorder.rank import RecordedRank
+from rankwatch_agent.ranks.collectives.meeting import RunMeetings
+from rankwatch_agent.ranks.collectives.series import run_series
+from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition, Suspicion
 
-_log = logging.getLogger("rankwatch_agent")
 _MAX_RANKS = 64
 """Sockets asked in one run: more ranks than any node has GPUs."""
 _ASKED_AT_ONCE = 8
+_LISTED_EACH_SECONDS = 5.0
+_NOBODY = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
 
 
 class CollectivesCollector:
     """Asks the worker server of each rank below a directory.
 
     directory: holds `<run>/<rank>.sock`.
+    pull_seconds: between two questions to a rank of a healthy run.
+    suspect_seconds: likewise while the run is suspect.
     timeout_seconds: for one question to one rank; eight ranks are asked at a time.
+    suspicion: what the collector `ranks` says about the ranks; without it all count as healthy.
     """
 
     name = "collectives"
@@ -37,61 +45,85 @@ class CollectivesCollector:
         self,
         *,
         directory: Path,
-        interval_seconds: float = 60.0,
+        interval_seconds: float = 1.0,
         deadline_seconds: float = 30.0,
+        pull_seconds: float = 60.0,
+        suspect_seconds: float = 5.0,
         timeout_seconds: float = 2.0,
         max_names: int = 64,
+        suspicion: Suspicion | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
         self._directory = directory
+        self._pull_seconds = pull_seconds
+        self._suspect_seconds = suspect_seconds
         self._timeout_seconds = timeout_seconds
         self._max_names = max_names
-        self._ranks: dict[Path, _Rank] = {}
+        self._suspicion = suspicion or Suspicion()
+        self._monotonic = monotonic
+        self._ranks: dict[Path, RecordedRank] = {}
+        self._meetings: dict[str, RunMeetings] = {}
+        self._listed = float("-inf")
 
     def collect(self) -> Collection:
-        """Ask every rank once. Raises NotApplicable where no rank serves a flight recorder."""
-        paths = list(_sockets(self._directory))[:_MAX_RANKS]
-        self._ranks = {path: self._ranks.get(path) or self._new(path) for path in paths}
-        if not paths:
+        """Ask the ranks whose time has come. Raises NotApplicable where no rank serves a flight recorder."""
+        now = self._monotonic()
+        if now - self._listed >= _LISTED_EACH_SECONDS:
+            self._listed = now
+            paths = list(_sockets(self._directory))[:_MAX_RANKS]
+            self._ranks = {path: self._ranks.get(path) or self._new(path) for path in paths}
+        if not self._ranks:
             raise NotApplicable("no rank serves a flight recorder")
+        told = {path: self._told(path) for path in self._ranks}
+        due = [path for path in self._ranks if self._is_due(path, *told[path], now)]
+        if due:
+            self._pull(due, {path: rank for path, (_, rank) in told.items()}, now)
+        return Collection(series=[*self._series(told)])
+
+    def _told(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
+        """What is known about the run and the rank."""
+        run = self._suspicion.runs.get(path.parent.name, _NOBODY)
+        box = path.stem
+        return run, next((each for each in run.ranks if each.path.stem == box), None)
+
+    def _is_due(self, path: Path, run: RunCondition, rank: RankCondition | None, now: float) -> bool:
+        if rank is not None and rank.ended:
+            return False
+        seconds = self._pull_seconds if run.suspected_since is None else self._suspect_seconds
+        return now - self._ranks[path].asked >= seconds
+
+    def _pull(self, due: list[Path], told: dict[Path, RankCondition | None], now: float) -> None:
         # Side by side: a stopped rank takes its whole timeout, and just then the others are wanted.
+        def ask(path: Path) -> None:
+            rank = told[path]
+            self._ranks[path].ask(now, () if rank is None else rank.groups)
+
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-            answers = pool.map(lambda path: list(self._ranks[path].collect(path)), paths)
-            return Collection(series=[each for answer in answers for each in answer])
+            list(pool.map(ask, due))
+        for run in {path.parent.name for path in due}:
+            living = [path for path, rank in told.items() if rank is None or not rank.ended]
+            ledgers = [self._ranks[path].ledgers for path in living if path.parent.name == run]
+            self._meetings.setdefault(run, RunMeetings()).meet(ledgers)
 
-    def _new(self, path: Path) -> _Rank:
+    def _series(self, told: dict[Path, tuple[RunCondition, RankCondition | None]]) -> Iterator[Series]:
+        counted: dict[str, set[tuple[str, ...]]] = {}
+        for path, (_, condition) in told.items():
+            by_black_box = frozenset() if condition is None else condition.counted
+            counted.setdefault(path.parent.name, set()).update(by_black_box)
+            lost = condition is not None and condition.ended
+            yield from self._ranks[path].series((path.parent.name, path.stem), by_black_box, gone=lost)
+        for run in self._meetings.keys() - counted.keys():
+            del self._meetings[run]
+        for run, meetings in self._meetings.items():
+            for series in run_series(run, meetings):
+                if series.labels[1:4] not in counted[run]:
+                    yield series
+
+    def _new(self, path: Path) -> RecordedRank:
         client = FlightRecorderClient(path, timeout_seconds=self._timeout_seconds)
-        return _Rank(client, FlightRecorderAccount(self._max_names))
-
-
-class _Rank:
-    def __init__(self, client: FlightRecorderClient, account: FlightRecorderAccount) -> None:
-        self._client = client
-        self._account = account
-        self._succeeded = 0
-        self._failed = 0
-        self._told = False
-
-    def collect(self, path: Path) -> Iterator[Series]:
-        key = (path.parent.name, path.stem)
-        account = self._account
-        try:
-            account.merge(self._client.pull())
-            self._succeeded += 1
-            for group, (enqueued, completed) in account.groups.items():
-                yield Series(metric("rankwatch_collective_last_enqueued"), (*key, group), enqueued)
-                yield Series(metric("rankwatch_collective_last_completed"), (*key, group), completed)
-        except FlightRecorderError as error:
-            self._failed += 1
-            if not self._told:
-                self._told = True
-                _log.warning("%s (told once for this rank)", error)
-        pulls = metric("rankwatch_flight_recorder_pulls_total")
-        yield Series(pulls, (*key, "success"), self._succeeded)
-        yield Series(pulls, (*key, "failure"), self._failed)
-        yield Series(metric("rankwatch_flight_recorder_entries_total"), key, account.entries)
-        yield Series(metric("rankwatch_flight_recorder_entries_missed_total"), key, account.missed)
+        return RecordedRank(client, max_groups=self._max_names)
 
 
 def _sockets(directory: Path) -> Iterator[Path]:

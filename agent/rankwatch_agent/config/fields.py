@@ -80,6 +80,18 @@ class AgentConfig:
     """URL of a dcgm-exporter on this node (http://localhost:9400/metrics); empty relays nothing."""
     dcgm_fields: tuple[str, ...] = DCGM_FIELDS
     """Fields of DCGM to relay where NVML does not give the same."""
+    nccl_ras_address: tuple[str, ...] = ("auto",)
+    """RAS services of NCCL, HOST:PORT as in NCCL_RAS_ADDR; auto is localhost:28028, empty asks none."""
+    stall_seconds: float = 30.0
+    """Seconds without progress below which no run is an incident, however short its learnt timeout."""
+    evidence_directory: str = "/var/lib/rankwatch/evidence"
+    """Directory of the evidence bundles, made where its parent exists; empty keeps no evidence."""
+    evidence_bundles: int = 20
+    """Bundles kept; the oldest are removed."""
+    evidence_bytes: int = 256 << 20
+    """Most bytes of one bundle."""
+    dump_directory: Path | None = None
+    """Directory of TORCH_FR_DUMP_TEMP_FILE; dumps that appear during an incident join its bundle."""
     kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Socket on which the kubelet tells which pod was given which GPU."""
     slurm_job_map: Path | None = None
@@ -120,16 +132,18 @@ class AgentConfig:
     def __post_init__(self) -> None:
         self._check_address()
         self._check_collectors()
-        for name in ("max_requests", "max_runs", "max_names"):
+        for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
             self._expect(name, getattr(self, name) >= 1, "a whole number of at least 1")
         for name in (
             "request_timeout_seconds",
             "retention_seconds",
+            "stall_seconds",
             "otlp_interval_seconds",
             "otlp_timeout_seconds",
         ):
             self._expect(name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
         self._expect("node", bool(self.node), "a name")
+        self._expect("evidence_bytes", self.evidence_bytes >= 1 << 20, "a whole number of at least 1048576")
         self._expect("collectors", bool(self.enabled_collectors()), "at least one that is not disabled")
         for path in self.checkpoint_paths:
             self._expect("checkpoint_paths", path.is_absolute(), "absolute paths")

@@ -7,6 +7,7 @@ from rankwatch_agent.deployment.names import (
     BLACK_BOXES,
     HOST_ROOT,
     PORT_NAME,
+    STATE,
     USER_ID,
     Fields,
     read_only,
@@ -50,7 +51,7 @@ def agent_container(values: Values) -> Fields:
         "readinessProbe": {**_get("/readyz"), **_PATIENCE, "periodSeconds": 10, "failureThreshold": 3},
         # No limit on the CPU: throttling would stop the agent just when a node is busy, and a scrape or a
         # probe with it. What it may take at most is held by tests.
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": _NO_PRIVILEGE,
         "volumeMounts": _mounts(values),
     }
@@ -98,6 +99,7 @@ def _environment(values: Values) -> list[Fields]:
 def _mounts(values: Values) -> list[Fields]:
     mounts: list[Fields] = [
         {"name": "black-boxes", "mountPath": BLACK_BOXES},
+        {"name": "state", "mountPath": STATE},
         read_only("proc", "/host/proc"),
         read_only("sys", "/host/sys"),
     ]

@@ -67,6 +67,8 @@ def _volumes(values: Values) -> list[Fields]:
     checkpoints = enumerate(values.checkpoint_paths)
     return [
         host_volume("black-boxes", BLACK_BOXES, "DirectoryOrCreate"),
+        # Evidence outlives the container, not the pod. 20 bundles of 256 MiB are the most there is.
+        {"name": "state", "emptyDir": {"sizeLimit": "6Gi"}},
         host_volume("proc", "/proc", "Directory"),
         host_volume("sys", "/sys", "Directory"),
         *(host_volume(f"checkpoints-{number}", path, "Directory") for number, path in checkpoints),

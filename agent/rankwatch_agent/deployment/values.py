@@ -40,6 +40,7 @@ _UNMOUNTED = (
     "nvml_library",
     "xid_table",
     "kernel_log",
+    "dump_directory",
     "kubelet_socket",
     "slurm_job_map",
     "otlp_headers_file",

@@ -17,8 +17,9 @@ from rankwatch_agent.flight_recorder.reply import Reply, decode, decode_names
 
 MAX_REPLY_BYTES = 64 << 20
 """2,000 entries are about 1 MB; a ring of 100,000 still fits."""
-_HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
-"""Names of the handler in torch 2.13 and before."""
+RECORDERS = ("fr_trace_json", "dump_nccl_trace_json")
+"""Handlers by name. Torch built with CUDA has two recorders, each with its own entries and record ids: that
+of gloo and other backends, and that of NCCL (before the first came, NCCL's alone)."""
 _CHUNK_BYTES = 1 << 18
 
 
@@ -35,23 +36,34 @@ class FlightRecorderClient:
     def __init__(self, path: Path, *, timeout_seconds: float = 5.0) -> None:
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._handler: str | None = None
+        self._recorders: tuple[str, ...] = ()
 
-    def pull(self) -> Reply:
-        """The flight recorder as it stands; raises FlightRecorderError."""
+    def pull(self) -> dict[str, Reply]:
+        """Each flight recorder of the rank as it stands, by its handler; raises FlightRecorderError."""
         try:
-            if self._handler is None:
-                self._handler = self._find_handler()
-            return decode(self._ask("POST", f"/handler/{self._handler}"))
+            return {name: decode(body) for name, body in self.pull_raw().items()}
         except (msgspec.MsgspecError, RecursionError) as error:
             raise FlightRecorderError(f"could not read {self._path}: {error}") from error
 
-    def _find_handler(self) -> str:
-        names = decode_names(self._ask("GET", "/handler/"))
-        for name in _HANDLERS:
-            if name in names:
-                return name
-        raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(_HANDLERS)}")
+    def pull_raw(self) -> dict[str, bytes]:
+        """The replies as they came, JSON where the rank is honest; raises FlightRecorderError."""
+        try:
+            if not self._recorders:
+                self._recorders = self._find_recorders()
+            return {name: self._ask("POST", f"/handler/{name}") for name in self._recorders}
+        except FlightRecorderError:
+            self._recorders = ()  # the next process at this path may have others
+            raise
+
+    def _find_recorders(self) -> tuple[str, ...]:
+        try:
+            names = decode_names(self._ask("GET", "/handler/"))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise FlightRecorderError(f"could not read {self._path}: {error}") from error
+        found = tuple(name for name in RECORDERS if name in names)
+        if not found:
+            raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(RECORDERS)}")
+        return found
 
     def _ask(self, method: str, target: str) -> bytes:
         """The body of the answer."""

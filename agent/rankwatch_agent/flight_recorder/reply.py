@@ -1,4 +1,7 @@
-"""The reply of a flight recorder: only the fields that are used, checked as they are decoded."""
+"""The reply of a flight recorder: only the fields that are used, checked as they are decoded.
+
+PyTorch writes some numbers as text, and null where it knows none.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,57 @@ import msgspec
 
 
 class Entry(msgspec.Struct):
-    """One collective."""
+    """One operation of a process group."""
 
     record_id: int
     pg_id: int = 0
     process_group: tuple[str, str] = ("", "")
     """Name and description of the group."""
+    collective_seq_id: int = 0
+    """Number of the collective in the group, from 1; for a send or a receive, collectives before it."""
+    is_p2p: bool = False
+    profiling_name: str = ""
+    """Backend and operation: nccl:all_reduce, nccl:send 0->3."""
+    input_sizes: list[list[int]] | None = None
+    output_sizes: list[list[int]] | None = None
+    input_dtypes: list[str] | None = None
+    output_dtypes: list[str] | None = None
+    state: str = ""
+    retired: bool = False
+    """No longer watched, because it completed or failed. Gloo's entries stay `scheduled` for ever."""
+    time_created_ns: int = 0
+    """Unix time of the enqueue."""
+    duration_ms: float | None = None
+    """Time on the GPU, waiting for peers included; only of NCCL, and only with timing switched on."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing more is to come of it."""
+        return self.retired or self.state == "completed"
 
 
 class GroupStatus(msgspec.Struct):
-    """How far a group has come; -1 before the first collective. PyTorch writes the numbers as text."""
+    """How far a group has come, in operations of any kind; -1 before the first."""
 
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
 
 
+class GroupConfig(msgspec.Struct):
+    """A group by its name; gloo's recorder leaves all of it empty."""
+
+    ranks: str | list[int] = ""
+    """Global ranks: [0, 1, 2], mostly as text."""
+
+
 class Reply(msgspec.Struct):
-    """One pull. `pg_status` is keyed by a local id of the group, which only entries link to a name."""
+    """One pull."""
 
     entries: list[Entry] = []
     pg_status: dict[str, GroupStatus] = {}
+    """By a local id of the group, which only entries link to a name."""
+    pg_config: dict[str, GroupConfig] = {}
+    """By the name of the group."""
 
 
 def decode(body: bytes) -> Reply:

@@ -21,6 +21,11 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "ranks": Schedule(1.0, 10.0),
         # Each pull copies the ring of a flight recorder inside the training process.
         "collectives": Schedule(60.0, 30.0),
+        # A question that goes to all processes of the job and waits ten seconds for those that are silent.
+        "nccl_ras": Schedule(60.0, 20.0),
+        "incidents": Schedule(1.0, 5.0),
+        # While it writes a bundle it waits for ranks that hang, for py-spy, and for the diagnosis.
+        "evidence": Schedule(1.0, 300.0),
         "host": Schedule(5.0, 5.0),
         "network": Schedule(5.0, 5.0),
         "tcp": Schedule(5.0, 5.0),

@@ -5,10 +5,10 @@ fails on any that does not come from here. Importing it costs nothing: no depend
 """
 
 from rankwatch.conventions import environment
-from rankwatch.conventions.declaration import Kind, Metric
+from rankwatch.conventions.declaration import Kind, Metric, Record
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
-from rankwatch.conventions.records import RECORDS, Record, record
+from rankwatch.conventions.records import RECORDS, record
 from rankwatch.conventions.vocabulary import (
     CHECKPOINT_OPERATIONS,
     COMMUNICATION,
@@ -17,6 +17,7 @@ from rankwatch.conventions.vocabulary import (
     LOSS,
     OTHER,
     PHASES,
+    TOKENS,
     CollectorState,
     DriverState,
     Lifecycle,
@@ -38,6 +39,7 @@ __all__ = [
     "COMMUNICATION",
     "OTHER",
     "LOSS",
+    "TOKENS",
     "CHECKPOINT_OPERATIONS",
     "Lifecycle",
     "RankState",

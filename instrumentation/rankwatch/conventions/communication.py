@@ -16,19 +16,22 @@ COLLECTIVES = (
         "rankwatch_collectives_total",
         "1",
         _COLLECTIVE,
-        "Collectives completed, by process group and operation.",
+        "Collectives, sends and receives completed, by process group and operation. From the black box; for "
+        "NCCL, whose completions that does not see, from the flight recorder: a sample where entries were "
+        "missed, as in the next three.",
     ),
     counter(
         "rankwatch_collective_bytes_total",
         "bytes",
         _COLLECTIVE,
-        "Bytes of the rank's input to completed collectives.",
+        "Bytes of the rank's input to these.",
     ),
     counter(
         "rankwatch_collective_seconds_total",
         "seconds",
         _COLLECTIVE,
-        "Time from enqueue to completion of collectives, waiting for other ranks included.",
+        "Time from enqueue to completion of these, waiting for other ranks included; of NCCL the time on the "
+        "GPU, where its timing is switched on.",
     ),
     counter(
         "rankwatch_collective_wait_seconds_total",
@@ -61,28 +64,30 @@ COLLECTIVES = (
         "rankwatch_collective_last_enqueued",
         "1",
         _PLACE,
-        "Number of the last collective enqueued in the group; comparable between ranks within one source "
-        "(black_box, flight_recorder).",
+        "Number of the last collective enqueued in the group, from 1; sends and receives do not count. "
+        "Comparable between ranks within one source (black_box, flight_recorder).",
     ),
     gauge(
         "rankwatch_collective_last_completed",
         "1",
         _PLACE,
-        "Number of the last collective completed in the group, likewise.",
+        "Number of the last collective completed in the group, likewise. From the black box where it sees "
+        "completions: not of NCCL.",
     ),
     gauge(
         "rankwatch_collective_oldest_incomplete_timestamp_seconds",
         "seconds",
         _PLACE,
-        "Unix time at which the oldest collective of the group that is not complete was enqueued; no series "
-        "where all are complete.",
+        "Unix time at which the oldest collective, send or receive of the group that is not complete was "
+        "enqueued; no series where all are complete.",
     ),
     gauge(
         "rankwatch_collective_oldest_incomplete_signature",
         "1",
         _PLACE,
-        "Number made of operation, sizes and types of the group's oldest collective that is not complete. "
-        "Ranks that differ at the same place call different collectives.",
+        "Number of 32 bits made of operation, elements and types of the group's oldest collective that is "
+        "not complete (of the operation alone where sizes may differ, as in all_to_all). Ranks that differ "
+        "at the same place call different collectives. From the flight recorder.",
     ),
     counter(
         "rankwatch_flight_recorder_pulls_total",

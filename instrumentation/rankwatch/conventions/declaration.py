@@ -1,4 +1,4 @@
-"""How a metric is declared: type, unit, labels and help, each written once."""
+"""How metrics and recorded series are declared: type, unit, labels and help, each written once."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ class Metric:
     """Base unit (`seconds`, `bytes`), or `1` for pure numbers."""
     labels: tuple[Label, ...]
     """Labels beyond `cluster` and `node`."""
+    help: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One recorded series: the only place its name, labels and help are written."""
+
+    name: str
+    labels: tuple[Label, ...]
+    """All labels; `cluster` is empty where the agents are told none."""
     help: str
 
 

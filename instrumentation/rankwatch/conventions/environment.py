@@ -10,5 +10,9 @@ DISABLE = "RANKWATCH_DISABLE"
 """Any value but empty, 0, false or no turns the instrumentation off."""
 RUN = "RANKWATCH_RUN"
 """Run id; wins over what torchrun or SLURM say."""
+NCCL_TIMING = "RANKWATCH_NCCL_TIMING"
+"""0, false, no or empty: PyTorch is not asked for the times of NCCL's collectives."""
+OFF = ("", "0", "false", "no")
+"""Values, in lower case, that turn a switch off."""
 
 DEFAULT_DIRECTORY = Path("/dev/shm/rankwatch")

@@ -11,18 +11,24 @@ from rankwatch.conventions.communication import COLLECTIVES
 from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.gpus import GPUS
+from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.kernel_log import KERNEL_LOG, XIDS
 from rankwatch.conventions.learning import CHECKPOINTS, SCALARS
 from rankwatch.conventions.machines import DISK, HOST, NETWORK
+from rankwatch.conventions.nccl_ras import NCCL_RAS
 from rankwatch.conventions.runs import RANKS, STEPS
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
+from rankwatch.conventions.variation import VARIATION
 
 METRICS: tuple[Metric, ...] = (
     *RANKS,
     *STEPS,
+    *VARIATION,
     *SCALARS,
     *CHECKPOINTS,
     *COLLECTIVES,
+    *NCCL_RAS,
+    *INCIDENTS,
     *BLACK_BOXES,
     *AGENT,
     *OTLP,

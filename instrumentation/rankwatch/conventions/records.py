@@ -6,24 +6,16 @@ it comes from, the operations what was done, the last one first in time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rankwatch.conventions.cause_records import CAUSE_RECORDS
+from rankwatch.conventions.collective_records import COLLECTIVE_RECORDS
+from rankwatch.conventions.declaration import Record
 from rankwatch.conventions.labels import Label
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One recorded series: the only place its name, labels and help are written."""
-
-    name: str
-    labels: tuple[Label, ...]
-    """All labels; `cluster` is empty where the agents are told none."""
-    help: str
-
 
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
 _RANK = (*_RUN, Label.RANK)
+_NODE_RANK = (*_RANK, Label.NODE)
+_MEMBER = (*_NODE_RANK, Label.GROUP, Label.MEMBERS)
 _PLACED = (*_RANK, Label.NODE, Label.STAGE)
 _CAUSE = (*_PLACED, Label.CAUSE)
 
@@ -49,6 +41,87 @@ _PROGRESS = (
         "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
         _RUN,
         "Unix time of the run's last good checkpoint, or of its earliest start where it has none.",
+    ),
+)
+
+_STALLS = (
+    _record(
+        "run:rankwatch_stall_seconds:max",
+        _RUN,
+        "Time without progress of a run that is past its timeout; no series for all others.",
+    ),
+    _record(
+        "rank:rankwatch_stall_living:bool", _NODE_RANK, "1 for a rank of a stalled run that starts or runs."
+    ),
+    _record(
+        "rank_group:rankwatch_collective_last_enqueued:stalled",
+        _MEMBER,
+        "Number of the last collective the rank has enqueued in the group; only of stalled runs.",
+    ),
+    _record(
+        "rank_group:rankwatch_collective_oldest_incomplete_timestamp_seconds:stalled",
+        _MEMBER,
+        "Unix time since which the rank waits in the group; only of stalled runs.",
+    ),
+    _record(
+        "rank:rankwatch_stall_waiting:count",
+        _NODE_RANK,
+        "Process groups in which the rank waits; only of stalled runs.",
+    ),
+    _record(
+        "rank_group:rankwatch_collectives_behind:stalled",
+        _MEMBER,
+        "Collectives the rank has not enqueued while another rank of the group has, and some wait there.",
+    ),
+    _record(
+        "rank:rankwatch_stall_gone:bool",
+        _NODE_RANK,
+        "1 for a rank that has left a stalled run, or sends nothing any more, while others wait.",
+    ),
+    _record(
+        "rank:rankwatch_stall_outside:bool",
+        _NODE_RANK,
+        "1 for a living rank of a stalled run that waits in no collective.",
+    ),
+    _record(
+        "rank:rankwatch_stall_missing:bool",
+        (*_NODE_RANK, Label.REASON),
+        "1 for a rank that others wait for while it waits for nobody (reason: gone, awaited, outside).",
+    ),
+    _record(
+        "run:rankwatch_stall_all_waiting:count",
+        _RUN,
+        "Number of ranks of a stalled run of which every living one waits and none is gone.",
+    ),
+    _record(
+        "rank_group:rankwatch_collective_last_completed:stalled",
+        _MEMBER,
+        "Number of the last collective the rank has completed, by its flight recorder; only of stalled runs.",
+    ),
+    _record(
+        "rank_group:rankwatch_collective_oldest_incomplete_signature:stalled",
+        _MEMBER,
+        "What the rank calls at the place at which most of the group stand, where every rank waits.",
+    ),
+    _record(
+        "rank_group:rankwatch_collectives_out_of_line:bool",
+        (*_MEMBER, Label.REASON),
+        "1 for a rank that differs from the majority of its group (reason: operation, number).",
+    ),
+    _record(
+        "run:rankwatch_collectives_desynchronised:bool",
+        _RUN,
+        "1 for a stalled run whose ranks wait in different collectives.",
+    ),
+    _record(
+        "rank:rankwatch_stall_silent:bool",
+        _NODE_RANK,
+        "1 for a living rank of a stalled run whose flight recorder has answered before and does no more.",
+    ),
+    _record(
+        "rank:rankwatch_stall_culprit:bool",
+        (*_NODE_RANK, Label.REASON),
+        "1 for a rank that a stalled run waits for (reason: gone, awaited, outside, silent).",
     ),
 )
 
@@ -111,6 +184,11 @@ _STRAGGLERS = (
         "Seconds per step by which the rank's local time exceeds the median of its stage.",
     ),
     _record(
+        "rank:rankwatch_straggler:candidate",
+        _PLACED,
+        "Step time over the step time with the rank at its peers' value; only of ranks that stand out.",
+    ),
+    _record(
         "rank:rankwatch_straggler:slowdown",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of suspected stragglers.",
@@ -135,7 +213,15 @@ _CAUSES = (
     ),
 )
 
-RECORDS: tuple[Record, ...] = (*_PROGRESS, *_STEPS, *_STRAGGLERS, *_CAUSES)
+RECORDS: tuple[Record, ...] = (
+    *_PROGRESS,
+    *_STALLS,
+    *_STEPS,
+    *_STRAGGLERS,
+    *_CAUSES,
+    *CAUSE_RECORDS,
+    *COLLECTIVE_RECORDS,
+)
 
 _BY_NAME = {each.name: each for each in RECORDS}
 

@@ -8,6 +8,8 @@ DATA_WAIT = "data_wait"
 COMMUNICATION = "communication"
 OTHER = "other"
 LOSS = "loss"
+TOKENS = "tokens"
+"""The unit of work that a step's time is compared with."""
 
 PHASES: tuple[str, ...] = (
     DATA_WAIT,

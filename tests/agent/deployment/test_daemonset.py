@@ -44,7 +44,7 @@ def test_it_sees_all_gpus_and_reserves_none() -> None:
     assert environment()["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
     assert container()["resources"] == {
         "requests": {"cpu": "50m", "memory": "128Mi"},
-        "limits": {"memory": "256Mi"},
+        "limits": {"memory": "512Mi"},
     }
 
 
@@ -85,7 +85,11 @@ def test_checkpoint_paths_are_mounted_read_only_where_the_agent_looks_for_them()
     config = load_config(flags={}, environ=environment(checkpoint_paths=paths)).values
     assert tuple(map(str, config.checkpoint_paths)) == paths
     mounts = {each["mountPath"]: each for each in container(checkpoint_paths=paths)["volumeMounts"]}
-    volumes = {each["name"]: each["hostPath"]["path"] for each in pod(checkpoint_paths=paths)["volumes"]}
+    volumes = {
+        each["name"]: each["hostPath"]["path"]
+        for each in pod(checkpoint_paths=paths)["volumes"]
+        if "hostPath" in each
+    }
     for path in paths:
         mount = mounts[f"{config.rootfs}{path}"]
         assert mount["readOnly"] is True

@@ -64,6 +64,8 @@ def privileges(spec: Mapping[str, Any], of: Mapping[str, Any]) -> Iterator[str]:
     volumes = {each["name"]: each for each in spec["volumes"]}
     for mount in of["volumeMounts"]:
         volume = volumes[mount["name"]]
+        if "emptyDir" in volume:  # its own
+            continue
         what = (
             volume["hostPath"]["path"] if "hostPath" in volume else f"secret {volume['secret']['secretName']}"
         )

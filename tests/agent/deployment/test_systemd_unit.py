@@ -89,7 +89,7 @@ def test_it_reaches_gpus_the_kernel_log_and_black_boxes() -> None:
 def test_it_is_bounded_and_a_mistake_in_the_settings_is_not_tried_again() -> None:
     """Anything else is, after a pause."""
     found = directives(UNIT)
-    assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["256M"], ["100%"], ["10"])
+    assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["512M"], ["100%"], ["10"])
     assert found["Restart"] == ["on-failure"]
     assert found["RestartPreventExitStatus"] == ["2"]
 

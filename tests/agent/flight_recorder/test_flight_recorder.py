@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,8 @@ from rankwatch_agent.collectors.collectives import CollectivesCollector
 from rankwatch_agent.flight_recorder.client import FlightRecorderClient, FlightRecorderError
 from rankwatch_agent.flight_recorder.merge import FlightRecorderAccount
 from rankwatch_agent.flight_recorder.reply import Entry, GroupStatus, Reply, decode
+from rankwatch_agent.ranks.collectives.ledger import GroupKey
+from rankwatch_agent.ranks.collectives.series import Place
 from support_ranks import values
 
 HANDLERS = b'["ping","fr_trace_json"]'
@@ -55,7 +58,8 @@ def server(path: Path, *replies: bytes) -> Iterator[Path]:
 
 def reply(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Reply:
     entries = [
-        Entry(record_id=each, pg_id=0, process_group=("0", "default_pg")) for each in range(first, last)
+        Entry(record_id=each, pg_id=0, process_group=("0", "default_pg"), retired=True)
+        for each in range(first, last)
     ]
     return Reply(entries=entries, pg_status={"0": GroupStatus(enqueued, completed)})
 
@@ -67,7 +71,7 @@ def test_entries_are_counted_once_over_overlapping_pulls() -> None:
     account.merge(reply(5, 15))
     account.merge(reply(5, 15))
     assert (account.entries, account.missed) == (15, 0)
-    assert account.groups == {"default_pg": (5, 4)}
+    assert account.places == {GroupKey("default_pg", ""): Place(5, 4, None)}
 
 
 def test_entries_that_were_overwritten_are_counted_as_missed() -> None:
@@ -95,7 +99,7 @@ def test_a_real_reply_of_torch_is_decoded() -> None:
     }
     account = FlightRecorderAccount(max_groups=8)
     account.merge(decode(json.dumps(body).encode()))
-    assert account.groups == {"mesh_tp": (6, 5)}
+    assert account.places == {GroupKey("mesh_tp", ""): Place(6, 5, None, crc32(b""))}
 
 
 @given(
@@ -170,9 +174,10 @@ def test_groups_that_were_destroyed_are_gone() -> None:
     """A run that makes a group a step does not fill the database."""
     account = FlightRecorderAccount(max_groups=8)
     for number in range(100):
-        group = Entry(record_id=number, pg_id=0, process_group=(str(number), f"group{number}"))
+        names = (str(number), f"group{number}")
+        group = Entry(record_id=number, pg_id=0, process_group=names, retired=True)
         account.merge(Reply(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
-    assert account.groups == {"group99": (1, 1)}
+    assert account.places == {GroupKey("group99", ""): Place(1, 1, None)}
 
 
 def test_no_socket_is_not_applicable(tmp_path: Path) -> None:
@@ -201,5 +206,6 @@ def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path
         ("job", "1", "success"): 0.0,
         ("job", "1", "failure"): 1.0,
     }
-    assert values(collection, "rankwatch_collective_last_enqueued") == {("job", "0", "default_pg"): 7.0}
-    assert values(collection, "rankwatch_collective_last_completed") == {("job", "0", "default_pg"): 6.0}
+    place = ("job", "0", "default_pg", "", "flight_recorder")
+    assert values(collection, "rankwatch_collective_last_enqueued") == {place: 7.0}
+    assert values(collection, "rankwatch_collective_last_completed") == {place: 6.0}

@@ -1,0 +1,63 @@
+"""Copies files out of directories that others may write to: no link is followed, nothing is waited for."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch_agent.incidents.error import EvidenceError
+from rankwatch_agent.incidents.folder import CHUNK_BYTES, BundleFolder
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def copy_file(
+    source: Path, folder: BundleFolder, name: str, *, fault: EvidenceFault, most_bytes: int
+) -> None:
+    """Copy a regular file as it stands; raises EvidenceError, with `fault` where the source is to blame.
+
+    Neither the file nor its directory may be a link. Its size is looked at once: what a living writer adds
+    later is left out.
+    """
+    with open_untrusted(source, fault) as file:
+        size = os.fstat(file).st_size
+        if size > most_bytes:
+            raise EvidenceError(fault, f"{source} has {size} bytes, more than {most_bytes}")
+        folder.write(name, _chunks(file, size, source, fault))
+
+
+@contextmanager
+def open_untrusted(source: Path, fault: EvidenceFault) -> Iterator[int]:
+    """A descriptor of a regular file, neither it nor its directory a link; raises EvidenceError."""
+    try:
+        directory = os.open(source.parent, _DIRECTORY)
+        try:
+            file = os.open(source.name, _FILE, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except (OSError, ValueError) as error:
+        raise EvidenceError(fault, f"could not open {source}: {error}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise EvidenceError(fault, f"could not read {source}: it is no regular file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def _chunks(file: int, size: int, source: Path, fault: EvidenceFault) -> Iterator[bytes]:
+    left = size
+    while left > 0:
+        try:
+            chunk = os.read(file, min(left, CHUNK_BYTES))
+        except OSError as error:
+            raise EvidenceError(fault, f"could not read {source}: {error.strerror}") from None
+        if not chunk:
+            return  # it became shorter meanwhile
+        left -= len(chunk)
+        yield chunk

@@ -1,0 +1,77 @@
+"""Metrics of incidents: runs of this node that stand still or lost a rank, and the evidence kept of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rankwatch.conventions.declaration import counter, gauge
+from rankwatch.conventions.labels import Label
+
+
+class IncidentCause(StrEnum):
+    """What opened an incident."""
+
+    STALL = "stall"
+    """No living rank of the node made progress for longer than its own history allows."""
+    LOST_RANK = "lost_rank"
+    """The process of a rank is gone and said no goodbye."""
+
+
+class EvidenceFault(StrEnum):
+    """Why a bundle, or a part of one, could not be had."""
+
+    NO_SPACE = "no_space"
+    """The file system is full, or would be nearly so."""
+    SIZE = "size"
+    """It would have made the bundle larger than it may be."""
+    WRITE = "write"
+    BLACK_BOX = "black_box"
+    FLIGHT_RECORDER = "flight_recorder"
+    STACKS = "stacks"
+    DUMP = "dump"
+    VERDICT = "verdict"
+    TOO_SOON = "too_soon"
+    """The run had a bundle a short while ago."""
+    BUSY = "busy"
+    """Too many incidents at once."""
+
+
+INCIDENTS = (
+    counter(
+        "rankwatch_incidents_total",
+        "1",
+        (Label.RUN, Label.CAUSE),
+        "Times a run of this node stood still (stall) or lost a rank (lost_rank), seen in its black boxes; "
+        "one for an episode, and one run has one incident at a time.",
+    ),
+    gauge(
+        "rankwatch_incident_open",
+        "1",
+        (Label.RUN, Label.CAUSE),
+        "1 while an incident lasts, for at least a minute; 0 otherwise. It ends when progress resumes or "
+        "the run does.",
+    ),
+    gauge(
+        "rankwatch_incident_culprit",
+        "1",
+        (Label.RUN, Label.RANK, Label.STATE, Label.PHASE),
+        "1 for a rank that the diagnosis of the evidence names, up to 16 of an incident, while it is open. "
+        "The state is that of the run (hang, desync, ...), or lost; the phase is the one that was open, "
+        "empty where it is not known.",
+    ),
+    gauge("rankwatch_evidence_bundles", "1", (), "Evidence bundles kept on this node."),
+    gauge(
+        "rankwatch_evidence_bundle_timestamp_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Unix time of the opening of the incident that a run's newest evidence bundle is of.",
+    ),
+    counter(
+        "rankwatch_evidence_errors_total",
+        "1",
+        (Label.REASON,),
+        "Bundles and parts of bundles that could not be had: no_space, size, write, black_box, "
+        "flight_recorder, stacks, dump, verdict; too_soon and busy where no bundle was tried. The manifest "
+        "of a bundle says what it lacks.",
+    ),
+)

@@ -1,0 +1,110 @@
+"""Dumps of PyTorch's watchdog, which come minutes after the incident began."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch_agent.incidents.added_dumps import MOST_DUMPS, AddedDumps
+from rankwatch_agent.incidents.episodes import Incident
+from support_agent import ManualClock
+from support_incidents import condition, incident
+
+SINCE = 1e9 + 100.0
+"""Unix time of the last progress of the incident's run."""
+
+
+class Watched:
+    """A directory of dumps and the bundle of an incident of ranks 0 and 1."""
+
+    def __init__(self, folder: Path, left_bytes: int = 1000) -> None:
+        self.directory, self.bundle = folder / "dumps", folder / "bundle"
+        self.directory.mkdir()
+        self.bundle.mkdir()
+        self._clock = ManualClock()
+        self.incident: Incident = incident([condition(0), condition(1)])
+        self._added = AddedDumps(self.directory, monotonic=self._clock)
+        self._added.expect(self.incident, self.bundle, left_bytes)
+
+    def dump(self, name: str, content: str = "dump", when: float = SINCE + 50.0) -> None:
+        """A dump that is written at this time."""
+        (self.directory / name).write_text(content)
+        os.utime(self.directory / name, (when, when))
+
+    def look(self, *incidents: Incident) -> list[EvidenceFault]:
+        """Faults of the next look."""
+        self._clock.now += 6.0
+        return list(self._added.add(incidents or [self.incident], 1e9).elements())
+
+    def found(self) -> dict[str, str]:
+        """The dumps of the bundle."""
+        return {each.name: each.read_text() for each in (self.bundle / "dumps").glob("*")}
+
+
+def test_a_dump_is_added_once_it_no_longer_grows(tmp_path: Path) -> None:
+    """Two looks agree on it; later ones add nothing."""
+    watched = Watched(tmp_path)
+    watched.dump("nccl_trace_rank_0", "half")
+    assert (watched.look(), watched.found()) == ([], {})
+    watched.dump("nccl_trace_rank_0", "the whole")
+    assert (watched.look(), watched.found()) == ([], {})
+    for _ in range(3):
+        assert (watched.look(), watched.found()) == ([], {"nccl_trace_rank_0": "the whole"})
+
+
+def test_dumps_of_other_ranks_of_other_times_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    """The directory is /tmp by default."""
+    watched = Watched(tmp_path)
+    watched.dump("nccl_trace_rank_2")
+    watched.dump("nccl_trace_rank_0", when=SINCE - 1.0)
+    watched.dump("notes.txt")
+    watched.dump("with space 1")
+    (watched.directory / "link_1").symlink_to("/etc/hostname")
+    os.mkfifo(watched.directory / "fifo_1")
+    assert [watched.look() for _ in range(3)] == [[], [], []]
+    assert watched.found() == {}
+
+
+def test_a_dump_that_does_not_fit_is_counted_once(tmp_path: Path) -> None:
+    """The bundle stays within its bound."""
+    watched = Watched(tmp_path, left_bytes=1000)
+    watched.dump("trace_0", "x" * 999)
+    watched.dump("trace_1", "x" * 999)
+    found = [watched.look() for _ in range(3)]
+    assert found == [[], [EvidenceFault.SIZE], []]
+    assert len(watched.found()) == 1
+
+
+def test_thousands_of_dumps_are_not_all_tried(tmp_path: Path) -> None:
+    """A training process can write as many as it likes."""
+    watched = Watched(tmp_path, left_bytes=1 << 20)
+    for number in range(2 * MOST_DUMPS):
+        watched.dump(f"t{number}_1")
+    watched.look()
+    watched.look()
+    assert len(watched.found()) == MOST_DUMPS
+
+
+def test_after_the_incident_nothing_is_added(tmp_path: Path) -> None:
+    """Whatever comes belongs to the next one."""
+    watched = Watched(tmp_path)
+    watched.look()
+    watched.look(incident([condition(0)], number=2))
+    watched.dump("trace_0")
+    assert [watched.look() for _ in range(3)] == [[], [], []]
+    assert watched.found() == {}
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_a_directory_that_cannot_be_read_is_a_fault_and_one_that_is_not_there_is_none(
+    tmp_path: Path, kind: str
+) -> None:
+    """PyTorch's watchdog makes no directory."""
+    watched = Watched(tmp_path)
+    watched.directory.rmdir()
+    if kind == "file":
+        watched.directory.touch()
+    assert watched.look() == ([] if kind == "missing" else [EvidenceFault.DUMP])

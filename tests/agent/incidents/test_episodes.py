@@ -1,0 +1,99 @@
+"""When an incident begins, how long it lasts, and what belongs to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch.conventions import RankState
+from rankwatch.conventions.incidents import IncidentCause
+from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
+from rankwatch_agent.ranks.suspicion import RankCondition
+from support_incidents import condition, run_of
+
+STALL, LOST = IncidentCause.STALL, IncidentCause.LOST_RANK
+
+
+def observe(
+    episodes: Episodes, moment: float, *ranks: RankCondition, run: str = "job"
+) -> list[IncidentCause]:
+    """Causes of the incidents that these ranks of one run open at this moment."""
+    opened = episodes.observe({run: run_of(ranks, run=run, moment=moment)}, moment)
+    return [each.cause for each in opened]
+
+
+@pytest.mark.parametrize(
+    ("moment", "opens"), [(109.0, False), (129.0, False), (131.0, True)], ids=["timeout", "floor", "beyond"]
+)
+def test_a_stall_is_longer_than_the_learnt_timeout_and_than_the_floor(moment: float, opens: bool) -> None:
+    """Ten seconds were learnt, thirty are the least."""
+    assert bool(observe(Episodes(30.0), moment, condition(0), condition(1))) is opens
+
+
+def test_one_rank_that_goes_on_is_no_stall_and_neither_is_one_of_unknown_history() -> None:
+    """Ended ranks do not count as going on."""
+    episodes = Episodes(30.0)
+    assert observe(episodes, 500.0, condition(0), condition(1, progress=499.0)) == []
+    assert observe(episodes, 500.0, condition(0), condition(1, timeout=None)) == []
+    assert observe(episodes, 500.0, condition(0), condition(1, state=RankState.FINISHED)) == [STALL]
+
+
+def test_an_episode_is_one_incident_and_the_next_another() -> None:
+    """It ends when a rank makes progress, after a minute at the earliest."""
+    episodes = Episodes(30.0)
+    assert [observe(episodes, moment, condition(0)) for moment in (131.0, 132.0, 500.0)] == [[STALL], [], []]
+    assert observe(episodes, 501.0, condition(0, progress=500.5)) == []
+    assert "job" not in episodes.open
+    assert observe(episodes, 540.0, condition(0, progress=500.5)) == [STALL]
+    assert observe(episodes, 541.0, condition(0, progress=540.5)) == []
+    assert "job" in episodes.open
+    assert observe(episodes, 541.0 + LEAST_OPEN_SECONDS, condition(0, progress=600.0)) == []
+    assert "job" not in episodes.open
+    assert episodes.totals == {("job", STALL): 2, ("job", LOST): 0}
+
+
+def test_ranks_that_end_together_and_the_stall_of_the_others_are_one_incident() -> None:
+    """The second one is lost a second later, the rest wait for both."""
+    episodes = Episodes(30.0)
+    lost = [condition(0, state=RankState.LOST), condition(1, state=RankState.LOST)]
+    assert observe(episodes, 101.0, lost[0], condition(1), condition(2)) == [LOST]
+    assert observe(episodes, 102.0, *lost, condition(2)) == []
+    assert observe(episodes, 300.0, *lost, condition(2)) == []
+    assert observe(episodes, 301.0, *lost, condition(2, progress=300.5)) == []
+    assert "job" not in episodes.open
+    assert observe(episodes, 302.0, *lost, condition(2, progress=300.5)) == []
+    assert observe(episodes, 400.0, *lost, condition(2, progress=300.5)) == [STALL]
+
+
+def test_ranks_that_are_killed_because_the_run_stands_are_no_second_incident() -> None:
+    """The run ends, and the stall with it."""
+    episodes = Episodes(30.0)
+    assert observe(episodes, 200.0, condition(0), condition(1)) == [STALL]
+    killed = [condition(number, state=RankState.LOST) for number in (0, 1)]
+    assert observe(episodes, 201.0, *killed) == []
+    assert observe(episodes, 200.0 + LEAST_OPEN_SECONDS, *killed) == []
+    assert not episodes.open
+
+
+def test_a_rank_that_is_lost_again_after_a_restart_is_another_incident() -> None:
+    """Also where its process has the same number, as the first of a container has."""
+    episodes = Episodes(30.0)
+    assert observe(episodes, 101.0, condition(0, state=RankState.LOST)) == [LOST]
+    assert observe(episodes, 165.0, condition(0, progress=160.0)) == []
+    assert observe(episodes, 166.0, condition(0, progress=165.5, state=RankState.LOST)) == [LOST]
+
+
+def test_a_rank_that_was_lost_long_before_the_agent_started_is_no_news() -> None:
+    """One that was lost a moment before is."""
+    old, new = Episodes(30.0), Episodes(30.0)
+    dead = condition(0, state=RankState.LOST, progress=100.0)
+    assert observe(old, 101.0 + OLD_NEWS_SECONDS, dead, condition(1, progress=700.0)) == []
+    assert observe(new, 99.0 + OLD_NEWS_SECONDS, dead, condition(1, progress=690.0)) == [LOST]
+
+
+def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
+    """Thousands of runs come and go; an open incident keeps its minute."""
+    episodes = Episodes(30.0)
+    for number in range(3000):
+        observe(episodes, 1000.0 + number, condition(0), run=f"job{number}")
+    assert len(episodes.open) <= LEAST_OPEN_SECONDS + 1
+    assert len(episodes.totals) <= 2 * (LEAST_OPEN_SECONDS + 2)

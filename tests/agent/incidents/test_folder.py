@@ -1,0 +1,90 @@
+"""A bundle's folder: whose it is, how large, and what a full disk does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch_agent.incidents.error import EvidenceError
+from rankwatch_agent.incidents.folder import BundleFolder
+from support_agent import ManualClock
+from support_incidents import small_disk
+
+
+def fault(folder: BundleFolder, name: str, *chunks: bytes) -> EvidenceFault:
+    """Why a file cannot be written; it is not there."""
+    with pytest.raises(EvidenceError) as raised:
+        folder.write(name, chunks)
+    assert not (folder.path / name).exists()
+    return raised.value.fault
+
+
+def test_what_is_written_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+    """Files and the folders between."""
+    before = os.umask(0)
+    try:
+        BundleFolder(tmp_path, most_bytes=1000).write("a/b/file", [b"one", b"two"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a/b/file").read_bytes() == b"onetwo"
+    modes = [stat.S_IMODE((tmp_path / each).stat().st_mode) for each in ("a", "a/b", "a/b/file")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_a_file_that_does_not_fit_is_left_out_and_its_room_is_free_again(tmp_path: Path) -> None:
+    """A quarter is kept for what comes last."""
+    folder = BundleFolder(tmp_path, most_bytes=400)
+    assert fault(folder, "large", b"x" * 299, b"xx") is EvidenceFault.SIZE
+    folder.write("fits", [b"x" * 300])
+    assert fault(folder, "more", b"x") is EvidenceFault.SIZE
+    folder.use_reserve()
+    folder.write("last", [b"x" * 100])
+    assert (folder.left_bytes, [each.path for each in folder.files]) == (0, ["fits", "last"])
+
+
+def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
+    """Neither a file nor what a link points to."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "file").write_text("mine")
+    for name in ("link", "file"):
+        with pytest.raises(EvidenceError, match="File exists"):
+            BundleFolder(tmp_path, most_bytes=1000).write(name, [b"x"])
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "target").exists()
+
+
+def test_past_its_time_nothing_is_written(tmp_path: Path) -> None:
+    """A disk that takes a second for each piece holds nobody for long."""
+    clock = ManualClock()
+    folder = BundleFolder(tmp_path, most_bytes=1000, ends=clock.now + 1.0, monotonic=clock)
+    folder.write("in time", [b"x"])
+    clock.now += 2.0
+    assert fault(folder, "late", b"x") is EvidenceFault.WRITE
+
+
+def test_a_twentieth_of_a_small_disk_stays_free(tmp_path: Path) -> None:
+    """However large a bundle may be."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        folder = BundleFolder(disk, most_bytes=1 << 30)
+        chunk = bytes(64 << 10)
+        assert fault(folder, "large", *[chunk] * 16) is EvidenceFault.NO_SPACE
+        folder.write("fits", [chunk] * 15)
+        status = os.statvfs(disk)
+        assert status.f_bavail * status.f_frsize >= 0.05 * (1 << 20)
+        assert fault(folder, "more", chunk) is EvidenceFault.NO_SPACE
+
+
+def test_a_write_that_the_system_refuses_leaves_no_file(tmp_path: Path) -> None:
+    """As a disk that has become full between the look and the write, or a quota."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        found = fault(BundleFolder(tmp_path, most_bytes=1 << 20), "large", b"x" * 500, b"x" * 600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found is EvidenceFault.NO_SPACE

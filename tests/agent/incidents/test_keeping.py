@@ -1,0 +1,106 @@
+"""Which incidents get a bundle, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import RankState
+from rankwatch.conventions.incidents import EvidenceFault, IncidentCause
+from rankwatch_agent.incidents.board import MOST_WAITING, Culprit, IncidentBoard
+from rankwatch_agent.incidents.culprits import culprits_of
+from rankwatch_agent.incidents.episodes import Incident
+from rankwatch_agent.incidents.keeping import EvidenceKeeper
+from rankwatch_agent.incidents.store import BundleStore
+from support_incidents import condition, incident, writer
+
+
+class Kept:
+    """A board, and a keeper with a store below a folder."""
+
+    def __init__(self, folder: Path, *, pause_seconds: float = 300.0, **how: object) -> None:
+        self.board = IncidentBoard()
+        self.store = BundleStore(folder / "evidence", most_bundles=5)
+        self.keeper = EvidenceKeeper(self.board, self.store, writer(**how), pause_seconds=pause_seconds)
+
+    def open(self, *incidents: Incident) -> None:
+        """Incidents of different runs that open now."""
+        self.board.tell({each.run: each for each in incidents}, incidents)
+
+    def faults(self) -> dict[EvidenceFault, int]:
+        """What was counted."""
+        return {fault: count for fault, count in self.keeper.faults.items() if count}
+
+
+def test_an_incident_gets_its_bundle_and_the_log_points_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the ranks that the diagnosis names."""
+    kept = Kept(tmp_path)
+    opened = incident([])
+    kept.open(opened)
+    kept.keeper.keep()
+    (name,) = kept.store.bundles()
+    finding = kept.board.finding(opened)
+    assert finding is not None
+    assert (finding.bundle, finding.culprits) == (tmp_path / "evidence" / name, (Culprit(1, "hang", ""),))
+    (record,) = caplog.records
+    assert (
+        record.getMessage() == f"evidence of run job: stall is kept in {finding.bundle}; it points to rank 1"
+    )
+    assert getattr(record, "event", "") == "evidence_bundle"
+    assert set(kept.keeper.last) == {"job"}
+    kept.keeper.keep()
+    assert kept.store.bundles() == [name]
+
+
+def test_a_run_that_stalls_all_the_time_does_not_push_out_the_bundles_of_others(tmp_path: Path) -> None:
+    """Its next bundle is due after a pause; another run's is not concerned."""
+    kept = Kept(tmp_path)
+    for number, (run, moment) in enumerate([("a", 200.0), ("a", 300.0), ("b", 300.0), ("a", 501.0)]):
+        kept.open(incident([], run=run, moment=moment, number=number))
+        kept.keeper.keep()
+    assert [name.split("-")[1] for name in kept.store.bundles()] == ["a", "b", "a"]
+    assert kept.faults() == {EvidenceFault.TOO_SOON: 1}
+
+
+def test_of_a_storm_of_incidents_the_last_few_get_a_bundle(tmp_path: Path) -> None:
+    """Thousands of runs stop at once when a file server does."""
+    kept = Kept(tmp_path)
+    opened = [incident([], run=f"job{number}", number=number) for number in range(3000)]
+    kept.open(*opened)
+    for _ in range(MOST_WAITING + 5):
+        kept.keeper.keep()
+    assert kept.faults() == {EvidenceFault.BUSY: 3000 - MOST_WAITING}
+    assert len(kept.store.bundles()) == 5
+    assert len(kept.keeper.last) == MOST_WAITING
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here nothing at all may be written; a lost rank is named all the same."""
+    kept = Kept(tmp_path, most_bytes=10, pause_seconds=0.0)
+    lost = incident([condition(3, state=RankState.LOST)], cause=IncidentCause.LOST_RANK)
+    for _ in range(3):
+        kept.open(lost)
+        kept.keeper.keep()
+    assert list((tmp_path / "evidence").iterdir()) == []
+    assert kept.board.finding(lost) is None
+    assert kept.faults() == {EvidenceFault.SIZE: 3}
+    assert [each.getMessage() for each in caplog.records] == [
+        "no evidence of run job: lost_rank is kept: manifest.json would make the bundle too large"
+    ]
+    assert [each.rank for each in culprits_of(lost)] == [3]
+
+
+def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
+    """Also where the bundle is finished after the end."""
+    kept = Kept(tmp_path)
+    opened = incident([])
+    kept.open(opened)
+    kept.board.tell({}, [])
+    kept.keeper.keep()
+    assert len(kept.store.bundles()) == 1
+    assert kept.board.finding(opened) is None

@@ -1,0 +1,70 @@
+"""What a rank was doing, as text for people."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.records import GroupNow
+from rankwatch_agent.incidents.last_words import last_words, process_words
+from support_blackbox import box
+from support_incidents import boxed
+from support_ranks import rank
+
+
+def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> None:
+    """With their ages."""
+    group = GroupNow(3, "mesh_tp", "0-3", 4, enqueued=17, oldest=195.0, operation="all_reduce")
+    with rank(tmp_path, "steps(30)\nready()"):
+        told = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
+        lines = last_words(told, 200.0).splitlines()
+    assert lines[:3] == [
+        "rank 0: running, 20.0 s without progress",
+        "in phase backward for 10.0 s",
+        "group mesh_tp (0-3): 17 enqueued, last all_reduce, one waits for 5.0 s",
+    ]
+    assert lines[3] == "the last 20 records, the newest first:"
+    assert len(lines) == 24 and "step" in lines[4]
+
+
+def test_of_a_ring_that_has_gone_round_the_newest_records_are_told(tmp_path: Path) -> None:
+    """As that of every run but a short one."""
+    with rank(tmp_path, "steps(20000)\nwith run.phase('checkpoint'): pass\nready()"):
+        words = last_words(boxed(box(tmp_path)), 200.0).splitlines()
+    assert len(words) == 23
+    assert "phase checkpoint" in words[3]
+
+
+def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    """Neither those of a black box nor the name of a process."""
+    with rank(tmp_path / "boxes", "steps(1)\nready()"):
+        told = boxed(box(tmp_path / "boxes"), open_phase=("\x1b[2Jforward", 190.0))
+        assert "in phase ?[2Jforward" in last_words(told, 200.0)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\t\x1b]0;pwned\x07\nState:\tS\n")
+    words = process_words(tmp_path, 7)
+    assert words.startswith("== status\nName:\t?]0;pwned?\nState:\tS\n== wchan\n(")
+
+
+def test_a_ring_that_is_too_long_to_read_is_said_to_be(tmp_path: Path) -> None:
+    """A hostile box of millions of records takes a second and not a minute."""
+    with rank(tmp_path, "steps(1)\nready()"):
+        told = boxed(box(tmp_path))
+    content = bytearray(told.path.read_bytes())
+    capacity = 1 << 20
+    fields = list(layout.FIXED.unpack_from(content))
+    fields[5], fields[9] = capacity, layout.RING_OFFSET + capacity * layout.RECORD_SIZE
+    layout.FIXED.pack_into(content, 0, *fields)
+    record = layout.RecordKind.PHASE << layout.NAME_BITS
+    ring = (struct.pack("<QddQ32s", record, 1.0, 1.0, number, b"") for number in range(capacity))
+    told.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + b"".join(ring))
+    assert "the ring is too long" in last_words(told, 200.0)
+
+
+def test_a_box_that_is_gone_costs_only_its_records(tmp_path: Path) -> None:
+    """The rest is known already."""
+    with rank(tmp_path, "steps(1)\nready()"):
+        told = boxed(box(tmp_path))
+    told.path.unlink()
+    assert "its records cannot be read: could not open" in last_words(told, 200.0)

@@ -1,0 +1,81 @@
+"""Programs that the agent runs: their ends, bounds and faults. Real processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rankwatch_agent.incidents.limited_process import NICE, Ended, Limits, run_limited
+from support_agent import until
+
+PATIENT = Limits(seconds=20.0, output_bytes=1000, memory_bytes=1 << 30)
+
+
+def python(code: str, limits: Limits = PATIENT) -> Ended:
+    """Run a program in Python."""
+    return run_limited([sys.executable, "-c", code], limits)
+
+
+def test_what_a_program_prints_is_kept() -> None:
+    """Stdout alone, and no problem."""
+    assert python("import sys; print('found'); print('noise', file=sys.stderr)") == Ended(b"found\n", "")
+
+
+def test_a_program_that_fails_says_why_in_its_last_line() -> None:
+    """With its status; one that cannot be started says so too."""
+    ended = python("import sys; print('part'); print('a\\nlast word', file=sys.stderr); sys.exit(3)")
+    assert ended.output == b"part\n"
+    assert ended.problem.endswith("ended with status 3: last word")
+    assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).problem
+
+
+def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    """Also a child that keeps the output open."""
+    note = tmp_path / "pid"
+    code = (
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
+        f"open({str(note)!r}, 'w').write(str(child.pid))\n"
+        "print('here', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    ended = python(code, PATIENT._replace(seconds=1.5))
+    assert ended.problem.endswith("did not end within 1.5 s")
+    child = int(note.read_text())
+    until(lambda: not alive(child), "the child is gone")
+
+
+def test_a_child_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
+    """It holds the output open, and is killed."""
+    ended = python("import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True)")
+    assert ended.problem == ""
+    until(lambda: not alive(int(ended.output)), "the child is gone")
+
+
+def test_a_program_that_says_too_much_is_cut_off() -> None:
+    """It would go on for ever; what it says on stderr does not count."""
+    ended = python("import sys\nwhile True: sys.stderr.write('y' * 5000); sys.stdout.write('x' * 5000)")
+    assert ended.output == b"x" * 1000
+    assert ended.problem.endswith("said more than 1000 bytes")
+
+
+def test_a_program_gets_no_more_memory_than_its_bound_and_a_lower_priority() -> None:
+    """The node belongs to training."""
+    ended = python("x = bytes(2 << 30)")
+    assert "MemoryError" in ended.problem
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    code = (
+        "import os, time\n"
+        f"while os.getpriority(os.PRIO_PROCESS, 0) != {niceness + NICE}: time.sleep(0.01)\n"
+        "while open('/proc/self/oom_score_adj').read() != '1000\\n': time.sleep(0.01)\n"
+    )
+    assert python(code).problem == ""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet reaped does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,73 @@
+"""The whole way on a real gloo job: a rank sleeps, the evidence is kept, the diagnosis names it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.agent import Agent
+from rankwatch_agent.collectors import build_collectors
+from rankwatch_agent.config import AgentConfig
+from rankwatch_agent.hardware import build_hardware
+from support_agent import fetch, until
+
+RANKS = 3
+JOB = Path(__file__).with_name("standing_job.py")
+
+
+@contextmanager
+def job(directory: Path, asleep: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A job of which one rank falls asleep; killed at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    run = {"RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "OMP_NUM_THREADS": "1"}
+    ranks = []
+    for rank in range(RANKS):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+        environ = {**os.environ, **meeting, **run, **place, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        ranks.append(subprocess.Popen([sys.executable, str(JOB), str(asleep)], env=environ))
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Path) -> None:
+    """By the metrics and the verdict; its flight recorder and those of its victims are kept."""
+    asleep = random.randrange(RANKS)
+    config = AgentConfig(
+        listen="127.0.0.1:0",
+        node="n1",
+        directory=tmp_path / "boxes",
+        collectors=("ranks", "incidents", "evidence"),
+        evidence_directory=str(tmp_path / "evidence"),
+        stall_seconds=2.0,
+    )
+    hardware = build_hardware(config)
+    collectors = build_collectors(config, hardware)
+    labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
+    named = f"rankwatch_incident_culprit{{{labels}}} 1.0"
+    with job(config.directory, asleep), Agent(config, collectors, pages=hardware.pages) as agent:
+        until(lambda: named in fetch(agent.address, "/metrics").body.decode(), "the rank is named")
+        assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_culprit{") == 1
+    (bundle,) = (tmp_path / "evidence").iterdir()
+    assert json.loads((bundle / "manifest.json").read_text())["verdict"] == {
+        "state": "hang",
+        "ranks": [asleep],
+    }
+    recorders = sorted(path.name for path in (bundle / "flight_recorder").iterdir())
+    assert recorders == [f"{rank}.json" for rank in range(RANKS)]

@@ -1,0 +1,60 @@
+"""Copies out of directories that a training process may write to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch_agent.incidents.error import EvidenceError
+from rankwatch_agent.incidents.folder import BundleFolder
+from rankwatch_agent.incidents.untrusted_copy import copy_file
+
+
+def copy(source: Path, tmp_path: Path, *, most_bytes: int = 1000) -> bytes:
+    """What arrives of a file."""
+    folder = BundleFolder(tmp_path / "bundle", most_bytes=1 << 20)
+    folder.path.mkdir(exist_ok=True)
+    copy_file(source, folder, "copy", fault=EvidenceFault.BLACK_BOX, most_bytes=most_bytes)
+    return (folder.path / "copy").read_bytes()
+
+
+def test_a_file_is_copied_whole(tmp_path: Path) -> None:
+    """In pieces, where it is large."""
+    content = os.urandom(3 << 20)
+    (tmp_path / "source").write_bytes(content)
+    folder = BundleFolder(tmp_path, most_bytes=16 << 20)
+    copy_file(tmp_path / "source", folder, "copy", fault=EvidenceFault.BLACK_BOX, most_bytes=4 << 20)
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["link", "folder link", "fifo", "socket", "directory", "missing", "large"])
+def test_what_is_no_file_of_its_directory_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Nothing is followed, nothing is waited for."""
+    run = tmp_path / "run"
+    run.mkdir()
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "0.blackbox").write_text("secret")
+    source = run / "0.blackbox"
+    if kind == "link":
+        source.symlink_to(secret / "0.blackbox")
+    elif kind == "folder link":
+        run.rmdir()
+        run.symlink_to(secret)
+    elif kind == "fifo":
+        os.mkfifo(source)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(source))
+    elif kind == "directory":
+        source.mkdir()
+    elif kind == "large":
+        source.write_bytes(b"x" * 1001)
+    with pytest.raises(EvidenceError) as raised:
+        copy(source, tmp_path)
+    assert raised.value.fault is EvidenceFault.BLACK_BOX
+    assert not (tmp_path / "bundle" / "copy").exists()

@@ -1,0 +1,205 @@
+"""A small NCCL RAS service: a real TCP server with its protocol and both its forms, well or badly."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+KINDS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
+
+
+class Gone(NamedTuple):
+    """A rank of which RAS knows nothing."""
+
+    rank: int
+    unresponsive: bool = True
+    dead: bool = False
+
+
+@dataclass
+class Comm:
+    """A communicator: launches of AllReduce by rank, or of all kinds as a mapping."""
+
+    launched: Sequence[int | Mapping[str, int]]
+    name: int = 0x27A079B828FF1A75
+    second: str = "0x1:0x2"
+    gone: Sequence[Gone] = ()
+    status: Mapping[int, Mapping[str, int | bool]] = field(default_factory=dict)
+    """Rank -> fields that are not those of a rank that runs."""
+    first_pid: int = 1000
+    places: Sequence[int] = ()
+    """Number of the process of each rank; its own rank where empty."""
+
+    @property
+    def size(self) -> int:
+        return len(self.launched) + len(self.gone)
+
+    def ranks(self) -> list[int]:
+        """Ranks that answered."""
+        gone = {each.rank for each in self.gone}
+        return [rank for rank in range(self.size) if rank not in gone]
+
+    def place(self, rank: int) -> int:
+        return self.places[rank] if self.places else rank
+
+
+def json_status(
+    *comms: Comm, version: str = "2.28.9+cuda13.0", timeouts: int = 0, comma: bool = True
+) -> bytes:
+    """The structured form, line for line as NCCL writes it; without a comma as 2.28.9 forgets one."""
+    body = (
+        f'{{\n  "nccl_version": "{version}",\n  "cuda_runtime_version": 13000,\n'
+        f'  "cuda_driver_version": 13000,\n  "timestamp": "2026-05-05 06:16:47",\n'
+        f'  "communicators_count": {len(comms)},\n  "communicators": [\n'
+    )
+    body += ",\n".join(_json_communicator(each, "," if comma else "") for each in comms)
+    body += '\n  ],\n  "ras": {\n    "collection_time_sec": 0.004,\n'
+    return (body + f'    "timeouts_count": {timeouts}\n  }}\n}}\n').encode()
+
+
+def _json_communicator(comm: Comm, comma: str) -> str:
+    ranks = ",\n".join(
+        _json_rank(comm, rank, launched) for rank, launched in zip(comm.ranks(), comm.launched, strict=True)
+    )
+    gone = ",\n".join(
+        f'        {{\n{_who(comm, each.rank)}{comma}\n          "status": {{\n'
+        f'            "unresponsive": {_word(each.unresponsive)},\n'
+        f'            "considered_dead": {_word(each.dead)}\n          }}\n        }}'
+        for each in comm.gone
+    )
+    return (
+        f'    {{\n      "hash": "0x{comm.name:x}",\n      "secondary_hash": "{comm.second}",\n'
+        f'      "size": {comm.size},\n      "ranks_count": {len(comm.launched)},\n'
+        f'      "missing_ranks_count": {len(comm.gone)},\n      "ranks": [\n{ranks}\n      ],\n'
+        f'      "missing_ranks": [\n{gone}\n      ]\n    }}'
+    )
+
+
+def _json_rank(comm: Comm, rank: int, launched: int | Mapping[str, int]) -> str:
+    counts = {"AllReduce": launched} if isinstance(launched, int) else launched
+    status: dict[str, int | bool] = {
+        "init_state": 0,
+        "async_error": 0,
+        "finalize_called": False,
+        "destroy_flag": False,
+        "abort_flag": False,
+        **comm.status.get(rank, {}),
+    }
+    told = ",\n".join(f'            "{name}": {_word(value)}' for name, value in status.items())
+    counted = ",\n".join(f'            "{kind}": {counts.get(kind, 0)}' for kind in KINDS)
+    return (
+        f'        {{\n{_who(comm, rank)},\n          "status": {{\n{told}\n          }},\n'
+        f'          "collective_counts": {{\n{counted}\n          }}\n        }}'
+    )
+
+
+def _who(comm: Comm, rank: int) -> str:
+    place = comm.place(rank)
+    return (
+        f'          "rank": {rank},\n          "host": "10.0.0.{place // 8}",\n'
+        f'          "pid": {comm.first_pid + place},\n          "cuda_dev": {place % 8},\n'
+        f'          "nvml_dev": {place % 8}'
+    )
+
+
+def _word(value: int | bool) -> str:
+    return str(value).lower()
+
+
+def text_status(rows: str, errors: str = "", warnings: str = "", *, version: str = "2.26.2") -> bytes:
+    """The form for people: lines of the table, and what stands below `Errors` and `Warnings`."""
+    return (
+        f"NCCL version {version} compiled with CUDA 12.6\n"
+        "CUDA runtime version 12060, driver version 12060\n\n"
+        "Job summary\n===========\n\n"
+        "  Nodes  Processes         GPUs  Processes     GPUs\n"
+        "(total)   per node  per process    (total)  (total)\n"
+        "      4          8            1         32       32\n\n"
+        "Communicators... (0.00s)\n=============\n\n"
+        "Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors\n"
+        "    #  in group  per comm  per node  per comm  in group\n"
+        f"{rows}\nErrors\n======\n\n{errors}Warnings\n========\n\n{warnings}"
+    ).encode()
+
+
+class RasService:
+    """What it answers with may be changed between two questions.
+
+    mode: `normal`; `old` (knows no JSON); `silent` (takes the connection, says nothing); `drip` (a byte now
+    and then, after the greeting); `stranger` (another protocol); `closes` (after the greeting); `huge`.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.mode = "normal"
+        self.json = json_status(Comm((5, 5)))
+        self.text = text_status("    0         1         1         2         2         2   RUNNING      OK\n")
+        self.commands: list[str] = []
+        self.released = threading.Event()
+
+    def reply(self, command: str) -> bytes:
+        """The answer to one command."""
+        word = command.lower()
+        if word.startswith("client protocol "):
+            return b"SERVER PROTOCOL 2\n" if self.mode != "stranger" else b"SSH-2.0-OpenSSH_9.6\r\n"
+        if word.startswith("timeout ") and word[8:].isdecimal():
+            return b"OK\n"
+        if word == "set format json" and self.mode != "old":
+            return b"OK\n"
+        return f"ERROR: Unknown command {command}\n".encode()
+
+
+@contextmanager
+def ras_service() -> Iterator[RasService]:
+    """One that listens on a free loopback port until the end of the block."""
+
+    class Client(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has given up, which is what is being tested
+                self._talk()
+
+        def _talk(self) -> None:
+            if service.mode == "silent":
+                service.released.wait()
+                return
+            form = "text"
+            while line := self.rfile.readline(1024):
+                command = line.decode().strip()
+                service.commands.append(command)
+                if command in ("STATUS", "VERBOSE STATUS"):
+                    self._status(service.json if form == "json" else service.text)
+                    return
+                if service.mode == "closes" and not command.startswith("CLIENT"):
+                    return
+                answer = service.reply(command)
+                form = "json" if command == "SET FORMAT json" and answer == b"OK\n" else form
+                self.wfile.write(answer)
+
+        def _status(self, body: bytes) -> None:
+            if service.mode == "drip":
+                while not service.released.wait(0.02):
+                    self.wfile.write(b" ")
+            elif service.mode == "huge":
+                while not service.released.is_set():
+                    self.wfile.write(b" " * (1 << 20))
+            else:
+                self.wfile.write(body)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", 0), Client) as server:
+        service = RasService(server.server_address[1])
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.released.set()
+            server.shutdown()
+            thread.join()
