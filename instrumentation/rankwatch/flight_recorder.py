@@ -12,6 +12,8 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from rankwatch.conventions import environment
+
 SUFFIX = ".sock"
 _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
 _CLOSE_SECONDS = 2.0
@@ -21,6 +23,20 @@ def reserve_entries(env: MutableMapping[str, str]) -> None:
     """Ask for a ring of 2,000 entries (the usual advice) unless somebody has asked for another size."""
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:  # the name before torch 2.8
         env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+
+
+def ask_for_timing(env: MutableMapping[str, str]) -> None:
+    """Ask NCCL's process groups to time their collectives: without it the flight recorder tells neither
+    when one started nor how long it took. They read this once, when they are made.
+
+    Not with one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron sets it): there the events of
+    the timing end the overlap of communication and computation (pytorch/pytorch#143890). Not where the
+    user has decided, by PyTorch's own variable or by RANKWATCH_NCCL_TIMING=0.
+    """
+    wanted = env.get(environment.NCCL_TIMING, "1").lower() not in environment.OFF
+    decided = "NCCL_ENABLE_TIMING" in env  # the older name
+    if wanted and not decided and env.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() != "1":
+        env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
 
 
 class FlightRecorderServer:

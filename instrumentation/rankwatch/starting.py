@@ -17,14 +17,13 @@ from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.flight_recorder import FlightRecorderServer, reserve_entries
+from rankwatch.flight_recorder import FlightRecorderServer, ask_for_timing, reserve_entries
 from rankwatch.identity import find_identity
 from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
 
 _log = logging.getLogger("rankwatch")
-_OFF = ("", "0", "false", "no")
 
 
 def start(
@@ -63,7 +62,7 @@ def start(
     if isinstance(phases, str):
         raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
     _check(phases := tuple(phases), capacity, gpu)
-    if os.environ.get(environment.DISABLE, "").lower() not in _OFF:
+    if os.environ.get(environment.DISABLE, "").lower() not in environment.OFF:
         return DisabledRun()
     find = partial(
         find_identity,
@@ -158,4 +157,6 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
 
     if dist.is_available():
         reserve_entries(os.environ)
+        if run.device is not None:
+            ask_for_timing(os.environ)
         run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

@@ -19,6 +19,8 @@ from rankwatch import Run
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
+from rankwatch.collectives.groups import Groups
+from rankwatch.members import members_text
 
 _MICRO_BATCHES = 4
 _COLLECTIVES = 6
@@ -31,21 +33,22 @@ _COMPUTE_SHARE = 0.1
 class Collectives:
     """Writes what the hook on the dispatcher would: six all-reduces of DDP, each a millisecond long."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, world_size: int) -> None:
         self._writer = writer
         self._operation = writer.name_number("all_reduce")
-        self._group = writer.name_number("default_pg")
-        self._count = 0
+        self._group = Groups(writer)._enter("default_pg", members_text(range(world_size)), world_size)
 
     def reduce_gradients(self) -> None:
         """All-reduces that end now."""
         now = time.monotonic()
         for _ in range(_COLLECTIVES):
+            count = self._group.collective(self._operation)
+            self._group.under_way(count, now - 0.001)
             self._writer.append(
                 RecordKind.COLLECTIVE, self._operation, now - 0.001, now,
-                layout.COLLECTIVE, _BUCKET_BYTES, self._count, self._group, 0,
+                layout.COLLECTIVE, _BUCKET_BYTES, count, self._group.number, 0, 0.0,
             )  # fmt: skip
-            self._count += 1
+            self._group.complete(count)
 
 
 def record_steps(
@@ -95,7 +98,7 @@ def main() -> int:
         print("rankwatch records nothing here", file=sys.stderr)
         return 1
     with run:
-        record_steps(run, Collectives(run._writer), given.steps_per_second, stopping)
+        record_steps(run, Collectives(run._writer, given.world_size), given.steps_per_second, stopping)
     return 0
 
 

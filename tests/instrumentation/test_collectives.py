@@ -56,7 +56,7 @@ def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
     reader = Reader(path)
     found = []
     for each in of_kind(path, RecordKind.COLLECTIVE):
-        size, _, group, flags = (int(value) for value in each.payload)
+        size, _, group, flags, _ = (int(value) for value in each.payload)
         assert each.start <= each.end
         assert not flags & layout.FAILED
         found.append((each.name, reader.name(group), size, bool(flags & layout.BLOCKING)))
@@ -85,6 +85,10 @@ def reduce(x):
     return x + 1
 compiled = torch.compile(reduce, backend="eager")
 compiled(torch.ones(3)), compiled(torch.ones(4))
+from torch.distributed import _functional_collectives as functional
+def gather(x):
+    return functional.all_reduce(x, "sum", dist.group.WORLD) + 1
+torch.compile(gather, backend="eager", fullgraph=True)(torch.ones(5))
 dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,)))
 assert run._writer.integers[Now.ERRORS] == 0
 """
@@ -92,5 +96,5 @@ assert run._writer.integers[Now.ERRORS] == 0
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "async_op" in done.stderr
-    assert "rankwatch/collectives.py" not in done.stderr
-    assert len(of_kind(tmp_path / "r" / "0.blackbox", RecordKind.COLLECTIVE)) == 3
+    assert "rankwatch/collectives/" not in done.stderr
+    assert len(of_kind(tmp_path / "r" / "0.blackbox", RecordKind.COLLECTIVE)) == 4

@@ -9,9 +9,48 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.flight_recorder import ask_for_timing
 from rankwatch_agent.flight_recorder.client import FlightRecorderClient
+from rankwatch_agent.flight_recorder.reply import Reply
+from support_agent import until
 
 pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    "decided",
+    [
+        {"TORCH_NCCL_ENABLE_TIMING": "0"},
+        {"NCCL_ENABLE_TIMING": "0"},
+        {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        {"RANKWATCH_NCCL_TIMING": "0"},
+        {"RANKWATCH_NCCL_TIMING": "False"},
+    ],
+)
+def test_timing_is_not_asked_for_where_it_hurts_or_is_not_wanted(decided: dict[str, str]) -> None:
+    """One hardware queue, or a word of the user's."""
+    env = dict(decided)
+    ask_for_timing(env)
+    assert env == decided
+
+
+@pytest.mark.parametrize("found", [{}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {"RANKWATCH_NCCL_TIMING": "1"}])
+def test_timing_is_asked_for_elsewhere(found: dict[str, str]) -> None:
+    """By PyTorch's own variable; stacks are left alone."""
+    env = dict(found)
+    ask_for_timing(env)
+    assert env == {**found, "TORCH_NCCL_ENABLE_TIMING": "1"}
+
+
+def test_without_a_gpu_nothing_is_asked_of_nccl(tmp_path: Path) -> None:
+    """The environment of a trainer on CPU stays as it was."""
+    code = (
+        "import os, torch, rankwatch\n"
+        "torch.cuda.is_available = lambda: False\n"
+        "rankwatch.start(run='r').finish()\nprint('TORCH_NCCL_ENABLE_TIMING' in os.environ)\n"
+    )
+    done = python(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False\n")
 
 
 def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -45,6 +84,20 @@ def test_a_forked_child_that_leaves_in_order_does_not_abort(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, "7\n")
 
 
+def pull_when_complete(client: FlightRecorderClient) -> Reply:
+    """What it says once its last collective is complete: the backend notes that after the caller goes on."""
+    replies: list[Reply] = []
+
+    def complete() -> bool:
+        replies[:] = client.pull().values()
+        (status,) = replies[0].pg_status.values()
+        return (status.last_enqueued_collective, status.last_completed_collective) == (5, 5)
+
+    until(complete, "five collectives are complete")
+    (reply,) = replies
+    return reply
+
+
 def test_the_flight_recorder_of_a_real_rank_is_read(tmp_path: Path) -> None:
     """Last enqueued and completed of a gloo group, by its name."""
     code = (
@@ -63,7 +116,6 @@ def test_the_flight_recorder_of_a_real_rank_is_read(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        reply = FlightRecorderClient(tmp_path / "r" / "0.sock").pull()
-    (status,) = reply.pg_status.values()
-    assert (status.last_enqueued_collective, status.last_completed_collective) == (5, 5)
+        client = FlightRecorderClient(tmp_path / "r" / "0.sock")
+        reply = pull_when_complete(client)
     assert {entry.process_group for entry in reply.entries} == {("0", "default_pg")}

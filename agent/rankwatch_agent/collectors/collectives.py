@@ -2,8 +2,9 @@
 
 A pull copies the whole ring in the training process (a C++ thread, about 45 ms for 2,000 entries), so
 a healthy rank is asked seldom, and those of a run that looks stuck at once and again every few
-seconds. What must be complete and cheap comes through the black box (collector `ranks`); for NCCL,
-whose completions the black box does not see, what is counted here is a sample.
+seconds; the longer it looks so, the less often: a run may stand for a day, or go on without a rank.
+What must be complete and cheap comes through the black box (collector `ranks`); for NCCL, whose
+completions the black box does not see, what is counted here is a sample.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.collection import Collection, NotApplicable, Series
 from rankwatch_agent.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.flight_recorder.rank import RecordedRank
+from rankwatch_agent.flight_recorder.rank import Fetched, RecordedRank
 from rankwatch_agent.ranks.collectives.meeting import RunMeetings
 from rankwatch_agent.ranks.collectives.series import run_series
 from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition, Suspicion
@@ -26,6 +27,8 @@ _MAX_RANKS = 64
 """Sockets asked in one run: more ranks than any node has GPUs."""
 _ASKED_AT_ONCE = 8
 _LISTED_EACH_SECONDS = 5.0
+_SHARE_OF_SUSPICION = 0.1
+"""Of the time that a run has been suspect, which may pass between two questions to a rank."""
 _NOBODY = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
 
 
@@ -34,7 +37,7 @@ class CollectivesCollector:
 
     directory: holds `<run>/<rank>.sock`.
     pull_seconds: between two questions to a rank of a healthy run.
-    suspect_seconds: likewise while the run is suspect.
+    suspect_seconds: likewise when the run has just become suspect.
     timeout_seconds: for one question to one rank; eight ranks are asked at a time.
     suspicion: what the collector `ranks` says about the ranks; without it all count as healthy.
     """
@@ -72,8 +75,7 @@ class CollectivesCollector:
         now = self._monotonic()
         if now - self._listed >= _LISTED_EACH_SECONDS:
             self._listed = now
-            paths = list(_sockets(self._directory))[:_MAX_RANKS]
-            self._ranks = {path: self._ranks.get(path) or self._new(path) for path in paths}
+            self._ranks = {path: self._ranks.get(path) or self._new(path) for path in self._choose()}
         if not self._ranks:
             raise NotApplicable("no rank serves a flight recorder")
         told = {path: self._told(path) for path in self._ranks}
@@ -81,6 +83,15 @@ class CollectivesCollector:
         if due:
             self._pull(due, {path: rank for path, (_, rank) in told.items()}, now)
         return Collection(series=[*self._series(told)])
+
+    def _choose(self) -> list[Path]:
+        """The sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
+        found = sorted(_sockets(self._directory), key=lambda path: (self._ended(path), path))
+        return found[:_MAX_RANKS]
+
+    def _ended(self, path: Path) -> bool:
+        _, rank = self._told(path)
+        return rank is not None and rank.ended
 
     def _told(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
         """What is known about the run and the rank."""
@@ -91,21 +102,30 @@ class CollectivesCollector:
     def _is_due(self, path: Path, run: RunCondition, rank: RankCondition | None, now: float) -> bool:
         if rank is not None and rank.ended:
             return False
-        seconds = self._pull_seconds if run.suspected_since is None else self._suspect_seconds
-        return now - self._ranks[path].asked >= seconds
+        return now - self._ranks[path].asked >= self._seconds_between(run, now)
+
+    def _seconds_between(self, run: RunCondition, now: float) -> float:
+        if run.suspected_since is None:
+            return self._pull_seconds
+        patience = _SHARE_OF_SUSPICION * (now - run.suspected_since)
+        return min(self._pull_seconds, max(self._suspect_seconds, patience))
 
     def _pull(self, due: list[Path], told: dict[Path, RankCondition | None], now: float) -> None:
-        # Side by side: a stopped rank takes its whole timeout, and just then the others are wanted.
-        def ask(path: Path) -> None:
-            rank = told[path]
-            self._ranks[path].ask(now, () if rank is None else rank.groups)
-
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-            list(pool.map(ask, due))
+            for first in range(0, len(due), _ASKED_AT_ONCE):
+                # Side by side: a stopped rank takes its whole timeout, and just then the others are wanted.
+                asked = due[first : first + _ASKED_AT_ONCE]
+                for path, fetched in zip(asked, pool.map(self._fetch, asked), strict=True):
+                    # One after another: a reply takes many times its size in memory.
+                    rank = told[path]
+                    self._ranks[path].take(now, fetched, () if rank is None else rank.groups)
         for run in {path.parent.name for path in due}:
             living = [path for path, rank in told.items() if rank is None or not rank.ended]
             ledgers = [self._ranks[path].ledgers for path in living if path.parent.name == run]
             self._meetings.setdefault(run, RunMeetings()).meet(ledgers)
+
+    def _fetch(self, path: Path) -> Fetched:
+        return self._ranks[path].fetch()
 
     def _series(self, told: dict[Path, tuple[RunCondition, RankCondition | None]]) -> Iterator[Series]:
         counted: dict[str, set[tuple[str, ...]]] = {}
@@ -127,10 +147,11 @@ class CollectivesCollector:
 
 
 def _sockets(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.glob(f"*/*{SUFFIX}")):
+    for path in directory.glob(f"*/*{SUFFIX}"):
         try:
             mode = path.stat(follow_symlinks=False).st_mode
         except OSError:
             continue  # gone meanwhile
-        if stat.S_ISSOCK(mode) and path.stem.isdecimal():
+        # A link in place of a run's directory would lead to somebody else's sockets.
+        if stat.S_ISSOCK(mode) and path.stem.isdecimal() and not path.parent.is_symlink():
             yield path

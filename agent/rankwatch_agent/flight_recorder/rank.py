@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import Series
 from rankwatch_agent.flight_recorder.client import FlightRecorderClient, FlightRecorderError
 from rankwatch_agent.flight_recorder.merge import FlightRecorderAccount
+from rankwatch_agent.flight_recorder.reply import Reply
 from rankwatch_agent.ranks.collectives.ledger import GroupKey, GroupLedger
 from rankwatch_agent.ranks.collectives.series import FLIGHT_RECORDER, Place, place_series, totals_series
 
 _log = logging.getLogger("rankwatch_agent")
+
+Fetched = Mapping[str, bytearray] | FlightRecorderError
+"""Replies by handler, not yet understood, or why there are none."""
 
 
 class RecordedRank:
@@ -35,11 +39,21 @@ class RecordedRank:
         """Collectives with a duration, by group."""
         return [ledger for account in self._accounts.values() for ledger in account.ledgers]
 
-    def ask(self, now: float, known: Sequence[GroupNow]) -> None:
-        """Pull once; `known` are the groups by the rank's black box. A failure is counted."""
+    def fetch(self) -> Fetched:
+        """Ask once, on any thread; give what comes to `take`."""
+        try:
+            return self._client.pull_raw()
+        except FlightRecorderError as error:
+            return error
+
+    def take(self, now: float, fetched: Fetched, known: Sequence[GroupNow]) -> None:
+        """Merge one pull; `known` are the groups by the rank's black box. A failure is counted."""
         self.asked = now
         try:
-            replies = self._client.pull()
+            if isinstance(fetched, FlightRecorderError):
+                raise fetched
+            for name, body in fetched.items():
+                self._merge(name, self._client.read(body), known)
         except FlightRecorderError as error:
             self._answered = False
             self._failed += 1
@@ -49,11 +63,12 @@ class RecordedRank:
             return
         self._answered = True
         self._succeeded += 1
-        for name, reply in replies.items():
-            account = self._accounts.get(name)
-            if account is None:
-                account = self._accounts[name] = FlightRecorderAccount(self._max_groups)
-            account.merge(reply, known)
+
+    def _merge(self, name: str, reply: Reply, known: Sequence[GroupNow]) -> None:
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = FlightRecorderAccount(self._max_groups)
+        account.merge(reply, known)
 
     def series(
         self, key: tuple[str, str], counted: Set[tuple[str, str, str]], *, gone: bool

@@ -62,11 +62,17 @@ class Reply(msgspec.Struct):
     """By the name of the group."""
 
 
-def decode(body: bytes) -> Reply:
-    """Raises msgspec.MsgspecError for anything that is no such reply."""
+MAX_OBJECTS = 1 << 18
+"""Objects and lists of a reply; an entry has about eight."""
+
+
+def decode(body: bytes | bytearray) -> Reply:
+    """Raises msgspec.MsgspecError for what is no such reply, ValueError for one of too many parts."""
+    if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
+        raise ValueError(f"more than {MAX_OBJECTS} objects")
     return msgspec.json.decode(body, type=Reply, strict=False)
 
 
-def decode_names(body: bytes) -> list[str]:
+def decode_names(body: bytes | bytearray) -> list[str]:
     """The names of a worker server's handlers; raises msgspec.MsgspecError."""
     return msgspec.json.decode(body, type=list[str])

@@ -9,20 +9,12 @@ from dataclasses import dataclass, field
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import RawRecord
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, TOKENS, Lifecycle
+from rankwatch_agent.ranks.collectives.account import CollectiveAccount
 from rankwatch_agent.ranks.loss import LossStatistics
-from rankwatch_agent.ranks.names import BoundedNames
+from rankwatch_agent.ranks.names import OVERFLOW, BoundedNames
 from rankwatch_agent.ranks.progress import SECTIONS, Progress
 from rankwatch_agent.ranks.steps import StepAssembler
-
-
-@dataclass
-class CollectiveTotals:
-    """Collectives of one group and operation."""
-
-    count: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -66,7 +58,7 @@ class RankAccount:
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
         self.work: dict[str, float] = {}
-        self.collectives: dict[tuple[str, str], CollectiveTotals] = {}
+        self.collectives = CollectiveAccount(self.names, self.steps)
         self.checkpoints = {operation: CheckpointTotals() for operation in CHECKPOINT_OPERATIONS}
         self.checkpoint_bytes: int | None = None
         self.saved: tuple[float, int] | None = None
@@ -82,11 +74,12 @@ class RankAccount:
         self._name_of: Callable[[int], str] = str
         # By numbers of the present process's names: thousands of records a second take this way.
         self._phase_names: dict[int, str] = {}
-        self._collective_totals: dict[tuple[int, int], CollectiveTotals] = {}
+        self._scalar_names: dict[int, str] = {}
+        self._units: dict[int, str] = {}
         self._takers = {
             int(RecordKind.PHASE): self._take_phase,
             int(RecordKind.STEP): self._take_step,
-            int(RecordKind.COLLECTIVE): self._take_collective,
+            int(RecordKind.COLLECTIVE): self.collectives.take,
             int(RecordKind.SCALAR): self._take_scalar,
             int(RecordKind.WORK): self._take_work,
             int(RecordKind.CHECKPOINT): self._take_checkpoint,
@@ -98,9 +91,11 @@ class RankAccount:
         """Another process takes the rank; totals go on, the rest begins anew."""
         self.life.ended_by = None
         self.loss.begin_process()
+        self.steps.begin_process()
         self.closed_phases.clear()
-        self._phase_names.clear()
-        self._collective_totals.clear()
+        for names in (self._phase_names, self._scalar_names, self._units):
+            names.clear()
+        self.collectives.begin_process()
 
     @property
     def last_good_checkpoint(self) -> tuple[float, int] | None:
@@ -128,28 +123,20 @@ class RankAccount:
             self.last_progress = end
 
     def _take_step(self, _: int, start: float, end: float, payload: bytes) -> None:
-        self.steps.step(start, end, layout.STEP.unpack_from(payload)[0])
+        step, failed = layout.STEP.unpack_from(payload)
+        if failed:
+            self.progress.step_failed(end)
+        self.steps.step(start, end, step)
         if end > self.last_progress:
             self.last_progress = end
 
-    def _take_collective(self, operation: int, start: float, end: float, payload: bytes) -> None:
-        size, _, group, flags = layout.COLLECTIVE.unpack_from(payload)
-        self.steps.collective(start, end, blocking=bool(flags & layout.BLOCKING))
-        totals = self._collective_totals.get((operation, group))
-        if totals is None:
-            key = (
-                self.names.bound("group", self._name_of(group)),
-                self.names.bound("operation", self._name_of(operation)),
-            )
-            totals = self.collectives.setdefault(key, CollectiveTotals())
-            self._collective_totals[operation, group] = totals
-        totals.count += 1
-        totals.bytes += size
-        totals.seconds += end - start
-
     def _take_scalar(self, number: int, start: float, end: float, payload: bytes) -> None:
         value = layout.SCALAR.unpack_from(payload)[0]
-        name = self.names.bound("scalar", self._name_of(number))
+        name = self._scalar_names.get(number)
+        if name is None:
+            name = self.names.bound("scalar", self._name_of(number))
+            if name not in ("", OVERFLOW):  # of the latter each use counts
+                self._scalar_names[number] = name
         if not name:
             return
         self.scalars[name] = value
@@ -160,15 +147,21 @@ class RankAccount:
             self.loss.add(value)
 
     def _take_work(self, number: int, start: float, end: float, payload: bytes) -> None:
-        unit = self.names.bound("unit", self._name_of(number))
-        amount = layout.WORK.unpack_from(payload)[0]
+        unit = self._units.get(number)
+        if unit is None:
+            unit = self.names.bound("unit", self._name_of(number))
+            if unit not in ("", OVERFLOW):
+                self._units[number] = unit
+        amount, step = layout.WORK.unpack_from(payload)
         if unit and 0.0 <= amount < math.inf:
             self.work[unit] = self.work.get(unit, 0.0) + amount
+            if unit == TOKENS:
+                self.steps.work(step, amount)
 
     def _take_device_phase(self, number: int, start: float, end: float, payload: bytes) -> None:
-        seconds, local, _ = layout.DEVICE.unpack_from(payload)
+        seconds, local, step = layout.DEVICE.unpack_from(payload)
         if 0.0 <= local <= seconds < math.inf:
-            self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local)
+            self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
 
     def _take_checkpoint(self, number: int, start: float, end: float, payload: bytes) -> None:
         size, step, stage, failed = layout.CHECKPOINT.unpack_from(payload)
@@ -196,7 +189,9 @@ class RankAccount:
         _, reason = layout.LIFECYCLE.unpack_from(payload)
         event, detail = self._name_of(number), self._name_of(reason)
         life = self.life
-        if event == Lifecycle.RESUMED:
+        if event == Lifecycle.STARTED:
+            self.progress.begin_process(start)
+        elif event == Lifecycle.RESUMED:
             life.resumes += 1
         elif event == Lifecycle.PREEMPTED:
             life.preemptions += 1

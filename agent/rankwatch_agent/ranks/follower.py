@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import Header, NowBlock
+from rankwatch.blackbox.records import GroupNow, Header, NowBlock
 from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
@@ -44,6 +45,7 @@ class RankFollower:
         """Innermost open phase and when it began, monotonic."""
         self._reader = self._open()
         self._missed_before = 0
+        account.collectives.expect(self._reader.name, self._groups_now)
 
     @property
     def header(self) -> Header:
@@ -62,6 +64,7 @@ class RankFollower:
         alive = self._reader.writer_alive()  # asked before reading: what it wrote before it died is read
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
+        self.account.collectives.observe(self.now.groups)
         self.account.add(self._reader.poll(), self._reader.name)
         self.account.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
@@ -95,8 +98,13 @@ class RankFollower:
         self._missed_before += self._reader.missed
         self._reader = reader
         self.account.begin_process()
+        self.account.collectives.expect(reader.name, self._groups_now)
         self.starts += 1
         self.ended_at = None
+
+    def _groups_now(self) -> Sequence[GroupNow]:
+        """The table of groups as it stands: one may have been made since this poll began."""
+        return self._reader.now().groups
 
     def _innermost_open(self) -> tuple[str, float] | None:
         """The open phase that began last. None outlasts the end of a step: one that began before it is over,
@@ -130,7 +138,8 @@ class RankFollower:
 
     def _end_of_life(self, moment: float) -> float:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""
-        last = max(self.account.last_record, self.now.step_ended, *self.now.phases_began.values(), 0.0)
+        signs = (self.header.started_monotonic, self.account.last_record, self.now.step_ended)
+        last = max(*signs, *self.now.phases_began.values())
         return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
 
 

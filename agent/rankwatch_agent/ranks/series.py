@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from rankwatch.conventions import ENDED_STATES, metric
+from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.collection import Series
 from rankwatch_agent.ranks.account import RankAccount
+from rankwatch_agent.ranks.collectives.series import (
+    BLACK_BOX,
+    black_box_places,
+    place_series,
+    totals_series,
+)
 from rankwatch_agent.ranks.follower import RankFollower
 
 _STAGE = "pp"
@@ -26,8 +32,9 @@ class RankSeries:
         key = (identity.run, str(identity.rank))
         found = [*self._who(rank, key), *self._life(rank, key)]
         account = rank.account
-        for part in (_steps, _scalars, _collectives, _telemetry):
+        for part in (_steps, _scalars, _telemetry):
             found.extend(part(account, key))
+        found.extend(self._collectives(rank, key))
         found.extend(self._checkpoints(account, key))
         found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
         found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
@@ -74,6 +81,13 @@ class RankSeries:
         if timeout is not None:
             yield _one("rankwatch_progress_timeout_seconds", key, timeout)
 
+    def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+        account = rank.account.collectives
+        yield from totals_series(key, account.totals)
+        if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
+            return  # it said goodbye; where a lost one stood are its last words
+        yield from place_series(key, BLACK_BOX, black_box_places(account, rank.now.groups, self._wall))
+
     def _checkpoints(self, account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
         for operation, totals in account.checkpoints.items():
             at = (*key, operation)
@@ -102,6 +116,11 @@ def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_section_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
     yield from _by("rankwatch_work_total", key, account.work)
+    variation = steps.variation
+    yield _one("rankwatch_late_steps_total", key, variation.late_steps)
+    yield _one("rankwatch_late_step_seconds_total", key, variation.late_seconds)
+    yield _one("rankwatch_step_microbatches_total", key, variation.microbatches)
+    yield from _by("rankwatch_step_variation_total", key, variation.terms)
 
 
 def _scalars(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
@@ -114,14 +133,6 @@ def _scalars(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
     yield _one("rankwatch_loss_trend", key, loss.trend)
     if not math.isnan(loss.deviation):
         yield _one("rankwatch_loss_deviation", key, loss.deviation)
-
-
-def _collectives(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
-    for (group, operation), totals in account.collectives.items():
-        at = (*key, group, operation)
-        yield _one("rankwatch_collectives_total", at, totals.count)
-        yield _one("rankwatch_collective_bytes_total", at, totals.bytes)
-        yield _one("rankwatch_collective_seconds_total", at, totals.seconds)
 
 
 def _telemetry(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT
 from rankwatch_agent.ranks.progress import SECTIONS, Progress
 from rankwatch_agent.ranks.split import Collective, Interval, split_step
+from rankwatch_agent.ranks.step_parts import OpenSteps
+from rankwatch_agent.ranks.variation import Variation
 
 SETTLE_SECONDS = 0.5
 _HOST_PHASES = (DATA_WAIT, *SECTIONS)
+_new = tuple.__new__  # half the cost of a named tuple's own constructor, thousands of times a second
 _MAX_WAITING = 4096
 """Phases or collectives kept for a step that does not end; beyond, the oldest are let go."""
 
@@ -32,26 +35,41 @@ class StepAssembler:
         self.last_step = -1
         self.device_seconds: dict[str, float] = {}
         """Phases by the GPU's own clock; empty where there is none."""
+        self.variation = Variation()
+        self._open = OpenSteps(self.variation.add)
         self._progress = progress
         self._observe = observe
         self._phases: list[Interval] = []
         self._collectives: list[Collective] = []
         self._pending: tuple[float, float, int] | None = None
+        self._last_end: float | None = None
+        """Of the last step that was settled."""
+        self._sections_since = 0.0
+        """Seconds of checkpoints and evaluations that lay outside of steps, since then."""
 
     def phase(self, start: float, end: float, name: str) -> None:
         """A phase ended."""
-        self._phases.append(Interval(start, end, name))
+        self._phases.append(_new(Interval, (start, end, name)))
         if len(self._phases) > _MAX_WAITING:
             self._outside(self._phases.pop(0))
 
     def collective(self, enqueued: float, completed: float, *, blocking: bool) -> None:
         """A collective completed."""
-        self._collectives.append(Collective(enqueued, completed, blocking))
+        self._collectives.append(_new(Collective, (enqueued, completed, blocking)))
         if len(self._collectives) > _MAX_WAITING:
             self._collectives.pop(0)
 
-    def device_phase(self, name: str, seconds: float, local: float) -> None:
+    def begin_process(self) -> None:
+        """Another process takes the rank."""
+        self._open.begin_process()
+
+    def work(self, number: int, tokens: float) -> None:
+        """Tokens were worked on in a step."""
+        self._open.work(number, tokens)
+
+    def device_phase(self, name: str, seconds: float, local: float, number: int) -> None:
         """The GPU passed the end of a phase; `local` of its seconds came before the last collective."""
+        self._open.device_phase(number, name, local)
         self.device_seconds[name] = self.device_seconds.get(name, 0.0) + seconds
         self.local_seconds += local
 
@@ -85,16 +103,23 @@ class StepAssembler:
         inside: list[Interval] = []
         later: list[Interval] = []
         for phase in self._phases:
-            if end <= phase.start < until:
+            begun, ended, _ = phase
+            if end <= begun < until:
                 later.append(phase)
-            elif phase.start >= start and phase.end <= end:
+            elif begun >= start and ended <= end:
                 inside.append(phase)
             else:
                 self._outside(phase)
         self._phases = later
-        held = [each for each in self._collectives if start <= each.enqueued < end]
-        self._collectives = [each for each in self._collectives if end <= each.enqueued < until]
-        self._count(end - start, split_step(start, end, inside, held), number)
+        held = [each for each in self._collectives if start <= each[0] < end]
+        self._collectives = [each for each in self._collectives if end <= each[0] < until]
+        step = self._open.of(number)
+        # The host's phases tell when a GPU's work was enqueued, not how long it took.
+        take = None if self.device_seconds else step.phase
+        parts = split_step(start, end, inside, held, take)
+        self._count(end - start, parts, number)
+        self._learn(start, end, sum(parts.get(name, 0.0) for name in SECTIONS))
+        self._open.ended(number)
 
     def _count(self, duration: float, parts: dict[str, float], number: int) -> None:
         self.steps += 1
@@ -103,9 +128,10 @@ class StepAssembler:
         if self.device_seconds:
             # The host runs ahead of the GPU: its phases say when work was enqueued. The rank's own
             # work is what the GPU's clock says, and what the host did while the GPU had nothing.
-            self.local_seconds += sum(parts.get(name, 0.0) for name in _HOST_PHASES)
+            local = sum(parts.get(name, 0.0) for name in _HOST_PHASES)
         else:
-            self.local_seconds += duration - parts[COMMUNICATION]
+            local = duration - parts[COMMUNICATION]
+        self.local_seconds += local
         totals = self.phase_seconds
         for name, seconds in parts.items():
             totals[name] = totals.get(name, 0.0) + seconds
@@ -115,9 +141,20 @@ class StepAssembler:
             if seconds := parts.get(name, 0.0):
                 self._progress.section(name, seconds)
                 sections += seconds
-        self._progress.step(duration - sections)
+        self._open.of(number).local_seconds += max(0.0, local - sections)
+
+    def _learn(self, start: float, end: float, sections: float) -> None:
+        """What was normal up to the end of a step: the time before it counts too, as it does where a run
+        stands. A loader that is not wrapped, or an evaluation that is not told, makes pauses there."""
+        pause = 0.0
+        if self._last_end is not None:
+            pause = max(0.0, start - self._last_end - self._sections_since)
+        self._last_end, self._sections_since = end, 0.0
+        self._progress.step(pause + end - start - sections, end)
 
     def _outside(self, phase: Interval) -> None:
         seconds = phase.end - phase.start
         self.section_seconds[phase.name] = self.section_seconds.get(phase.name, 0.0) + seconds
         self._progress.section(phase.name, seconds)
+        if phase.name in SECTIONS:
+            self._sections_since += seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -48,6 +48,22 @@ def write_job_boxes(
     table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
 ) -> None:
     """One box for each rank: DIRECTORY/RUN/RANK.blackbox. Raises BlackBoxError; UserError for too many."""
+    for box, moments in job_boxes(table, shape, directory, run=run, seed=seed):
+        try:
+            for _ in moments:
+                pass
+        finally:
+            box.close()
+
+
+def job_boxes(
+    table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
+) -> Iterator[tuple[SimulatedBox, Iterator[float]]]:
+    """Each rank's box as the run begins, to be closed by the caller, and the moments at which it grows.
+
+    A moment is the end of an operation, in seconds since the run began; the operation is written when the
+    next moment is asked for. Raises BlackBoxError; UserError for too many.
+    """
     order = np.lexsort((table.start_seconds, table.step, table.rank))
     bounds = np.flatnonzero(np.r_[True, np.diff(table.rank[order]) != 0, True])
     steps = np.unique(table.step)
@@ -57,17 +73,13 @@ def write_job_boxes(
     check_size(shape.ranks, _records(longest, shape, len(steps)))
     for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = _rows(table, order[first:end])
-        rank = int(table.rank[order[first]])
         box = SimulatedBox(
             directory,
-            identity_of(shape, rank, run),
+            identity_of(shape, int(table.rank[order[first]]), run),
             records=_records(len(rows), shape, len(steps)),
             target_steps=len(steps),
         )
-        try:
-            _write(box, rows, groups, by_step)
-        finally:
-            box.close()
+        yield box, _written(box, rows, groups, by_step)
 
 
 def _records(rows: int, shape: JobShape, steps: int) -> int:
@@ -95,11 +107,14 @@ def _rows(table: OperationTable, index: np.ndarray) -> list[_Row]:
     return [_Row(*each) for each in zip(*columns, strict=True)]
 
 
-def _write(box: SimulatedBox, rows: list[_Row], groups: _Groups, loss: Mapping[int, float]) -> None:
+def _written(
+    box: SimulatedBox, rows: list[_Row], groups: _Groups, loss: Mapping[int, float]
+) -> Iterator[float]:
     began = rows[0].start
     box.step_begins(rows[0].step, began)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         end = row.start + row.seconds
+        yield end
         _write_row(box, row, end, groups)
         if following is None or following.step != row.step:
             box.step_ends(row.step, began, end, loss[row.step])

@@ -49,9 +49,9 @@ class Fault:
             raise UserError(f"ranks are {self.ranks}, expected each one once")
         if self.cause in (Cause.WORKER, Cause.HOST) and not self.ranks:
             raise UserError(f"fault {self.cause} needs ranks")
-        if self.cause is Cause.STAGE and (
-            self.stage is None or not 0 <= self.stage < shape.pipeline_parallel
-        ):
+        if self.cause is Cause.STAGE and self.stage is None:
+            raise UserError("fault stage needs a stage")
+        if self.stage is not None and not 0 <= self.stage < shape.pipeline_parallel:
             raise UserError(f"stage is {self.stage}, expected 0 to {shape.pipeline_parallel - 1}")
         if self.cause not in SIMULATED:
             raise UserError(f"fault is {self.cause}, expected one of {', '.join(SIMULATED)}")

@@ -57,9 +57,10 @@ PAYLOAD_OFFSET = 32
 
 STEP = struct.Struct("<qq")
 """Step number, 1 where an exception ended it."""
-COLLECTIVE = struct.Struct("<QQII")
-"""Bytes of input, number in its group from 0 (sends and receives are counted apart), group's name,
-flags."""
+COLLECTIVE = struct.Struct("<QQIId")
+"""Bytes of input, number in its group from 0 (sends and receives are counted apart), group's name, flags,
+moment at which a thread began to wait for it. That is 0 where the caller blocks, where no wait was seen before
+its end, and in boxes that were written before this field had a meaning."""
 SCALAR = struct.Struct("<dq")
 """Value, step."""
 WORK = struct.Struct("<dq")
@@ -72,10 +73,14 @@ DEVICE = struct.Struct("<ddq")
 """Seconds on the GPU, of these before the last collective was enqueued, step."""
 
 BLOCKING = 1
-"""Flag of a collective: the caller blocks until it is complete."""
+"""Flag of a collective: the caller blocks from its start to its end."""
 FAILED = 2
 POINT_TO_POINT = 4
-"""A send or a receive."""
+"""A send or a receive. It starts where the thread began to wait for it, not where it was enqueued: what lies
+between is the rank's own work. A collective without this flag starts where it was enqueued."""
+UNTIMED = 8
+"""Its end was not seen, because nobody was seen to wait for it: it has no duration. Start and end are one
+moment, that of the enqueue."""
 
 
 class RecordKind(IntEnum):
@@ -126,8 +131,8 @@ class Now(IntEnum):
     GROUP_ENQUEUED = 320
     """Collectives enqueued in it, sends and receives left out: these differ between its ranks."""
     GROUP_OLDEST = 384
-    """Enqueue of its oldest operation that is not complete, sends and receives included; 0 for none.
-    Only where completions are seen (gloo)."""
+    """Enqueue of its oldest operation that is not complete; 0 for none. A send or receive counts from where
+    a thread began to wait for it, as long as it waits. Only where completions are seen (gloo)."""
     GROUP_OPERATION = 448
     """Number of the name of its operation that was enqueued last, sends and receives included."""
 

@@ -40,7 +40,8 @@ class GroupNow(NamedTuple):
     enqueued: int
     """Collectives enqueued up to now, sends and receives left out."""
     oldest: float
-    """Enqueue of the oldest operation that is not complete, monotonic; 0 for none, or not known."""
+    """Enqueue of the oldest operation that is not complete (of a send or receive: when a thread began to wait
+    for it), monotonic; 0 for none, or not known."""
     operation: str
     """Name of the operation that was enqueued last."""
 

@@ -72,15 +72,21 @@ class Writer:
         """The number of a name, entered into the table at its first use; 0 once the table is full."""
         number = self._ids.get(name)
         if number is None:
-            raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
-            number = self._next_name()  # after `encode`: what is no text must not use up the table
-            if number >= layout.NAME_COUNT:
-                return 0
-            at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
-            self.target[at + 1 : at + 1 + len(raw)] = raw
-            self.target[at] = len(raw)
-            self.integers[Now.NAMES] = number
-            self._ids[name] = number
+            number = self.new_name(name)
+            if number:
+                self._ids[name] = number
+        return number
+
+    def new_name(self, name: str) -> int:
+        """A number of its own for a name, whether or not the table holds the same text; 0 once it is full."""
+        raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
+        number = self._next_name()  # after `encode`: what is no text must not use up the table
+        if number >= layout.NAME_COUNT:
+            return 0
+        at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
+        self.target[at + 1 : at + 1 + len(raw)] = raw
+        self.target[at] = len(raw)
+        self.integers[Now.NAMES] = number
         return number
 
     def set_gpu(self, uuid: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,48 @@ def test_ranks_that_are_gone_are_forgotten(node: Node) -> None:
         path.unlink()
     with pytest.raises(NotApplicable):
         node.collect(after=10.0)
+
+
+def test_a_run_that_stands_for_long_is_asked_ever_less_often(node: Node) -> None:
+    """Each answer copies a whole ring, and after ten minutes it says what it said before."""
+    for _ in range(3600):
+        node.told(7.0, 7.0)
+        node.collect()
+    assert 60 < node.pulls()[0] < 90, "12 in each of the first minutes would be 720"
+
+
+def test_sockets_of_ranks_that_ended_do_not_crowd_out_the_living(tmp_path: Path) -> None:
+    """A job that crashed and was started again all day leaves one with each run."""
+    suspicion = Suspicion()
+    with ExitStack() as stack:
+        for number in range(70):
+            stack.enter_context(_silent_socket(tmp_path / f"crashed{number:02}" / "0.sock"))
+        asked = stack.enter_context(worker_server(tmp_path / "now" / "0.sock", lambda: {NCCL: reply()}))
+        dead = {f"crashed{number:02}": RankState.LOST for number in range(70)}
+        suspicion.tell({run: [_rank(tmp_path / run, state)] for run, state in dead.items()}, 1000.0)
+        CollectivesCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: 1000.0).collect()
+    assert asked == ["/handler/", f"/handler/{NCCL}"]
+
+
+def test_a_link_in_place_of_a_run_leads_nowhere(tmp_path: Path) -> None:
+    """Whoever may make one would have the agent speak to any socket."""
+    with worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()}) as asked:
+        directory = tmp_path / "runs"
+        directory.mkdir()
+        (directory / "job").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(NotApplicable):
+            CollectivesCollector(directory=directory).collect()
+    assert asked == []
+
+
+@contextmanager
+def _silent_socket(path: Path) -> Iterator[None]:
+    """As a rank leaves it that was killed: nobody listens."""
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        yield
+
+
+def _rank(run: Path, state: RankState) -> RankCondition:
+    return RankCondition(0, run / "0.blackbox", state, 990.0, None, None, 1)

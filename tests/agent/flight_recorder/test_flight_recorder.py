@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from rankwatch_agent.collection import NotApplicable
 from rankwatch_agent.collectors.collectives import CollectivesCollector
-from rankwatch_agent.flight_recorder.client import FlightRecorderClient, FlightRecorderError
+from rankwatch_agent.flight_recorder.client import MAX_REPLY_BYTES, FlightRecorderClient, FlightRecorderError
 from rankwatch_agent.flight_recorder.merge import FlightRecorderAccount
-from rankwatch_agent.flight_recorder.reply import Entry, GroupStatus, Reply, decode
+from rankwatch_agent.flight_recorder.reply import MAX_OBJECTS, Entry, GroupStatus, Reply, decode
 from rankwatch_agent.ranks.collectives.ledger import GroupKey
 from rankwatch_agent.ranks.collectives.series import Place
 from support_ranks import values
+from support_recorder import worker_server
 
 HANDLERS = b'["ping","fr_trace_json"]'
 
@@ -209,3 +210,20 @@ def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path
     place = ("job", "0", "default_pg", "", "flight_recorder")
     assert values(collection, "rankwatch_collective_last_enqueued") == {place: 7.0}
     assert values(collection, "rankwatch_collective_last_completed") == {place: 6.0}
+
+
+def test_a_reply_of_endless_small_parts_is_refused_before_it_is_decoded() -> None:
+    """In memory each takes twenty times its size: eight such ranks would take all that the agent may have."""
+    endless = b",".join([b"[]"] * MAX_OBJECTS)
+    with pytest.raises(ValueError, match="more than 262144 objects"):
+        decode(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
+
+
+def test_both_recorders_of_a_rank_share_the_bytes_of_a_reply(tmp_path: Path) -> None:
+    """The first takes them nearly all, so the second is too large."""
+    long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
+    with worker_server(tmp_path / "0.sock", lambda: long):
+        with pytest.raises(FlightRecorderError, match="more than"):
+            FlightRecorderClient(tmp_path / "0.sock").pull_raw()
+        del long["dump_nccl_trace_json"]
+        assert len(FlightRecorderClient(tmp_path / "0.sock").pull_raw()["fr_trace_json"]) > 20 << 20

@@ -40,6 +40,15 @@ def test_overlapped_buckets_block_from_the_last_enqueue_to_the_last_completion()
     assert parts == pytest.approx({"backward": 4.0, "communication": 2.0, "other": 0.0})
 
 
+def test_waits_that_were_seen_are_taken_out_beside_buckets_that_run_on() -> None:
+    """A wait that was seen blocks from its begin, as a blocking collective does; of the asynchronous ones in
+    the same phase only what follows the last enqueue is taken to block, and nothing counts twice."""
+    waits = [Collective(1.0, 2.0, True), Collective(3.0, 3.5, True), Collective(5.5, 6.5, True)]
+    buckets = [Collective(0.5, 4.0, False), Collective(5.0, 6.0, False)]
+    parts = split_step(0.0, 8.0, [Interval(0.0, 8.0, "backward")], [*waits, *buckets])
+    assert parts == pytest.approx({"backward": 5.0, "communication": 3.0, "other": 0.0})
+
+
 def test_a_completion_noticed_late_does_not_reach_beyond_its_phase() -> None:
     """The callback waits for the interpreter; the training thread has gone on."""
     parts = split_step(0.0, 3.0, [Interval(0.0, 2.0, "backward")], [Collective(1.0, 2.8, False)])

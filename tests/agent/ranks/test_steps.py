@@ -23,7 +23,7 @@ def test_phases_of_the_far_future_are_not_looked_at_with_each_step() -> None:
         assert steps.steps == 199
         return taken
 
-    assert lines(400) - lines(0) < 10 * 400, "each looked at a few times, not 200 times"
+    assert lines(400) - lines(0) < 20 * 400, "each looked at a few times, not 200 times"
 
 
 def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
@@ -35,3 +35,24 @@ def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
     steps.settle(100.0, 100.0)
     assert steps.phase_seconds["forward"] == 0.75
     assert steps.section_seconds == {}
+
+
+def test_pauses_between_steps_are_learnt_as_normal() -> None:
+    """A slow loader that is not wrapped would look like a stall before each step; so would an evaluation
+    that is not told."""
+    progress = Progress()
+    steps = StepAssembler(progress, lambda _: None)
+    for number in range(20):
+        steps.step(10.0 * number, 10.0 * number + 1.0, number)
+    assert progress.timeout(None) == 50.0
+
+
+def test_a_told_checkpoint_between_steps_makes_no_step_longer() -> None:
+    """It has a history of its own."""
+    progress = Progress()
+    steps = StepAssembler(progress, lambda _: None)
+    for number in range(20):
+        steps.phase(10.0 * number - 9.0, 10.0 * number, "checkpoint")
+        steps.step(10.0 * number, 10.0 * number + 1.0, number)
+    assert progress.timeout(None) == 5.0
+    assert progress.timeout("checkpoint") == 50.0

@@ -1,0 +1,111 @@
+"""Which runs of this node look as if they stand still: told by the collector `ranks`, read by others.
+
+A rank is suspect once it went without progress for half of what its own history allows (see
+`ranks.progress`); all ranks of a run are, once one of them is lost. Early on purpose: what is asked
+then (flight recorders, stacks) must be asked before somebody ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rankwatch.blackbox.records import GroupNow
+from rankwatch.conventions import ENDED_STATES, RankState
+
+SHARE_OF_TIMEOUT = 0.5
+"""Of the learnt timeout that may pass without progress before a rank is suspect."""
+
+
+class RankCondition(NamedTuple):
+    """How a rank was when its black box was last read. Moments are monotonic, in seconds."""
+
+    rank: int
+    path: Path
+    """Its black box; other files of the rank differ from it by the suffix."""
+    state: RankState
+    last_progress: float
+    """End of its last step, checkpoint or evaluation; before the first, the start of its process."""
+    timeout: float | None
+    """Longest normal time without progress, learnt from the rank itself; None while it is not known."""
+    open_phase: tuple[str, float] | None
+    """Innermost open phase and when it began."""
+    pid: int
+    """Process id as the rank sees it, which may be another one here."""
+    groups: tuple[GroupNow, ...] = ()
+    """Its process groups, as the black box tells them."""
+    counted: frozenset[tuple[str, str, str]] = frozenset()
+    """(group, members, operation) of collectives whose completions the black box records."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is over, however it ended."""
+        return self.state in ENDED_STATES
+
+    def idle_seconds(self, moment: float) -> float:
+        """Time without progress up to `moment`; 0 for a rank that ended."""
+        return 0.0 if self.ended else max(0.0, moment - self.last_progress)
+
+    def idle_beyond(self, share: float, moment: float) -> bool:
+        """Whether it went without progress for longer than this share of its learnt timeout."""
+        return self.timeout is not None and self.idle_seconds(moment) > share * self.timeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCondition:
+    """The local ranks of a run, as they were at one moment."""
+
+    run: str
+    moment: float
+    """When they were read, monotonic."""
+    ranks: tuple[RankCondition, ...]
+    """In ascending order of rank."""
+    suspected_since: float | None
+    """When the run became suspect, monotonic; None while nothing is wrong with it."""
+
+    @property
+    def lost(self) -> tuple[RankCondition, ...]:
+        """Ranks whose process ended without a last word."""
+        return tuple(each for each in self.ranks if each.state is RankState.LOST)
+
+    def suspects(self) -> tuple[RankCondition, ...]:
+        """Living ranks to ask at once: those that are late, or all where one was lost."""
+        living = tuple(each for each in self.ranks if not each.ended)
+        if self.lost:
+            return living
+        return tuple(each for each in living if each.idle_beyond(SHARE_OF_TIMEOUT, self.moment))
+
+
+class Suspicion:
+    """The last word about each run. One thread tells, any thread reads: a report is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._runs: Mapping[str, RunCondition] = MappingProxyType({})
+
+    @property
+    def runs(self) -> Mapping[str, RunCondition]:
+        """Run -> condition of its local ranks; runs that were forgotten are gone."""
+        return self._runs
+
+    def tell(self, ranks: Mapping[str, Iterable[RankCondition]], moment: float) -> None:
+        """Take how the ranks of each run are at `moment`, monotonic."""
+        told = {}
+        for run, conditions in ranks.items():
+            before = self._runs.get(run)
+            condition = RunCondition(
+                run=run,
+                moment=moment,
+                ranks=tuple(sorted(conditions, key=lambda each: each.rank)),
+                suspected_since=moment if before is None else before.suspected_since or moment,
+            )
+            told[run] = condition if condition.suspects() else _cleared(condition)
+        self._runs = MappingProxyType(told)
+
+
+def _cleared(condition: RunCondition) -> RunCondition:
+    return RunCondition(
+        run=condition.run, moment=condition.moment, ranks=condition.ranks, suspected_since=None
+    )

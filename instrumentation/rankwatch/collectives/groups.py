@@ -1,0 +1,188 @@
+"""The process groups in which the rank communicates, and their tables in the black box.
+
+A group is known by PyTorch's own name for it, which no other group has; its label is the description
+that the trainer gave (`default_pg`, `mesh_tp`), which all groups of one mesh dimension share. Two groups
+of one label but with other members have two numbers of names in the black box, with the same text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import weakref
+from typing import Any
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.members import members_text
+
+_MOST_KNOWN = 1024
+"""Groups kept before those that are gone are let go of."""
+_TRIES = 8
+
+
+class Group:
+    """One process group: its counters, and its words in the black box where there is room for them.
+
+    number: of its name. place: its row in the tables, None past the last.
+    """
+
+    def __init__(self, writer: Writer, number: int, place: int | None) -> None:
+        self.number = number
+        self._writer = writer
+        self._collectives = itertools.count()
+        self._point_to_point = itertools.count()
+        self._incomplete: dict[object, float] = {}
+        self._process_group: weakref.ref[Any] | None = None
+        self._has_row = place is not None
+        row = place or 0
+        self._enqueued_word = Now.GROUP_ENQUEUED + row
+        self._oldest_word = Now.GROUP_OLDEST + row
+        self._operation_word = Now.GROUP_OPERATION + row
+
+    def stands_for(self, process_group: Any) -> None:
+        """Count for this process group from now on."""
+        self._process_group = weakref.ref(process_group)
+
+    def is_of(self, process_group: Any) -> bool:
+        """Whether it counts for this very object."""
+        return self._process_group is not None and self._process_group() is process_group
+
+    def gone(self) -> bool:
+        """Whether PyTorch has forgotten the process group."""
+        process_group = self._process_group() if self._process_group is not None else None
+        return process_group is None or process_group not in _world().pg_map
+
+    def collective(self, operation: int) -> int:
+        """One more collective is enqueued; its number, from 0."""
+        count = next(self._collectives)
+        if self._has_row:
+            integers = self._writer.integers
+            integers[self._operation_word] = operation
+            integers[self._enqueued_word] = count + 1
+        return count
+
+    def refused(self, count: int) -> None:
+        """The collective with this number was not enqueued: its arguments were refused."""
+        self._collectives = itertools.count(count)
+        if self._has_row:
+            self._writer.integers[self._enqueued_word] = count
+
+    def point_to_point(self, operation: int) -> int:
+        """One more send or receive is enqueued; its number among these, from 0."""
+        if self._has_row:
+            self._writer.integers[self._operation_word] = operation
+        return next(self._point_to_point)
+
+    def under_way(self, operation: object, since: float) -> None:
+        """The operation is not complete; `since` is on the monotonic clock."""
+        incomplete = self._incomplete
+        incomplete[operation] = since
+        if len(incomplete) == 1 and self._has_row:
+            self._writer.floats[self._oldest_word] = since
+
+    def complete(self, operation: object) -> None:
+        """It is complete; on any thread."""
+        incomplete = self._incomplete
+        incomplete.pop(operation, None)
+        if not self._has_row:
+            return
+        # Several threads may be here at once, and hold no lock: each looks again after it has written,
+        # so that the last one to write leaves what is true.
+        oldest = self._oldest() if incomplete else 0.0
+        self._writer.floats[self._oldest_word] = oldest
+        for _ in range(_TRIES):
+            if not incomplete and not oldest:
+                return
+            before, oldest = oldest, self._oldest()
+            if before == oldest:
+                return
+            self._writer.floats[self._oldest_word] = oldest
+
+    def forget(self) -> None:
+        """Nothing is under way any more: this is a forked child."""
+        self._incomplete.clear()
+
+    def _oldest(self) -> float:
+        for _ in range(_TRIES):
+            try:
+                return next(iter(self._incomplete.values()), 0.0)
+            except RuntimeError:  # another thread has come between
+                continue
+        return 0.0
+
+
+class Groups:
+    """Finds the group of an operation; enters it into the black box at its first one."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._known: dict[str, Group] = {}
+        self._rows: dict[tuple[str, str], Group] = {}
+        self._labels: set[str] = set()
+        self._next_place = itertools.count().__next__
+        self._entered: list[int] = []
+
+    def of(self, process_group: Any) -> Group:
+        """The group."""
+        name = process_group.group_name
+        group = self._known.get(name)
+        if group is None or not group.is_of(process_group):
+            group = self._meet(name, process_group, group)
+        return group
+
+    def forget(self) -> None:
+        """This is a forked child."""
+        for group in list(self._known.values()):
+            group.forget()
+
+    def _meet(self, name: str, process_group: Any, known: Group | None) -> Group:
+        world = _world()
+        if known is not None and process_group not in world.pg_map:
+            return known  # not made by PyTorch's own functions: its Python object comes and goes
+        ranks = world.pg_group_ranks.get(process_group, ())
+        label = process_group.group_desc
+        if not label or label == "undefined":
+            label = name
+        group = self._row(label, members_text(list(ranks)), process_group.size())
+        group.stands_for(process_group)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known = {each: other for each, other in self._known.items() if not other.gone()}
+        self._known[name] = group
+        return group
+
+    def _row(self, label: str, members: str, size: int) -> Group:
+        """The row of a group that was destroyed and made anew goes on; of two that live at once and look
+        the same the second has a number added to its label."""
+        text = label
+        for again in itertools.count(2):
+            row = self._rows.get((text, members))
+            if row is None:
+                return self._enter(text, members, size)
+            if row.gone():
+                return row
+            text = f"{label} #{again}"
+        raise AssertionError("unreachable")
+
+    def _enter(self, label: str, members: str, size: int) -> Group:
+        writer = self._writer
+        number = writer.new_name(label) if label in self._labels else writer.name_number(label)
+        place = self._next_place()
+        if place >= layout.MAX_GROUPS:
+            return Group(writer, number, None)
+        self._labels.add(label)
+        group = self._rows[label, members] = Group(writer, number, place)
+        integers = writer.integers
+        integers[Now.GROUP_NAME + place] = number
+        integers[Now.GROUP_MEMBERS + place] = writer.name_number(members) if members else 0
+        integers[Now.GROUP_SIZE + place] = size
+        self._entered.append(place)
+        while integers[Now.GROUPS] < len(self._entered):  # another thread may have written less meanwhile
+            integers[Now.GROUPS] = len(self._entered)
+        return group
+
+
+def _world() -> Any:
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    return c10d._world

@@ -1,0 +1,172 @@
+"""Every collective of the process, seen at PyTorch's dispatcher.
+
+All collectives, also those of DDP's C++ reducer, of FSDP and of DTensor, pass through the operators
+`c10d::*`. A kernel at the key BackendSelect of each one notes the time and hands on to the backend's kernel
+below it, so that nothing is re-implemented. That key is in force for every device and in inference mode, and
+lies below autograd, tracing and fake tensors: what arrives there is about to be enqueued for real.
+
+On CPU (gloo) the completion of a collective comes from the future of the work, on a backend thread, or from
+the wait for its output (see `tensor_waits`), whichever is seen first; that of a send or receive from the wait
+for it (see `waiting`). On CUDA (NCCL) only the arrival is noted, on the GPU's clock, and the tables of the
+group are written: durations there come from the flight recorder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rankwatch.blackbox.writer import Writer
+from rankwatch.collectives.call import Call
+from rankwatch.collectives.compiler import keep_from_compiler
+from rankwatch.collectives.groups import Groups
+from rankwatch.collectives.leaving import Leaving
+from rankwatch.collectives.operators import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Operator
+from rankwatch.collectives.tensor_waits import TensorWaits
+from rankwatch.collectives.waiting import Waiting
+from rankwatch.failures import Failures
+
+_FOLLOW = "follow a collective"
+
+
+class CollectiveHook:
+    """Records the collectives of this process while it is installed."""
+
+    def __init__(self, writer: Writer, failures: Failures, arrive: Callable[[], None] | None) -> None:
+        torch: Any = importlib.import_module("torch")
+        c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+
+        self._writer = writer
+        self._failures = failures
+        self._arrive = arrive
+        self._group_of = c10d.ProcessGroup.unbox
+        self._work_of = c10d.Work.unbox
+        self._groups = Groups(writer)
+        self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+        self._futures: set[object] = set()
+        self._leaving = Leaving(self._futures)
+        self._waiting = Waiting(c10d.Work, failures)
+        self._tensor_waits = TensorWaits(failures)
+        self._library = torch.library.Library("c10d", "IMPL")
+        for operator, name in OPERATIONS.items():
+            packet = getattr(torch.ops.c10d, operator, None)
+            if packet is not None:
+                self._install(packet.default, operator, name)
+
+    def remove(self) -> None:
+        """Take the kernels out again."""
+        self._library._destroy()
+        self._waiting.remove()
+        self._tensor_waits.remove()
+        self._leaving.cancel()
+
+    def forget(self) -> None:
+        """Wait for nothing: in a forked child no collective completes."""
+        self._futures.clear()
+        self._waiting.forget()
+        self._tensor_waits.forget()
+        self._groups.forget()
+
+    def _install(self, operator: Any, short: str, name: str) -> None:
+        seen = Operator(
+            [argument.name for argument in operator._schema.arguments],
+            self._writer.name_number(name),
+            point_to_point=name in POINT_TO_POINT,
+            functional=short in FUNCTIONAL,
+        )
+        below, redispatch = self._below, operator.redispatch
+
+        def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
+            call = self._begin(seen, arguments)
+            try:
+                result = redispatch(keys & below, *arguments, **named)
+            except BaseException:
+                if call is not None:
+                    self._refused(call)
+                raise
+            if call is not None:
+                self._follow(call, seen, arguments, result)
+            return result
+
+        keep_from_compiler(kernel)
+        self._library.impl(short, kernel, "BackendSelect", with_keyset=True)
+
+    def _begin(self, operator: Operator, arguments: tuple[Any, ...]) -> Call | None:
+        """Note that an operation is about to be enqueued: before that, because already to enqueue it may
+        block. None where its end is not to be followed."""
+        enqueued = time.monotonic()
+        try:
+            tensor = operator.tensor(arguments)
+            if tensor is None:
+                return None
+            on_cpu = tensor.is_cpu
+            if not on_cpu and tensor.is_meta:
+                return None  # it has no memory, as fake tensors have none: nothing travels
+            if tensor.is_cuda:
+                self._arrived()
+            group = self._groups.of(self._group_of(arguments[operator.group]))
+            call = Call(self._writer, group, operator, arguments, enqueued)
+            if not on_cpu:
+                return None
+            if not operator.point_to_point:
+                group.under_way(call, enqueued)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may keep the trainer from its collective
+            self._failures.note(_FOLLOW, error)
+            return None
+        return call
+
+    def _arrived(self) -> None:
+        if self._arrive is None:
+            return
+        try:
+            self._arrive()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failures.note("time the arrival at a collective", error)
+
+    def _refused(self, call: Call) -> None:
+        try:
+            call.refused()
+        except Exception as error:  # noqa: BLE001 - the trainer is to see its own exception
+            self._failures.note(_FOLLOW, error)
+
+    def _follow(self, call: Call, operator: Operator, arguments: tuple[Any, ...], result: Any) -> None:
+        """Have the record written when the operation completes."""
+        try:
+            work = self._work(result)
+            future = None if work is None or operator.point_to_point else _future(work)
+            if work is None:  # a monitored barrier: it has blocked, and is complete
+                call.complete(None)
+                return
+            if future is not None:
+                self._futures.add(call)
+                future.add_done_callback(partial(self._complete, call))
+            else:
+                call.wait_only()
+            if call.asynchronous and operator.functional:
+                self._tensor_waits.expect(call, operator.outputs(arguments))
+            if call.asynchronous or future is None:
+                self._waiting.follow(work, call)
+        except Exception as error:  # noqa: BLE001 - the operation is under way: training must go on
+            self._failures.note(_FOLLOW, error)
+
+    def _work(self, result: Any) -> Any:
+        """The work among what an operator returns, or None."""
+        work = result[-1] if isinstance(result, tuple) and result else result
+        return None if work is None or isinstance(work, tuple) else self._work_of(work)
+
+    def _complete(self, call: Call, future: Any) -> None:
+        self._futures.discard(call)
+        try:
+            call.complete(future)
+        except Exception as error:  # noqa: BLE001 - called from a thread of the backend
+            self._failures.note(_FOLLOW, error)
+
+
+def _future(work: Any) -> Any:
+    try:
+        return work.get_future()
+    except RuntimeError:  # "getFuture not implemented": reduce-scatter on gloo
+        return None

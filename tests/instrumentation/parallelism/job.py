@@ -1,0 +1,151 @@
+"""A job of four ranks on gloo that trains the reference model in every parallel way, run as a program.
+
+Each case tells, in one JSON file per rank, what the black box holds of it and what gloo's own flight
+recorder, which knows nothing of us, says of the same collectives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ring
+import slow_rank
+import torch
+import torch.distributed as dist
+import trainings
+from torch._C._distributed_c10d import _dump_fr_trace_json
+
+import rankwatch
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+
+RANKS = 4
+CASES = {**trainings.CASES, **ring.CASES}
+
+
+class Observer:
+    """Reads on where the last case ended, in the black box and in the flight recorder."""
+
+    def __init__(self, box: Path) -> None:
+        self.reader = Reader(box)
+        self.entries = 0
+
+    def seen(self) -> list[dict[str, Any]]:
+        """Records of collectives, sends and receives, once none is under way."""
+        deadline = time.monotonic() + 20.0
+        while any(group.oldest for group in self.reader.now().groups) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        groups = {group.number: group for group in self.reader.now().groups}
+        found = []
+        for record in self.reader.poll():
+            if record.kind != RecordKind.COLLECTIVE:
+                continue
+            size, number, name, flags, waited = layout.COLLECTIVE.unpack_from(record.payload)
+            found.append(
+                {
+                    "operation": self.reader.name(record.name),
+                    "group": groups[name].name,
+                    "members": groups[name].members,
+                    "bytes": size,
+                    "number": number,
+                    "blocking": bool(flags & layout.BLOCKING),
+                    "failed": bool(flags & layout.FAILED),
+                    "point_to_point": bool(flags & layout.POINT_TO_POINT),
+                    "untimed": bool(flags & layout.UNTIMED),
+                    "waited": waited,
+                    "start": record.start,
+                    "end": record.end,
+                }
+            )
+        return found
+
+    def truth(self) -> list[dict[str, Any]]:
+        """Entries of gloo's flight recorder. It holds no sends and no receives.
+
+        A group that was destroyed meanwhile is taken for one of all ranks.
+        """
+        entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+        new = [each for each in entries if each["record_id"] >= self.entries]
+        self.entries = max((each["record_id"] + 1 for each in entries), default=0)
+        world = dist.distributed_c10d._world
+        ranks = {name: list(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
+        return [
+            {
+                "operation": each["profiling_name"],
+                "group": each["process_group"][1],
+                "ranks": ranks.get(each["process_group"][0], list(range(RANKS))),
+            }
+            for each in sorted(new, key=lambda each: each["record_id"])
+        ]
+
+    def tables(self) -> list[dict[str, Any]]:
+        """The groups as the black box shows them."""
+        return [group._asdict() for group in self.reader.now().groups]
+
+
+def count_calls(calls: Counter[str]) -> None:
+    """Have sends and receives counted where Python hands them to a process group."""
+
+    def counted(operation: str, original: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[operation] += 1
+            return original(*arguments, **named)
+
+        return call
+
+    group = dist.ProcessGroup
+    for method, operation in (("send", "send"), ("recv", "recv"), ("recv_anysource", "recv")):
+        setattr(group, method, counted(operation, getattr(group, method)))
+
+
+def rank_of_job(rank: int, directory: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
+    run = rankwatch.start(flight_recorder=False, directory=directory)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
+    observer = Observer(directory / "job" / f"{rank}.blackbox")
+    calls: Counter[str] = Counter()
+    count_calls(calls)
+    told: dict[str, Any] = {}
+    for name, case in CASES.items():
+        calls.clear()
+        facts = case(rank) or {}
+        dist.barrier()
+        told[name] = {
+            "seen": observer.seen(),
+            "truth": observer.truth(),
+            "calls": dict(calls),
+            "facts": facts,
+        }
+    told["slow rank"] = {"facts": slow_rank.train(run, rank), "seen": observer.seen()}
+    told["tables"] = observer.tables()
+    told["box"] = str(observer.reader.path)
+    told["errors"] = observer.reader.now().errors
+    run.finish()
+    (directory / f"{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(directory: Path) -> int:
+    """Fork the ranks: PyTorch and its parallel parts, which take seconds to import, are imported once."""
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if not child:
+            rank_of_job(rank, directory)
+            return 0
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return max(map(abs, codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(os.environ["RANKWATCH_DIR"])))

@@ -1,0 +1,152 @@
+"""Collectives, sends and receives by hand, the odd ones too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from rankwatch.blackbox.reader import Reader
+
+SIZE = 4
+
+
+def every_collective(rank: int) -> None:
+    one, four = torch.ones(1), torch.ones(SIZE)
+    dist.all_reduce(one)
+    dist.all_reduce(one, async_op=True).wait()
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,), check_invariants=False))
+    dist.broadcast(one, 1)
+    dist.reduce(one, 2)
+    dist.all_gather([torch.ones(1) for _ in range(SIZE)], one)
+    dist.all_gather_into_tensor(four, one)
+    dist.gather(one, [torch.ones(1) for _ in range(SIZE)] if rank == 0 else None)
+    dist.scatter(one, [torch.ones(1) for _ in range(SIZE)] if rank == 0 else None)
+    dist.reduce_scatter_tensor(torch.ones(1), torch.ones(SIZE))
+    dist.all_to_all_single(torch.ones(SIZE), four)
+    dist.barrier()
+
+
+def in_objects(rank: int) -> None:
+    dist.all_gather_object([None] * SIZE, {"rank": rank})
+    dist.broadcast_object_list([rank, "text"], src=0)
+    dist.scatter_object_list([None], list(range(SIZE)) if rank == 0 else None, src=0)
+
+
+def functional_collectives(_: int) -> None:
+    x = torch.ones(SIZE, requires_grad=True)
+    world = dist.group.WORLD
+    functional.all_gather_tensor(x, 0, world).wait()
+    functional.reduce_scatter_tensor(torch.ones(SIZE), "sum", 0, world).wait()
+    functional.all_gather_tensor_autograd(x, 0, world).sum().backward()
+    (functional.all_reduce(x.detach(), "sum", world) + 1).sum()
+    dist.reduce_scatter_tensor(torch.ones(1), torch.ones(SIZE))
+
+
+def subgroups(_: int) -> None:
+    """Two groups of one label and other members in one process; one label and the same members, twice at
+    once; a group destroyed and made anew."""
+    groups = [
+        dist.new_group([0, 1], group_desc="pair"),
+        dist.new_group([0, 2], group_desc="pair"),
+        dist.new_group([0, 1, 2, 3], group_desc="twin"),
+        dist.new_group([0, 1, 2, 3], group_desc="twin"),
+    ]
+    for group in groups:
+        if dist.get_rank(group) >= 0:
+            dist.all_reduce(torch.ones(1), group=group)
+    for _ in range(2):
+        again = dist.new_group([0, 1, 2, 3], group_desc="again")
+        dist.all_reduce(torch.ones(2), group=again)
+        dist.barrier()
+        dist.destroy_process_group(again)
+
+
+def failures(rank: int) -> None:
+    """One that is refused at once, on all ranks; one whose peer never comes."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        dist.all_gather_into_tensor(torch.ones(SIZE + 1), torch.ones(1))
+    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=200), group_desc="short")
+    if rank == 0:
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group)
+
+
+def sends_and_receives(rank: int) -> None:
+    """Round a ring: waited for at once, later, in a batch, from any source, and not at all."""
+    following, before = (rank + 1) % SIZE, (rank - 1) % SIZE
+    tensor = torch.ones(2)
+    if rank % 2 == 0:
+        dist.send(tensor, following)
+        dist.recv(tensor, before)
+    else:
+        dist.recv(tensor, before)
+        dist.send(tensor, following)
+    works = [dist.isend(tensor, following), dist.irecv(torch.ones(2), before)]
+    for work in reversed(works):
+        work.wait()
+    pair = [dist.P2POp(dist.isend, tensor, following), dist.P2POp(dist.irecv, torch.ones(2), before)]
+    for work in dist.batch_isend_irecv(pair):
+        work.wait()
+    if rank < 2:
+        dist.send(tensor, rank + 2, tag=1)
+    else:
+        dist.recv(tensor, tag=1)
+    if rank == 0:
+        unwaited = dist.isend(tensor, 1, tag=2)
+        dist.barrier()
+        del unwaited
+        dist.isend(tensor, 1, tag=3).wait()
+    else:
+        if rank == 1:
+            dist.recv(tensor, 0, tag=2)
+        dist.barrier()
+        if rank == 1:
+            dist.recv(tensor, 0, tag=3)
+
+
+def victim(rank: int) -> dict[str, Any]:
+    """Rank 1 posts a receive, works on, then waits; rank 0 sends once it sees rank 1 wait."""
+    group = dist.new_group([0, 1], group_desc="victim")
+    if rank == 1:
+        work = dist.irecv(torch.ones(1), 0, group=group)
+        posted = time.monotonic()
+        dist.barrier()
+        waits = time.monotonic()
+        work.wait()
+        return {"posted": posted, "waits": waits}
+    dist.barrier()
+    if rank != 0:
+        return {}
+    reader = Reader(Path(os.environ["RANKWATCH_DIR"]) / "job" / "1.blackbox")
+    deadline = time.monotonic() + 30.0
+    while not (stands := _stands(reader)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    sent = time.monotonic()
+    dist.send(torch.ones(1), 1, group=group)
+    return {"stands": stands, "sent": sent}
+
+
+def _stands(reader: Reader) -> list[float]:
+    """Since when the rank waits in that group, as its black box tells while it does."""
+    return [each.oldest for each in reader.now().groups if each.name == "victim" and each.oldest]
+
+
+CASES = {
+    "every collective": every_collective,
+    "objects": in_objects,
+    "functional": functional_collectives,
+    "subgroups": subgroups,
+    "failures": failures,
+    "sends and receives": sends_and_receives,
+    "victim": victim,
+}

@@ -1,0 +1,209 @@
+"""Data, sharded, tensor, pipeline and hybrid parallel training of the reference model, and odd collectives.
+
+What the black box holds is compared with gloo's own flight recorder, and for sends and receives, which
+that does not hold, with the calls of the process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.members import members_text
+from rankwatch_agent.ranks.account import RankAccount
+from rankwatch_agent.ranks.follower import RankFollower
+from rankwatch_agent.ranks.steps import SETTLE_SECONDS, StepAssembler
+
+pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
+pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)
+
+JOB = Path(__file__).with_name("job.py")
+RANKS = range(4)
+COLLECTIVES = (
+    "data parallel", "sharded", "tensor parallel", "sharded and tensor parallel", "replicated shards",
+    "every collective", "objects", "functional", "subgroups", "failures",
+)  # fmt: skip
+POINT_TO_POINT = ("pipeline, GPipe", "pipeline, 1F1B", "sends and receives", "victim")
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    """What each rank tells, after all cases have run in one job."""
+    if not _dumps_json():
+        pytest.skip("this torch has no flight recorder for gloo")
+    directory = tmp_path_factory.mktemp("parallelism")
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")},
+        "RANKWATCH_DIR": str(directory),
+        "RANKWATCH_RUN": "job",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_FR_BUFFER_SIZE": "20000",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    command = [sys.executable, str(JOB)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "rankwatch could not" not in done.stderr, done.stderr
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in RANKS]
+
+
+def _dumps_json() -> bool:
+    import torch._C._distributed_c10d as c10d
+
+    return hasattr(c10d, "_dump_fr_trace_json")
+
+
+def by_group(case: Told) -> dict[tuple[str, str], list[str]]:
+    """(group, members) -> operations in their order, as the black box holds them."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for each in case["seen"]:
+        if not each["point_to_point"]:
+            found[each["group"], each["members"]].append((each["number"], each["operation"]))
+    return {group: [operation for _, operation in sorted(seen)] for group, seen in found.items()}
+
+
+def truth_by_group(case: Told) -> dict[tuple[str, str], list[str]]:
+    """Likewise, as gloo's flight recorder holds them."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for each in case["truth"]:
+        name = each["operation"].removeprefix("gloo:").removeprefix("sparse_")
+        found[each["group"], members_text(each["ranks"])].append(name)
+    return dict(found)
+
+
+def as_gloo_runs(groups: dict[tuple[str, str], list[str]]) -> dict[tuple[str, str], list[str]]:
+    """Gloo runs a reduce-scatter as an all-reduce; of two groups alike it gives both the same name."""
+    merged: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (group, members), operations in groups.items():
+        label = group.partition(" #")[0]
+        merged[label, members] += ["all_reduce" if each == "reduce_scatter" else each for each in operations]
+    return dict(merged)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_is_recorded_once_with_its_group(job: list[Told], name: str, rank: int) -> None:
+    """In the order of the group, with the ranks that are in it; no other is recorded."""
+    case = job[rank][name]
+    assert len(case["truth"]) > 1 or name == "failures"
+    assert as_gloo_runs(by_group(case)) == truth_by_group(case)
+    assert not any(each["point_to_point"] for each in case["seen"])
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", POINT_TO_POINT)
+def test_every_send_and_receive_is_recorded_once(job: list[Told], name: str, rank: int) -> None:
+    """Those of pipeline schedules too, waited for or not; each takes the calling thread's time."""
+    case = job[rank][name]
+    found = [each for each in case["seen"] if each["point_to_point"]]
+    assert Counter(each["operation"] for each in found) == Counter(case["calls"])
+    assert all(each["blocking"] and not each["failed"] for each in found)
+    assert as_gloo_runs(by_group(case)) == truth_by_group(case)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("name", ["pipeline, GPipe", "pipeline, 1F1B"])
+def test_a_pipeline_schedule_sends_what_it_must(job: list[Told], name: str, rank: int) -> None:
+    """One activation or gradient per microbatch and neighbour, each way."""
+    case = job[rank][name]
+    activations, size = case["facts"]["activations"], case["facts"]["bytes"]
+    for operation in ("send", "recv"):
+        found = [each for each in case["seen"] if each["operation"] == operation and each["bytes"] == size]
+        assert len(found) == activations
+        assert {(each["group"].partition(" #")[0], each["members"]) for each in found} == {
+            ("pipeline", "0-3")
+        }
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rank", RANKS)
+def test_operations_are_numbered_without_a_hole(job: list[Told], rank: int) -> None:
+    """Collectives for themselves, sends and receives for themselves; the tables show how many there are."""
+    told = job[rank]
+    numbers: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
+    for case in (*COLLECTIVES, *POINT_TO_POINT, "slow rank"):
+        for each in told[case]["seen"]:
+            numbers[each["group"], each["members"], each["point_to_point"]].append(each["number"])
+    for group, found in numbers.items():
+        assert sorted(found) == list(range(len(found))), group
+    for row in told["tables"]:
+        assert row["enqueued"] == len(numbers[row["name"], row["members"], False]), row
+        assert row["size"] > 1
+        assert row["oldest"] == 0.0, row
+    assert told["errors"] == 0
+
+
+@pytest.mark.e2e
+def test_groups_that_share_a_label_stay_apart(job: list[Told]) -> None:
+    """By their members, else by a number behind the label; a group made anew goes on with its row."""
+    seen = by_group(job[0]["subgroups"])
+    assert {group for group in seen if group[0] != "default_pg"} == {
+        ("pair", "0-1"), ("pair", "0,2"), ("twin", "0-3"), ("twin #2", "0-3"), ("again", "0-3"),
+    }  # fmt: skip
+    assert len(seen["again", "0-3"]) == 2
+    assert [row["members"] for row in job[3]["tables"] if row["name"] == "mesh_tensor"] == ["2-3"]
+
+
+@pytest.mark.e2e
+def test_a_collective_that_fails_says_so_and_one_refused_leaves_no_trace(job: list[Told]) -> None:
+    """Its peer never came; the refused one is not counted either."""
+    (failed,) = [each for each in job[0]["failures"]["seen"] if each["failed"]]
+    assert (failed["group"], failed["members"], failed["operation"]) == ("short", "0-1", "all_reduce")
+    assert not any(each["failed"] for rank in (1, 2, 3) for each in job[rank]["failures"]["seen"])
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_collective_that_is_waited_for_has_a_duration(job: list[Told], rank: int) -> None:
+    """A reduce-scatter of gloo that only C++ waits for, too."""
+    for name in ("sharded", "tensor parallel", "sharded and tensor parallel", "functional"):
+        assert not any(each["untimed"] for each in job[rank][name]["seen"]), name
+    found = [each for each in job[rank]["functional"]["seen"] if each["operation"] == "reduce_scatter"]
+    assert len(found) == 3
+    assert all(each["blocking"] or each["start"] < each["waited"] < each["end"] for each in found)
+    assert [each["blocking"] for each in found].count(False) == 2
+
+
+@pytest.mark.e2e
+def test_what_a_rank_waits_for_a_slow_one_is_not_its_own_work(job: list[Told]) -> None:
+    """Tensor parallel, with several waits in one phase: the slow rank's local time alone holds the delay."""
+    facts = job[0]["slow rank"]["facts"]
+    slept = facts["slept"]
+    steps = [steps_of(told["box"]) for told in job]
+    assert [each.steps for each in steps] == [facts["steps"]] * len(job)
+    slow = steps.pop(facts["slow"])
+    assert slow.local_seconds > slept
+    assert all(2 * each.local_seconds < slow.local_seconds for each in steps)
+    assert all(each.phase_seconds["communication"] > 0.5 * slept for each in steps)
+
+
+def steps_of(box: str) -> StepAssembler:
+    """The rank as the node agent sees it, after the end of its job."""
+    account = RankAccount(lambda _: None, max_names=1000)
+    follower = RankFollower(Path(box), account)
+    follower.poll(time.monotonic())
+    account.steps.settle(time.monotonic() + 2 * SETTLE_SECONDS, time.monotonic())
+    follower.close()
+    return account.steps
+
+
+@pytest.mark.e2e
+def test_a_receive_counts_from_where_the_thread_began_to_wait(job: list[Told]) -> None:
+    """What the rank did after posting it is its own work; while it waits, its box says since when."""
+    (received,) = [each for each in job[1]["victim"]["seen"] if each["operation"] == "recv"]
+    waiter, sender = job[1]["victim"]["facts"], job[0]["victim"]["facts"]
+    assert waiter["posted"] < waiter["waits"] <= received["start"] < sender["sent"] < received["end"]
+    assert sender["stands"] == [received["start"]]

@@ -1,0 +1,51 @@
+"""A process group of one rank, and the hook on it, in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import GroupNow
+from rankwatch.blackbox.writer import Writer
+from rankwatch.failures import Failures
+from rankwatch.identity import Identity
+
+
+class Recording:
+    """A black box, and what to write it with."""
+
+    def __init__(self, directory: Path) -> None:
+        self.writer = Writer(directory, Identity(run="r"), phases=())
+        self.failures = Failures(self.writer)
+
+    @property
+    def errors(self) -> int:
+        """Failures inside rankwatch so far."""
+        return self._reader(lambda reader: reader.now().errors)  # type: ignore[no-any-return]
+
+    @property
+    def groups(self) -> tuple[GroupNow, ...]:
+        """The tables of the black box."""
+        return self._reader(lambda reader: reader.now().groups)  # type: ignore[no-any-return]
+
+    def _reader(self, ask: Any) -> Any:
+        reader = Reader(self.writer.path)
+        try:
+            return ask(reader)
+        finally:
+            reader.close()
+
+
+@contextmanager
+def gloo() -> Iterator[Any]:
+    """The default group of a job of one rank."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
