@@ -5,17 +5,23 @@ Only the module of the chosen subcommand is imported, so `rankwatch --help` need
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rankwatch_agent.printable import printable
 from rankwatch_agent.sentence_parser import SentenceParser
 from rankwatch_agent.user_error import UserError
 
 USAGE_STATUS = 2
 """Exit status where the person at the keyboard can put it right."""
+_BROKEN_PIPE_STATUS = 141
+"""As of a program that SIGPIPE ended: 128 + 13."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(NamedTuple):
@@ -54,7 +60,10 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """Run the command line and return its exit status: 0, or 2 for a mistake of the user.
+
+    Also 130 for Ctrl-C, and 141 where whoever reads the output has left, as `head` does.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     # Only the first word is ours; the rest belongs to the subcommand, its --help included.
@@ -66,9 +75,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return USAGE_STATUS
     try:
-        return _entry(COMMANDS[chosen.command])(arguments[1:])
+        status = _entry(COMMANDS[chosen.command])(arguments[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, not at the interpreter's exit
+        return status
     except UserError as error:
-        print(f"rankwatch {chosen.command}: {error}", file=sys.stderr)
+        print(printable(f"rankwatch {chosen.command}: {error}"), file=sys.stderr)
+        return USAGE_STATUS
+    except BrokenPipeError:
+        _drop_output()
+        return _BROKEN_PIPE_STATUS
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"rankwatch {chosen.command}: could not write the output: {error.strerror}", file=sys.stderr)
         return USAGE_STATUS
     except ModuleNotFoundError as error:
         return _missing_module(chosen.command, error)
@@ -93,6 +114,13 @@ def _entry(command: Command) -> Callable[[Sequence[str]], int]:
     module = import_module(f"rankwatch_agent.commands.{command.module}")
     entry: Callable[[Sequence[str]], int] = module.main
     return entry
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere: at its exit the interpreter would fail with it again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _missing_module(command: str, error: ModuleNotFoundError) -> int:

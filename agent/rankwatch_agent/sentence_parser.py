@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
+from rankwatch_agent.printable import printable
+
 
 class SentenceParser(argparse.ArgumentParser):
     """`argparse.ArgumentParser` without abbreviations; a mistake prints one sentence and exits 2."""
@@ -15,4 +17,4 @@ class SentenceParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{printable(f'{self.prog}: {message}; see {self.prog} --help')}\n")

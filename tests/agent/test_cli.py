@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.cli import COMMANDS, main
-from support_agent import agent_process, fetch, rankwatch
+from support_agent import agent_process, clean_environment, fetch, rankwatch
 
 
 def test_a_mistake_is_one_sentence_and_status_2_without_a_traceback() -> None:
@@ -117,4 +118,47 @@ def test_a_missing_extra_is_named() -> None:
     assert done.stderr == (
         "rankwatch agent: could not import prometheus_client: "
         "in a clone of rankwatch, pip install '.[agent]' brings it\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["a\nb.csv", "a\x1b[31mb.csv"])
+def test_a_file_name_cannot_break_the_sentence(name: str) -> None:
+    """Line breaks and escape sequences become question marks."""
+    done = rankwatch("diagnose", "straggler", name)
+    assert done.returncode == 2
+    shown = "".join(each if each.isprintable() else "?" for each in name)
+    assert done.stderr == f"rankwatch diagnose: could not read {shown}: No such file or directory\n"
+    assert rankwatch("diagnose", "straggler", "x", name).stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_leaves_ends_the_command_without_a_word(buffered: bool) -> None:
+    """As in `rankwatch reference metrics | head -1`, with the status of a program that SIGPIPE ended."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as nobody:
+        done = written_to(nobody.fileno(), buffered=buffered)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_that_finds_no_space_is_one_sentence_and_status_2(buffered: bool) -> None:
+    """And no traceback, whether at the first print or at the last flush."""
+    with Path("/dev/full").open("wb") as full:
+        done = written_to(full.fileno(), buffered=buffered)
+    assert done.returncode == 2
+    assert done.stderr == "rankwatch reference: could not write the output: No space left on device\n"
+
+
+def written_to(output: int, *, buffered: bool) -> subprocess.CompletedProcess[str]:
+    """`rankwatch reference metrics`, with its standard output in this file descriptor."""
+    environ = {name: value for name, value in clean_environment().items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, "-m", "rankwatch_agent", "reference", "metrics"],
+        env=environ if buffered else {**environ, "PYTHONUNBUFFERED": "1"},
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60.0,
+        check=False,
     )

@@ -20,6 +20,9 @@ to 30 s. A flight recorder's dumps of the end of a run are still taken in during
 OLD_NEWS_SECONDS = 600.0
 """A rank that went longer without progress, and was lost when its run was first seen, was lost before this
 agent started: no incident of today."""
+_READING_SECONDS = 60.0
+"""Progress later than the moment it was looked at by more than this is of a clock before the last boot: in a
+directory that outlives one, black boxes of ranks that the boot killed are left."""
 
 _Death = tuple[int, int, float]
 """Rank, process id and last progress: a rank that is lost once more differs in one of them."""
@@ -123,4 +126,7 @@ def _deaths(condition: RunCondition) -> frozenset[_Death]:
 
 
 def _old_deaths(condition: RunCondition) -> frozenset[_Death]:
-    return frozenset(death for death in _deaths(condition) if condition.moment - death[2] > OLD_NEWS_SECONDS)
+    def recent(death: _Death) -> bool:
+        return -_READING_SECONDS <= condition.moment - death[2] <= OLD_NEWS_SECONDS
+
+    return frozenset(death for death in _deaths(condition) if not recent(death))

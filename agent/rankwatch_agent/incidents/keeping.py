@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 300.0
 """Between two bundles of a run: one that stalls and recovers all the time must not push out the others'."""
+TOO_LATE_SECONDS = 600.0
+"""An incident that waited longer, for others or for a directory, gets no bundle: what its processes do by now
+is no evidence of it."""
 MOST_RUNS = 200
 """Runs whose last bundle is remembered, and exported."""
 
@@ -91,6 +94,9 @@ class EvidenceKeeper:
             self._faults.update(self._dumps.add(self._board.open.values(), self._wall_offset()))
 
     def _keep(self, incident: Incident) -> None:
+        if self._monotonic() - incident.opened > TOO_LATE_SECONDS:
+            self._faults[EvidenceFault.BUSY] += 1
+            return
         last = self._last.get(incident.run)
         if last is not None and incident.opened - last.opened < self._pause_seconds:
             self._faults[EvidenceFault.TOO_SOON] += 1

@@ -46,7 +46,7 @@ def keep_flight_recorders(
                 _keep(draft, rank, _pull(socket, min(each_seconds, end - monotonic())))
 
 
-def _pull(socket: Path, seconds: float) -> Mapping[str, bytes]:
+def _pull(socket: Path, seconds: float) -> Mapping[str, bytearray]:
     if seconds <= 0.0:
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, "the ranks before it took all the time there was")
     try:
@@ -55,12 +55,12 @@ def _pull(socket: Path, seconds: float) -> Mapping[str, bytes]:
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, str(error)) from None
 
 
-def _keep(draft: Draft, rank: RankCondition, replies: Mapping[str, bytes]) -> None:
+def _keep(draft: Draft, rank: RankCondition, replies: Mapping[str, bytearray]) -> None:
     telling = [name for name in RECORDERS if _AN_ENTRY in replies.get(name, b"")]
     first = telling[-1] if telling else next(iter(replies))
     for handler, reply in replies.items():
         folder = "flight_recorder" if handler == first else f"flight_recorder_{handler}"
-        draft.folder.write(f"{folder}/{rank.rank}.json", [reply])
+        draft.folder.write(f"{folder}/{rank.rank}.json", [bytes(reply)])
 
 
 def _is_socket(path: Path) -> bool:

@@ -62,3 +62,27 @@ def test_names_out_of_a_dump_cannot_steer_a_terminal() -> None:
     verdict = HangVerdict(state=State.HANG, ranks=(1,), group="\x1b]0;x\x07", operation="a\nb")
     assert not any(each < " " for line in lines(verdict) for each in line)
     assert next(iter(lines(verdict, coloured=True))).startswith("\x1b[1m\x1b[31mHANG")
+
+
+def test_a_mismatch_is_told_in_words() -> None:
+    """Who called what, and no dictionary of Python."""
+    mismatch = {
+        "group": "default_pg (0)",
+        "sequence": 7,
+        "calls": {"all_reduce 8 -> 8 Float": [0, 2], "broadcast 8 -> 8 Float": [1]},
+        "odd_ranks": [1],
+    }
+    verdict = HangVerdict(state=State.DESYNC, ranks=(1,), evidence={"mismatches": [mismatch]})
+    assert list(lines(verdict))[-1] == (
+        "  mismatch: number 7 of default_pg (0): ranks 0, 2 called all_reduce 8 -> 8 Float; "
+        "rank 1 called broadcast 8 -> 8 Float"
+    )
+
+
+def test_dumps_in_which_nothing_waits_are_not_said_to_stand() -> None:
+    """An empty dump is no proof of health, and none of a hang."""
+    first = next(iter(lines(HangVerdict(state=State.INCONCLUSIVE))))
+    assert (
+        first
+        == "INCONCLUSIVE: nothing is seen to wait, and the dumps show too little to say that all is well"
+    )

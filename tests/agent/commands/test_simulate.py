@@ -91,3 +91,10 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"rankwatch simulate: could not write to {tmp_path}: it is not empty\n"
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_slow_stage_that_is_not_named_is_told_as_missing(tmp_path: Path) -> None:
+    """And a stage that the job has not is told with those that it has."""
+    job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "stage")
+    assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault stage needs a stage\n"
+    assert "stage is 2, expected 0 to 1" in rankwatch("simulate", *job, "--stage", "2").stderr

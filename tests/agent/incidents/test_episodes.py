@@ -97,3 +97,9 @@ def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
         observe(episodes, 1000.0 + number, condition(0), run=f"job{number}")
     assert len(episodes.open) <= LEAST_OPEN_SECONDS + 1
     assert len(episodes.totals) <= 2 * (LEAST_OPEN_SECONDS + 2)
+
+
+def test_ranks_of_before_a_boot_are_no_incident() -> None:
+    """The monotonic clock began anew, so their last progress lies in the future."""
+    lost = condition(0, state=RankState.LOST, progress=90_000.0)
+    assert observe(Episodes(30.0), 60.0, lost) == []

@@ -11,8 +11,9 @@ from rankwatch.conventions.incidents import EvidenceFault, IncidentCause
 from rankwatch_agent.incidents.board import MOST_WAITING, Culprit, IncidentBoard
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.keeping import EvidenceKeeper
+from rankwatch_agent.incidents.keeping import TOO_LATE_SECONDS, EvidenceKeeper
 from rankwatch_agent.incidents.store import BundleStore
+from support_agent import ManualClock
 from support_incidents import condition, incident, writer
 
 
@@ -22,7 +23,10 @@ class Kept:
     def __init__(self, folder: Path, *, pause_seconds: float = 300.0, **how: object) -> None:
         self.board = IncidentBoard()
         self.store = BundleStore(folder / "evidence", most_bundles=5)
-        self.keeper = EvidenceKeeper(self.board, self.store, writer(**how), pause_seconds=pause_seconds)
+        self.clock = ManualClock(700.0)
+        self.keeper = EvidenceKeeper(
+            self.board, self.store, writer(**how), pause_seconds=pause_seconds, monotonic=self.clock
+        )
 
     def open(self, *incidents: Incident) -> None:
         """Incidents of different runs that open now."""
@@ -104,3 +108,13 @@ def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
     kept.keeper.keep()
     assert len(kept.store.bundles()) == 1
     assert kept.board.finding(opened) is None
+
+
+def test_an_incident_that_waited_for_long_gets_no_bundle(tmp_path: Path) -> None:
+    """The directory was missing for hours: what the processes do by now is no evidence."""
+    kept = Kept(tmp_path)
+    kept.open(incident([], moment=200.0))
+    kept.clock.now = 200.0 + TOO_LATE_SECONDS + 1.0
+    kept.keeper.keep()
+    assert kept.store.bundles() == []
+    assert kept.faults() == {EvidenceFault.BUSY: 1}

@@ -164,7 +164,7 @@ def test_squared_lengths_vary_with_a_heavy_tail_around_one() -> None:
         (replace(CLEAN, fault=Fault(cause=Cause.WORKER)), "fault worker needs ranks"),
         (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(16,))), "rank is 16, expected 0 to 15"),
         (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(1, 1))), "expected each one once"),
-        (replace(CLEAN, fault=Fault(cause=Cause.STAGE)), "stage is None, expected 0 to 1"),
+        (replace(CLEAN, fault=Fault(cause=Cause.STAGE)), "fault stage needs a stage"),
         (replace(CLEAN, fault=Fault(factor=1.0)), "factor is 1.0, expected above 1"),
         (replace(CLEAN, fault=Fault(factor=float("nan"))), "factor is nan, expected above 1"),
         (replace(CLEAN, fault=Fault(cause=Cause.DATA, factor=3.0)), "expected at most 2 for data"),

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
+from rankwatch_agent.commands.diagnose.colour import wants_colour
 from rankwatch_agent.diagnosis.hang.engine import diagnose
 from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.hang.verdict import GroupState, HangVerdict, State
+from rankwatch_agent.printable import printable
 from rankwatch_agent.sentence_parser import SentenceParser
 
 _GROUPS_SHOWN = 5
@@ -26,6 +28,10 @@ _SENTENCES: Mapping[State, str] = {
     State.OK: "nothing hangs",
     State.INCONCLUSIVE: "operations stand, and the dumps do not tell whom they wait for",
 }
+
+_UNSEEN = "nothing is seen to wait, and the dumps show too little to say that all is well"
+_TOLD_ELSEWHERE = frozenset({"reasons", "mismatches"})
+"""Of the evidence: in the sentences about ranks, which hold what a mismatch is."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,20 +54,21 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(asdict(verdict), indent=2))
     else:
-        print("\n".join(lines(verdict, coloured=_wants_colour(sys.stdout, os.environ))))
+        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
     return 0
 
 
 def lines(verdict: HangVerdict, *, coloured: bool = False) -> Iterator[str]:
     """The verdict for a reader: one line that says it all, then the evidence."""
-    head, *rest = ("".join(c if c.isprintable() else "?" for c in line) for line in _plain(verdict))
+    head, *rest = map(printable, _plain(verdict))
     yield f"{_BOLD}{_COLOURS.get(verdict.state, _YELLOW)}{head}{_PLAIN}" if coloured else head
     yield from rest
 
 
 def _plain(verdict: HangVerdict) -> Iterator[str]:
     """Lines in which names out of the dumps may still hold anything."""
-    headline = f"{verdict.state.upper()}: {_SENTENCES[verdict.state]}"
+    unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
+    headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
     if verdict.ranks:
         headline += f"; {_ranks(verdict.ranks)} {'is' if len(verdict.ranks) == 1 else 'are'} to blame"
     if verdict.group is not None:
@@ -94,7 +101,9 @@ def _group(state: GroupState) -> str:
 
 def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
     for name, value in evidence.items():
-        if name == "reasons":
+        if name == "mismatches" and isinstance(value, list):
+            yield from (f"  mismatch: {_mismatch(each)}" for each in value[:_GROUPS_SHOWN])
+        if name in _TOLD_ELSEWHERE:
             continue
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {each}" for key, each in value.items())
@@ -105,11 +114,12 @@ def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
         yield f"  {name.replace('_', ' ')}: {value}"
 
 
+def _mismatch(found: Mapping[str, Any]) -> str:
+    calls = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in found["calls"].items())
+    return f"number {found['sequence']} of {found['group']}: {calls}"
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
-
-
-def _wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    return stream.isatty() and not environ.get("NO_COLOR")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch_agent.commands.diagnose.colour import wants_colour
 from rankwatch_agent.diagnosis.loss.divergence import PERSISTENCE_VALUES
 from rankwatch_agent.diagnosis.loss.reading import diagnose
 from rankwatch_agent.diagnosis.loss.report import as_json, as_text
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(as_json(findings), allow_nan=False))
     else:
-        print(as_text(findings, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        print(as_text(findings, colour=wants_colour(sys.stdout, os.environ)))
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch_agent.commands.diagnose.colour import wants_colour
 from rankwatch_agent.diagnosis.run.engine import diagnose_run
 from rankwatch_agent.diagnosis.run.report import as_json, lines
 from rankwatch_agent.sentence_parser import SentenceParser
@@ -23,8 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
     else:
-        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print("\n".join(lines(verdict, coloured=coloured)))
+        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
     return 0
 
 

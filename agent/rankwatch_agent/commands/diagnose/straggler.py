@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rankwatch_agent.commands.diagnose.colour import wants_colour
 from rankwatch_agent.diagnosis.operations.reading import read_operations
 from rankwatch_agent.diagnosis.straggler.engine import diagnose
 from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_agent.printable import printable
 from rankwatch_agent.sentence_parser import SentenceParser
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
@@ -52,9 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         print(json.dumps(verdict, allow_nan=False))
     else:
-        print(
-            "\n".join(_lines(found, verdict, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
-        )
+        print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
     return 0
 
 
@@ -90,14 +90,18 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
     if found.slowdown > 1.0:
         since = "" if found.first_step is None else f", since step {found.first_step}"
         yield (
-            f"the run is {found.slowdown - 1.0:.1%} slower for it{since};"
+            f"the run is {_cost(found.slowdown - 1.0)} slower for it{since};"
             f" {found.lost_rank_seconds:.4g} rank-seconds lost"
         )
     yield ""
     evidence = verdict["evidence"]
     assert isinstance(evidence, Mapping)
     for name, value in evidence.items():
-        yield from _evidence(name, value)
+        yield from map(printable, _evidence(name, value))
+
+
+def _cost(ratio: float) -> str:
+    return f"{ratio:.1%}" if ratio >= 0.0005 else "less than 0.1%"
 
 
 def _who(found: Verdict) -> str:

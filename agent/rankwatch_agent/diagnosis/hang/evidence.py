@@ -94,8 +94,9 @@ def _reason(rank: int, job: Job, waits: Sequence[Wait], blame: Blame) -> str:
     if rank in wait.behind:
         return f"has enqueued {_named(wait)}, and its device has not come to it"
     pending = len(job.snapshots[rank].pending)
-    where = f"with {pending} operations pending" if pending else "with nothing pending: it is in other code"
-    return f"has not called {_named(wait)}, (waiting there: {_count(wait.waiting)}), and stands {where}"
+    where = f"has {pending} operations pending" if pending else "has nothing pending: it is in other code"
+    verb = "waits" if len(wait.waiting) == 1 else "wait"
+    return f"has not called {_named(wait)}, where {_count(wait.waiting)} {verb}, and {where}"
 
 
 def _named(wait: Wait) -> str:

@@ -12,12 +12,16 @@ from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
 from rankwatch_agent.diagnosis.hang.reading import Reading, read_dumps
 from rankwatch_agent.diagnosis.hang.snapshot import MAX_RANKS
 from rankwatch_agent.diagnosis.hang.worker import BOM
+from rankwatch_agent.diagnosis.memory_bound import bounded_memory
 from rankwatch_agent.user_error import UserError
 
 MAX_JSON_BYTES = 2 << 30
 """Of a file that is one JSON document; a file of lines may have any size."""
+MEMORY_BYTES = 4 << 30
+"""Address space while a JSON file is read: `{}` takes 3 bytes of the file and 80 of memory."""
 MAX_LINE_BYTES = 64 << 20
 _MAX_SNAPSHOTS = 1 << 20
+_PARTS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
 """The number at the end of a name, before suffixes such as .json and .pickle."""
 
@@ -28,13 +32,20 @@ def read_source(path: Path) -> Reading:
         if path.is_dir():
             reading = read_dumps(_dumps_in(path))
         elif path.is_file():
-            reading = _read_json(path)
+            with bounded_memory(MEMORY_BYTES):
+                reading = _read_json(path)
         else:
             raise UserError(f"{path} is neither a directory of dumps nor a file")
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from None
+    except MemoryError:
+        raise UserError(
+            f"{path} needs more than {MEMORY_BYTES >> 30} GiB of memory, or than there is"
+        ) from None
     if not reading.snapshots:
-        rank, reason = next(iter(sorted(reading.broken.items())), (0, "there is none"))
+        if not reading.broken:
+            raise UserError(f"{path} holds no dump")
+        rank, reason = min(reading.broken.items())
         raise UserError(f"{path} holds no usable dump: rank {rank}: {reason}")
     return reading
 
@@ -75,41 +86,51 @@ def _documents(path: Path) -> Iterator[tuple[int, object]]:
     """Rank and document of each snapshot; raises UserError."""
     with path.open("rb") as file:
         first = file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
-        lines = first.startswith(b"{") and first.rstrip().endswith(b"}") and file.read(1) != b""
+        # A line cut off after some brace may be the beginning of one large document.
+        whole = len(first) <= MAX_LINE_BYTES
+        lines = whole and first.startswith(b"{") and first.rstrip().endswith(b"}") and file.read(1) != b""
         if not lines and path.stat().st_size > MAX_JSON_BYTES:
             raise UserError(f"{path} is larger than {MAX_JSON_BYTES >> 30} GiB and no file of lines")
         file.seek(0)
         if not lines:
-            yield from _of_document(_decode(file.read(), path), path)
+            yield from _of_document(file.read().removeprefix(BOM), path)
             return
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
                 raise UserError(f"line {number} of {path} is longer than {MAX_LINE_BYTES >> 20} MiB")
             if line.strip():
-                document = _decode(line, path)
+                document = _decode(line.removeprefix(BOM), path)
                 yield _rank_of(document, None, path), document
 
 
-def _decode(data: bytes, path: Path) -> object:
+def _decode(data: bytes | msgspec.Raw, path: Path) -> object:
     try:
-        return msgspec.json.decode(data.removeprefix(BOM))
+        return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
 
 
-def _of_document(document: object, path: Path) -> Iterator[tuple[int, object]]:
-    if isinstance(document, list):
-        for position, each in enumerate(document):
-            yield _rank_of(each, position, path), each
-    elif isinstance(document, dict) and ("entries" in document or "pg_status" in document):
+def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
+    """One snapshot decoded after the other: all at once take several times the memory of their text."""
+    try:
+        parts = _PARTS.decode(data)
+    except msgspec.ValidationError:
+        raise UserError(f"{path} holds neither a list nor an object of snapshots") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON: {error}") from None
+    if isinstance(parts, list):
+        for position, part in enumerate(parts):
+            document = _decode(part, path)
+            yield _rank_of(document, position, path), document
+    elif "entries" in parts or "pg_status" in parts:
         match = _RANK.search(path.name)
+        document = _decode(data, path)
         yield _rank_of(document, int(match[1]) if match else None, path), document
-    elif isinstance(document, dict):
-        for name, each in document.items():
-            match = _RANK.search(name)
-            yield _rank_of(each, int(match[1]) if match else None, path), each
     else:
-        raise UserError(f"{path} holds neither a list nor an object of snapshots")
+        for name, part in parts.items():
+            match = _RANK.search(name)
+            document = _decode(part, path)
+            yield _rank_of(document, int(match[1]) if match else None, path), document
 
 
 def _rank_of(document: object, otherwise: int | None, path: Path) -> int:

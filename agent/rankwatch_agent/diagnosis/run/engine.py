@@ -24,6 +24,7 @@ from rankwatch_agent.diagnosis.run.waiting import (
     missing_here,
     place_of,
     stall_seconds,
+    where_of,
 )
 from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
 
@@ -138,22 +139,39 @@ def _why(
         return _stalled(boxes, hang)
     if state is RunState.LOST:
         first = boxes.by_rank[ranks[0]]
-        return f"{listed(ranks)}: the process is gone without a last word; {place_of(first, boxes)}"
+        processes = "the process is" if len(ranks) == 1 else "the processes are"
+        it = "it" if len(ranks) == 1 else f"rank {first.rank}"
+        return f"{listed(ranks)}: {processes} gone without a last word; {it} was {where_of(first)}"
     if state is RunState.FAILED and ranks:
         failure = boxes.by_rank[ranks[0]].failure or "an exception"
         return f"{listed(ranks)}: ended by {failure}, outside of a collective; the others fail because of it"
     if state is RunState.FAILED:
         return "ranks were ended by exceptions, all of them in collectives: none can be told to be the first"
     if state is RunState.RUNNING and straggler is not None:
-        if straggler.cause in (Cause.NONE, Cause.INCONCLUSIVE):
+        if straggler.cause is Cause.NONE:
             return "nothing is seen to slow it down"
+        if straggler.cause is Cause.INCONCLUSIVE:
+            return unclear(straggler)
         where = f", {listed(ranks)}" if ranks else ""
         cost = f"{straggler.slowdown - 1.0:.1%}"
         return f"it is {cost} slower than it could be; cause: {straggler.cause.value}{where}"
-    counts = Counter(each.state.value for each in boxes.by_rank.values())
-    return ", ".join(
+    counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
+    told = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
     )
+    if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in _STANDS and hang.ranks:
+        return f"{told}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
+    return told
+
+
+def unclear(straggler: Verdict) -> str:
+    """A slowdown that is seen, or a table that shows too little."""
+    suspected = straggler.evidence.get("suspected_ranks")
+    if isinstance(suspected, list) and suspected:
+        suspects = listed(tuple(each["rank"] for each in suspected))
+        return f"{suspects} may slow it down, but that cannot be told for sure: {straggler.evidence['why']}"
+    why = straggler.evidence.get("why", "too little is seen")
+    return f"whether anything slows it down cannot be told: {why}"
 
 
 def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
@@ -173,10 +191,16 @@ def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
     place = f"; it is {place_of(first, boxes)}" if first is not None and len(hang.ranks) == 1 else ""
     if boxes.world_size == 1:
         return f"the only rank makes no progress{place}"
-    verb = "differs from its peers" if hang.state is State.DESYNC else "is waited for"
-    if len(hang.ranks) > 1:
-        verb = "differ from their peers" if hang.state is State.DESYNC else "are waited for"
-    return f"{listed(hang.ranks)} {verb}{where}{place}"
+    return f"{_waited(hang, verb=('is', 'are'))}{place}"
+
+
+def _waited(hang: HangVerdict, *, verb: tuple[str, str] = ("was", "were")) -> str:
+    """Whom the run waits for or waited for, and where."""
+    one = len(hang.ranks) == 1
+    where = f" in {hang.operation} of {hang.group}" if hang.group is not None else ""
+    if hang.state is not State.DESYNC:
+        return f"{listed(hang.ranks)} {verb[not one]} waited for{where}"
+    return f"{listed(hang.ranks)} {'differs from its peers' if one else 'differ from their peers'}{where}"
 
 
 def listed(ranks: tuple[int, ...], most: int = 16) -> str:
@@ -186,11 +210,15 @@ def listed(ranks: tuple[int, ...], most: int = 16) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 
+def _state_of(box: Box, boxes: Boxes) -> str:
+    return box.state.value if boxes.liveness_known or box.state is not RankState.LOST else GONE
+
+
 def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
     told: dict[str, object] = {
         "rank": box.rank,
         "host": box.header.identity.host,
-        "state": box.state.value if boxes.liveness_known or box.state is not RankState.LOST else GONE,
+        "state": _state_of(box, boxes),
         "step": box.now.step,
         "steps_completed": box.now.steps_completed,
         "phase": box.open_phase[0] if box.open_phase else None,

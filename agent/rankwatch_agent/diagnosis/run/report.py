@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rankwatch_agent.diagnosis.hang.verdict import State
 from rankwatch_agent.diagnosis.loss.alarm import Severity, finite
 from rankwatch_agent.diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_agent.diagnosis.run.engine import GONE, listed, worst_alarm
 from rankwatch_agent.diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_agent.printable import printable
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
@@ -67,7 +69,7 @@ def _plain(value: object) -> object:
 
 def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:
     """One line that says it all, then the evidence. Names out of the boxes may hold anything."""
-    head, *rest = ("".join(c if c.isprintable() else "?" for c in line) for line in _lines(verdict))
+    head, *rest = map(printable, _lines(verdict))
     colour = _RED if verdict.state in _RED_STATES else _GREEN if verdict.state in _GREEN_STATES else _YELLOW
     yield f"{_BOLD}{colour}{head}{_PLAIN}" if coloured else head
     yield from rest
@@ -77,7 +79,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"{verdict.state.value.upper()}: {verdict.why}"
     yield ""
     yield f"run:         {verdict.run}, {_sources(verdict.sources)}"
-    yield f"progress:    {_progress(verdict.progress)}"
+    yield f"progress:    {_progress(verdict)}"
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
@@ -96,7 +98,8 @@ def _sources(sources: Mapping[str, object]) -> str:
     return f"{told}, copies of black boxes" if sources["copies"] else told
 
 
-def _progress(progress: Mapping[str, object]) -> str:
+def _progress(verdict: RunVerdict) -> str:
+    progress = verdict.progress
     target = progress.get("target_steps")
     told = [f"step {progress['step']}" + (f" of {target}" if target else "")]
     if progress["slowest_rank_step"] != progress["step"]:
@@ -106,7 +109,8 @@ def _progress(progress: Mapping[str, object]) -> str:
         ("tokens_per_second", "{:,.0f} tokens/s"),
         ("remaining_seconds", "{:,.0f} s left at this pace"),
     ):
-        if name in progress:
+        # What does not run has no pace.
+        if name in progress and (name != "remaining_seconds" or verdict.state is RunState.RUNNING):
             told.append(text.format(progress[name]))
     return ", ".join(told)
 
@@ -155,10 +159,13 @@ def _waiting(verdict: RunVerdict) -> str:
     hang = verdict.hang
     whom = f" for {listed(hang.ranks)}" if hang.ranks else ""
     source = hang.evidence.get("source", "black boxes")
-    return f"{hang.state.value}{whom} (by the {source})"
+    calm = ": ranks wait for each other, and all of them advance" if hang.state is State.SLOW else ""
+    return f"{hang.state.value}{whom}{calm} (by the {source})"
 
 
 def _waits(verdict: RunVerdict) -> Iterator[str]:
+    if verdict.hang.state is State.SLOW:
+        return  # the moment of a healthy run; whom it catches waiting says nothing
     reasons = verdict.hang.evidence.get("reasons")
     for rank, reason in list(reasons.items())[:_RANKS_SHOWN] if isinstance(reasons, Mapping) else ():
         yield f"  rank {rank} {reason}"

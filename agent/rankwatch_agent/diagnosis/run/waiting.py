@@ -98,7 +98,16 @@ def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
     if not origins or not victims:
         return found
     kept = sorted({*found.ranks, *origins} - set(victims))
-    return replace(found, ranks=tuple(kept), evidence={**found.evidence, "failed_after_it": victims})
+    evidence = {**found.evidence, "failed_after_it": victims}
+    reasons = evidence.pop("reasons", None)
+    if isinstance(reasons, Mapping):
+        # An ended process is in no code, whatever its box shows it to have left out.
+        evidence["reasons"] = {
+            str(rank): "is gone" if rank in boxes.lost else reasons[str(rank)]
+            for rank in kept
+            if rank in boxes.lost or str(rank) in reasons
+        }
+    return replace(found, ranks=tuple(kept), evidence=evidence)
 
 
 def failed_first(boxes: Boxes) -> tuple[int, ...]:
@@ -163,15 +172,20 @@ def _with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
 
 def place_of(box: Box, boxes: Boxes) -> str:
     """Where a rank is, or was when it ended."""
-    step = f"step {box.now.step}" if box.now.step_began else f"after step {box.now.step}"
-    phase, since = box.open_phase or ("no phase", max(box.last_sign, box.now.step_began))
-    where = f"in {phase}, {step}" if phase != "no phase" else f"in no phase, {step}"
+    where = where_of(box)
+    since = box.open_phase[1] if box.open_phase else max(box.last_sign, box.now.step_began)
     if box.ended and (box.state is not RankState.LOST or boxes.liveness_known):
         ending = f" ({box.failure})" if box.failure else ""
         return f"{box.state.value}{ending}, last {where}"
     if boxes.moment is None:
         return where
     return f"{where}, for {max(0.0, boxes.moment - box.wall(since)):.1f} s"
+
+
+def where_of(box: Box) -> str:
+    """Phase and step of a rank: its last ones, where it has ended."""
+    step = f"step {box.now.step}" if box.now.step_began else f"after step {box.now.step}"
+    return f"in {box.open_phase[0] if box.open_phase else 'no phase'}, {step}"
 
 
 def _listed(value: object) -> list[str]:

@@ -90,7 +90,7 @@ def _confounded(case: Case, units: Units, difficulty: Difficulty) -> str:
     uneven = difficulty.sigma >= limits.difficulty_sigma and difficulty.share >= limits.difficulty_share
     if not uneven:
         return ""
-    return "microbatches are unequal, no two ranks share one, and no work units are given"
+    return "microbatches are unequal, no two ranks share one, and no work units tell them apart"
 
 
 def _whole_replica(units: Units, named: list[Lasting]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from rankwatch_agent.diagnosis.hang.reading import read_dumps
 from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.hang.verdict import State
 from rankwatch_agent.diagnosis.hang.worker import BOM
+from rankwatch_agent.diagnosis.memory_bound import bounded_memory
 from rankwatch_agent.user_error import UserError
 from support_hang_jobs import Fault, HungJob, Shape
 from support_recorder_pickle import recorder_pickle
@@ -153,7 +157,7 @@ def test_one_json_file_may_hold_all_ranks(directory: Path, form: str) -> None:
     assert diagnose(read_source(path).snapshots).ranks == (5,)
 
 
-@pytest.mark.parametrize("text", ["", "3", "[3]", '{"a": {}}', "["])
+@pytest.mark.parametrize("text", ["", "3", "[3]", '{"a": {}}', "[", "[]", "{}", "[{]"])
 def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: str) -> None:
     """Never a traceback."""
     path = tmp_path / "all.json"
@@ -185,6 +189,25 @@ def test_a_number_that_is_none_of_a_rank_costs_no_memory(directory: Path) -> Non
     (directory / "_dump_9999999").write_bytes(recorder_pickle(document))
     with pytest.raises(UserError, match="rank 9999999; expected one below 131072"):
         read_source(directory)
+
+
+def test_json_that_asks_for_more_memory_than_allowed_is_one_sentence(tmp_path: Path) -> None:
+    """A list of nothing takes thirty times the memory of its text; the bound is gone afterwards."""
+    path = tmp_path / "all.json"
+    path.write_text("[" + "{}," * 10_000_000 + "{}]")
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
+        "from rankwatch_agent.cli import main; sys.exit(main(['diagnose', 'hang', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60.0, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("all.json needs more than 4 GiB of memory, or than there is\n")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with bounded_memory(1 << 40):
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] <= 1 << 40
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_too_few_dumps_are_no_proof_that_nothing_hangs(tmp_path: Path) -> None:

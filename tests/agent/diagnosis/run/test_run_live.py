@@ -56,6 +56,10 @@ def test_a_rank_that_dies_is_named_and_not_those_that_fail_after_it(
         verdict = verdict_when(tmp_path, lambda each: each.state is state)
     assert verdict.ranks == (2,)
     assert set(verdict.hang.ranks) <= {2}
+    reasons = verdict.hang.evidence.get("reasons", {})
+    assert isinstance(reasons, dict)
+    assert set(reasons) <= {"2"}
+    assert wrong != "killed" or reasons.get("2", "is gone") == "is gone"
 
 
 @pytest.mark.e2e
