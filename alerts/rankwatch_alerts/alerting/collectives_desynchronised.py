@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.annotations import alert_annotations, listed, looked_up
-from rankwatch_alerts.alerting.run_stalled import OF_RANK, RANK_MATCHERS
+from rankwatch_alerts.alerting.annotations import listed, looked_up
+from rankwatch_alerts.alerting.stall_pair import OF_RANK, RANK_MATCHERS, Told, stall_pair
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.names import RANK_KNOWN, RANK_UNKNOWN, Alert
+from rankwatch_alerts.names import Alert
 from rankwatch_alerts.promql import promql
-from rankwatch_alerts.rules import AlertRule, Severity
+from rankwatch_alerts.rules import AlertRule
 
 _OUT_OF_LINE = "rank_group:rankwatch_collectives_out_of_line:bool"
 _STALLED_FOR = (
@@ -38,27 +38,12 @@ def collectives_desynchronised(config: RuleConfig) -> tuple[AlertRule, ...]:
         unless on (cluster, run)
         {few}
     """)
-    return (
-        _rule(config, RANK_KNOWN, named, config.stall_for_seconds, _of_the_rank()),
-        _rule(config, RANK_UNKNOWN, unnamed, 2 * config.stall_for_seconds, _of_the_run()),
-    )
-
-
-def _rule(
-    config: RuleConfig, reason: str, expression: str, for_seconds: float, description: str
-) -> AlertRule:
-    return AlertRule(
-        alert=Alert.COLLECTIVES_DESYNCHRONISED,
-        expression=expression,
-        for_seconds=for_seconds,
-        severity=Severity.CRITICAL,
-        labels={"reason": reason},
-        annotations=alert_annotations(
-            config,
-            Alert.COLLECTIVES_DESYNCHRONISED,
-            summary="The ranks of a run call different collectives and wait for each other.",
-            description=description,
-        ),
+    return stall_pair(
+        config,
+        Alert.COLLECTIVES_DESYNCHRONISED,
+        summary="The ranks of a run call different collectives and wait for each other.",
+        rank_known=Told(expression=named, description=_of_the_rank()),
+        rank_unknown=Told(expression=unnamed, description=_of_the_run()),
     )
 
 

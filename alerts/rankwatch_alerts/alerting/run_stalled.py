@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.annotations import alert_annotations, listed, looked_up
+from rankwatch_alerts.alerting.annotations import listed, looked_up
+from rankwatch_alerts.alerting.stall_pair import OF_RANK, RANK_MATCHERS, Told, stall_pair
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.names import RANK_KNOWN, RANK_UNKNOWN, Alert
+from rankwatch_alerts.names import Alert
 from rankwatch_alerts.promql import promql
-from rankwatch_alerts.rules import AlertRule, Severity
+from rankwatch_alerts.rules import AlertRule
 
-OF_RANK = ("cluster", "run", "rank", "node")
-RANK_MATCHERS = "{cluster=%q, run=%q, rank=%q, node=%q}"
 _WHY = (
     '{{ with (. | first).Labels.reason }}{{ if eq . "gone" }}is gone{{ else if eq . "awaited" }}'
     'has not enqueued what its peers wait in{{ else if eq . "silent" }}does not answer while its peers do'
@@ -21,8 +20,7 @@ def run_stalled(config: RuleConfig) -> tuple[AlertRule, ...]:
     """Step time is common to all ranks, so a stall is the run's: the latest progress of any rank counts.
 
     The timeout is learnt from the run's own history, so that a checkpoint or an evaluation is none. One
-    alert for each rank the run waits for; one without a rank where nobody can be named. That one waits
-    twice as long, so that evidence which arrives late does not make two notifications of one stall.
+    alert for each rank the run waits for; one without a rank where nobody can be named.
     """
     few = f"(count by (cluster, run) (rank:rankwatch_stall_culprit:bool) <= {config.stall_culprits_most:g})"
     named = promql(f"""
@@ -39,27 +37,12 @@ def run_stalled(config: RuleConfig) -> tuple[AlertRule, ...]:
         unless on (cluster, run)
         run:rankwatch_collectives_desynchronised:bool
     """)
-    return (
-        _rule(config, RANK_KNOWN, named, config.stall_for_seconds, _of_the_rank()),
-        _rule(config, RANK_UNKNOWN, unnamed, 2 * config.stall_for_seconds, _of_the_run()),
-    )
-
-
-def _rule(
-    config: RuleConfig, reason: str, expression: str, for_seconds: float, description: str
-) -> AlertRule:
-    return AlertRule(
-        alert=Alert.RUN_STALLED,
-        expression=expression,
-        for_seconds=for_seconds,
-        severity=Severity.CRITICAL,
-        labels={"reason": reason},
-        annotations=alert_annotations(
-            config,
-            Alert.RUN_STALLED,
-            summary="No rank of a running run makes progress.",
-            description=description,
-        ),
+    return stall_pair(
+        config,
+        Alert.RUN_STALLED,
+        summary="No rank of a running run makes progress.",
+        rank_known=Told(expression=named, description=_of_the_rank()),
+        rank_unknown=Told(expression=unnamed, description=_of_the_run()),
     )
 
 
