@@ -122,5 +122,5 @@ class WorkerProcess:
 
 def worker_command(library: Path | None) -> list[str]:
     """How the worker is started."""
-    command = [sys.executable, "-m", "rankwatch_agent.gpu.worker"]
+    command = [sys.executable, "-P", "-m", "rankwatch_agent.gpu.worker"]
     return command if library is None else [*command, "--library", str(library)]

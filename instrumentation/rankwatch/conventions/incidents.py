@@ -33,7 +33,7 @@ class EvidenceFault(StrEnum):
     TOO_SOON = "too_soon"
     """The run had a bundle a short while ago."""
     BUSY = "busy"
-    """Too many incidents at once."""
+    """Too many incidents at once, or the incident is too old for what the node shows now to belong to it."""
 
 
 INCIDENTS = (

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_a_directory_that_cannot_be_used_fails_and_the_incident_waits(tmp_path: 
     place = tmp_path / "evidence"
     place.touch()
     board = IncidentBoard()
-    opened = incident([])
+    opened = incident([], moment=time.monotonic())
     board.tell({"job": opened}, [opened])
     collector = build_evidence(config(tmp_path), board=board, pages=MetricsPages())
     for _ in range(3):

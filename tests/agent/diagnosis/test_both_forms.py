@@ -32,8 +32,8 @@ _CAUSES_SECONDS = 780.0
 """How long an alert takes, and some minutes: windows must fill, and what is seen must last."""
 _JITTER_SECONDS = 1080.0
 """Late steps are counted from a rank's ninth on, and those of three ranks are needed."""
-_NETWORK_SECONDS = 3360.0
-"""Half an hour in which transfers are healthy, and what an alert takes beyond."""
+_WITH_PAST_SECONDS = 3360.0
+"""Half an hour in which transfers are healthy, and what an alert of the network takes beyond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,14 @@ def _nameless(job: Job, said: Said, *, seconds: float = _CAUSES_SECONDS, why: st
 
 
 def _jitter(factor: float, why: str = "") -> Case:
-    job = replace(_job(_REPLICAS, Fault(cause=Cause.JITTER, factor=factor)), steps=90)
+    # With this seed one rank holds 71 % of the lateness of some window, and 14 % of that of the run.
+    job = replace(_job(_REPLICAS, Fault(cause=Cause.JITTER, factor=factor)), steps=90, seed=12)
     return _nameless(job, Said(Cause.JITTER), seconds=_JITTER_SECONDS, why=why)
+
+
+def _from_the_middle(fault: Fault) -> Job:
+    """What others wait for must not pass for transfers that have become slow, nor the reverse."""
+    return replace(_job(_ONE_MICROBATCH, replace(fault, first_step=144)), steps=240)
 
 
 _DATA = Fault(cause=Cause.DATA, factor=1.6)
@@ -97,10 +103,15 @@ CASES = {
     "data without work units": _nameless(_job(_PIPELINE, _DATA), Said(Cause.DATA)),
     "jitter": _jitter(1.6),
     "jitter, small": _jitter(1.15, why="the rules see jitter from a quarter of a step on"),
+    "worker, 30 %, from the middle on": Case(
+        job=_from_the_middle(Fault(cause=Cause.WORKER, ranks=(5,), factor=1.3)),
+        seconds=_WITH_PAST_SECONDS,
+        said=Said(Cause.WORKER, ranks=(5,)),
+    ),
     "network from the middle on": _nameless(
-        replace(_job(_ONE_MICROBATCH, Fault(cause=Cause.NETWORK, factor=3.0, first_step=144)), steps=240),
+        _from_the_middle(Fault(cause=Cause.NETWORK, factor=3.0)),
         Said(Cause.NETWORK),
-        seconds=_NETWORK_SECONDS,
+        seconds=_WITH_PAST_SECONDS,
     ),
     "network, always slow": _nameless(
         _job(_ONE_MICROBATCH, Fault(cause=Cause.NETWORK, factor=8.0)),
@@ -119,5 +130,7 @@ def test_engine_and_alerts_give_one_verdict(case: Case, tmp_path: Path) -> None:
     """Cause, ranks and stages; where the alerts have too little to go on they are silent, not wrong."""
     job = lasting(case.job, case.seconds)
     run = simulate(job)
-    assert said_by_engine(run) == case.said
-    assert said_by_alerts(run, job.shape, tmp_path) == (NOTHING if case.alerts_abstain else case.said)
+    engine = said_by_engine(run)
+    assert engine == case.said, f"the engine says {engine}"
+    alerts = said_by_alerts(run, job.shape, tmp_path)
+    assert alerts == (NOTHING if case.alerts_abstain else case.said), f"the alerts say {alerts}"

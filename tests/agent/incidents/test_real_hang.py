@@ -22,6 +22,7 @@ from rankwatch_agent.hardware import build_hardware
 from support_agent import fetch, until
 
 RANKS = 3
+STANDS = 'rankwatch_incident_open{cause="stall",node="n1",run="job"} 1.0'
 JOB = Path(__file__).with_name("standing_job.py")
 
 
@@ -62,7 +63,10 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Pat
     labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
     named = f"rankwatch_incident_culprit{{{labels}}} 1.0"
     with job(config.directory, asleep), Agent(config, collectors, pages=hardware.pages) as agent:
-        until(lambda: named in fetch(agent.address, "/metrics").body.decode(), "the rank is named")
+        # One wait for each stage: three processes that import torch take their time on a busy machine.
+        stages = {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS, "the rank is named": named}
+        for what, line in stages.items():
+            until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)
         assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_culprit{") == 1
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert json.loads((bundle / "manifest.json").read_text())["verdict"] == {
