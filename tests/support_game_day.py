@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from rankwatch_agent.demo.receiver import Alert, Receiver
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
 from support_agent import AgentProcess, agent_process
+from support_forked_ranks import ForkedRanks, forked_ranks
 from support_process_family import ProcessFamily
 from support_prometheus import alertmanager, poll, prometheus, query
 
@@ -39,25 +41,60 @@ class MonitoredSystem:
     alerts: list[Alert] = field(default_factory=list)
     _family: ProcessFamily = field(default_factory=ProcessFamily)
     _jobs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
 
-    def train(self, run: str, faults: Sequence[str], *, node: str, ranks: int = 1) -> None:
-        """Start the reference trainer with these faults; a job of one rank needs no torchrun."""
-        launcher = (*_TORCHRUN, f"--nproc-per-node={ranks}") if ranks > 1 else ()
-        directory = self.directory / node
-        checkpoints = self.directory / "checkpoints" / run
-        command = [sys.executable, *launcher, *_TRAINER, "--checkpoint-dir", str(checkpoints)]
-        command += [part for fault in faults for part in ("--fault", fault)]
+    @cached_property
+    def forked(self) -> ForkedRanks:
+        """Ranks that start at once."""
+        return self.forked_under()
+
+    def forked_under(self, *prefix: str) -> ForkedRanks:
+        """Ranks that start at once, below a command such as `ip netns exec`."""
+        return self._stack.enter_context(forked_ranks(self._family.environ, prefix=prefix))
+
+    def start(
+        self, run: str, arguments: Sequence[str], *, node: str, ranks: int, forked: ForkedRanks | None = None
+    ) -> None:
+        """Start a job of ranks, with these arguments of Python."""
+        log = self.directory / f"{run}.log"
+        (forked or self.forked).start(arguments, self._place(run, node), ranks=ranks, log=log)
+
+    def train(
+        self,
+        run: str,
+        faults: Sequence[str],
+        *,
+        node: str,
+        ranks: int = 1,
+        flags: Sequence[str] = (),
+        forked: ForkedRanks | None = None,
+    ) -> None:
+        """Start the reference trainer with these faults."""
+        self.start(run, self._trainer(run, faults, flags), node=node, ranks=ranks, forked=forked)
+
+    def train_under_torchrun(self, run: str, faults: Sequence[str], *, node: str, ranks: int) -> None:
+        """The same, by the launcher, which ends all ranks where one has ended; it takes seconds longer."""
+        launcher = (*_TORCHRUN, f"--nproc-per-node={ranks}")
+        command = [sys.executable, *launcher, *self._trainer(run, faults)]
         quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        place = {"RANKWATCH_RUN": run, "RANKWATCH_DIR": str(directory / "blackboxes")}
-        environ = {**self._family.environ, **quiet, **place}
+        environ = {**self._family.environ, **quiet, **self._place(run, node)}
         with (self.directory / f"{run}.log").open("wb") as log:
             self._jobs.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+
+    def _trainer(self, run: str, faults: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+        checkpoints = self.directory / "checkpoints" / run
+        given = [part for fault in faults for part in ("--fault", fault)]
+        return [*_TRAINER, "--checkpoint-dir", str(checkpoints), *flags, *given]
+
+    def _place(self, run: str, node: str) -> dict[str, str]:
+        return {"RANKWATCH_RUN": run, "RANKWATCH_DIR": str(self.directory / node / "blackboxes")}
 
     def end_jobs(self) -> None:
         """Kill every process of every job."""
         self._family.kill()
         for job in self._jobs:
             job.wait()
+        self._stack.close()
 
     def alert(self, run: str, name: str, **labels: str) -> Alert:
         """The alert with these labels, as soon as it has been delivered; an empty run is no run."""
@@ -82,6 +119,18 @@ class MonitoredSystem:
         """Steps of a run, as Prometheus knows them; 0 for none."""
         found = query(self.prometheus_url, f'max(rankwatch_steps_total{{run="{run}"}})')
         return float(found[0]["value"][1]) if found else 0.0
+
+
+def complete(alert: Alert, config: RuleConfig) -> bool:
+    """Every annotation says something, and no template of it found nothing."""
+    texts = alert.annotations
+    nothing = ("no value", "  ", "not known", "unknown")
+    return (
+        {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
+        and texts["runbook_url"] == f"{config.runbook_base_url}/{alert.name}"
+        and not any(each in text for text in texts.values() for each in nothing)
+        and all(text.strip() for text in texts.values())
+    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A network namespace of its own with a pair of virtual interfaces, where this machine lets us make one."""
+"""Network namespaces of our own, with a virtual cable or a slow loopback, where we may make one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,37 @@ from typing import NamedTuple
 import pytest
 
 LONGEST_SECONDS = 60.0
+_MTU_BYTES = 1500
+_UNLIMITED = 10_000_000_000
+"""Bits per second; far more than a loopback interface passes."""
 
 
 class Namespace(NamedTuple):
-    """A namespace in which `v0` and `v1` are the ends of one cable, both down."""
+    """A network namespace; a process inside sees no interface of this machine."""
 
     name: str
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """A command that runs the one behind it inside."""
+        return ("ip", "netns", "exec", self.name)
+
     def python(self, code: str) -> str:
         """Run Python code inside, with the namespace's own /sys; what it prints."""
-        command = ["ip", "netns", "exec", self.name, sys.executable, "-c", code]
+        command = [*self.command, sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def limit_loopback(self, bits_per_second: int) -> None:
+        """From now on the loopback interface passes no more than that; what comes faster waits."""
+        done = _limit(self.name, bits_per_second)
+        assert done.returncode == 0, done.stderr
+
 
 @contextlib.contextmanager
-def namespace_with_cable(name: str) -> Iterator[Namespace]:
-    """Make it, remove it at the end; skips the test where it needs what is not here."""
+def namespace(name: str) -> Iterator[Namespace]:
+    """Make one without interfaces, remove it at the end; skips the test where it needs what is not here."""
     if shutil.which("ip") is None:
         pytest.skip("ip is not installed: it comes with Debian's package iproute2")
     unique = f"rankwatch-{name}-{os.getpid()}"
@@ -38,15 +51,43 @@ def namespace_with_cable(name: str) -> Iterator[Namespace]:
     if made.returncode != 0:
         pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
     try:
-        queues = ("numrxqueues", "4", "numtxqueues", "4")
-        cable = _ip("-n", unique, "link", "add", "v0", *queues, "type", "veth", "peer", "name", "v1", *queues)
-        if cable.returncode != 0:
-            pytest.skip(f"no virtual interface can be made here: {cable.stderr.strip()}")
         yield Namespace(unique)
     finally:
         _ip("netns", "delete", unique)
 
 
+@contextlib.contextmanager
+def namespace_with_cable(name: str) -> Iterator[Namespace]:
+    """One in which `v0` and `v1` are the ends of one cable, both down."""
+    with namespace(name) as made:
+        queues = ("numrxqueues", "4", "numtxqueues", "4")
+        ends = ("v0", *queues, "type", "veth", "peer", "name", "v1", *queues)
+        cable = _ip("-n", made.name, "link", "add", *ends)
+        if cable.returncode != 0:
+            pytest.skip(f"no virtual interface can be made here: {cable.stderr.strip()}")
+        yield made
+
+
+@contextlib.contextmanager
+def namespace_with_loopback(name: str) -> Iterator[Namespace]:
+    """One whose loopback interface is up and can be limited; its packets are as small as on a wire."""
+    with namespace(name) as made:
+        up = _ip("-n", made.name, "link", "set", "lo", "mtu", str(_MTU_BYTES), "up")
+        assert up.returncode == 0, up.stderr
+        limited = _limit(made.name, _UNLIMITED)
+        if limited.returncode != 0:
+            pytest.skip(f"no interface can be limited here: {limited.stderr.strip()}")
+        yield made
+
+
+def _limit(name: str, bits_per_second: int) -> subprocess.CompletedProcess[str]:
+    rate = ("rate", str(bits_per_second), "burst", str(16 * _MTU_BYTES), "latency", "10s")
+    return _run("tc", "-n", name, "qdisc", "replace", "dev", "lo", "root", "tbf", *rate)
+
+
 def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["ip", *arguments]
+    return _run("ip", *arguments)
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)

@@ -41,7 +41,10 @@ def train(
     for step, micro_batches in zip(steps, run.batches(injection.delayed(state.batches)), strict=False):
         with run.step(step):
             loss = torch.zeros((), device=device)
-            for number, text in enumerate(micro_batches.to(device, non_blocking=True), start=1):
+            tokens = 0
+            for number, full in enumerate(micro_batches.to(device, non_blocking=True), start=1):
+                text = injection.cut(full)
+                tokens += text.numel() - len(text)  # the last byte of a sequence is only predicted
                 # gradients of all micro-batches add up locally; the last backward reduces them
                 with injection.reduction(model, last=number == config.accumulation):
                     with run.phase("forward"):
@@ -60,7 +63,7 @@ def train(
             run.scalar("loss", loss)
             run.scalar("gradient_norm", gradient_norm)
             run.scalar("learning_rate", learning_rate)
-            run.work(samples=samples, tokens=samples * config.context)
+            run.work(samples=samples, tokens=tokens)
         state.step = step
         progress.step(step, loss, learning_rate)
 

@@ -9,7 +9,7 @@ import pytest
 
 from rankwatch.conventions.records import RECORDS, record
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.lint import check_alert, check_expression, check_runbook
+from rankwatch_alerts.lint import check_alert, check_expression, check_record, check_runbook
 from rankwatch_alerts.lint.expressions import parse, result_labels
 from rankwatch_alerts.rules import AlertRule, RecordingRule
 
@@ -35,7 +35,7 @@ def test_every_alert_is_clean() -> None:
 def test_every_recording_rule_is_clean_and_yields_the_labels_it_declares() -> None:
     """What dashboards and alerts may rely on is what the expression gives."""
     for rule in RECORDED:
-        assert check_expression(rule.record, rule.expression) == []
+        assert check_record(rule) == []
         declared = {str(label) for label in record(rule.record).labels}
         assert result_labels(parse(rule.expression)) == declared, rule.record
 

@@ -14,9 +14,8 @@ from dataclasses import replace
 import pytest
 
 import support_ranks
-from rankwatch_agent.demo.receiver import Alert as DeliveredAlert
 from rankwatch_alerts import Alert, RuleConfig
-from support_game_day import SECONDS_TO_ALERT, MonitoredSystem, monitored_system
+from support_game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
 from support_prometheus import poll, query, require
 
 pytestmark = pytest.mark.e2e
@@ -57,17 +56,21 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
         monitored_system(tmp_path_factory.mktemp("game-day"), CONFIG, (NODE, LOST_NODE)) as system,
         ExitStack() as ranks,
     ):
+        for run, faults in FAULTS.items():
+            if run == "killed-rank":
+                system.train_under_torchrun(run, faults, node=NODE, ranks=2)
+            else:
+                system.train(run, faults, node=NODE)
         plain = {
             run: ranks.enter_context(
                 support_ranks.rank(system.directory / node / "blackboxes", _STEPS_FOREVER, run=run)
             )
             for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
         }
-        for run, faults in FAULTS.items():
-            system.train(run, faults, node=NODE, ranks=2 if run == "killed-rank" else 1)
         for run in plain:
             poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
-        plain["frozen"].send_signal(signal.SIGSTOP)
+            if run == "frozen":  # before it must have saved
+                plain[run].send_signal(signal.SIGSTOP)
         poll(lambda: _known_to_run(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node")
         system.agents[LOST_NODE].process.kill()
         plain["lost-node"].kill()
@@ -78,16 +81,6 @@ def _known_to_run(system: MonitoredSystem, run: str) -> bool:
     return bool(query(system.prometheus_url, f'rank:rankwatch_rank_running:bool{{run="{run}"}} == 1'))
 
 
-def _complete(alert: DeliveredAlert) -> bool:
-    """Every annotation says something, and no template of it found nothing."""
-    texts = alert.annotations
-    return (
-        {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
-        and texts["runbook_url"] == f"{CONFIG.runbook_base_url}/{alert.name}"
-        and not any("no value" in text or "  " in text or not text.strip() for text in texts.values())
-    )
-
-
 @pytest.mark.parametrize(
     ("run", "name", "labels"), EXPECTED, ids=["-".join((run, *more.values())) for run, _, more in EXPECTED]
 )
@@ -96,7 +89,7 @@ def test_a_fault_raises_its_alert(
 ) -> None:
     """Alertmanager delivers it with run, rank and node, and with complete annotations."""
     alert = system.alert(run, name, **labels)
-    assert _complete(alert), alert
+    assert complete(alert, CONFIG), alert
     assert run in alert.annotations["description"]
     assert f"var-run={run}" in alert.annotations["dashboard_url"]
     for label in ("rank", "node"):
@@ -106,7 +99,7 @@ def test_a_fault_raises_its_alert(
 def test_an_agent_that_cannot_be_scraped_raises_telemetry_absent(system: MonitoredSystem) -> None:
     """Beside the run that vanished with it, the agent itself is reported; that alert has no run."""
     alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down")
-    assert _complete(alert), alert
+    assert complete(alert, CONFIG), alert
     assert system.agents[LOST_NODE].address in alert.annotations["description"]
 
 

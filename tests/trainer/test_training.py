@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.layout import RecordKind
+from support_blackbox import box, of_kind
 from support_trainer import EMULATED, TINY, end_record, flip_a_byte, read_history
 
 Trainer = Callable[..., int]
@@ -73,6 +75,20 @@ def test_a_blown_up_learning_rate_makes_the_loss_diverge(trainer: Trainer, tmp_p
     trainer(*common, "--fault", "loss-blowup:from=25", "--history", tmp_path / "h")
     losses = read_history(tmp_path / "h")["loss"]
     assert max(losses[26:]) > losses[23] + 1.0
+
+
+def test_unequal_sequences_are_trained_on_and_their_tokens_reported(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences of 32 bytes in each of two micro-batches, and from step 4 on of a quarter and more."""
+    monkeypatch.delenv("RANKWATCH_DISABLE")
+    monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
+    flags = (*TINY, "--steps", 12, "--batch-size", 2, "--accumulation", 2)
+    assert trainer(*flags, "--fault", "data-imbalance:ratio=4,from=4") == 0
+    work = of_kind(box(tmp_path), RecordKind.WORK)
+    tokens = [each.payload[0] for each in work if each.name == "tokens"]
+    assert tokens[:3] == [128.0] * 3
+    assert len({*tokens[3:]}) > 3 and all(32 <= each <= 128 for each in tokens[3:])
 
 
 def test_training_goes_on_when_checkpoints_cannot_be_written(

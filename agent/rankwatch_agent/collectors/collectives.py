@@ -29,6 +29,8 @@ _ASKED_AT_ONCE = 8
 _LISTED_EACH_SECONDS = 5.0
 _SHARE_OF_SUSPICION = 0.1
 """Of the time that a run has been suspect, which may pass between two questions to a rank."""
+_MOST_OF_PULL = 0.5
+"""Of the pause for healthy ranks, at most, for suspect ones: the rule on silent ranks looks back a minute."""
 _NOBODY = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
 
 
@@ -108,7 +110,7 @@ class CollectivesCollector:
         if run.suspected_since is None:
             return self._pull_seconds
         patience = _SHARE_OF_SUSPICION * (now - run.suspected_since)
-        return min(self._pull_seconds, max(self._suspect_seconds, patience))
+        return min(_MOST_OF_PULL * self._pull_seconds, max(self._suspect_seconds, patience))
 
     def _pull(self, due: list[Path], told: dict[Path, RankCondition | None], now: float) -> None:
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:

@@ -12,7 +12,8 @@ from rankwatch_alerts.lint.known_metrics import known_metrics
 from rankwatch_alerts.lint.runbook_page import runbook_page
 from rankwatch_alerts.lint.template_queries import template_queries
 from rankwatch_alerts.names import Alert
-from rankwatch_alerts.rules import AlertRule
+from rankwatch_alerts.recording.stall_culprits import EVER_ASKED, SILENT
+from rankwatch_alerts.rules import AlertRule, RecordingRule
 
 
 def check_expression(where: str, expression: str, presence_of: frozenset[str] = frozenset()) -> list[Finding]:
@@ -22,6 +23,12 @@ def check_expression(where: str, expression: str, presence_of: frozenset[str] = 
     except ValueError as error:
         return [Finding("parses", where, f"does not parse: {error}")]
     return [*known_metrics(where, tree), *counter_use(where, tree, presence_of)]
+
+
+def check_record(rule: RecordingRule) -> list[Finding]:
+    """Findings in one recording rule."""
+    asked = EVER_ASKED if rule.record == SILENT else frozenset[str]()
+    return check_expression(rule.record, rule.expression, asked)
 
 
 def check_alert(rule: AlertRule) -> list[Finding]:

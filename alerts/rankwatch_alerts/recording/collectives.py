@@ -48,7 +48,7 @@ def _skew_rules(window: str) -> tuple[RecordingRule, ...]:
                 (
                   sum by ({by_rank}) (
                     rate(rankwatch_collectives_total[{window}])
-                    and rankwatch_collective_wait_seconds_total
+                    and present_over_time(rankwatch_collective_wait_seconds_total[{window}])
                   )
                   > 0
                 )

@@ -17,6 +17,9 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """
     window = duration(config.step_window_seconds)
     late = "rank:rankwatch_late_step_seconds:mean"
+    # A window of long steps holds few late ones, and the longest of few is often most of them: whether they
+    # are spread is judged over as long as they must last.
+    lately = f"avg_over_time({late}[{duration(config.cause_for_seconds)}])"
     return (
         RecordingRule(
             record=late,
@@ -48,12 +51,12 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
                 > {config.cause_cost:g}
                 and on (cluster, run)
-                (count by (cluster, run) ({late} > 0) >= {config.jitter_ranks})
+                (count by (cluster, run) ({lately} > 0) >= {config.jitter_ranks})
                 and on (cluster, run)
                 (
-                  max by (cluster, run) ({late})
+                  max by (cluster, run) ({lately})
                   <= on (cluster, run)
-                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({late}))
+                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({lately}))
                 )
                 unless on (cluster, run)
                 run:rankwatch_data_imbalance:share

@@ -15,6 +15,9 @@ from rankwatch_alerts.rules import RecordingRule
 
 SILENT = "rank:rankwatch_stall_silent:bool"
 CULPRIT = "rank:rankwatch_stall_culprit:bool"
+_PULLS = "rankwatch_flight_recorder_pulls_total"
+EVER_ASKED = frozenset({_PULLS})
+"""Counters of which a rule here asks whether they ever moved, however long ago."""
 
 
 def stall_culprit_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -30,15 +33,14 @@ def stall_culprit_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def _culprit_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The missing ranks; or else the silent ones, if they ever answered and more ranks still do."""
     window = duration(config.stall_floor_seconds)
-    pulls = "rankwatch_flight_recorder_pulls_total"
-    answers = f'(increase({pulls}{{outcome="success"}}[{window}]) > 0)'
+    answers = f'(increase({_PULLS}{{outcome="success"}}[{window}]) > 0)'
     return (
         recorded(
             SILENT,
             f"""
             {LIVING}
-            and on ({RANK}) (increase({pulls}{{outcome="failure"}}[{window}]) > 0)
-            and on ({RANK}) ({pulls}{{outcome="success"}} > 0)
+            and on ({RANK}) (increase({_PULLS}{{outcome="failure"}}[{window}]) > 0)
+            and on ({RANK}) ({_PULLS}{{outcome="success"}} > 0)
             unless on ({RANK}) {answers}
             """,
         ),

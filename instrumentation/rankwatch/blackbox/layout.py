@@ -59,8 +59,8 @@ STEP = struct.Struct("<qq")
 """Step number, 1 where an exception ended it."""
 COLLECTIVE = struct.Struct("<QQIId")
 """Bytes of input, number in its group from 0 (sends and receives are counted apart), group's name, flags,
-moment at which a thread began to wait for it. That is 0 where the caller blocks, where no wait was seen before
-its end, and in boxes that were written before this field had a meaning."""
+moment at which a thread began to wait for it. That is 0 where the caller blocks, where no wait was seen
+before its end, and in boxes that were written before this field had a meaning."""
 SCALAR = struct.Struct("<dq")
 """Value, step."""
 WORK = struct.Struct("<dq")

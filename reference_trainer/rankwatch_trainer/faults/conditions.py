@@ -11,6 +11,12 @@ class Conditions:
 
     compute_factor: float = 1.0
     """How many times as long the layers take."""
+    pause_seconds: float = 0.0
+    """Time this rank pauses for in the steps that are drawn for it."""
+    pause_every_steps: float = 1.0
+    """One step of so many is drawn, on average."""
+    length_ratio: float = 1.0
+    """Longest over shortest sequences; 1 for equal ones."""
     batch_delay_seconds: float = 0.0
     """How much later each batch comes; infinity for never."""
     learning_rate_factor: float = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,15 +38,19 @@ class Injection:
         self._faults = tuple(faults)
         self._file = file
         self._sleep = sleep
+        self._draw = random.Random()
 
     def steps(self, first: int, last: int) -> Iterator[int]:
         """The numbers first..last; each sets the conditions of its step before it is returned."""
         for step in range(first, last + 1):
             self.conditions.clear()
+            self._draw.seed(f"rank {self._rank} step {step}")  # after a resume the same again
             from_file = self._file.faults(step) if self._file else ()
             for scheduled in (*self._faults, *from_file):
                 if scheduled.strikes(self._rank, step):
                     scheduled.fault.apply(self.conditions)
+            if self._draw.random() * self.conditions.pause_every_steps >= 1.0:
+                self.conditions.pause_seconds = 0.0  # another step is drawn
             yield step
 
     def delayed(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -55,13 +60,23 @@ class Injection:
                 self._pause(self.conditions.batch_delay_seconds)
             yield batch
 
+    def cut(self, text: Tensor) -> Tensor:
+        """A micro-batch, (batch size, context + 1); its sequences shorter where lengths are unequal."""
+        if self.conditions.length_ratio <= 1.0:
+            return text
+        context = text.shape[1] - 1
+        shortest = max(1, round(context / self.conditions.length_ratio))
+        return text[:, : self._draw.randint(shortest, context) + 1]
+
     def strike(self, loss: Tensor) -> Tensor:
-        """The loss of a forward; here a rank dies, stalls or loses the value."""
+        """The loss of a forward; here a rank dies, stalls, pauses or loses the value."""
         if self.conditions.killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.conditions.stall_seconds > 0:
-            self._pause(self.conditions.stall_seconds)
-            self.conditions.stall_seconds = 0.0  # once per step, not once per micro-batch
+        pause = self.conditions.stall_seconds + self.conditions.pause_seconds
+        if pause > 0:
+            self._pause(pause)
+            # once per step, not once per micro-batch
+            self.conditions.stall_seconds = self.conditions.pause_seconds = 0.0
         return loss * math.nan if self.conditions.loss_is_nan else loss
 
     def reduction(self, model: DistributedDataParallel, *, last: bool) -> AbstractContextManager[None]:

@@ -30,6 +30,7 @@ def _emulated(config: TrainerConfig, conditions: Conditions) -> GPT:
         EmulatedBlock(
             config.width,
             conditions,
+            context=config.context,
             forward_seconds=config.layer_forward_seconds,
             backward_seconds=config.layer_backward_seconds,
         )

@@ -146,3 +146,47 @@ def test_a_fault_file_strikes_a_running_job(tmp_path: Path) -> None:
         if step == 1:
             (tmp_path / "faults").write_text("straggler:rank=0,factor=4\n")
     assert seen == [1.0, 4.0, 4.0]
+
+
+def test_jitter_pauses_in_steps_drawn_at_random_once_in_each() -> None:
+    """One step of five on average, and the same ones in a run that is resumed."""
+    slept: list[float] = []
+    struck = []
+    for first in (1, 101):
+        faults = injection("jitter:seconds=0.3,every=5", slept=slept)
+        for step in faults.steps(first, 200):
+            before = len(slept)
+            faults.strike(torch.ones(()))
+            faults.strike(torch.ones(()))
+            struck += [step] * (len(slept) - before)
+    late = [step for step in struck if step > 100]
+    assert set(slept) == {0.3}
+    assert 25 <= len({*struck}) <= 55
+    assert sorted(late) == sorted([*{*late}] * 2), "twice: before and after the resume"
+
+
+def test_jitter_strikes_ranks_in_steps_of_their_own() -> None:
+    """Else they were late together, and nobody waited."""
+    struck: dict[int, list[int]] = {0: [], 1: []}
+    for rank, steps in struck.items():
+        slept: list[float] = []
+        faults = injection("jitter:every=3", rank=rank, slept=slept)
+        for step in faults.steps(1, 60):
+            before = len(slept)
+            faults.strike(torch.ones(()))
+            steps += [step] * (len(slept) - before)
+    assert struck[0] and struck[1] and struck[0] != struck[1]
+
+
+def test_data_imbalance_cuts_micro_batches_to_lengths_of_their_own() -> None:
+    """Between a full context and a quarter of it; ranks draw for themselves."""
+    text = torch.arange(34).view(2, 17)
+    lengths = {}
+    for rank in range(2):
+        faults = injection("data-imbalance:ratio=4,until=101", rank=rank)
+        cut = [faults.cut(text) for _ in faults.steps(1, 101)]
+        assert all(torch.equal(each, text[:, : each.shape[1]]) for each in cut)
+        assert cut.pop() is text, "the fault is over"
+        lengths[rank] = [each.shape[1] - 1 for each in cut]
+        assert (min(lengths[rank]), max(lengths[rank])) == (4, 16)
+    assert lengths[0] != lengths[1]
