@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rankwatch_agent.collection import CollectError
 from rankwatch_agent.config.error import ConfigError
+from rankwatch_agent.dialling import dial, seconds_left
 
 MAX_ANSWER_BYTES = 16 << 20
 """Sixteen GPUs with every field of DCGM and the labels of their pods stay below 5 MB. It is held twice."""
@@ -89,7 +90,7 @@ def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
         )
         connection.sendall(request.encode("ascii"))
         while True:
-            connection.settimeout(_left(deadline))
+            connection.settimeout(seconds_left(deadline))
             chunk = connection.recv(_CHUNK_BYTES)
             if not chunk:
                 break
@@ -103,37 +104,12 @@ def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
 
 
 def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    connection = _dial(endpoint, deadline)
+    connection = dial(endpoint.host, endpoint.port, deadline)
     if not endpoint.encrypted:
         return connection
     try:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(seconds_left(deadline))
         return ssl.create_default_context().wrap_socket(connection, server_hostname=endpoint.host)
     except OSError:
         connection.close()
         raise
-
-
-def _dial(endpoint: Endpoint, deadline: float) -> socket.socket:
-    """A connection to the first address of the host that takes one; all together have until the deadline."""
-    failure = OSError("the host has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-    ):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(_left(deadline))
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            failure = error
-        else:
-            return connection
-    raise failure
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0.0:
-        raise TimeoutError("timed out")
-    return left

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rankwatch_agent.collection import AgentError
+from rankwatch_agent.dialling import seconds_left
 from rankwatch_agent.flight_recorder.reply import Reply, decode, decode_names
 
 MAX_REPLY_BYTES = 24 << 20
@@ -102,10 +103,7 @@ class FlightRecorderClient:
             connection.connect(str(self._path))
             connection.sendall(request)
             while True:
-                left = deadline - time.monotonic()
-                if left <= 0.0:
-                    raise TimeoutError("timed out")
-                connection.settimeout(left)
+                connection.settimeout(seconds_left(deadline))
                 chunk = connection.recv(_CHUNK_BYTES)
                 if not chunk:
                     return answer

@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 from rankwatch_agent.collection import CollectError, NotApplicable
+from rankwatch_agent.dialling import dial, seconds_left
 from rankwatch_agent.nccl_ras.address import Address
 
 MAX_ANSWER_BYTES = 48 << 20
@@ -40,7 +41,7 @@ def ask(address: Address, timeout_seconds: float) -> Answer:
     """
     end = time.monotonic() + timeout_seconds
     try:
-        with _dial(address, end) as connection:
+        with dial(*address, end) as connection:
             return _exchange(_Lines(connection, end, address), timeout_seconds)
     except ConnectionRefusedError:
         raise NotApplicable(f"nothing listens on {address}") from None
@@ -91,35 +92,11 @@ class _Lines:
         return bytes(self._read)
 
     def _send(self, command: str) -> None:
-        self._connection.settimeout(_left(self._end))
+        self._connection.settimeout(seconds_left(self._end))
         self._connection.sendall(command.encode("ascii") + b"\n")
 
     def _receive(self) -> bool:
-        self._connection.settimeout(_left(self._end))
+        self._connection.settimeout(seconds_left(self._end))
         chunk = self._connection.recv(_CHUNK_BYTES)
         self._read += chunk
         return bool(chunk)
-
-
-def _dial(address: Address, end: float) -> socket.socket:
-    """A connection to the first address of the host that takes one; a refusal only where all refuse."""
-    failure: OSError = ConnectionRefusedError("the host has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.settimeout(_left(end))
-            connection.connect(place)
-        except OSError as error:
-            connection.close()
-            if isinstance(failure, ConnectionRefusedError):
-                failure = error
-        else:
-            return connection
-    raise failure
-
-
-def _left(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0.0:
-        raise TimeoutError("timed out")
-    return left

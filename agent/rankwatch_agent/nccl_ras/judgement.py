@@ -40,8 +40,6 @@ class Reason(StrEnum):
     IDLE = "idle"
     """Nothing was launched on it, while others of the job moved."""
     FIRST_ANSWER = "first_answer"
-    NOT_TOLD = "not_told"
-    """The text form does not tell the launches of communicators whose ranks agree."""
     ENDING = "ending"
     """Its ranks are about to destroy it, or have aborted it."""
     STARTING = "starting"

@@ -26,17 +26,27 @@ COMPLETED = "rank_group:rankwatch_collective_last_completed:stalled"
 SIGNATURE = "rank_group:rankwatch_collective_oldest_incomplete_signature:stalled"
 OUT_OF_LINE = "rank_group:rankwatch_collectives_out_of_line:bool"
 DESYNC = "run:rankwatch_collectives_desynchronised:bool"
+_RECORDER = '{source="flight_recorder"}'
 
 
 def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Another operation at the same place; or else another number, where all ranks started together.
+    """Who is out of line, and which runs are for it."""
+    return (
+        *_signature_rules(),
+        _out_of_line_rule(config),
+        recorded(
+            DESYNC,
+            f"""
+            group by ({RUN}) ({OUT_OF_LINE})
+            or
+            group by ({RUN}) (max by ({GROUP}) ({SIGNATURE}) != min by ({GROUP}) ({SIGNATURE}))
+            """,
+        ),
+    )
 
-    A rank that restarted alone counts afresh: the numbers then say nothing. Nor do they where the hooks of
-    one rank began later than those of its peers, and PyTorch's own numbers are equal.
-    """
-    own = f'(rankwatch_collective_last_enqueued{{source="flight_recorder"}} and on ({RANK}) {LIVING})'
-    starts = f"rankwatch_rank_start_timestamp_seconds and on ({RANK}) {LIVING}"
-    recorder = '{source="flight_recorder"}'
+
+def _signature_rules() -> tuple[RecordingRule, ...]:
+    """What each rank calls at the place at which most of its group stand, where every rank waits."""
     return (
         recorded(
             ALL_WAIT,
@@ -50,7 +60,7 @@ def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             COMPLETED,
             f"""
             max by ({MEMBER}) (
-              rankwatch_collective_last_completed{recorder}
+              rankwatch_collective_last_completed{_RECORDER}
               and on ({RANK}) {LIVING}
             )
             """,
@@ -59,7 +69,7 @@ def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             SIGNATURE,
             f"""
             max by ({MEMBER}) (
-              rankwatch_collective_oldest_incomplete_signature{recorder}
+              rankwatch_collective_oldest_incomplete_signature{_RECORDER}
               and on ({MEMBER})
               ({COMPLETED} == on ({GROUP}) group_left () quantile by ({GROUP}) (0.5, {COMPLETED}))
               and on ({MEMBER}) {INCOMPLETE}
@@ -67,9 +77,20 @@ def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             )
             """,
         ),
-        recorded(
-            OUT_OF_LINE,
-            f"""
+    )
+
+
+def _out_of_line_rule(config: RuleConfig) -> RecordingRule:
+    """Another operation at the same place; or else another number, where all ranks started together.
+
+    A rank that restarted alone counts afresh: the numbers then say nothing. Nor do they where the hooks of
+    one rank began later than those of its peers, and PyTorch's own numbers are equal.
+    """
+    own = f"(rankwatch_collective_last_enqueued{_RECORDER} and on ({RANK}) {LIVING})"
+    starts = f"rankwatch_rank_start_timestamp_seconds and on ({RANK}) {LIVING}"
+    return recorded(
+        OUT_OF_LINE,
+        f"""
             label_replace({_minority(SIGNATURE, INCOMPLETE)},
               "reason", "operation", "", ""
             )
@@ -86,15 +107,6 @@ def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
               "reason", "number", "", ""
             )
             """,
-        ),
-        recorded(
-            DESYNC,
-            f"""
-            group by ({RUN}) ({OUT_OF_LINE})
-            or
-            group by ({RUN}) (max by ({GROUP}) ({SIGNATURE}) != min by ({GROUP}) ({SIGNATURE}))
-            """,
-        ),
     )
 
 

@@ -1,0 +1,34 @@
+"""Connections over TCP on which everything has to be over at one moment."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+
+def dial(host: str, port: int, end: float) -> socket.socket:
+    """A connection to the first address of the host that takes one; all together have until `end`, monotonic.
+
+    Raises OSError; ConnectionRefusedError only where every address refuses.
+    """
+    failure: OSError = ConnectionRefusedError("the host has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(seconds_left(end))
+            connection.connect(place)
+        except OSError as error:
+            connection.close()
+            if isinstance(failure, ConnectionRefusedError):
+                failure = error
+        else:
+            return connection
+    raise failure
+
+
+def seconds_left(end: float) -> float:
+    """Seconds until a moment on the monotonic clock; raises TimeoutError once it has passed."""
+    left = end - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError("timed out")
+    return left
