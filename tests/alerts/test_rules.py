@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import yaml
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.rules import AlertRule
 from support_prometheus import require
+from support_promtool import run_cases
 
 TESTS = Path(__file__).parent / "rules"
 RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
@@ -33,10 +34,14 @@ def _seconds(text: str) -> int:
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
 
 
-def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(TESTS.glob("*.yml")):
-        for case in yaml.safe_load(path.read_text())["tests"]:
-            yield path.stem, case
+@cache
+def _cases() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Every case with the name of its file."""
+    return tuple(
+        (path.stem, case)
+        for path in sorted(TESTS.glob("*.yml"))
+        for case in yaml.safe_load(path.read_text())["tests"]
+    )
 
 
 def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, bool]:
@@ -50,13 +55,11 @@ def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, 
     }
 
 
-def test_promtool_agrees_with_every_case() -> None:
+@pytest.mark.parametrize("cases", sorted(TESTS.glob("*.yml")), ids=lambda path: path.stem)
+def test_promtool_agrees_with_every_case(cases: Path, tmp_path: Path) -> None:
     """Labels and annotations are compared to the letter."""
     require("promtool")
-    files = sorted(map(str, TESTS.glob("*.yml")))
-    result = subprocess.run(
-        ["promtool", "test", "rules", *files], capture_output=True, text=True, check=False
-    )
+    result = run_cases(cases, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
