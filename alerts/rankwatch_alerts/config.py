@@ -77,7 +77,8 @@ class RuleConfig:
     stall_floor_seconds: float = 60.0
     """Least time without progress that may be called a stall, whatever was learnt."""
     stall_fallback_seconds: float = 1800.0
-    """Timeout while none is learnt yet (start-up, compilation): PyTorch's process-group default."""
+    """Timeout while none is learnt yet (start-up, compilation, the first checkpoint or evaluation of a run):
+    PyTorch's process-group default. Lower it where you know that none of these takes so long."""
     stall_for_seconds: float = 30.0
     """How long a run must stay past its timeout; twice that where no rank can be named."""
     stall_culprits_most: float = 16.0

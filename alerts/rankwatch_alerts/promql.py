@@ -6,6 +6,8 @@ from textwrap import dedent
 
 RUNNING = 'state=~"starting|running"'
 """Matcher of `rankwatch_rank_state` for ranks that have not ended."""
+ENDED = RUNNING.replace("=~", "!~")
+"""Matcher for those that have."""
 
 
 def promql(text: str) -> str:

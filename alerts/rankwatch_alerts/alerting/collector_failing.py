@@ -11,16 +11,17 @@ from rankwatch_alerts.rules import AlertRule, Severity
 
 def collector_failing(config: RuleConfig) -> tuple[AlertRule, ...]:
     """Failed is not the same as absent hardware: `not_applicable` is silent, however long."""
-    by = "cluster, node, collector"
+    by, success = "cluster, node, collector", "rankwatch_collector_last_success_timestamp_seconds"
     return (
         AlertRule(
             alert=Alert.COLLECTOR_FAILING,
+            # Its age when it was scraped: five of the shortest intervals are less than one between scrapes.
             expression=promql(f"""
                 max by ({by}) (rankwatch_collector_state{{state="failed"}}) == 1
                 or
                 (
                   (
-                    time() - max by ({by}) (rankwatch_collector_last_success_timestamp_seconds)
+                    min by ({by}) (timestamp({success}) - {success})
                     > {config.collector_overdue_intervals:g}
                     * max by ({by}) (rankwatch_collector_interval_seconds)
                   )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.duration import duration
@@ -19,14 +22,19 @@ OF_RUNNING_RANKS: tuple[str, ...] = (
 )
 """Metrics every rank in state running has."""
 
-OF_RANKS_THAT_HAD_THEM: tuple[str, ...] = (
-    "rankwatch_scalar_nonfinite_total",
-    "rankwatch_loss_deviation",
-    "rankwatch_checkpoint_operations_total",
-    "rankwatch_late_step_seconds_total",
-    "rankwatch_step_variation_total",
+OF_RANKS_THAT_HAD_THEM: Mapping[str, str] = MappingProxyType(
+    {
+        "rankwatch_scalar_nonfinite_total": '{name="loss"}',
+        "rankwatch_loss_deviation": "",
+        "rankwatch_checkpoint_operations_total": '{operation="save", outcome="failure"}',
+        "rankwatch_late_step_seconds_total": "",
+        "rankwatch_step_variation_total": '{term=~"local|forward"}',
+    }
 )
-"""Metrics not every run has, but which must not vanish from a running rank that had them."""
+"""Metrics not every run has, but which must not vanish from a running rank that had them.
+
+With the matchers of those of its series without which there is none: a long memory of all would be dear.
+"""
 
 
 def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
@@ -37,7 +45,7 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
         _agents_missing(config),
         _collectors_missing(config),
         *(_metric_missing(config, each) for each in OF_RUNNING_RANKS),
-        *(_metric_vanished(config, each) for each in OF_RANKS_THAT_HAD_THEM),
+        *(_metric_vanished(config, *each) for each in OF_RANKS_THAT_HAD_THEM.items()),
     )
 
 
@@ -133,9 +141,11 @@ def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
         Severity.WARNING,
         f"""
             count by (cluster, run) (
-              max by (cluster, run, rank) (rankwatch_rank_state{{state="running"}})
-              unless
-              group by (cluster, run, rank) ({metric})
+              group by (cluster, run, rank) (
+                rankwatch_rank_state{{state="running"}}
+                unless on (cluster, run, rank)
+                {metric}
+              )
             )
         """,
         f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} have no {metric}. Alerts that "
@@ -145,7 +155,7 @@ def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
     )
 
 
-def _metric_vanished(config: RuleConfig, metric: str) -> AlertRule:
+def _metric_vanished(config: RuleConfig, metric: str, matchers: str) -> AlertRule:
     memory = duration(config.absence_memory_seconds)
     return _rule(
         config,
@@ -153,9 +163,11 @@ def _metric_vanished(config: RuleConfig, metric: str) -> AlertRule:
         Severity.WARNING,
         f"""
             count by (cluster, run) (
-              group by (cluster, run, rank) (present_over_time({metric}[{memory}]))
-              unless
-              group by (cluster, run, rank) ({metric})
+              group by (cluster, run, rank) (
+                present_over_time({metric}{matchers}[{memory}])
+                unless on (cluster, run, rank)
+                {metric}{matchers}
+              )
               and
               (rank:rankwatch_rank_running:bool == 1)
             )

@@ -6,6 +6,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.duration import duration
 from rankwatch_alerts.promql import promql
 from rankwatch_alerts.recording.steps import RANK
+from rankwatch_alerts.recording.stragglers import OUTSTANDING
 from rankwatch_alerts.rules import RecordingRule
 
 CAUSE_PHASES: dict[str, tuple[str, ...]] = {
@@ -18,8 +19,9 @@ CAUSE_PHASES: dict[str, tuple[str, ...]] = {
 
 
 def cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Mean, excess over the stage's median, and share of the rank's whole excess, by cause."""
+    """By cause: mean, excess over the stage's median, and its share in the excess of ranks that stand out."""
     cohort = "cluster, run, stage, cause"
+    positive = f"(rank_cause:rankwatch_step_local_seconds:excess and on ({RANK}, stage) {OUTSTANDING}) > 0"
     return (
         _mean_rule(config),
         RecordingRule(
@@ -32,10 +34,11 @@ def cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         RecordingRule(
             record="rank_cause:rankwatch_step_local_seconds:excess_share",
+            # Of ranks that stand out: nobody asks for the cause of an excess that is noise.
             expression=promql(f"""
-                (rank_cause:rankwatch_step_local_seconds:excess > 0)
+                ({positive})
                 / on ({RANK}, stage) group_left ()
-                sum by ({RANK}, stage) (rank_cause:rankwatch_step_local_seconds:excess > 0)
+                sum by ({RANK}, stage) ({positive})
             """),
         ),
     )

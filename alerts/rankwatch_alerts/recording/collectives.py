@@ -47,7 +47,7 @@ def _skew_rules(window: str) -> tuple[RecordingRule, ...]:
                 / on ({by_rank})
                 (
                   sum by ({by_rank}) (
-                    rate(rankwatch_collectives_total[{window}])
+                    rate(rankwatch_collectives_total{{operation!~"send|recv"}}[{window}])
                     and present_over_time(rankwatch_collective_wait_seconds_total[{window}])
                   )
                   > 0

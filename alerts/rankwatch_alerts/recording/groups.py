@@ -22,7 +22,8 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
     """All recording rules.
 
     Steps, stragglers and causes build on each other and must see one instant: they are one group.
-    What explains a slow rank comes before the suspects.
+    What explains a slow rank comes before the suspects. No other rule rests on what collectives wait: in a
+    group of their own they are evaluated beside the others.
     """
     return (
         RuleGroup(
@@ -43,7 +44,11 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *starvation_rules(config),
                 *suspect_rules(config),
                 *network_rules(config),
-                *collective_rules(config),
             ),
+        ),
+        RuleGroup(
+            name="rankwatch-collectives",
+            interval_seconds=config.scrape_interval_seconds,
+            rules=collective_rules(config),
         ),
     )

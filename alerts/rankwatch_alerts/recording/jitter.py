@@ -16,10 +16,7 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     in the same step; and it cannot lose more than the time its ranks wait.
     """
     window = duration(config.step_window_seconds)
-    late = "rank:rankwatch_late_step_seconds:mean"
-    # A window of long steps holds few late ones, and the longest of few is often most of them: whether they
-    # are spread is judged over as long as they must last.
-    lately = f"avg_over_time({late}[{duration(config.cause_for_seconds)}])"
+    late, lately = "rank:rankwatch_late_step_seconds:mean", "rank:rankwatch_late_step_seconds:lately"
     return (
         RecordingRule(
             record=late,
@@ -28,6 +25,12 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 / on ({RANK}) group_right ()
                 rank:rankwatch_steps:rate
             """),
+        ),
+        RecordingRule(
+            record=lately,
+            # A window of long steps holds few late ones, and the longest of few is often most of them:
+            # whether they are spread is judged over as long as they must last.
+            expression=f"avg_over_time({late}[{duration(config.cause_for_seconds)}])",
         ),
         RecordingRule(
             record="run:rankwatch_late_step_seconds:share",

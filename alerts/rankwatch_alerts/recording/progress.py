@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import RUNNING, promql
+from rankwatch_alerts.promql import ENDED, RUNNING, promql
 from rankwatch_alerts.rules import RecordingRule
 
 
@@ -17,7 +17,7 @@ def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             expression=promql(f"""
                 max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}})
                 or
-                0 * max by (cluster, run, rank) (rankwatch_rank_state)
+                0 * max by (cluster, run, rank) (rankwatch_rank_state{{{ENDED}}})
             """),
         ),
         RecordingRule(
@@ -44,13 +44,16 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         RecordingRule(
             record="run:rankwatch_progress_timestamp_seconds:max",
+            # The later of both; the label keeps them apart.
             expression=promql("""
-                (
+                max by (cluster, run) (
                   max by (cluster, run) (rankwatch_progress_timestamp_seconds)
-                  > max by (cluster, run) (rankwatch_rank_start_timestamp_seconds)
+                  or
+                  label_replace(
+                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds),
+                    "of", "start", "", ""
+                  )
                 )
-                or max by (cluster, run) (rankwatch_rank_start_timestamp_seconds)
-                or max by (cluster, run) (rankwatch_progress_timestamp_seconds)
             """),
         ),
         RecordingRule(
@@ -63,7 +66,7 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
                 unless on (cluster, run)
                 (
-                  max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}} == 1)
+                  rank:rankwatch_rank_running:bool == 1
                   unless on (cluster, run, rank) rankwatch_progress_timeout_seconds
                 )
                 or

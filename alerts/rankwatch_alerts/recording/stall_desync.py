@@ -96,7 +96,7 @@ def _out_of_line_rule(config: RuleConfig) -> RecordingRule:
             )
             or on ({RUN})
             label_replace({_minority(ENQUEUED, ENQUEUED)}
-              unless on ({GROUP}) (max by ({GROUP}) {own} == min by ({GROUP}) {own})
+              unless on ({GROUP}) (stddev by ({GROUP}) {own} == 0)
               and on ({RUN}) {ALL_WAIT}
               and on ({RUN})
               (

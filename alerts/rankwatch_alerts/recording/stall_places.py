@@ -51,6 +51,7 @@ def recorded(record: str, expression: str) -> RecordingRule:
 def _place_rules() -> tuple[RecordingRule, ...]:
     """Where each living rank of a stalled run stands in each of its groups.
 
+    Living ranks come first in each expression: without a stall there are none, and nothing is left to join.
     The black box tells it at once, the flight recorder only when it was asked last: that one is
     taken where the black box cannot know. Numbers of one group come from one source.
     """
@@ -61,16 +62,13 @@ def _place_rules() -> tuple[RecordingRule, ...]:
             ENQUEUED,
             f"""
             max by ({MEMBER}) (
+              ({enqueued}{{source="black_box"}} and on ({RANK}) {LIVING})
+              or
               (
+                ({enqueued}{{source="flight_recorder"}} and on ({RANK}) {LIVING})
+                unless on ({GROUP})
                 {enqueued}{{source="black_box"}}
-                or
-                (
-                  {enqueued}{{source="flight_recorder"}}
-                  unless on ({GROUP})
-                  {enqueued}{{source="black_box"}}
-                )
               )
-              and on ({RANK}) {LIVING}
             )
             """,
         ),
@@ -80,10 +78,10 @@ def _place_rules() -> tuple[RecordingRule, ...]:
             f"""
             min by ({MEMBER}) (
               (
-                {oldest}{{source="black_box"}}
+                ({oldest}{{source="black_box"}} and on ({RANK}) {LIVING})
                 or
                 (
-                  {oldest}{{source="flight_recorder"}}
+                  ({oldest}{{source="flight_recorder"}} and on ({RANK}) {LIVING})
                   unless on ({MEMBER})
                   rankwatch_collective_last_completed{{source="black_box"}}
                 )
@@ -93,7 +91,6 @@ def _place_rules() -> tuple[RecordingRule, ...]:
                 run:rankwatch_progress_timestamp_seconds:max
                 - run:rankwatch_progress_timeout_seconds:max
               )
-              and on ({RANK}) {LIVING}
             )
             """,
         ),

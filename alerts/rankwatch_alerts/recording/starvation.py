@@ -20,7 +20,7 @@ def starvation_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         RecordingRule(
             record=share,
             expression=promql(f"""
-                sum by ({RANK}, stage) (rank_cause:rankwatch_step_local_seconds:mean{{cause="data"}})
+                rank_cause:rankwatch_step_local_seconds:mean{{cause="data"}}
                 / on ({RANK}, stage)
                 (rank:rankwatch_step_seconds:mean > 0)
             """),

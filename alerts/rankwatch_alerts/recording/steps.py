@@ -20,8 +20,8 @@ def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out.
             expression=promql(f"""
                 group by ({RANK}, stage) (rankwatch_rank_info)
-                and on ({RANK})
-                (count by ({RANK}) (group by ({RANK}, stage) (rankwatch_rank_info)) == 1)
+                unless on ({RANK})
+                (count by ({RANK}) (group by ({RANK}, stage) (rankwatch_rank_info)) > 1)
             """),
         ),
         RecordingRule(

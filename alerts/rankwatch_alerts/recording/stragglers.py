@@ -15,6 +15,7 @@ from rankwatch_alerts.recording.steps import RANK
 from rankwatch_alerts.rules import RecordingRule
 
 STAGE = "cluster, run, stage"
+OUTSTANDING = "rank:rankwatch_step_local_seconds:outstanding"
 
 
 def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -47,6 +48,15 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 stage:rankwatch_step_local_seconds:median
             """),
         ),
+        RecordingRule(
+            record=OUTSTANDING,
+            # What costs several joins is asked of these few.
+            expression=promql(f"""
+                rank:rankwatch_step_local_seconds:excess
+                and
+                (rank:rankwatch_step_local_seconds:residual > {config.straggler_residual:g})
+            """),
+        ),
     )
 
 
@@ -67,13 +77,13 @@ def _work_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         RecordingRule(
             record="rank:rankwatch_step_work:relative",
             expression=promql(f"""
+                rank:rankwatch_step_work:mean
+                / on ({STAGE}) group_left ()
                 (
-                  rank:rankwatch_step_work:mean
-                  / on ({STAGE}) group_left ()
                   quantile by ({STAGE}) (0.5, rank:rankwatch_step_work:mean)
+                  and on ({STAGE})
+                  (count by ({STAGE}) (rank:rankwatch_step_work:mean) == stage:rankwatch_ranks:count)
                 )
-                and on ({STAGE})
-                (count by ({STAGE}) (rank:rankwatch_step_work:mean) == stage:rankwatch_ranks:count)
             """),
         ),
     )

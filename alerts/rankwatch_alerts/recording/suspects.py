@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.promql import promql
-from rankwatch_alerts.recording.stragglers import STAGE
+from rankwatch_alerts.recording.stragglers import OUTSTANDING, STAGE
 from rankwatch_alerts.rules import RecordingRule
 
 
@@ -43,39 +43,37 @@ def _outstanding_rule(config: RuleConfig) -> RecordingRule:
 
     Both the raw and the work-adjusted time must stand out: a rank with more tokens is no straggler,
     and neither is one with fewer tokens whose fixed costs make it look slow per token.
-    Where the run jitters, the rank must stand out without its late steps.
+    Where the run jitters, the rank must stand out without its late steps. All is asked of the few ranks
+    alone whose residual is high: a residual times the median is the work-adjusted excess.
     """
-    residual = f"{config.straggler_residual:g}"
+    residual, excess = f"{config.straggler_residual:g}", OUTSTANDING
     return RecordingRule(
         record="rank:rankwatch_straggler:candidate",
         expression=promql(f"""
-            rank:rankwatch_step_seconds:mean
-            / (rank:rankwatch_step_seconds:mean - rank:rankwatch_step_local_seconds:excess)
-            and
-            (rank:rankwatch_step_local_seconds:residual > {residual})
+            1 / (1 - {excess} / rank:rankwatch_step_seconds:mean)
             and
             (
-              rank:rankwatch_step_local_seconds:excess
+              {excess}
               > on ({STAGE}) group_left () ({residual} * stage:rankwatch_step_local_seconds:median)
             )
             and
             (
-              rank:rankwatch_step_local_seconds:work_adjusted
-              - on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:work_adjusted_median
+              (rank:rankwatch_step_local_seconds:residual > {residual})
+              * on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:work_adjusted_median
               > on ({STAGE}) group_left ()
               ({config.straggler_spread_factor:g} * stage:rankwatch_step_local_seconds:work_adjusted_mad)
             )
             and
             (
-              rank:rankwatch_step_local_seconds:excess
+              {excess}
               > {config.straggler_cost:g} * rank:rankwatch_step_seconds:mean
             )
             and
             (
-              (rank:rankwatch_step_local_seconds:excess - rank:rankwatch_late_step_seconds:mean)
+              ({excess} - rank:rankwatch_late_step_seconds:mean)
               > on ({STAGE}) group_left () ({residual} * stage:rankwatch_step_local_seconds:median)
               or
-              rank:rankwatch_step_local_seconds:excess
+              {excess}
               unless on (cluster, run)
               run:rankwatch_jitter:share
             )

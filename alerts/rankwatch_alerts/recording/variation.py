@@ -158,9 +158,12 @@ def _uneven_ranks(config: RuleConfig) -> str:
     return promql(f"""
         label_replace(
           max by (cluster, run) (
-            rank:rankwatch_step_local_seconds:excess / {rank} (rank:rankwatch_step_seconds:mean > 0)
-            and {rank}
-            (rank:rankwatch_step_work:relative > {1 + config.straggler_residual:g})
+            (
+              rank:rankwatch_step_local_seconds:excess
+              and {rank}
+              (rank:rankwatch_step_work:relative > {1 + config.straggler_residual:g})
+            )
+            / {rank} (rank:rankwatch_step_seconds:mean > 0)
             and {rank}
             (rank:rankwatch_step_local_seconds:residual < {config.straggler_residual:g})
             and on ({STAGE})

@@ -95,6 +95,11 @@ _JITTER = (
         "Seconds per step that late steps take beyond what is normal for the rank.",
     ),
     _record(
+        "rank:rankwatch_late_step_seconds:lately",
+        _PLACED,
+        "The same, on average over the time for which jitter must last.",
+    ),
+    _record(
         "run:rankwatch_late_step_seconds:share",
         _RUN,
         "The same over all ranks, as a share of the step.",

@@ -28,6 +28,14 @@ XIDS = (
         "XID errors by severity (info, application, warning, critical) as the table says, for NVLink 5 "
         "(144-150) as the kernel log says; at 0 from the start, so that the first one is an increase.",
     ),
+    counter(
+        "rankwatch_gpu_xid_subcode_errors_total",
+        "1",
+        (Label.GPU, Label.XID, Label.SUBCODE, Label.ACTION),
+        "NVLink 5 errors (XID 144-150) in the kernel log by the part of NVLink that the driver names, and "
+        "what NVIDIA's table asks for by the registers in the line (reset_gpu, none, "
+        "follow_recovery_action); `other` counts the subcodes that the table does not hold.",
+    ),
     info(
         "rankwatch_xid_info",
         (Label.XID, Label.SEVERITY, Label.ACTION, Label.MEANING),

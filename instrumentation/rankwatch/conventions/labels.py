@@ -86,6 +86,8 @@ class Label(StrEnum):
     COMPUTE_INSTANCE = "compute_instance"
     XID = "xid"
     """Code of an error the NVIDIA driver reported."""
+    SUBCODE = "subcode"
+    """Part of NVLink that an error of code 144 to 150 is of."""
     MEANING = "meaning"
     EVENT = "event"
     DRIVER = "driver"

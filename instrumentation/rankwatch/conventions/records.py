@@ -184,6 +184,11 @@ _STRAGGLERS = (
         "Seconds per step by which the rank's local time exceeds the median of its stage.",
     ),
     _record(
+        "rank:rankwatch_step_local_seconds:outstanding",
+        _PLACED,
+        "The same, of ranks whose residual is that of a straggler.",
+    ),
+    _record(
         "rank:rankwatch_straggler:candidate",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of ranks that stand out.",
@@ -209,7 +214,7 @@ _CAUSES = (
     _record(
         "rank_cause:rankwatch_step_local_seconds:excess_share",
         _CAUSE,
-        "Share of the rank's positive excess that the cause holds.",
+        "Share of the rank's positive excess that the cause holds, where the rank stands out.",
     ),
 )
 

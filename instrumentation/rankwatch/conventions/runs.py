@@ -96,7 +96,7 @@ STEPS = (
         "rankwatch_work_total",
         "1",
         (*_RANK, Label.UNIT),
-        "Work done, in the run's own units (samples, tokens).",
+        "Work of the steps counted, and outside of steps, in the run's own units (samples, tokens).",
     ),
     gauge(
         "rankwatch_progress_timestamp_seconds",

@@ -69,6 +69,12 @@ AGENT = (
         (Label.COLLECTOR, Label.OUTCOME),
         "Runs of the collector by outcome (ok, failed, not_applicable, deadline).",
     ),
+    counter(
+        "rankwatch_collector_broken_parts_total",
+        "1",
+        (Label.COLLECTOR,),
+        "Files, lines or devices the collector had to leave out of a run because they could not be read.",
+    ),
 )
 
 OTLP = (

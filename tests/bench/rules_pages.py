@@ -1,0 +1,246 @@
+"""The `/metrics` pages of a job of any number of ranks: one HTTP server on loopback, a path for each agent.
+
+`python -m tests.bench.rules_pages --ranks 1024 --address-file FILE` serves until it is ended. `POST /stall`
+lets the run stand still from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch.members import members_text
+
+from .processes import rankwatch_agent
+from .rules_template import (
+    ASLEEP_REPLICA,
+    ASLEEP_STAGE,
+    REPLICAS,
+    SLOW_REPLICA,
+    SLOW_STAGE,
+    STAGES,
+    Line,
+    Template,
+    make_template,
+)
+from .scrape import scrape
+from .workplace import temporary_directory
+
+NODE_RANKS = 8
+LEAST_RANKS = STAGES * REPLICAS
+CLUSTER = "bench"
+_MOST_SCRAPES = 30
+_NODE_LABELS = re.compile(r'(?:cluster|node)="[^"]*",?')
+
+
+class Job(NamedTuple):
+    """A job of so many replicas with 8 stages, ranks in Megatron's order; 8 replicas of a stage on a node."""
+
+    replicas: int
+
+    @classmethod
+    def of(cls, ranks: int) -> Job:
+        """Raises ValueError where nodes of 8 ranks cannot be filled."""
+        if ranks < LEAST_RANKS or ranks % (STAGES * NODE_RANKS):
+            raise ValueError(
+                f"{ranks} ranks; expected a multiple of {STAGES * NODE_RANKS} from {LEAST_RANKS} on"
+            )
+        return cls(ranks // STAGES)
+
+    @property
+    def ranks(self) -> int:
+        return STAGES * self.replicas
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // NODE_RANKS
+
+    @property
+    def struck(self) -> int:
+        """Which of a stage's nodes stands for the struck one of the small job: one in the middle."""
+        return self.replicas // NODE_RANKS // 2
+
+    @property
+    def slow_rank(self) -> int:
+        return SLOW_STAGE * self.replicas + self.struck * NODE_RANKS + SLOW_REPLICA
+
+    @property
+    def asleep_rank(self) -> int:
+        return ASLEEP_STAGE * self.replicas + self.struck * NODE_RANKS + ASLEEP_REPLICA
+
+    def place(self, node: int) -> tuple[int, int]:
+        """Stage, and which of its nodes."""
+        return divmod(node, self.replicas // NODE_RANKS)
+
+
+class _Lines:
+    """Lines whose values are `value + rate * t`, made into text quickly."""
+
+    def __init__(self, lines: Sequence[tuple[str, Line]], began: float) -> None:
+        self._began = began
+        self._still = "".join(f"{head} {_value(each, began)!r}\n" for head, each in lines if not each.rate)
+        moving = [(head, each) for head, each in lines if each.rate]
+        self._heads = [f"{head} " for head, _ in moving]
+        self._values: NDArray[np.float64] = np.array([_value(each, began) for _, each in moving])
+        self._rates: NDArray[np.float64] = np.array([each.rate for _, each in moving])
+
+    def at(self, moment: float) -> str:
+        """The text at a Unix time."""
+        values = (self._values + self._rates * (moment - self._began)).tolist()
+        moving = [f"{head}{value!r}\n" for head, value in zip(self._heads, values, strict=True)]
+        return self._still + "".join(moving)
+
+
+def _value(line: Line, began: float) -> float:
+    return line.value + began if line.is_moment else line.value
+
+
+class Pages:
+    """What the agents of a job say at any moment, before and after it stalled."""
+
+    def __init__(self, job: Job, template: Template, agent: Sequence[str], began: float) -> None:
+        self._job, self._template, self._agent = job, template, agent
+        self._training = [
+            _Lines([*self._heads(node, template.training), *self._heads(node, template.places)], began)
+            for node in range(job.nodes)
+        ]
+        self._hung: list[tuple[str, _Lines]] = []
+
+    def stall(self, moment: float) -> None:
+        """From this Unix time on nothing grows, and ranks stand where the hang left them."""
+        self._hung = [
+            (_without_places(training.at(moment)), _Lines(self._heads(node, self._template.hung), moment))
+            for node, training in enumerate(self._training)
+        ]
+
+    def of(self, node: int, moment: float) -> bytes:
+        """The page of a node at a Unix time."""
+        own = "".join(each.format(node=f"node-{node}", now=moment) for each in self._agent)
+        if not self._hung:
+            return (own + self._training[node].at(moment)).encode()
+        frozen, hung = self._hung[node]
+        return (own + frozen + hung.at(moment)).encode()
+
+    def _heads(self, node: int, lines: Mapping[int, list[Line]]) -> list[tuple[str, Line]]:
+        """Each line of the node of the small job that stands for this one, with its labels in this job."""
+        stage, number = self._job.place(node)
+        struck = number == self._job.struck
+        first = (number - (0 if struck else 1)) * NODE_RANKS
+        model = lines[stage * (REPLICAS // NODE_RANKS) + (0 if struck else 1)]
+        return [(_head(each, self._labels(each, stage, node, first)), each) for each in model]
+
+    def _labels(self, line: Line, stage: int, node: int, first: int) -> dict[str, str]:
+        """first: what a replica of the small job on this node lies behind that of this job."""
+        labels = {**line.labels, "cluster": CLUSTER, "node": f"node-{node}"}
+        if "rank" in labels:
+            replica = int(labels["rank"]) % REPLICAS + first
+            labels["rank"] = str(stage * self._job.replicas + replica)
+        if "members" in labels:
+            labels["members"] = _members(self._job, labels["members"], stage, first)
+        if "world_size" in labels:
+            labels |= {"world_size": str(self._job.ranks), "host": labels["node"]}
+        return labels
+
+
+@cache
+def _members(job: Job, text: str, stage: int, first: int) -> str:
+    """Everybody, the replicas of a stage, or the stages of a replica."""
+    if text == members_text(range(STAGES * REPLICAS)):
+        return members_text(range(job.ranks))
+    if "/" not in text:
+        return members_text(range(stage * job.replicas, (stage + 1) * job.replicas))
+    replica = int(text.partition("-")[0]) + first
+    return members_text(range(replica, job.ranks, job.replicas))
+
+
+def _without_places(page: str) -> str:
+    """Without what a hang tells anew."""
+    told_anew = ("rankwatch_collective_last_", "rankwatch_flight_recorder_")
+    return "".join(each for each in page.splitlines(keepends=True) if not each.startswith(told_anew))
+
+
+def _head(line: Line, labels: Mapping[str, str]) -> str:
+    return line.name + "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def agent_lines() -> list[str]:
+    """What a real agent on this machine says of itself and of the host, to be formatted with node and now."""
+    with temporary_directory() as name, rankwatch_agent(Path(name), Path(name) / "none") as (_, address):
+        lines: list[str] = []
+        for _ in range(_MOST_SCRAPES):
+            before, lines = lines, [each for each in scrape(address).text.splitlines() if _is_own(each)]
+            if len(before) == len(lines):
+                break  # each collector has run
+            time.sleep(1.0)
+    return [_agent_line(each) for each in lines]
+
+
+def _is_own(line: str) -> bool:
+    """Whether it is a sample of ours; collectors that fail on this machine are no part of the job."""
+    return line.startswith("rankwatch_") and 'state="failed"' not in line
+
+
+def _agent_line(line: str) -> str:
+    head, _, value = line.rpartition(" ")
+    name, _, labels = head.rstrip("}").partition("{")
+    own = _NODE_LABELS.sub("", labels).rstrip(",")
+    moving = "{now!r}" if name.endswith("_timestamp_seconds") else value
+    ours = f'cluster="{CLUSTER}",node="{{node}}"'
+    return f"{name}{{{{{own + ',' if own else ''}{ours}}}}} {moving}\n"
+
+
+def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = pages.of(int(self.path.rpartition("-")[2]), time.time())
+            self._answer(body)
+
+        def do_POST(self) -> None:
+            pages.stall(time.time())
+            self._answer(b"")
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until ended."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_pages", description=__doc__)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--address-file", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    pages = Pages(Job.of(given.ranks), make_template(), agent_lines(), time.time())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(pages))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    partial = given.address_file.with_suffix(".partial")
+    partial.write_text(f"127.0.0.1:{server.server_address[1]}")
+    partial.rename(given.address_file)
+    threading.Event().wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

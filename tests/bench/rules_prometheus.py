@@ -1,0 +1,145 @@
+"""A real Prometheus over the pages of a large job, and what it says about its own rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules
+
+from .errors import BenchError
+from .process_usage import cpu_seconds, resident_bytes
+from .processes import background, wait_until
+
+_TIMEOUT_SECONDS = 60.0
+"""Patience with a server that evaluates rules on all cores."""
+_MISSED = re.compile(r"^prometheus_rule_group_iterations_missed_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+class Evaluation(NamedTuple):
+    """The last evaluation of a group of rules."""
+
+    group: str
+    moment: str
+    """When it began, as Prometheus writes it: tells two evaluations apart."""
+    seconds: float
+    rules: dict[str, float]
+    """Seconds by record or alert; of several with one name, their sum."""
+    failed: tuple[str, ...]
+    """Errors of its rules."""
+
+
+class Server:
+    """A Prometheus that runs. Methods raise BenchError where it does not answer."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        self._url, self._pid = url, pid
+
+    def evaluations(self) -> list[Evaluation]:
+        """The last one of each group."""
+        return [_evaluation(each) for each in self._api("rules")["groups"]]
+
+    def firing(self) -> dict[str, set[str]]:
+        """Ranks by name of the alerts that fire and name one."""
+        found: dict[str, set[str]] = {}
+        for each in self._api("alerts")["alerts"]:
+            if each["state"] == "firing" and "rank" in each["labels"]:
+                found.setdefault(each["labels"]["alertname"], set()).add(each["labels"]["rank"])
+        return found
+
+    def value(self, expression: str) -> float:
+        """Of an instant query that gives one series; 0 where it gives none."""
+        series = self._api(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
+        return float(series[0]["value"][1]) if series else 0.0
+
+    def series(self) -> int:
+        """Series in memory."""
+        count: int = self._api("status/tsdb")["headStats"]["numSeries"]
+        return count
+
+    def missed(self) -> int:
+        """Evaluations left out because the one before was still going on."""
+        return int(sum(map(float, _MISSED.findall(self._get("/metrics").decode()))))
+
+    def peak_bytes(self) -> int:
+        """Its largest resident memory so far."""
+        return resident_bytes(self._pid)[1]
+
+    def cpu_seconds(self) -> float:
+        """It has used so far."""
+        return cpu_seconds(self._pid)
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            self._get("/-/ready")
+        except BenchError:
+            return False
+        return True
+
+    def _api(self, path: str) -> Any:
+        return json.loads(self._get(f"/api/v1/{path}"))["data"]
+
+    def _get(self, path: str) -> bytes:
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=_TIMEOUT_SECONDS) as answer:
+                body: bytes = answer.read()
+                return body
+        except OSError as error:  # URLError is one
+            raise BenchError(f"could not ask Prometheus: {error}") from error
+
+
+def _evaluation(group: dict[str, Any]) -> Evaluation:
+    seconds: dict[str, float] = {}
+    for rule in group["rules"]:
+        seconds[rule["name"]] = seconds.get(rule["name"], 0.0) + rule["evaluationTime"]
+    failed = tuple(f"{each['name']}: {each['lastError']}" for each in group["rules"] if each.get("lastError"))
+    return Evaluation(group["name"], group["lastEvaluation"], group["evaluationTime"], seconds, failed)
+
+
+@contextmanager
+def pages(directory: Path, ranks: int) -> Iterator[str]:
+    """The server of the pages of a job of so many ranks; yields HOST:PORT."""
+    address, log = directory / "pages-address", directory / "pages.log"
+    command = [sys.executable, "-m", "tests.bench.rules_pages"]
+    command += ["--ranks", str(ranks), "--address-file", str(address)]
+    with background(command, log) as process:
+        wait_until(address.exists, process, log, "could not serve the pages")
+        yield address.read_text()
+
+
+@contextmanager
+def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Iterator[Server]:
+    """Prometheus with all generated rules, scraping one path for each node; raises BenchError."""
+    if shutil.which("prometheus") is None:
+        raise BenchError("prometheus is not installed: apt install prometheus")
+    path, log = directory / "prometheus.yml", directory / "prometheus.log"
+    path.write_text(to_yaml(_config(config, write_rules(config, directory / "rules"), address, nodes)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={directory / 'data'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    with background(command, log) as process:
+        found = Server(f"http://127.0.0.1:{port}", process.pid)
+        wait_until(found.ready, process, log, "could not start Prometheus")
+        yield found
+
+
+def _config(config: RuleConfig, rules: list[Path], address: str, nodes: int) -> dict[str, object]:
+    made = prometheus_config(config, rule_files=rules, agent_targets=())
+    targets = [
+        {"targets": [address], "labels": {"__metrics_path__": f"/node-{node}", "instance": f"node-{node}"}}
+        for node in range(nodes)
+    ]
+    scrapes = [{"job_name": config.agent_job, "static_configs": targets}]
+    return made | {"scrape_configs": scrapes, "alerting": {}}

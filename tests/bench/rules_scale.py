@@ -1,0 +1,153 @@
+"""How long the generated rules take as jobs grow, and whether the right rank is named.
+
+A real Prometheus scrapes the pages of a job of N ranks (8 stages of N/8 replicas, an agent for each 8
+ranks) and evaluates all rules. First one rank is slow, then another one sleeps and all wait. Times of the
+rules are divided by 3 up to 1,024 ranks, the scrape interval too: each window holds as many scrapes as by
+default.
+
+`python -m tests.bench.rules_scale --ranks 256 1024` takes these sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch_alerts import Alert, RuleConfig
+
+from .interruption import leave_on_signals
+from .result import Result, Row, limited
+from .rules_pages import Job
+from .rules_prometheus import pages, server
+from .rules_watch import Part, Watch
+from .table import as_markdown
+from .workplace import temporary_directory
+
+RANKS = (256, 1_024, 2_048, 4_096)
+QUICK_RANKS, TIME_SCALE = 1_024, 3.0
+"""Up to so many ranks times are divided by it; for more, small machines need the whole interval."""
+INTERVAL_SECONDS = RuleConfig().scrape_interval_seconds
+ROOM = 3.0
+"""A group must take less than its interval divided by this."""
+_SPARE_SECONDS = 300.0
+"""Patience beyond what an alert needs at the least."""
+_GROUPS_TOLD, _RULES_TOLD = 3, 5
+
+
+class Size(NamedTuple):
+    """A job of one size, measured."""
+
+    ranks: int
+    slow: Part
+    stalled: Part
+    named_right: bool
+    """Each of both ranks by the alert it should be, and nobody else."""
+    scraped: int
+    """Samples of all pages."""
+    series: int
+    peak_bytes: int
+    missed: int
+    """Evaluations left out because the one before still went on."""
+
+
+def measure_size(ranks: int) -> Size:
+    """One size, in four to ten minutes; raises BenchError."""
+    job, config = Job.of(ranks), RuleConfig().scaled(TIME_SCALE if ranks <= QUICK_RANKS else 1.0)
+    window, stalled_expression = config.step_window_seconds, "run:rankwatch_stall_seconds:max"
+    with (
+        temporary_directory() as name,
+        pages(Path(name), ranks) as address,
+        server(Path(name), config, address, job.nodes) as prometheus,
+    ):
+        watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
+        straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
+        slow = watch.until(Alert.STRAGGLER, straggler_seconds, lambda: watch.seconds > window)
+        with urllib.request.urlopen(f"http://{address}/stall", data=b"", timeout=60):
+            pass
+        stall_seconds = config.stall_floor_seconds + config.stall_for_seconds + _SPARE_SECONDS
+        stalled = watch.until(
+            Alert.RUN_STALLED, stall_seconds, lambda: prometheus.value(stalled_expression) > 0
+        )
+        return Size(
+            ranks=ranks,
+            slow=slow,
+            stalled=stalled,
+            named_right=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
+            and stalled.named.get(Alert.RUN_STALLED) == [str(job.asleep_rank)],
+            scraped=int(prometheus.value("sum(scrape_samples_scraped)")),
+            series=prometheus.series(),
+            peak_bytes=prometheus.peak_bytes(),
+            missed=prometheus.missed(),
+        )
+
+
+def result(sizes: Sequence[Size]) -> Result:
+    """The table: the slowest groups of each size, what it held, and who was named."""
+    rows = [row for each in sizes for row in _rows(each)]
+    return Result(
+        title="Rules by size of the job",
+        rows=tuple(rows),
+        notes=(
+            "A group's time is the median by the clock; the target is its default interval of"
+            f" {INTERVAL_SECONDS:g} s over {ROOM:g}. The pages are made on the same machine, and what else"
+            " runs on it counts too.",
+        ),
+        samples={"sizes": [each._asdict() for each in sizes]},
+    )
+
+
+def _rows(size: Size) -> list[Row]:
+    ranks = f"{size.ranks:,} ranks"
+    rows = []
+    for what, part in (("a slow rank", size.slow), ("a stall", size.stalled)):
+        for group, seconds in part.slowest_groups(_GROUPS_TOLD):
+            middle, most = part.median(group), max(seconds)
+            rows.append(limited(
+                f"{ranks}, {what}: {group}", middle, INTERVAL_SECONDS / ROOM, _seconds,
+                f"{_seconds(min(seconds))} to {_seconds(most)}, {len(seconds)} evaluations",
+            ))  # fmt: skip
+        rows.append(Row(f"{ranks}, {what}: CPU in one interval", _seconds(part.cpu_seconds)))
+        rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_TOLD))
+        rows.append(Row(f"{ranks}, {what}: slowest rules", rules))
+    failed = sorted({*size.slow.failed, *size.stalled.failed})
+    rows.append(Row(f"{ranks}: rules that failed", ", ".join(failed) or "none", met=not failed))
+    held = f"{size.series:,} series, {size.peak_bytes / 2**20:,.0f} MiB at most"
+    rows.append(Row(f"{ranks}: held", held, f"{size.scraped:,} samples a scrape, {size.missed} missed"))
+    named = f"{_named(size.slow)}; {_named(size.stalled)}"
+    rows.append(Row(f"{ranks}: named", named, target="the struck ones", met=size.named_right))
+    return rows
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s"
+
+
+def _named(part: Part) -> str:
+    return ", ".join(f"{alert} {'+'.join(ranks)}".strip() for alert, ranks in part.named.items()) or "nobody"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the sizes given and print a table; exit status 0 whatever the result is."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_scale", description=__doc__)
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=list(RANKS), help="a multiple of 64 from 128 on"
+    )
+    parser.add_argument("--output", type=Path, help="where to write all samples as JSON")
+    given = parser.parse_args(arguments)
+    leave_on_signals()
+    sizes = []
+    for ranks in given.ranks:
+        sizes.append(measure_size(ranks))
+        print(as_markdown(result(sizes[-1:])), flush=True)
+    if given.output is not None:
+        given.output.write_text(json.dumps(result(sizes).samples, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

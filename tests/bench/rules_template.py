@@ -1,0 +1,183 @@
+"""A small job as real agents export it, from which the pages of a large one are made.
+
+128 simulated ranks on 16 nodes: 8 stages of 16 replicas, so each stage has the node of the struck replicas
+and another one. While it trains, one rank computes half as long again; in the hang, another one sleeps.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.conventions import METRICS, Kind, metric
+from rankwatch_agent.collection import Series
+from rankwatch_agent.collectors.ranks import RanksCollector
+from rankwatch_agent.diagnosis.straggler.verdict import Cause
+from rankwatch_agent.flight_recorder.client import FlightRecorderClient
+from rankwatch_agent.flight_recorder.rank import RecordedRank
+from rankwatch_agent.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_agent.simulation.fault import Fault
+from rankwatch_agent.simulation.hangs.fault import HangFault, HangKind
+from rankwatch_agent.simulation.hangs.files import write_snapshots
+from rankwatch_agent.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_agent.simulation.job import Job, simulate
+from rankwatch_agent.simulation.noise import Noise
+from rankwatch_agent.simulation.shape import JobShape
+from rankwatch_agent.simulation.workload import Workload
+from support_replayed_job import RUN, scrape_live
+
+STAGES, REPLICAS = 8, 16
+SHAPE = JobShape(data_parallel=REPLICAS, pipeline_parallel=STAGES)
+SLOW_STAGE, SLOW_REPLICA, SLOW_FACTOR = 5, 3, 1.5
+ASLEEP_STAGE, ASLEEP_REPLICA = 3, 2
+STEP_SECONDS = 2.0
+"""Of a healthy step, about."""
+_STEPS = 16
+_SIMULATED_STEP_SECONDS = 0.26
+"""Of a healthy step of this shape with the default workload."""
+_PLACES = frozenset(
+    f"rankwatch_collective_{each}"
+    for each in (
+        "last_enqueued",
+        "last_completed",
+        "oldest_incomplete_timestamp_seconds",
+        "oldest_incomplete_signature",
+    )
+)
+"""What a hang changes: where each rank stands. All else stays as it was at that moment."""
+_PULLS_PER_SECOND = 0.2
+"""Of each flight recorder, as of a run that looks stuck."""
+_SERIES = re.compile(r"(\w+)\{(.*)\}")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Line(NamedTuple):
+    """A series of one rank or node. At t seconds into the run its value is `value + rate * t`."""
+
+    name: str
+    labels: Mapping[str, str]
+    """Those that the agent gives; `rank`, `group` and `members` as in the small job."""
+    value: float
+    rate: float
+
+    @property
+    def is_moment(self) -> bool:
+        """Whether the value is a Unix time, here counted from the beginning of the run."""
+        return self.name.endswith("_timestamp_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """Lines by node of the small job."""
+
+    training: Mapping[int, list[Line]]
+    """Without those of flight recorders."""
+    places: Mapping[int, list[Line]]
+    """Where ranks stand in a training run, by their flight recorders."""
+    hung: Mapping[int, list[Line]]
+    """Where they stand in the hang, by black boxes and flight recorders; times count from its beginning."""
+
+
+def make_template() -> Template:
+    """Simulate both jobs and let real collectors read them; takes some seconds."""
+    training, hung = _training(), _hung()
+    names = {each.labels["members"]: each.labels["group"] for each in training if "members" in each.labels}
+    renamed = [
+        each._replace(labels={**each.labels, "group": names[each.labels["members"]]})
+        if "members" in each.labels
+        else each
+        for each in hung
+    ]
+    recorded = [each for each in renamed if each.labels.get("source") != "black_box"]
+    places = [each for each in recorded if "oldest_incomplete" not in each.name]
+    return Template(training=_by_node(training), places=_by_node(places), hung=_by_node(renamed))
+
+
+def _training() -> list[Line]:
+    workload = Workload()
+    stretch = STEP_SECONDS / _SIMULATED_STEP_SECONDS
+    paced = {name: value * stretch for name, value in vars(workload).items() if name.endswith("_seconds")}
+    job = Job(
+        shape=SHAPE,
+        workload=Workload(**paced),
+        fault=Fault(cause=Cause.WORKER, ranks=(SHAPE.rank(SLOW_STAGE, SLOW_REPLICA, 0),), factor=SLOW_FACTOR),
+        noise=Noise(sigma=0.02),
+        steps=_STEPS,
+        seed=1,
+        tell_work=True,
+    )
+    run = simulate(job)
+    interval = float(run.step_seconds.mean())
+    names = frozenset(each.name for each in METRICS)
+    with tempfile.TemporaryDirectory() as name:
+        scrapes = scrape_live(run, SHAPE, Path(name), names=names, interval_seconds=interval)
+    now, half = (scrapes.count - 1) * interval, scrapes.count // 2
+    seconds = (scrapes.count - 1 - half) * interval
+    found = []
+    for series, values in scrapes.values.items():
+        last, middle = values[-1], values[half]
+        if last is None or middle is None:
+            continue  # it starts, or it is in another phase by now
+        matched = _SERIES.fullmatch(series)
+        assert matched is not None, series
+        labels = dict(_LABEL.findall(matched[2]))
+        found.append(_line(matched[1], labels, middle, last, seconds, now))
+    return found
+
+
+def _line(name: str, labels: dict[str, str], middle: float, last: float, seconds: float, now: float) -> Line:
+    """What grew goes on growing; the value at the last scrape is the first one of the large run."""
+    del labels["cluster"], labels["instance"]
+    if name.endswith("_timestamp_seconds"):
+        return Line(name, labels, last - now, 1.0) if last != middle else Line(name, labels, -now, 0.0)
+    grows = metric(name).kind is Kind.COUNTER or name in _PLACES or name == "rankwatch_step"
+    return Line(name, labels, last, (last - middle) / seconds if grows else 0.0)
+
+
+def _hung() -> list[Line]:
+    """Where the ranks of the small job stand. A box that nobody writes says that, too."""
+    asleep = SHAPE.rank(ASLEEP_STAGE, ASLEEP_REPLICA, 0)
+    job = HangJob(shape=SHAPE, fault=HangFault(kind=HangKind.SLEEP, ranks=(asleep,)))
+    hang = simulate_hang(job)
+    with tempfile.TemporaryDirectory() as name:
+        boxes, dumps = Path(name) / "boxes", Path(name) / "dumps"
+        write_hang_boxes(hang, job, boxes, run=RUN)
+        series = list(RanksCollector(directory=boxes).collect().series)
+        write_snapshots(hang.snapshots, dumps, "json")
+        for rank in range(SHAPE.ranks):
+            series += _recorded(rank, dumps / f"_dump_{rank}.json")
+    return [line for each in series for line in _hung_lines(each)]
+
+
+def _recorded(rank: int, dump: Path) -> Iterator[Series]:
+    recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
+    recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
+    for each in recorded.series((RUN, str(rank)), frozenset(), gone=False):
+        if each.metric.name in _PLACES or each.metric.name.startswith("rankwatch_flight_recorder_"):
+            yield each
+
+
+def _hung_lines(series: Series) -> Iterator[Line]:
+    name = series.metric.name
+    if name not in _PLACES and not name.startswith("rankwatch_flight_recorder_"):
+        return
+    labels = dict(zip((each.value for each in series.metric.labels), series.labels, strict=True))
+    labels["node"] = f"node-{int(labels['rank']) // 8}"
+    if name.endswith("_timestamp_seconds"):
+        yield Line(name, labels, 0.0, 0.0)
+    elif labels.get("outcome") == "success":
+        yield Line(name, labels, series.value, _PULLS_PER_SECOND)
+    else:
+        yield Line(name, labels, series.value, 0.0)
+
+
+def _by_node(lines: list[Line]) -> dict[int, list[Line]]:
+    nodes: dict[int, list[Line]] = {}
+    for each in lines:
+        node = int(each.labels["node"].removeprefix("node-"))
+        nodes.setdefault(node, []).append(each)
+    return nodes

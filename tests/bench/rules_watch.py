@@ -1,0 +1,102 @@
+"""Watches the rules of a Prometheus while something is wrong with a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+from .rules_prometheus import Evaluation, Server
+
+_EVALUATIONS = 6
+"""Of each group, while a fault lasts, at least."""
+
+
+class Part(NamedTuple):
+    """Evaluations while one fault lasted."""
+
+    groups: Mapping[str, list[float]]
+    """Seconds of each evaluation."""
+    rules: Mapping[str, list[float]]
+    """Likewise, of all rules with one record or alert."""
+    named: Mapping[str, list[str]]
+    """Ranks by alert, when all was over."""
+    failed: tuple[str, ...]
+    """Errors of rules."""
+    cpu_seconds: float
+    """Of Prometheus in one interval, scrapes included."""
+
+    def median(self, group: str) -> float:
+        """Seconds."""
+        return median(self.groups[group])
+
+    def slowest_groups(self, most: int) -> list[tuple[str, list[float]]]:
+        """The slowest first."""
+        return sorted(self.groups.items(), key=lambda each: -median(each[1]))[:most]
+
+    def slowest_rules(self, most: int) -> list[tuple[str, float]]:
+        """Median seconds, the slowest first."""
+        seconds = [(name, median(each)) for name, each in self.rules.items()]
+        return sorted(seconds, key=lambda each: -each[1])[:most]
+
+
+class Watch:
+    """Sees each evaluation once. interval_seconds: of the groups."""
+
+    def __init__(self, server: Server, *, interval_seconds: float) -> None:
+        self._server = server
+        self._interval_seconds = interval_seconds
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the watch began."""
+        return time.monotonic() - self._began
+
+    def until(self, alert: str, at_most: float, counts: Callable[[], bool]) -> Part:
+        """Watch until the alert fires, or for that many seconds, and on until enough evaluations were seen.
+
+        counts: asked until it is true; what was before is left out. Raises BenchError.
+        """
+        deadline = self.seconds + at_most
+        found: dict[tuple[str, str], Evaluation] = {}
+        began = False
+        since, used = self.seconds, 0.0
+        while True:
+            last = {(each.group, each.moment): each for each in self._server.evaluations()}
+            if began:
+                found |= last
+            else:
+                began = counts()
+                before = last
+                since, used = self.seconds, self._server.cpu_seconds()
+            named = self._server.firing()
+            seen = _by_group([each for key, each in found.items() if key not in before])
+            enough = bool(seen) and min(map(len, seen.values())) >= _EVALUATIONS
+            if (enough and alert in named) or self.seconds > deadline:
+                intervals = (self.seconds - since) / self._interval_seconds
+                return _part(seen, named, (self._server.cpu_seconds() - used) / max(1.0, intervals))
+            time.sleep(self._interval_seconds / 5)
+
+
+def _by_group(evaluations: list[Evaluation]) -> dict[str, list[Evaluation]]:
+    groups: dict[str, list[Evaluation]] = {}
+    for each in evaluations:
+        groups.setdefault(each.group, []).append(each)
+    return groups
+
+
+def _part(seen: Mapping[str, list[Evaluation]], named: Mapping[str, set[str]], cpu_seconds: float) -> Part:
+    rules: dict[str, list[float]] = {}
+    for evaluations in seen.values():
+        for each in evaluations:
+            for name, seconds in each.rules.items():
+                rules.setdefault(name, []).append(seconds)
+    return Part(
+        groups={group: [each.seconds for each in evaluations] for group, evaluations in seen.items()},
+        rules=rules,
+        named={alert: sorted(ranks) for alert, ranks in named.items()},
+        failed=tuple({error for each in seen.values() for one in each for error in one.failed}),
+        cpu_seconds=cpu_seconds,
+    )
