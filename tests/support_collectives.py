@@ -48,4 +48,4 @@ def complete(
 ) -> None:
     """Have the rank complete the collective of this number."""
     payload = layout.COLLECTIVE.pack(size, number, group, flags, waited)
-    rank.take(operation, start, start + seconds, payload)
+    rank.take(operation, start, start + seconds, payload, 0)

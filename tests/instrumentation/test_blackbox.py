@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.columns import columns_of
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
@@ -294,3 +296,36 @@ def test_a_file_left_by_a_process_of_the_same_id_is_no_obstacle(tmp_path: Path) 
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / f".2.blackbox.{os.getpid()}").write_bytes(b"")
     assert make(tmp_path).path.exists()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 8, 9, 1 << 20]),
+            st.integers(0, 0xFFFF),
+            st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, 1e10]),
+            st.sampled_from([0.0, 1.0, 2.0, math.nan, math.inf, 1e10]),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_only_records_that_make_sense_are_told_and_row_by_row_as_column_by_column(
+    records: list[tuple[int, int, float, float]],
+) -> None:
+    """A kind that there is, and times that a clock may show, in their order."""
+    raw = b"".join(
+        layout.HEAD.pack(kind << 16 | name, start, end, 0) + bytes([number] * 32)
+        for number, (kind, name, start, end) in enumerate(records)
+    )
+    expected = [
+        (kind, name, start, end, bytes([number] * 32))
+        for number, (kind, name, start, end) in enumerate(records)
+        if 1 <= kind <= 8 and 0.0 <= start <= end < 1e10
+    ]
+    columns = columns_of(raw)
+    assert columns.records() == expected
+    assert [layout.SCALAR.unpack_from(raw, at) for at in columns.payloads] == [
+        layout.SCALAR.unpack_from(each[4]) for each in expected
+    ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.records import RawRecord
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, TOKENS, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
 from rankwatch_agent.ranks.collectives.account import CollectiveAccount
 from rankwatch_agent.ranks.loss import LossStatistics
 from rankwatch_agent.ranks.names import OVERFLOW, BoundedNames
@@ -38,6 +38,9 @@ class Life:
     failures: dict[str, int] = field(default_factory=dict)
 
 
+_NAMES = (1 << layout.NAME_BITS) - 1
+"""The bits of a tag that are the number of a name."""
+_unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
 _ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
 
 
@@ -57,7 +60,6 @@ class RankAccount:
         self.loss = LossStatistics()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
-        self.work: dict[str, float] = {}
         self.collectives = CollectiveAccount(self.names, self.steps)
         self.checkpoints = {operation: CheckpointTotals() for operation in CHECKPOINT_OPERATIONS}
         self.checkpoint_bytes: int | None = None
@@ -70,10 +72,11 @@ class RankAccount:
         self.last_progress = 0.0
         """End of the last step, or of a checkpoint or evaluation."""
         self.closed_phases: dict[int, float] = {}
-        """Number of a phase -> start of its last record; a phase that began later is open."""
+        """Tag of a phase -> start of its last record; a phase that began later is open."""
         self._name_of: Callable[[int], str] = str
-        # By numbers of the present process's names: thousands of records a second take this way.
+        # By tag, or number of a name, of the present process: thousands of records a second take this way.
         self._phase_names: dict[int, str] = {}
+        """Of phases that are no section."""
         self._scalar_names: dict[int, str] = {}
         self._units: dict[int, str] = {}
         self._takers = {
@@ -102,69 +105,74 @@ class RankAccount:
         """The last verified one where the run verifies, else the last saved one."""
         return self.verified or self.saved
 
-    def add(self, records: Sequence[RawRecord], name_of: Callable[[int], str]) -> None:
+    def add(self, records: Columns, name_of: Callable[[int], str]) -> None:
         """Take the records of one poll; `name_of` resolves numbers of names."""
+        tags, starts, ends, payloads, raw = records
+        if not tags:
+            return
         self._name_of = name_of
-        self.records += len(records)
-        last, takers = self.last_record, self._takers
-        for kind, name, start, end, payload in records:
-            if end > last:
-                last = end
-            takers[kind](name, start, end, payload)
-        self.last_record = last
+        self.records += len(tags)
+        self.last_record = max(self.last_record, max(ends))
+        phase_name, take_phase = self._phase_names.get, self.steps.waiting.phases.append
+        closed, takers = self.closed_phases, self._takers
+        for tag, start, end, at in zip(tags, starts, ends, payloads, strict=True):
+            name = phase_name(tag)
+            if name is None:
+                takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
+            else:  # here, because every second record is one
+                take_phase((start, end, name))
+                closed[tag] = start
 
-    def _take_phase(self, number: int, start: float, end: float, payload: bytes) -> None:
-        name = self._phase_names.get(number)
-        if name is None:
-            name = self._phase_names[number] = self.names.bound("phase", self._name_of(number))
-        self.closed_phases[number] = start
-        self.steps.phase(start, end, name)
-        if name in SECTIONS and end > self.last_progress:
+    def _take_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        tag = layout.tag(RecordKind.PHASE, number)
+        name = self.names.bound("phase", self._name_of(number))
+        self.closed_phases[tag] = start
+        self.steps.waiting.phases.append((start, end, name))
+        if name not in SECTIONS:
+            self._phase_names[tag] = name
+        elif end > self.last_progress:
             self.last_progress = end
 
-    def _take_step(self, _: int, start: float, end: float, payload: bytes) -> None:
-        step, failed = layout.STEP.unpack_from(payload)
+    def _take_step(self, _: int, start: float, end: float, raw: bytes, at: int) -> None:
+        step, failed = layout.STEP.unpack_from(raw, at)
         if failed:
             self.progress.step_failed(end)
         self.steps.step(start, end, step)
         if end > self.last_progress:
             self.last_progress = end
 
-    def _take_scalar(self, number: int, start: float, end: float, payload: bytes) -> None:
-        value = layout.SCALAR.unpack_from(payload)[0]
+    def _take_scalar(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         name = self._scalar_names.get(number)
         if name is None:
             name = self.names.bound("scalar", self._name_of(number))
-            if name not in ("", OVERFLOW):  # of the latter each use counts
+            if not name:
+                return
+            self.nonfinite.setdefault(name, 0)
+            if name != OVERFLOW:  # of this each use counts
                 self._scalar_names[number] = name
-        if not name:
-            return
-        self.scalars[name] = value
-        bad = self.nonfinite.setdefault(name, 0)
+        value = self.scalars[name] = _unpack_scalar(raw, at)[0]
         if not math.isfinite(value):
-            self.nonfinite[name] = bad + 1
+            self.nonfinite[name] += 1
         if name == LOSS:
             self.loss.add(value)
 
-    def _take_work(self, number: int, start: float, end: float, payload: bytes) -> None:
+    def _take_work(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         unit = self._units.get(number)
         if unit is None:
             unit = self.names.bound("unit", self._name_of(number))
             if unit not in ("", OVERFLOW):
                 self._units[number] = unit
-        amount, step = layout.WORK.unpack_from(payload)
+        amount, step = _unpack_work(raw, at)
         if unit and 0.0 <= amount < math.inf:
-            self.work[unit] = self.work.get(unit, 0.0) + amount
-            if unit == TOKENS:
-                self.steps.work(step, amount)
+            self.steps.work(step, unit, amount)
 
-    def _take_device_phase(self, number: int, start: float, end: float, payload: bytes) -> None:
-        seconds, local, step = layout.DEVICE.unpack_from(payload)
+    def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        seconds, local, step = layout.DEVICE.unpack_from(raw, at)
         if 0.0 <= local <= seconds < math.inf:
             self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
 
-    def _take_checkpoint(self, number: int, start: float, end: float, payload: bytes) -> None:
-        size, step, stage, failed = layout.CHECKPOINT.unpack_from(payload)
+    def _take_checkpoint(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        size, step, stage, failed = layout.CHECKPOINT.unpack_from(raw, at)
         operation = self._name_of(number)
         totals = self.checkpoints.get(operation)
         if totals is None:
@@ -185,8 +193,8 @@ class RankAccount:
         elif operation == "verify":
             self.verified = (end, step)
 
-    def _take_lifecycle(self, number: int, start: float, end: float, payload: bytes) -> None:
-        _, reason = layout.LIFECYCLE.unpack_from(payload)
+    def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        _, reason = layout.LIFECYCLE.unpack_from(raw, at)
         event, detail = self._name_of(number), self._name_of(reason)
         life = self.life
         if event == Lifecycle.STARTED:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock
 from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
@@ -65,7 +67,7 @@ class RankFollower:
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
         self.account.collectives.observe(self.now.groups)
-        self.account.add(self._reader.poll(), self._reader.name)
+        self.account.add(self._reader.poll_columns(), self._reader.name)
         self.account.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
         self._judge(alive, moment)
@@ -93,7 +95,7 @@ class RankFollower:
     def _take_new_process(self) -> None:
         reader = self._open()
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
-            self.account.add(self._reader.poll(), self._reader.name)
+            self.account.add(self._reader.poll_columns(), self._reader.name)
         self._reader.close()
         self._missed_before += self._reader.missed
         self._reader = reader
@@ -115,7 +117,9 @@ class RankFollower:
             (began, number)
             for number, began in self.now.phases_began.items()
             if began >= step_ended
-            and not math.isclose(closed.get(number, -1.0), began, rel_tol=0.0, abs_tol=1e-9)
+            and not math.isclose(
+                closed.get(layout.tag(RecordKind.PHASE, number), -1.0), began, rel_tol=0.0, abs_tol=1e-9
+            )
         ]
         if not still_open:
             return None

@@ -28,6 +28,11 @@ class RunningMedian:
         """The median, of an even number the upper one; raises IndexError while there is no value."""
         return self._sorted[len(self._sorted) // 2]
 
+    def normal(self, least: int) -> float:
+        """The median once there are at least so many values, 0 until then."""
+        values = self._sorted
+        return values[len(values) // 2] if len(values) >= least else 0.0
+
     def add(self, value: float) -> None:
         """Take a value, and let go of the oldest; it must not be NaN."""
         if len(self._order) == self._span:

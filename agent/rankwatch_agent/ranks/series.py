@@ -115,7 +115,7 @@ def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
     yield from _by("rankwatch_section_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
-    yield from _by("rankwatch_work_total", key, account.work)
+    yield from _by("rankwatch_work_total", key, account.steps.work_done.by_unit)
     variation = steps.variation
     yield _one("rankwatch_late_steps_total", key, variation.late_steps)
     yield _one("rankwatch_late_step_seconds_total", key, variation.late_seconds)

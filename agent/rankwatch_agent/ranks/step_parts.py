@@ -6,8 +6,10 @@ after the host has gone on, so a step is complete there once the GPU reports a l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from rankwatch_agent.ranks.split import Interval
 
 _MAX_OPEN_STEPS = 64
 """Steps kept until they are complete; the host runs ahead of the GPU by a few."""
@@ -39,6 +41,16 @@ class StepParts:
         if len(found) < _MAX_MICROBATCHES:
             found.append(seconds)
 
+    def phases(self, phases: Sequence[Interval], seconds: Sequence[float]) -> None:
+        """Likewise for the phases of a step, all at once."""
+        forward, backward = self.forward_seconds, self.backward_seconds
+        for (_, _, name), took in zip(phases, seconds, strict=True):
+            if name == _FORWARD:
+                forward.append(took)
+            elif name == _BACKWARD:
+                backward.append(took)
+        del forward[_MAX_MICROBATCHES:], backward[_MAX_MICROBATCHES:]
+
 
 class OpenSteps:
     """Steps that are not complete; `complete` takes each that is."""
@@ -66,7 +78,8 @@ class OpenSteps:
     def ended(self, number: int) -> None:
         """The host told all it will about a step."""
         if self._device_step is None or self._device_step > number:
-            self._complete(self._steps.pop(number, StepParts()))
+            step = self._steps.pop(number, None)
+            self._complete(StepParts() if step is None else step)
         else:
             self.of(number).ended = True
 

@@ -6,19 +6,18 @@ own record, so a step is settled when the next one arrives, or when it has been 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from rankwatch.conventions import COMMUNICATION, DATA_WAIT
+from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
 from rankwatch_agent.ranks.progress import SECTIONS, Progress
-from rankwatch_agent.ranks.split import Collective, Interval, split_step
-from rankwatch_agent.ranks.step_parts import OpenSteps
+from rankwatch_agent.ranks.split import Interval, split_step
+from rankwatch_agent.ranks.step_parts import OpenSteps, StepParts
 from rankwatch_agent.ranks.variation import Variation
+from rankwatch_agent.ranks.waiting import Waiting
+from rankwatch_agent.ranks.work import WorkTotals
 
 SETTLE_SECONDS = 0.5
 _HOST_PHASES = (DATA_WAIT, *SECTIONS)
-_new = tuple.__new__  # half the cost of a named tuple's own constructor, thousands of times a second
-_MAX_WAITING = 4096
-"""Phases or collectives kept for a step that does not end; beyond, the oldest are let go."""
 
 
 class StepAssembler:
@@ -35,37 +34,29 @@ class StepAssembler:
         self.last_step = -1
         self.device_seconds: dict[str, float] = {}
         """Phases by the GPU's own clock; empty where there is none."""
+        self.waiting = Waiting()
+        """Takes phases and collectives."""
         self.variation = Variation()
+        self.work_done = WorkTotals()
         self._open = OpenSteps(self.variation.add)
         self._progress = progress
         self._observe = observe
-        self._phases: list[Interval] = []
-        self._collectives: list[Collective] = []
         self._pending: tuple[float, float, int] | None = None
         self._last_end: float | None = None
         """Of the last step that was settled."""
         self._sections_since = 0.0
         """Seconds of checkpoints and evaluations that lay outside of steps, since then."""
 
-    def phase(self, start: float, end: float, name: str) -> None:
-        """A phase ended."""
-        self._phases.append(_new(Interval, (start, end, name)))
-        if len(self._phases) > _MAX_WAITING:
-            self._outside(self._phases.pop(0))
-
-    def collective(self, enqueued: float, completed: float, *, blocking: bool) -> None:
-        """A collective completed."""
-        self._collectives.append(_new(Collective, (enqueued, completed, blocking)))
-        if len(self._collectives) > _MAX_WAITING:
-            self._collectives.pop(0)
-
     def begin_process(self) -> None:
         """Another process takes the rank."""
         self._open.begin_process()
+        self.work_done.begin_process(self._pending[2] if self._pending is not None else None)
 
-    def work(self, number: int, tokens: float) -> None:
-        """Tokens were worked on in a step."""
-        self._open.work(number, tokens)
+    def work(self, number: int, unit: str, amount: float) -> None:
+        """Work was done in a step; tokens are what its time is held against."""
+        self.work_done.add(number, unit, amount)
+        if unit == TOKENS:
+            self._open.work(number, amount)
 
     def device_phase(self, name: str, seconds: float, local: float, number: int) -> None:
         """The GPU passed the end of a phase; `local` of its seconds came before the last collective."""
@@ -75,9 +66,11 @@ class StepAssembler:
 
     def step(self, start: float, end: float, number: int) -> None:
         """A step ended; the one before it is settled."""
+        self._outside(self.waiting.let_go_of_oldest())
         if self._pending is not None:
             self._settle(*self._pending, until=end)
         self._pending = (start, end, number)
+        self.waiting.note_step()
 
     def settle(self, now: float, idle_until: float) -> None:
         """Settle the last step if it ended long enough ago, and sections that no step can hold.
@@ -85,43 +78,29 @@ class StepAssembler:
         idle_until: start of the step that is open, or now where none is; what ended before lies in no
             step that is still to come.
         """
+        self._outside(self.waiting.let_go_of_oldest())
         if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
             self._settle(*self._pending, until=now)
             self._pending = None
-        if self._pending is None and any(each.name in SECTIONS for each in self._phases):
-            kept: list[Interval] = []
-            for each in self._phases:
-                if each.name in SECTIONS and each.end <= idle_until:
-                    self._outside(each)
-                else:
-                    kept.append(each)
-            self._phases = kept
+        if self._pending is None:
+            self._outside(self.waiting.take_ended(SECTIONS, idle_until))
 
     def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
         """Count a step. What begins between its end and `until` may lie in one to come; what begins even
         later is no honest record, and would be looked at again with each step."""
-        inside: list[Interval] = []
-        later: list[Interval] = []
-        for phase in self._phases:
-            begun, ended, _ = phase
-            if end <= begun < until:
-                later.append(phase)
-            elif begun >= start and ended <= end:
-                inside.append(phase)
-            else:
-                self._outside(phase)
-        self._phases = later
-        held = [each for each in self._collectives if start <= each[0] < end]
-        self._collectives = [each for each in self._collectives if end <= each[0] < until]
+        inside, outside = self.waiting.take_phases(start, end, until)
+        self._outside(outside)
+        held = self.waiting.take_collectives(start, end, until)
         step = self._open.of(number)
         # The host's phases tell when a GPU's work was enqueued, not how long it took.
-        take = None if self.device_seconds else step.phase
-        parts = split_step(start, end, inside, held, take)
-        self._count(end - start, parts, number)
-        self._learn(start, end, sum(parts.get(name, 0.0) for name in SECTIONS))
+        parts = split_step(start, end, inside, held, None if self.device_seconds else step.phases)
+        sections = self._count(end - start, parts, number, step)
+        self._learn(start, end, sections)
         self._open.ended(number)
+        self.work_done.settle(number)
 
-    def _count(self, duration: float, parts: dict[str, float], number: int) -> None:
+    def _count(self, duration: float, parts: dict[str, float], number: int, step: StepParts) -> float:
+        """Count a step, and tell how much of it were sections."""
         self.steps += 1
         self.last_step = number
         self.seconds += duration
@@ -141,7 +120,9 @@ class StepAssembler:
             if seconds := parts.get(name, 0.0):
                 self._progress.section(name, seconds)
                 sections += seconds
-        self._open.of(number).local_seconds += max(0.0, local - sections)
+        if local > sections:
+            step.local_seconds += local - sections
+        return sections
 
     def _learn(self, start: float, end: float, sections: float) -> None:
         """What was normal up to the end of a step: the time before it counts too, as it does where a run
@@ -152,9 +133,10 @@ class StepAssembler:
         self._last_end, self._sections_since = end, 0.0
         self._progress.step(pause + end - start - sections, end)
 
-    def _outside(self, phase: Interval) -> None:
-        seconds = phase.end - phase.start
-        self.section_seconds[phase.name] = self.section_seconds.get(phase.name, 0.0) + seconds
-        self._progress.section(phase.name, seconds)
-        if phase.name in SECTIONS:
-            self._sections_since += seconds
+    def _outside(self, phases: Iterable[Interval]) -> None:
+        for began, ended, name in phases:
+            seconds = ended - began
+            self.section_seconds[name] = self.section_seconds.get(name, 0.0) + seconds
+            if name in SECTIONS:
+                self._progress.section(name, seconds)
+                self._sections_since += seconds

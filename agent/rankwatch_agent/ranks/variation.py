@@ -44,10 +44,10 @@ class Variation:
             self._within_step(step.forward_seconds, step.backward_seconds)
 
     def _between_steps(self, local: float, work: float) -> None:
-        normal = self._local.value if len(self._local) >= LEAST_STEPS else 0.0
-        normal_work = self._work.value if work and len(self._work) >= LEAST_STEPS else 0.0
+        normal, normal_work = self._local.normal(LEAST_STEPS), 0.0
         self._local.add(local)
         if work:
+            normal_work = self._work.normal(LEAST_STEPS)
             self._work.add(work)
         if not normal:
             return

@@ -9,27 +9,31 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.columns import (
+    END_OF_TIME,
+    NOTHING,
+    SEQUENCE_OFFSET,
+    Columns,
+    columns_of,
+    count_in_order,
+    sequence_numbers,
+)
+from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
-from rankwatch.errors import BlackBoxError, IdentityError
-from rankwatch.identity import Identity
+from rankwatch.blackbox.records import GroupNow, NowBlock, RawRecord
+from rankwatch.errors import BlackBoxError
 
 _CHUNK_RECORDS = 256
-_GUARD_RECORDS = 64
-"""Slots in front of the writer that a reader does not trust: they may be overwritten while read."""
+_LOOK_AHEAD = 8
+"""Slots behind one that is not written, of which one that is shows that writing went on."""
 _HOLE_POLLS = 3
 """Polls a reader waits for a slot that was handed out and not yet filled."""
-_RECORD = struct.Struct("<QddQ32s")
-_SEQUENCE_OFFSET = 24
 _FLOCK = struct.Struct("hhqqi4x")
-_new_record = tuple.__new__  # half the cost of a named tuple's own constructor, thousands of times a second
-_END_OF_TIME = 1e10
-"""Seconds. No clock of a machine says more (as Unix time: the year 2286), and no sum of them overflows."""
-_KIND_LIMIT = max(layout.RecordKind) + 1
 
 
 class Reader:
@@ -48,7 +52,7 @@ class Reader:
             if not stat.S_ISREG(status.st_mode):
                 raise BlackBoxError(f"{path} is not a regular file", reason="not_a_file")
             self.inode = status.st_ino
-            self.header = _parse_header(path, os.pread(self._file, layout.HEADER_SIZE, 0), status.st_size)
+            self.header = parse_header(path, os.pread(self._file, layout.HEADER_SIZE, 0), status.st_size)
         except BaseException:
             os.close(self._file)
             raise
@@ -91,7 +95,9 @@ class Reader:
             checkpoint_step=integers[Now.CHECKPOINT_STEP],
             checkpoint_ended=_finite(floats[Now.CHECKPOINT_ENDED]),
             phases_began={
-                number: at for number, at in enumerate(began) if number and 0.0 < at < _END_OF_TIME
+                number: began[number]
+                for number in compress(range(layout.MAX_PHASES), began)  # most have never begun
+                if number and 0.0 < began[number] < END_OF_TIME
             },
             gpu=self._printable_name(integers[Now.GPU]),
             groups=tuple(self._groups(integers, floats)),
@@ -130,44 +136,55 @@ class Reader:
         return name if name.isascii() and name.isprintable() else ""
 
     def poll(self, limit: int = 1 << 16) -> list[RawRecord]:
-        """The records written since the last poll, in order, at most `limit`."""
-        found: list[RawRecord] = []
-        first = self._next
-        while len(found) < limit and self._read_chunk(found):
-            pass
-        if found and self._reached(first + self.header.capacity - _GUARD_RECORDS):
-            # The writer has nearly caught up with what was just read: none of it can be trusted.
-            self.missed += len(found)
-            self._skip_to_head()
-            return []
-        return found
+        """The records written since the last poll, in order, at most `limit`, or a chunk more."""
+        return self.poll_columns(limit).records()
 
-    def _read_chunk(self, found: list[RawRecord]) -> bool:
+    def poll_columns(self, limit: int = 1 << 16) -> Columns:
+        """Likewise, column by column."""
+        first = self._next
+        chunks: list[bytes] = []
+        while self._next - first < limit and self._read_chunk(chunks):
+            pass
+        if not chunks:
+            return NOTHING
+        raw = b"".join(chunks)
+        count = len(raw) // layout.RECORD_SIZE
+        if self._reached(first + self.header.capacity - GUARD_RECORDS):
+            # The writer has nearly caught up with what was just read: none of it can be trusted.
+            self.missed += count
+            self._skip_to_head()
+            return NOTHING
+        columns = columns_of(raw)
+        self.missed += count - len(columns.tags)
+        return columns
+
+    def _read_chunk(self, chunks: list[bytes]) -> bool:
         """Read on; whether there may be more behind it."""
         expected = self._next
-        count = min(_CHUNK_RECORDS, self._to_end(expected))
-        raw = self._pread(count * layout.RECORD_SIZE, self._offset(expected))
-        for tag, start, end, number, payload in _RECORD.iter_unpack(raw):
-            if number != expected:
-                self._next = expected
-                self._stopped_at(expected, number)
-                return False
-            expected += 1
-            kind = tag >> layout.NAME_BITS
-            if 0 < kind < _KIND_LIMIT and 0.0 <= start <= end < _END_OF_TIME:
-                found.append(_new_record(RawRecord, (kind, tag & 0xFFFF, start, end, payload)))
-            else:
-                self.missed += 1
-        self._next = expected
-        return True
+        slots = min(_CHUNK_RECORDS, self._to_end(expected))
+        raw = self._pread(slots * layout.RECORD_SIZE, self._offset(expected))
+        numbers = sequence_numbers(raw)
+        count = count_in_order(numbers, expected)
+        if count:
+            chunks.append(raw[: count * layout.RECORD_SIZE])
+            self._next = expected + count
+        if count == slots:
+            return True
+        self._stopped_at(expected + count, numbers[count : count + _LOOK_AHEAD + 1])
+        return False
 
-    def _stopped_at(self, expected: int, number: int) -> None:
-        """Decide whether the slot is still to be written, was overwritten, or will stay a hole."""
-        capacity = self.header.capacity
+    def _stopped_at(self, expected: int, numbers: Sequence[int]) -> None:
+        """Decide whether the slot is still to be written, was overwritten, or will stay a hole.
+
+        numbers: what it and the slots behind it hold, as far as they were read.
+        """
+        capacity, number = self.header.capacity, numbers[0]
         if number > expected and (number - expected) % capacity == 0 and number < 1 << 62:
             self._skip_to_head()
             return
-        if not any(self._reached(expected + ahead) for ahead in range(1, 9)):
+        written = any(expected + ahead <= each < 1 << 62 for ahead, each in enumerate(numbers) if ahead)
+        beyond = range(len(numbers), _LOOK_AHEAD + 1)  # round the end of the ring
+        if not written and not any(self._reached(expected + ahead) for ahead in beyond):
             return  # the end of what is written
         hole, polls = self._hole
         polls = polls + 1 if hole == expected else 1
@@ -183,18 +200,18 @@ class Reader:
         newest = max(
             (
                 number
-                for slot, (*_, number, _payload) in enumerate(_RECORD.iter_unpack(raw))
+                for slot, number in enumerate(sequence_numbers(raw))
                 if number % capacity == slot and number < 1 << 62
             ),
             default=0,
         )
-        target = max(self._next, newest - capacity + 2 * _GUARD_RECORDS)
+        target = max(self._next, newest - capacity + 2 * GUARD_RECORDS)
         self.missed += target - self._next
         self._next = target
 
     def _reached(self, number: int) -> bool:
         """Whether the writer has filled the slot of this record, with it or a later one."""
-        raw = self._pread(8, self._offset(number) + _SEQUENCE_OFFSET)
+        raw = self._pread(8, self._offset(number) + SEQUENCE_OFFSET)
         return number <= int.from_bytes(raw, "little") < 1 << 62
 
     def _offset(self, number: int) -> int:
@@ -221,62 +238,5 @@ def _open(path: Path) -> int:
         raise BlackBoxError(f"could not open {path}: {error.strerror}", reason=reason) from error
 
 
-def _parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
-    def refuse(reason: str, why: str) -> BlackBoxError:
-        return BlackBoxError(f"{path} is no usable black box: {why}", reason=reason)
-
-    if len(raw) < layout.HEADER_SIZE:
-        raise refuse("truncated", f"only {len(raw)} bytes")
-    (magic, version, header, record, names, capacity, now, names_at, ring, size,
-     rank, world, local, pid, monotonic, wall, target, run, host, count,
-    ) = layout.FIXED.unpack_from(raw)  # fmt: skip
-    if magic != layout.MAGIC:
-        raise refuse("garbage", "wrong magic")
-    if version != layout.VERSION:
-        raise refuse("version", f"format version {version}, this reader knows {layout.VERSION}")
-    expected = (layout.HEADER_SIZE, layout.RECORD_SIZE, layout.NAME_COUNT,
-                layout.NOW_OFFSET, layout.NAMES_OFFSET, layout.RING_OFFSET)  # fmt: skip
-    if (header, record, names, now, names_at, ring) != expected:
-        raise refuse("garbage", "its sizes or offsets are not those of its version")
-    if not 2 * _GUARD_RECORDS < capacity <= layout.MAX_CAPACITY:
-        raise refuse("oversized", f"a ring of {capacity} records")
-    if size != layout.RING_OFFSET + capacity * layout.RECORD_SIZE or actual_size < size:
-        raise refuse("truncated", f"{actual_size} bytes, its header says {size}")
-    if actual_size > size:
-        raise refuse("oversized", f"{actual_size} bytes, its header says {size}")
-    if not (0.0 <= monotonic < _END_OF_TIME and 0.0 <= wall < _END_OF_TIME):
-        raise refuse("garbage", "clocks that cannot be")
-    coordinates = {}
-    for index in range(min(count, layout.MAX_COORDINATES)):
-        at = layout.FIXED.size + index * layout.COORDINATE.size
-        name, position, extent = layout.COORDINATE.unpack_from(raw, at)
-        coordinates[_text(name)] = (position, extent)
-    try:
-        identity = Identity(
-            run=_text(run),
-            rank=rank,
-            world_size=world,
-            local_rank=local,
-            host=_text(host),
-            coordinates=coordinates,
-        )
-    except IdentityError as error:
-        raise refuse("garbage", str(error)) from error
-    if not identity.run:
-        raise refuse("garbage", "no run id")
-    return Header(
-        identity=identity,
-        pid=pid,
-        started_monotonic=monotonic,
-        started_wall=wall,
-        target_steps=int(target) if 0 < target < 1e15 else None,
-        capacity=capacity,
-    )
-
-
-def _text(raw: bytes) -> str:
-    return raw.rstrip(b"\0").decode("utf-8", "replace")
-
-
 def _finite(value: float) -> float:
-    return value if 0.0 <= value < _END_OF_TIME else 0.0
+    return value if 0.0 <= value < END_OF_TIME else 0.0

@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rankwatch.blackbox import layout
@@ -18,6 +18,8 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
 
 _pack_head = layout.HEAD.pack_into
+_pack_collective = layout.COLLECTIVE.pack_into
+_PAYLOAD = layout.PAYLOAD_OFFSET
 
 
 class Writer:
@@ -111,6 +113,35 @@ class Writer:
             _pack_head(self.target, at, 0, 0.0, 0.0, number)
             raise
         _pack_head(self.target, at, (kind << layout.NAME_BITS) | name, start, end, number)
+
+    def pair(
+        self, tag: int, start: float, end: float, pack: Callable[..., None], first: float, second: float
+    ) -> None:
+        """Write one record with a payload of two numbers, as `append` does: this is for records of each step.
+
+        tag: as of `layout.tag`. pack: `pack_into` of the payload.
+        """
+        number, at = self.next_slot()
+        target = self.target
+        try:
+            pack(target, at + _PAYLOAD, first, second)
+        except BaseException:
+            _pack_head(target, at, 0, 0.0, 0.0, number)  # as above
+            raise
+        _pack_head(target, at, tag, start, end, number)
+
+    def collective(
+        self, tag: int, start: float, end: float, size: int, count: int, group: int, flags: int, waited: float
+    ) -> None:
+        """Write the record of a collective; the last five are the fields of `layout.COLLECTIVE`."""
+        number, at = self.next_slot()
+        target = self.target
+        try:
+            _pack_collective(target, at + _PAYLOAD, size, count, group, flags, waited)
+        except BaseException:
+            _pack_head(target, at, 0, 0.0, 0.0, number)  # as above
+            raise
+        _pack_head(target, at, tag, start, end, number)
 
     def unlock(self) -> None:
         """Give the descriptor back, and the lock with it; writing goes on."""

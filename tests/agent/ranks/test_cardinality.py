@@ -53,7 +53,9 @@ with run.step():
     run.work(samples=2)
 with run.checkpoint("save") as operation:
     with operation.stage("write"): pass
-with run.evaluation(): ready()
+with run.evaluation(): pass
+steps(4)
+ready()
 """
     with rank(tmp_path, code):
         collection = RanksCollector(directory=tmp_path).collect()

@@ -51,10 +51,10 @@ def test_a_checkpoint_in_a_step_makes_it_neither_late_nor_uneven() -> None:
         start = 10.0 * number
         last = 5.0 if number == 30 else 0.0
         for phase in ("forward", "forward", "backward", "backward"):
-            steps.phase(start, start + 0.25, phase)
+            steps.waiting.phases.append((start, start + 0.25, phase))
             start += 0.25
         if last:
-            steps.phase(start, start + last, "checkpoint")
+            steps.waiting.phases.append((start, start + last, "checkpoint"))
         steps.step(10.0 * number, start + last, number)
     steps.settle(1e6, 1e6)
     variation = steps.variation

@@ -13,7 +13,7 @@ def test_phases_of_the_far_future_are_not_looked_at_with_each_step() -> None:
     def lines(far: int) -> int:
         steps = StepAssembler(Progress(), lambda _: None)
         for _ in range(far):
-            steps.phase(1e9, 1e9 + 1.0, "forward")
+            steps.waiting.phases.append((1e9, 1e9 + 1.0, "forward"))
 
         def take_steps() -> None:
             for number in range(200):
@@ -30,7 +30,7 @@ def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
     """A step is settled when the next one arrives, whose phases arrived before."""
     steps = StepAssembler(Progress(), lambda _: None)
     for number in range(3):
-        steps.phase(float(number), number + 0.25, "forward")
+        steps.waiting.phases.append((float(number), number + 0.25, "forward"))
         steps.step(float(number), number + 0.5, number)
     steps.settle(100.0, 100.0)
     assert steps.phase_seconds["forward"] == 0.75
@@ -52,7 +52,7 @@ def test_a_told_checkpoint_between_steps_makes_no_step_longer() -> None:
     progress = Progress()
     steps = StepAssembler(progress, lambda _: None)
     for number in range(20):
-        steps.phase(10.0 * number - 9.0, 10.0 * number, "checkpoint")
+        steps.waiting.phases.append((10.0 * number - 9.0, 10.0 * number, "checkpoint"))
         steps.step(10.0 * number, 10.0 * number + 1.0, number)
     assert progress.timeout(None) == 5.0
     assert progress.timeout("checkpoint") == 50.0

@@ -36,7 +36,7 @@ class CollectiveAccount:
         self.present = True
         """Whether the process takes part in comparisons."""
         self._names = names
-        self._follow = steps.collective
+        self._follow = steps.waiting.collectives.append
         self._name_of: Callable[[int], str] = str
         self._groups_now: Callable[[], Sequence[GroupNow]] = tuple
         # By numbers of the present process's names: thousands of records a second take this way.
@@ -71,9 +71,9 @@ class CollectiveAccount:
             if group.number not in self._ledgers:
                 self._open(group.number, groups)
 
-    def take(self, operation: int, start: float, end: float, payload: bytes) -> None:
-        """Take one record."""
-        size, number, group, flags, waited = _unpack(payload)
+    def take(self, operation: int, start: float, end: float, raw: bytes, at: int) -> None:
+        """Take one record, whose payload begins in `raw` at `at`."""
+        size, number, group, flags, waited = _unpack(raw, at)
         totals, ledger = self._kinds.get((operation, group)) or self._kind(operation, group)
         totals.count += 1
         totals.bytes += size
@@ -84,9 +84,9 @@ class CollectiveAccount:
             totals.seconds += seconds
             totals.timed = True
             if start <= waited <= end:  # the thread blocked from there, whatever it did before
-                self._follow(waited, end, blocking=True)
+                self._follow((waited, end, True))
             else:
-                self._follow(start, end, blocking=bool(flags & _BLOCKING))
+                self._follow((start, end, flags & _BLOCKING != 0))
         if not flags & _APART:
             ledger.finished[number] = (seconds, size, totals)
 
