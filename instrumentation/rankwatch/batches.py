@@ -17,21 +17,21 @@ T = TypeVar("T")
 class BatchWait(AbstractContextManager[None]):
     """Phase `data_wait`: outside of a step it belongs to the step that follows."""
 
-    __slots__ = ("_began", "_phase", "_steps")
+    __slots__ = ("_began", "_enter", "_exit", "_steps")
 
     def __init__(self, phase: Span, steps: Steps) -> None:
-        self._phase = phase
+        self._enter, self._exit = phase.__enter__, phase.__exit__
         self._steps = steps
         self._began = 0.0
 
     def __enter__(self) -> None:
         self._began = time.monotonic()
-        self._phase.__enter__()
+        self._enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._phase.__exit__(kind, error, trace)
+        self._exit(kind, error, trace)
         if kind is None and not self._steps.open:
             self._steps.waiting_since(self._began)
 

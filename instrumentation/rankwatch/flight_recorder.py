@@ -19,10 +19,21 @@ _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
 _CLOSE_SECONDS = 2.0
 
 
-def reserve_entries(env: MutableMapping[str, str]) -> None:
-    """Ask for a ring of 2,000 entries (the usual advice) unless somebody has asked for another size."""
-    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:  # the name before torch 2.8
-        env.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+def reserve_entries(env: MutableMapping[str, str], *, of_all_backends: bool) -> None:
+    """Ask for a ring of 2,000 entries (the usual advice) unless somebody has asked for another size.
+
+    of_all_backends: whether this torch has the recorder of all backends. An older one has NCCL's alone,
+    which knows the variable by its older name only; a newer one takes that too, but warns of it.
+    """
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:
+        env.setdefault("TORCH_FR_BUFFER_SIZE" if of_all_backends else "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+
+
+def records_all_backends() -> bool:
+    """Whether this torch's flight recorder is that of all backends, gloo's too: torch 2.8 and later."""
+    import torch._C._distributed_c10d as c10d
+
+    return hasattr(c10d, "_dump_fr_trace_json")
 
 
 def ask_for_timing(env: MutableMapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from rankwatch.spans import NullSpan, Span, phase_span
 from rankwatch.steps import Steps
 
 T = TypeVar("T")
+_WORK = RecordKind.WORK
 
 
 class Run:
@@ -49,6 +50,7 @@ class Run:
         self._failures = Failures(writer)
         self._steps = Steps(writer, self._failures)
         self._scalars = Scalars(writer)
+        self._record = self._scalars.record
         self._ended = False
         # Bounded, for calls of `begin_phase` that `end_phase` never follows.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
@@ -117,16 +119,22 @@ class Run:
 
     # -- what the step did ------------------------------------------------------------------------
 
-    @guarded("record a scalar")
+    # These two catch on their own what `guarded` would: one frame less, in every step.
+
     def scalar(self, name: str, value: object) -> None:
         """Record a value of this step: a number, or a tensor with one element on any device."""
-        self._scalars.record(name, value, self._steps.current)
+        try:
+            self._record(name, value, self._steps.current)
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            self._failures.note("record a scalar", error)
 
-    @guarded("record work")
     def work(self, /, **amounts: float) -> None:
         """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`."""
-        for unit, amount in amounts.items():
-            self._scalars.record(unit, amount, self._steps.current, RecordKind.WORK)
+        try:
+            for unit, amount in amounts.items():
+                self._record(unit, amount, self._steps.current, _WORK)
+        except Exception as error:  # noqa: BLE001 - as in `guarded`
+            self._failures.note("record work", error)
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import LOSS
 
 _MAX_PENDING = 1024
+_LOSS_WORD = int(Now.LOSS)  # the members of an enum are slow keys
+_clock = time.monotonic
 
 
 class _Pending(NamedTuple):
@@ -34,20 +36,21 @@ class Scalars:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._pending: deque[_Pending] = deque(maxlen=_MAX_PENDING)
+        self._scalars: tuple[dict[str, int], Any] = ({}, layout.SCALAR.pack_into)
+        self._works: tuple[dict[str, int], Any] = ({}, layout.WORK.pack_into)
 
     def record(self, name: str, value: Any, step: int, kind: RecordKind = RecordKind.SCALAR) -> None:
         """Record a number, or a tensor with one element on any device; as SCALAR or as WORK."""
-        moment = time.monotonic()
-        if isinstance(value, float | int):
-            self._write(kind, name, float(value), step, moment)
-            return
-        if hasattr(value, "to_local"):  # a DTensor: this rank's own part, never a collective
-            value = value.to_local()
-        if getattr(value, "is_cuda", False):
-            self._pending.append(_copy_later(kind, name, value, step, moment))
-        else:
-            detach = getattr(value, "detach", None)  # a tensor that still carries its graph
-            self._write(kind, name, float(detach() if detach else value), step, moment)
+        moment = _clock()
+        if type(value) is not float and not isinstance(value, (float, int)):  # `|` is made anew each time
+            if hasattr(value, "to_local"):  # a DTensor: this rank's own part, never a collective
+                value = value.to_local()
+            if getattr(value, "is_cuda", False):
+                self._pending.append(_copy_later(kind, name, value, step, moment))
+                return
+            item = getattr(value, "item", None)  # not by `float`: a tensor may still carry its graph
+            value = value if item is None else item()
+        self._write(kind, name, float(value), step, moment)
 
     def resolve(self) -> None:
         """Record what the GPU has delivered meanwhile; never waits."""
@@ -63,11 +66,20 @@ class Scalars:
             self._write(kind, name, float(copy), step, moment)  # in host memory by now: no synchronisation
 
     def _write(self, kind: RecordKind, name: str, value: float, step: int, moment: float) -> None:
+        tags, pack = self._works if kind is RecordKind.WORK else self._scalars
+        tag = tags.get(name)
+        if tag is None:
+            tag = self._tag(kind, name, tags)
+        self._writer.pair(tag, moment, moment, pack, value, step)
+        if name == LOSS and kind is RecordKind.SCALAR:
+            self._writer.floats[_LOSS_WORD] = value
+
+    def _tag(self, kind: RecordKind, name: str, tags: dict[str, int]) -> int:
         number = self._writer.name_number(name)
-        payload = layout.WORK if kind == RecordKind.WORK else layout.SCALAR
-        self._writer.append(kind, number, moment, moment, payload, value, step)
-        if name == LOSS and kind == RecordKind.SCALAR:
-            self._writer.floats[Now.LOSS] = value
+        tag = layout.tag(kind, number)
+        if number:  # else the table of names is full, and what is beyond it must not be kept
+            tags[name] = tag
+        return tag
 
 
 def _copy_later(kind: RecordKind, name: str, tensor: Any, step: int, moment: float) -> _Pending:

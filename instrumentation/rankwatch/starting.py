@@ -17,7 +17,12 @@ from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.flight_recorder import FlightRecorderServer, ask_for_timing, reserve_entries
+from rankwatch.flight_recorder import (
+    FlightRecorderServer,
+    ask_for_timing,
+    records_all_backends,
+    reserve_entries,
+)
 from rankwatch.identity import find_identity
 from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
@@ -156,7 +161,7 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
-        reserve_entries(os.environ)
+        reserve_entries(os.environ, of_all_backends=records_all_backends())
         if run.device is not None:
             ask_for_timing(os.environ)
         run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

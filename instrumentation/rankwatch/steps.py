@@ -15,6 +15,13 @@ from rankwatch.failures import Failures
 _FIRST_TOO_LARGE = 1 << 62
 """Step numbers end below: one more than the last must still fit a word of the box."""
 
+_TAG = layout.tag(RecordKind.STEP, 0)
+_pack = layout.STEP.pack_into
+_clock = time.monotonic
+# As plain numbers: the members of an enum are slow keys.
+_STEP, _STEP_BEGAN, _STEP_ENDED = int(Now.STEP), int(Now.STEP_BEGAN), int(Now.STEP_ENDED)
+_STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
+
 
 class Steps:
     """The steps of one run. As a context manager it is the step that `number` was called for."""
@@ -57,11 +64,12 @@ class Steps:
             self._failures.misuse(f"step {self.current} is still open; steps do not nest: end it first")
             self.end()
         following = self.current + 1
-        self.current = following if number is None else self._whole(number, following)
-        self._began = self._waiting_since or time.monotonic()
+        self.current = step = following if number is None else self._whole(number, following)
+        self._began = began = self._waiting_since or _clock()
         self._waiting_since = 0.0
-        self._writer.integers[Now.STEP] = self.current
-        self._writer.floats[Now.STEP_BEGAN] = self._began
+        writer = self._writer
+        writer.integers[_STEP] = step
+        writer.floats[_STEP_BEGAN] = began
 
     def end(self, *, failed: bool = False) -> None:
         """Close the open step and write its record."""
@@ -69,17 +77,20 @@ class Steps:
             self._failures.misuse("no step is open: begin one first")
             return
         writer = self._writer
-        ended = time.monotonic()
-        writer.append(RecordKind.STEP, 0, self._began, ended, layout.STEP, self.current, failed)
+        ended = _clock()
+        writer.pair(_TAG, self._began, ended, _pack, self.current, failed)
         self._began = 0.0
-        writer.floats[Now.STEP_BEGAN] = 0.0
-        writer.floats[Now.STEP_ENDED] = ended
-        writer.integers[Now.STEPS_COMPLETED] += 1
+        floats = writer.floats
+        floats[_STEP_BEGAN] = 0.0
+        floats[_STEP_ENDED] = ended
+        writer.integers[_STEPS_COMPLETED] += 1
         self._failures.strict = False
         self._resolve()
 
     def _whole(self, number: object, otherwise: int) -> int:
         """The number of a step as an int; wrong use, and `otherwise`, where it is no whole number."""
+        if type(number) is int and -_FIRST_TOO_LARGE < number < _FIRST_TOO_LARGE:
+            return number
         try:
             whole = operator.index(number)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError):  # the last two from tensors

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.groups import Group
 from rankwatch.collectives.operators import Operator
 
+_clock = time.monotonic
+_NOWHERE: dict[int, Any] = {}
+
 
 class Call:
     """A collective, send or receive; says in the tables of its group that it is about to be enqueued.
+
+    followed: whether its end will be told; a send or receive is under way only once a thread waits for it.
 
     It is recorded once: by the first that sees its end, which is its future or a wait for it.
     """
@@ -29,15 +33,23 @@ class Call:
         "_size",
         "_storages",
         "_unrecorded",
+        "_unresolved",
         "_wait_tells",
         "_waited",
         "_writer",
+        "asynchronous",
         "enqueued",
         "output",
     )
 
     def __init__(
-        self, writer: Writer, group: Group, operator: Operator, arguments: tuple[Any, ...], enqueued: float
+        self,
+        writer: Writer,
+        group: Group,
+        operator: Operator,
+        arguments: tuple[Any, ...],
+        enqueued: float,
+        followed: bool = False,
     ) -> None:
         self._writer = writer
         self._group = group
@@ -45,23 +57,25 @@ class Call:
         self._size = operator.input_bytes(arguments)
         self._waited = 0.0
         self._wait_tells = self._dropped = False
-        self._awaited: dict[int, Call] = {}
+        self._awaited: dict[int, Call] = _NOWHERE
+        self._unresolved: dict[Call, Any] | None = None
         self._storages: Sequence[int] = ()
         self._unrecorded = [True]  # who takes it out writes the record: one atomic step, so no lock
         self.output: Any = None
         """Held for whoever watches over the operation's output."""
         self.enqueued = enqueued
         if operator.point_to_point:
-            self._blocking = True
+            self._blocking = self.asynchronous = True
             self._count = group.point_to_point(operator.number)
-        else:
-            self._blocking = operator.blocks(arguments)
-            self._count = group.collective(operator.number)
-
-    @property
-    def asynchronous(self) -> bool:
+            return
+        place = operator.asynchronous
+        self.asynchronous = asynchronous = len(arguments) <= place or bool(arguments[place])
         """Whether the caller goes on, and may wait for it later."""
-        return not self._blocking or self._operator.point_to_point
+        self._blocking = not asynchronous
+        if followed:
+            self._count = group.collective_under_way(self, operator.number, enqueued)
+        else:
+            self._count = group.collective(operator.number)
 
     @property
     def lives_by_output(self) -> bool:
@@ -76,8 +90,9 @@ class Call:
 
     def complete(self, future: Any) -> None:
         """It is complete; `future`, where there is one, knows how it went."""
+        ended = _clock()
         try:
-            self._record(self.enqueued, time.monotonic(), future is not None and _failed(future))
+            self._record(self.enqueued, ended, future is not None and _failed(future))
         finally:  # whatever fails: what is complete must not stand in the tables as under way
             self._group.complete(self)
 
@@ -96,6 +111,14 @@ class Call:
                 before.outputs_gone()
         if not self._unrecorded:  # it has ended meanwhile
             self._expect_nothing()
+
+    def expect_when_asked(self, unresolved: dict[Call, Any], outputs: Any) -> None:
+        """It stands in `unresolved` with its outputs until somebody asks for their storages, or it has its
+        record."""
+        self._unresolved = unresolved
+        unresolved[self] = outputs
+        if not self._unrecorded:  # it has ended meanwhile
+            unresolved.pop(self, None)
 
     def wait_began(self, moment: float) -> None:
         """A thread waits for it; of several waits the first counts."""
@@ -143,17 +166,19 @@ class Call:
             self._unrecorded.pop()
         except IndexError:  # it has its record
             return
-        self._expect_nothing()
+        if self._unresolved is not None:
+            self._unresolved.pop(self, None)
+        if self._storages:
+            self._expect_nothing()
+        operator = self._operator
+        flags |= operator.flags
         if self._blocking:
             flags |= layout.BLOCKING
         if failed:
             flags |= layout.FAILED
-        if self._operator.point_to_point:
-            flags |= layout.POINT_TO_POINT
-        self._writer.append(
-            RecordKind.COLLECTIVE, self._operator.number, start, end,
-            layout.COLLECTIVE, self._size, self._count, self._group.number, flags, self._waited,
-        )  # fmt: skip
+        self._writer.collective(
+            operator.tag, start, end, self._size, self._count, self._group.number, flags, self._waited
+        )
 
 
 def _failed(future: Any) -> bool:

@@ -7,8 +7,9 @@ import importlib
 from typing import Any
 
 
-def keep_from_compiler(function: Any) -> None:
-    """Under a compiled model torch.compile would compile the function too, and all it calls, and warn.
+def keep_from_compiler(function: Any) -> Any:
+    """The function, or one around it, that torch.compile leaves alone: under a compiled model it would
+    compile it too, and all it calls, and warn.
 
     Not by `torch.compiler.disable`: that imports the compiler, which takes a second.
     """
@@ -16,5 +17,24 @@ def keep_from_compiler(function: Any) -> None:
     function._torchdynamo_disable = True  # what `disable` sets: a call of it is not inlined
     with contextlib.suppress(AttributeError):  # another torch may know another way
         frames = torch._C._dynamo.eval_frame
+        if not hasattr(frames, "set_code_exec_strategy"):
+            return _with_compiler_off(function, frames)
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
+def _with_compiler_off(function: Any, frames: Any) -> Any:
+    """For torch 2.6, which can be told to skip a function, but not also what that calls."""
+    switch = frames.set_eval_frame
+
+    def uncompiled(*arguments: Any, **named: Any) -> Any:
+        compiler = switch(None)
+        try:
+            return function(*arguments, **named)
+        finally:
+            switch(compiler)
+
+    frames.skip_code(uncompiled.__code__)
+    uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return uncompiled

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from rankwatch.blackbox import layout
@@ -34,7 +35,8 @@ class Group:
         self._collectives = itertools.count()
         self._point_to_point = itertools.count()
         self._incomplete: dict[object, float] = {}
-        self._process_group: weakref.ref[Any] | None = None
+        self.process_group: Callable[[], Any] = _nobody
+        """Gives the process group it counts for; None once that is gone."""
         self._has_row = place is not None
         row = place or 0
         self._enqueued_word = Now.GROUP_ENQUEUED + row
@@ -43,15 +45,11 @@ class Group:
 
     def stands_for(self, process_group: Any) -> None:
         """Count for this process group from now on."""
-        self._process_group = weakref.ref(process_group)
-
-    def is_of(self, process_group: Any) -> bool:
-        """Whether it counts for this very object."""
-        return self._process_group is not None and self._process_group() is process_group
+        self.process_group = weakref.ref(process_group)
 
     def gone(self) -> bool:
         """Whether PyTorch has forgotten the process group."""
-        process_group = self._process_group() if self._process_group is not None else None
+        process_group = self.process_group()
         return process_group is None or process_group not in _world().pg_map
 
     def collective(self, operation: int) -> int:
@@ -61,6 +59,20 @@ class Group:
             integers = self._writer.integers
             integers[self._operation_word] = operation
             integers[self._enqueued_word] = count + 1
+        return count
+
+    def collective_under_way(self, call: object, operation: int, since: float) -> int:
+        """One more collective is enqueued, whose end will be told; its number, as `collective` gives it."""
+        count = next(self._collectives)
+        incomplete = self._incomplete
+        incomplete[call] = since
+        if self._has_row:
+            writer = self._writer
+            integers = writer.integers
+            integers[self._operation_word] = operation
+            integers[self._enqueued_word] = count + 1
+            if len(incomplete) == 1:
+                writer.floats[self._oldest_word] = since
         return count
 
     def refused(self, count: int) -> None:
@@ -88,9 +100,13 @@ class Group:
         incomplete.pop(operation, None)
         if not self._has_row:
             return
+        if not incomplete:
+            self._writer.floats[self._oldest_word] = 0.0
+            if not incomplete:
+                return
         # Several threads may be here at once, and hold no lock: each looks again after it has written,
         # so that the last one to write leaves what is true.
-        oldest = self._oldest() if incomplete else 0.0
+        oldest = self._oldest()
         self._writer.floats[self._oldest_word] = oldest
         for _ in range(_TRIES):
             if not incomplete and not oldest:
@@ -119,6 +135,7 @@ class Groups:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._known: dict[str, Group] = {}
+        self._met: dict[int, Group] = {}
         self._rows: dict[tuple[str, str], Group] = {}
         self._labels: set[str] = set()
         self._next_place = itertools.count().__next__
@@ -126,9 +143,12 @@ class Groups:
 
     def of(self, process_group: Any) -> Group:
         """The group."""
+        met = self._met.get(id(process_group))
+        if met is not None and met.process_group() is process_group:
+            return met
         name = process_group.group_name
         group = self._known.get(name)
-        if group is None or not group.is_of(process_group):
+        if group is None or group.process_group() is not process_group:
             group = self._meet(name, process_group, group)
         return group
 
@@ -150,6 +170,9 @@ class Groups:
         if len(self._known) >= _MOST_KNOWN:
             self._known = {each: other for each, other in self._known.items() if not other.gone()}
         self._known[name] = group
+        if len(self._met) >= _MOST_KNOWN:
+            self._met = {}
+        self._met[id(process_group)] = group  # an address may come again: so the object is compared
         return group
 
     def _row(self, label: str, members: str, size: int) -> Group:
@@ -181,6 +204,9 @@ class Groups:
         while integers[Now.GROUPS] < len(self._entered):  # another thread may have written less meanwhile
             integers[Now.GROUPS] = len(self._entered)
         return group
+
+
+def _nobody() -> None: ...
 
 
 def _world() -> Any:

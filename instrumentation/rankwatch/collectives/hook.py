@@ -77,10 +77,10 @@ class CollectiveHook:
             point_to_point=name in POINT_TO_POINT,
             functional=short in FUNCTIONAL,
         )
-        below, redispatch = self._below, operator.redispatch
+        below, redispatch, begin, follow = self._below, _redispatch(operator), self._begin, self._follow
 
         def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
-            call = self._begin(seen, arguments)
+            call = begin(seen, arguments)
             try:
                 result = redispatch(keys & below, *arguments, **named)
             except BaseException:
@@ -88,11 +88,10 @@ class CollectiveHook:
                     self._refused(call)
                 raise
             if call is not None:
-                self._follow(call, seen, arguments, result)
+                follow(call, seen, arguments, result)
             return result
 
-        keep_from_compiler(kernel)
-        self._library.impl(short, kernel, "BackendSelect", with_keyset=True)
+        self._library.impl(short, keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
 
     def _begin(self, operator: Operator, arguments: tuple[Any, ...]) -> Call | None:
         """Note that an operation is about to be enqueued: before that, because already to enqueue it may
@@ -103,20 +102,17 @@ class CollectiveHook:
             if tensor is None:
                 return None
             on_cpu = tensor.is_cpu
-            if not on_cpu and tensor.is_meta:
-                return None  # it has no memory, as fake tensors have none: nothing travels
-            if tensor.is_cuda:
-                self._arrived()
-            group = self._groups.of(self._group_of(arguments[operator.group]))
-            call = Call(self._writer, group, operator, arguments, enqueued)
             if not on_cpu:
-                return None
-            if not operator.point_to_point:
-                group.under_way(call, enqueued)
+                if tensor.is_meta:
+                    return None  # it has no memory, as fake tensors have none: nothing travels
+                if tensor.is_cuda:
+                    self._arrived()
+            group = self._groups.of(self._group_of(arguments[operator.group]))
+            call = Call(self._writer, group, operator, arguments, enqueued, on_cpu)
         except Exception as error:  # noqa: BLE001 - nothing of ours may keep the trainer from its collective
             self._failures.note(_FOLLOW, error)
             return None
-        return call
+        return call if on_cpu else None
 
     def _arrived(self) -> None:
         if self._arrive is None:
@@ -135,27 +131,25 @@ class CollectiveHook:
     def _follow(self, call: Call, operator: Operator, arguments: tuple[Any, ...], result: Any) -> None:
         """Have the record written when the operation completes."""
         try:
-            work = self._work(result)
-            future = None if work is None or operator.point_to_point else _future(work)
-            if work is None:  # a monitored barrier: it has blocked, and is complete
+            boxed = result[-1] if type(result) is tuple and result else result
+            if boxed is None or type(boxed) is tuple:  # a monitored barrier: it has blocked, and is complete
                 call.complete(None)
                 return
+            work = self._work_of(boxed)
+            future = None if operator.point_to_point else _future(work)
             if future is not None:
                 self._futures.add(call)
                 future.add_done_callback(partial(self._complete, call))
             else:
                 call.wait_only()
-            if call.asynchronous and operator.functional:
-                self._tensor_waits.expect(call, operator.outputs(arguments))
-            if call.asynchronous or future is None:
-                self._waiting.follow(work, call)
+            if call.asynchronous:
+                if operator.functional:
+                    self._tensor_waits.expect(call, arguments[0])
+            elif future is not None:
+                return  # it will have ended before the caller goes on, and its future tells
+            self._waiting.follow(work, call)
         except Exception as error:  # noqa: BLE001 - the operation is under way: training must go on
             self._failures.note(_FOLLOW, error)
-
-    def _work(self, result: Any) -> Any:
-        """The work among what an operator returns, or None."""
-        work = result[-1] if isinstance(result, tuple) and result else result
-        return None if work is None or isinstance(work, tuple) else self._work_of(work)
 
     def _complete(self, call: Call, future: Any) -> None:
         self._futures.discard(call)
@@ -170,3 +164,9 @@ def _future(work: Any) -> Any:
         return work.get_future()
     except RuntimeError:  # "getFuture not implemented": reduce-scatter on gloo
         return None
+
+
+def _redispatch(operator: Any) -> Any:
+    """What `operator.redispatch` calls, where this torch has it: one Python frame less."""
+    handle = getattr(operator, "_handle", None)
+    return getattr(handle, "redispatch_boxed", operator.redispatch)

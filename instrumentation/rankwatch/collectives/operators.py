@@ -6,6 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+
 OPERATIONS = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -49,43 +52,53 @@ FUNCTIONAL = frozenset(
 """Operators that functional collectives run, for whose outputs `wait_tensor` waits. The outputs come first,
 one tensor or a list."""
 
+_ASYNCHRONOUS = ("async_op", "asyncOp")
+"""The second is that of torch before 2.8, where few operators have it: of the others `Work.wait` tells."""
 _INPUTS = ("input_tensors", "inputs", "input_tensor", "input", "input_list", "tensors", "tensor")
 
 
 class Operator:
     """Where an operator keeps what we want of its arguments."""
 
-    __slots__ = ("_asynchronous", "_inputs", "functional", "group", "number", "point_to_point")
+    __slots__ = ("_inputs", "asynchronous", "flags", "functional", "group", "number", "point_to_point", "tag")
 
     def __init__(
         self, arguments: Sequence[str], number: int, *, point_to_point: bool, functional: bool = False
     ) -> None:
         self.number = number
         """Number of its name in the black box."""
+        self.tag = layout.tag(RecordKind.COLLECTIVE, number)
+        """Tag of its records."""
+        self.flags = layout.POINT_TO_POINT | layout.BLOCKING if point_to_point else 0
+        """Flags that all its records have."""
         self.point_to_point = point_to_point
         self.functional = functional
-        """Whether functional collectives run it."""
+        """Whether functional collectives run it: then its first argument is what it writes to."""
         self.group = arguments.index("process_group")
         """Place of the process group; all tensors come before it."""
         self._inputs = next(arguments.index(each) for each in _INPUTS if each in arguments)
-        self._asynchronous = arguments.index("async_op") if "async_op" in arguments else sys.maxsize
-
-    def blocks(self, arguments: Sequence[Any]) -> bool:
-        """Whether the caller blocks until it is complete. A last argument that has its default (here: to
-        be asynchronous) is not among those that a kernel is given."""
-        return len(arguments) > self._asynchronous and not arguments[self._asynchronous]
+        named = next((each for each in _ASYNCHRONOUS if each in arguments), None)
+        self.asynchronous = sys.maxsize if named is None else arguments.index(named)
+        """Place of the flag whether the caller goes on meanwhile. A last argument that has its default (here:
+        that it does) is not among those that a kernel is given."""
 
     def input_bytes(self, arguments: Sequence[Any]) -> int:
         """Bytes of the rank's input."""
-        return _bytes(arguments[self._inputs])
-
-    def outputs(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """The tensors it writes to, where functional collectives run it."""
-        first = arguments[0]
-        return first if isinstance(first, list) else (first,)
+        tensors = arguments[self._inputs]
+        if type(tensors) is list:
+            if len(tensors) != 1:
+                return _bytes(tensors)
+            tensors = tensors[0]
+        try:
+            return tensors.nbytes  # type: ignore[no-any-return]
+        except (AttributeError, RuntimeError):  # a list in a list, or sparse
+            return _bytes(tensors)
 
     def tensor(self, arguments: Sequence[Any]) -> Any:
         """A tensor of the call, which tells the device; None where it has none."""
+        first = arguments[0]
+        if type(first) is list and first and type(first[0]) is not list:
+            return first[0]
         for each in arguments[: self.group]:
             while isinstance(each, list):
                 if not each:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import time
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,44 +28,65 @@ class TensorWaits:
 
     A call is known by the address of its output's storage. That address belongs to it as long as it is
     under way, because the backend holds the tensors; a call whose future tells its end leaves then. One
-    whose end only a wait tells stays until its output is freed.
+    whose end only a wait tells stays until its output is freed. The addresses of the former are asked for
+    when a thread waits for a tensor: under DDP none ever does.
     """
 
     def __init__(self, failures: Failures) -> None:
         torch: Any = importlib.import_module("torch")
         self._failures = failures
         self._awaited: dict[int, Call] = {}
+        self._unresolved: dict[Call, Any] = {}
         self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         self._library = torch.library.Library("_c10d_functional", "IMPL")
         packet = getattr(torch.ops._c10d_functional, "wait_tensor", None)
         if packet is not None:
             self._install(packet.default)
 
-    def expect(self, call: Call, outputs: Sequence[Any]) -> None:
-        """A thread may wait for these tensors, which the call writes to."""
-        if len(self._awaited) + len(outputs) > MOST_AWAITED:
+    def expect(self, call: Call, outputs: Any) -> None:
+        """A thread may wait for the tensors, one or a list, which the call writes to."""
+        if len(self._awaited) + len(self._unresolved) >= MOST_AWAITED:
             return
-        storages = [each.untyped_storage()._cdata for each in outputs if not each.is_sparse]
-        if storages and call.lives_by_output:
-            call.output = weakref.ref(outputs[0], partial(self._gone, call))
-        call.expect(self._awaited, storages)
+        if not call.lives_by_output:
+            call.expect_when_asked(self._unresolved, outputs)
+            return
+        if self._unresolved:  # first what was enqueued first: of two with one storage the later counts
+            self._resolve()
+        if self._enter(call, outputs):
+            first = outputs[0] if isinstance(outputs, list) else outputs
+            call.output = weakref.ref(first, partial(self._gone, call))
 
     def remove(self) -> None:
         """Take the kernel out again; what is still awaited will not be seen to end."""
         self._library._destroy()
+        self._unresolved.clear()
         for call in list(self._awaited.values()):
             self._gone(call, None)
 
     def forget(self) -> None:
         """This is a forked child: what was awaited is the parent's."""
         self._awaited.clear()
+        self._unresolved.clear()
+
+    def _resolve(self) -> None:
+        """Enter what may be waited for under the addresses of its outputs, in the order of the enqueues."""
+        for call in list(self._unresolved):
+            outputs = self._unresolved.pop(call, None)
+            if outputs is not None:  # else it has ended meanwhile
+                self._enter(call, outputs)
+
+    def _enter(self, call: Call, outputs: Any) -> bool:
+        tensors = outputs if isinstance(outputs, list) else (outputs,)
+        storages = [each.untyped_storage()._cdata for each in tensors if not each.is_sparse]
+        call.expect(self._awaited, storages)
+        return bool(storages)
 
     def _install(self, operator: Any) -> None:
-        awaited, begun, ended = self._awaited, self._begun, self._ended
+        awaited, unresolved, begun, ended = self._awaited, self._unresolved, self._begun, self._ended
         below, redispatch = self._below, operator.redispatch
 
         def kernel(keys: Any, *arguments: Any, **named: Any) -> Any:
-            wait = begun(arguments) if awaited else None
+            wait = begun(arguments) if awaited or unresolved else None
             if wait is None:
                 return redispatch(keys & below, *arguments, **named)
             failed = True
@@ -77,11 +97,12 @@ class TensorWaits:
             finally:
                 ended(*wait, failed)
 
-        keep_from_compiler(kernel)
-        self._library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)
+        self._library.impl("wait_tensor", keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
 
     def _begun(self, arguments: tuple[Any, ...]) -> tuple[Call, float] | None:
         try:
+            if self._unresolved:
+                self._resolve()
             call = self._awaited.get(arguments[0].untyped_storage()._cdata)
             if call is None:
                 return None

@@ -13,15 +13,25 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rankwatch.collectives.call import Call
 from rankwatch.collectives.compiler import keep_from_compiler
 from rankwatch.failures import Failures
 
+_FOLLOW = "follow the wait for an operation"
+_thread = threading.get_ident
+
 MOST_FOLLOWED = 1024
 """Operations that may be waited for later; those beyond are let go at once."""
+
+
+class _Followed(weakref.ref[Any]):
+    """A work, its key, and the call it belongs to."""
+
+    __slots__ = ("call", "key")
+    key: int
+    call: Call
 
 
 class Waiting:
@@ -36,24 +46,22 @@ class Waiting:
     def __init__(self, work_class: Any, failures: Failures) -> None:
         self._work_class = work_class
         self._failures = failures
-        self._followed: dict[int, tuple[weakref.ref[Any], Call]] = {}
+        self._followed: dict[int, _Followed] = {}
         self._in_hand: dict[int, Any] = {}
         self._found = work_class.__dict__["wait"]
         self._ours = work_class.wait = self._replacement(work_class.wait)
 
     def follow(self, work: Any, call: Call) -> None:
         """Tell the call of the wait for its work, or that it is let go: by the trainer, or by `remove`."""
-        key = id(work)
-
-        def let_go(_: object) -> None:
-            if self._followed.pop(key, None) is not None:
-                self._guard(call.let_go)
-
-        self._in_hand[threading.get_ident()] = work
-        if len(self._followed) >= MOST_FOLLOWED:
+        self._in_hand[_thread()] = work
+        followed = self._followed
+        if len(followed) >= MOST_FOLLOWED:
             call.let_go()
-        else:
-            self._followed[key] = (weakref.ref(work, let_go), call)
+            return
+        known = _Followed(work, self._gone)
+        known.key = key = id(work)
+        known.call = call
+        followed[key] = known
 
     def remove(self) -> None:
         """Put the `wait` that was found back, unless somebody else has replaced ours since."""
@@ -61,7 +69,7 @@ class Waiting:
             self._work_class.wait = self._found
         for key in list(self._followed):
             if known := self._followed.pop(key, None):
-                self._guard(known[1].let_go)
+                self._guard(known.call.let_go)
         self._in_hand.clear()
 
     def forget(self) -> None:
@@ -79,33 +87,43 @@ class Waiting:
             known = take(id(self), None) if followed else None
             if known is None:
                 return original(self, *arguments, **named)
-            began = begun(known[1])
+            began = begun(known.call)
             failed = True
             try:
                 result = original(self, *arguments, **named)
                 failed = False
                 return result
             finally:
-                ended(self, known[1], began, failed)
+                ended(self, known.call, began, failed)
 
         begun, ended = self._begun, self._ended
-        wait.__doc__ = original.__doc__
-        keep_from_compiler(wait)
-        return wait
+        replacement = keep_from_compiler(wait)
+        replacement.__doc__ = original.__doc__
+        return replacement
 
     def _begun(self, call: Call) -> float:
         moment = time.monotonic()
-        self._guard(partial(call.wait_began, moment))
+        try:
+            call.wait_began(moment)
+        except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
+            self._failures.note(_FOLLOW, error)
         return moment
 
     def _ended(self, work: Any, call: Call, began: float, failed: bool) -> None:
-        self._guard(partial(call.wait_ended, began, time.monotonic(), failed=failed))
-        thread = threading.get_ident()
+        try:
+            call.wait_ended(began, time.monotonic(), failed=failed)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failures.note(_FOLLOW, error)
+        thread = _thread()
         if self._in_hand.get(thread) is work:
             self._in_hand.pop(thread, None)
+
+    def _gone(self, known: _Followed) -> None:
+        if self._followed.pop(known.key, None) is not None:
+            self._guard(known.call.let_go)
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - the trainer's wait must go on; also called by destructors
-            self._failures.note("follow the wait for an operation", error)
+        except Exception as error:  # noqa: BLE001 - called by destructors
+            self._failures.note(_FOLLOW, error)

@@ -45,9 +45,10 @@ def in_objects(rank: int) -> None:
 def functional_collectives(_: int) -> None:
     x = torch.ones(SIZE, requires_grad=True)
     world = dist.group.WORLD
-    functional.all_gather_tensor(x, 0, world).wait()
+    functional.all_gather_tensor(x.detach(), 0, world).wait()
     functional.reduce_scatter_tensor(torch.ones(SIZE), "sum", 0, world).wait()
-    functional.all_gather_tensor_autograd(x, 0, world).sum().backward()
+    # Squared: the gradient of a sum alone is not contiguous, which torch 2.11 refuses to reduce and scatter.
+    functional.all_gather_tensor_autograd(x, 0, world).square().sum().backward()
     (functional.all_reduce(x.detach(), "sum", world) + 1).sum()
     dist.reduce_scatter_tensor(torch.ones(1), torch.ones(SIZE))
 

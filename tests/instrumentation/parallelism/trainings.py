@@ -124,7 +124,7 @@ def pipeline(rank: int, schedule: Any) -> dict[str, Any]:
     steps = schedule(stage, MICROBATCHES, loss_fn=loss)
     batch = text(MICROBATCHES)
     if first:
-        steps.step(batch[:, :-1])
+        steps.step(batch[:, :-1].contiguous())  # torch 2.11 compares strides with those of `input_args`
     elif last:
         steps.step(target=batch[:, 1:])
     else:
