@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -25,15 +26,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(NamedTuple):
-    """A subcommand: the module under `rankwatch_agent.commands` with its `main`, and one line of help."""
+    """A subcommand: the module under `rankwatch_agent.commands` with its `main`, and one line of help.
+
+    Signals in `held` wait, blocked, from before that module is imported until it takes them.
+    """
 
     module: str
     help: str
+    held: tuple[signal.Signals, ...] = ()
 
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "agent": Command("agent", "watch the training runs and the hardware of this node, serve /metrics"),
+        "agent": Command(
+            "agent",
+            "watch the training runs and the hardware of this node, serve /metrics",
+            held=(signal.SIGUSR1, signal.SIGUSR2),  # whoever unloads the driver may ask before it is up
+        ),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
         "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
@@ -64,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Also 130 for Ctrl-C, and 141 where whoever reads the output has left, as `head` does.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        _hold_signals(arguments)  # first of all, and only in a process that is the command's own
     parser = _parser()
     # Only the first word is ours; the rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
@@ -95,6 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _missing_module(chosen.command, error)
     except KeyboardInterrupt:
         return 130
+
+
+def _hold_signals(arguments: Sequence[str]) -> None:
+    """Block what would end the process before the command that waits for it can."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if command is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, command.held)
 
 
 def _parser() -> SentenceParser:

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from rankwatch.conventions import Metric
-
-
-class AgentError(Exception):
-    """Base of all errors the agent raises on purpose."""
+from rankwatch_agent.agent_error import AgentError
 
 
 class NotApplicable(AgentError):  # noqa: N818 - a state of the world, no error
@@ -44,6 +41,8 @@ class Collection:
 
     series: Sequence[Series] = ()
     histograms: Sequence[Histogram] = field(default=())
+    broken_parts: int | None = None
+    """Parts of the source that could not be read while others were; None where it is not made of parts."""
 
 
 class Collector(Protocol):

@@ -54,10 +54,11 @@ def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
 
 def parse_count(text: str) -> int:
     """A whole number as the kernel counts, from 0 to 2^64 - 1; raises ValueError."""
-    value = int(text)
-    if not 0 <= value <= _MOST_COUNT:
-        raise ValueError(f"{text.strip()!r:.40} is no count")
-    return value
+    digits = text.strip()
+    # int() would also take a sign, 1_000 and the digits of other scripts.
+    if not (digits.isascii() and digits.isdecimal()) or int(digits) > _MOST_COUNT:
+        raise ValueError(f"{digits!r:.40} is no count")
+    return int(digits)
 
 
 def _read(path: Path) -> bytes:

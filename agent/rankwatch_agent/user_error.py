@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.collection import AgentError
+from rankwatch_agent.agent_error import AgentError
 
 
 class UserError(AgentError):

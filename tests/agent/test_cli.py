@@ -84,6 +84,35 @@ def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: sign
     assert [path.name for path in tmp_path.iterdir()] == ["address"]
 
 
+_ASKED_WHILE_IMPORTING = """
+import os, signal, sys
+from rankwatch_agent.cli import main
+
+class Asking:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rankwatch_agent.commands.agent":
+            os.kill(os.getpid(), signal.{how})
+
+sys.meta_path.insert(0, Asking())
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGUSR1", "SIGUSR2"])
+def test_a_signal_for_the_driver_waits_while_the_agent_is_still_being_loaded(how: str) -> None:
+    """It ends no agent that has just been started."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKED_WHILE_IMPORTING.format(how=how), "agent", "--print-config"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "max_runs" in done.stdout
+
+
 def test_print_config_prints_the_settings_in_force(capsys: pytest.CaptureFixture[str]) -> None:
     """And runs nothing."""
     assert main(["agent", "--print-config", "--max-runs", "3"]) == 0

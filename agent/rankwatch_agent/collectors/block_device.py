@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from rankwatch_agent.collectors.table import Table, parse_lines
+from rankwatch_agent.kernel_files import parse_count
+
 
 class DiskCounters(NamedTuple):
     """Counters of a block device since boot."""
@@ -19,31 +22,32 @@ class DiskCounters(NamedTuple):
     io_seconds: float
 
 
-def parse_diskstats(text: str) -> dict[tuple[int, int], DiskCounters]:
+def parse_diskstats(text: str) -> Table[tuple[int, int], DiskCounters]:
     """/proc/diskstats by (major, minor); columns as in the kernel's Documentation/admin-guide/iostats.rst."""
-    found = {}
-    for line in text.splitlines():
-        columns = line.split()
-        if len(columns) < 14:
-            raise ValueError(f"unexpected line {line!r:.100}")
-        reads, _, _, read_ms, writes, _, _, write_ms, _, io_ms = map(int, columns[3:13])
-        found[int(columns[0]), int(columns[1])] = DiskCounters(
-            columns[2], reads, read_ms / 1000, writes, write_ms / 1000, io_ms / 1000
-        )
-    return found
+    return parse_lines(text, _parse_disk)
 
 
-def parse_mount_sources(text: str) -> dict[tuple[int, int], str]:
+def parse_mount_sources(text: str) -> Table[tuple[int, int], str]:
     """/proc/*/mountinfo: the source of each mounted device number, such as /dev/nvme0n1p1."""
-    found = {}
-    for line in text.splitlines():
-        before, separator, after = line.partition(" - ")
-        columns, rest = before.split(), after.split()
-        if not separator or len(columns) < 3 or len(rest) < 2:
-            raise ValueError(f"unexpected line {line!r:.100}")
-        major, _, minor = columns[2].partition(":")
-        found[int(major), int(minor)] = rest[1]
-    return found
+    return parse_lines(text, _parse_mount)
+
+
+def _parse_disk(line: str) -> tuple[tuple[int, int], DiskCounters]:
+    columns = line.split()
+    if len(columns) < 14:
+        raise ValueError(f"unexpected line {line!r:.100}")
+    reads, _, _, read_ms, writes, _, _, write_ms, _, io_ms = map(parse_count, columns[3:13])
+    number = parse_count(columns[0]), parse_count(columns[1])
+    return number, DiskCounters(columns[2], reads, read_ms / 1000, writes, write_ms / 1000, io_ms / 1000)
+
+
+def _parse_mount(line: str) -> tuple[tuple[int, int], str]:
+    before, separator, after = line.partition(" - ")
+    columns, rest = before.split(), after.split()
+    if not separator or len(columns) < 3 or len(rest) < 2:
+        raise ValueError(f"unexpected line {line!r:.100}")
+    major, _, minor = columns[2].partition(":")
+    return (parse_count(major), parse_count(minor)), rest[1]
 
 
 def device_under(

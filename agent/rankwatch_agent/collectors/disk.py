@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rankwatch.conventions import metric
@@ -66,19 +66,25 @@ class DiskCollector:
         yield Series(_AVAILABLE, labels, space.f_bavail * space.f_frsize)
         yield Series(_READ_ONLY, labels, float(bool(space.f_flag & os.ST_RDONLY)))
 
-    def _disk(self, st_dev: int) -> Iterable[Series]:
-        disks = parse_kernel_file(self._procfs / "diskstats", parse_diskstats)
-        disk = device_under(st_dev, disks, self._mount_sources())
+    def _disk(self, st_dev: int) -> Iterator[Series | CollectError]:
+        path = self._procfs / "diskstats"
+        disks = parse_kernel_file(path, parse_diskstats)
+        yield from disks.errors(path)
+        sources, errors = self._mount_sources()
+        yield from errors
+        disk = device_under(st_dev, disks.found, sources)
         if disk is None:
             raise NotApplicable(f"no block device under {self._path}")
         for field, each in _DISK_COUNTERS.items():
             yield Series(each, (self._label, disk.name), getattr(disk, field))
 
-    def _mount_sources(self) -> dict[tuple[int, int], str]:
+    def _mount_sources(self) -> tuple[Mapping[tuple[int, int], str], list[CollectError]]:
         # Process 1 sees the mounts of the host where procfs is the host's; self may not exist there.
         for process in ("1", "self"):
+            path = self._procfs / process / "mountinfo"
             try:
-                return parse_kernel_file(self._procfs / process / "mountinfo", parse_mount_sources)
+                table = parse_kernel_file(path, parse_mount_sources)
             except (NotApplicable, CollectError):  # hidepid, or another user's process: try the next
                 continue
-        return {}
+            return table.found, table.errors(path)
+        return {}, []

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch_agent.collection import Collection, Series
+from rankwatch_agent.collection import CollectError, Collection, Series
 from rankwatch_agent.collectors.parts import collect_parts
-from rankwatch_agent.kernel_files import parse_kernel_file
+from rankwatch_agent.collectors.table import Table, parse_fields
+from rankwatch_agent.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 
 _CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
 _CPUS = metric("rankwatch_host_cpus")
 _LOAD1 = metric("rankwatch_host_load1")
-_MEMORY_TOTAL = metric("rankwatch_host_memory_total_bytes")
-_MEMORY_AVAILABLE = metric("rankwatch_host_memory_available_bytes")
+_MEMORY = {
+    "MemTotal": metric("rankwatch_host_memory_total_bytes"),
+    "MemAvailable": metric("rankwatch_host_memory_available_bytes"),
+}
 _OOM_KILLS = metric("rankwatch_host_oom_kills_total")
 _PRESSURE = metric("rankwatch_host_pressure_waiting_seconds_total")
 
@@ -44,21 +48,24 @@ class HostCollector:
         parts = (self._cpu, self._load, self._memory, self._oom_kills, *pressure)
         return collect_parts(self.name, parts, self._log_limit)
 
-    def _cpu(self) -> Iterable[Series]:
-        times = parse_kernel_file(self._procfs / "stat", parse_stat)
-        yield Series(_CPUS, (), times.cpus)
-        for mode, ticks in times.ticks.items():
+    def _cpu(self) -> Iterator[Series | CollectError]:
+        path = self._procfs / "stat"
+        times = parse_kernel_file(path, parse_stat)
+        yield from times.ticks.errors(path)
+        if times.cpus:
+            yield Series(_CPUS, (), times.cpus)
+        for mode, ticks in times.ticks.found.items():
             yield Series(_CPU_SECONDS, (mode,), ticks / self._ticks_per_second)
 
     def _load(self) -> Iterable[Series]:
         yield Series(_LOAD1, (), parse_kernel_file(self._procfs / "loadavg", parse_load1))
 
-    def _memory(self) -> Iterable[Series]:
-        memory = parse_kernel_file(self._procfs / "meminfo", parse_meminfo)
-        yield Series(_MEMORY_TOTAL, (), memory["MemTotal"])
-        # Kernels before 3.14 do not say what is available.
-        if "MemAvailable" in memory:
-            yield Series(_MEMORY_AVAILABLE, (), memory["MemAvailable"])
+    def _memory(self) -> Iterator[Series | CollectError]:
+        path = self._procfs / "meminfo"
+        memory = parse_kernel_file(path, parse_meminfo)
+        yield from memory.errors(path)
+        for name, value in memory.found.items():
+            yield Series(_MEMORY[name], (), value)
 
     def _oom_kills(self) -> Iterable[Series]:
         kills = parse_kernel_file(self._procfs / "vmstat", parse_oom_kills)
@@ -74,40 +81,41 @@ class HostCollector:
 class CpuTimes(NamedTuple):
     """Ticks by mode, all CPUs added, and the number of CPUs online."""
 
-    ticks: Mapping[str, int]
+    ticks: Table[str, int]
     cpus: int
 
 
 def parse_stat(text: str) -> CpuTimes:
     """/proc/stat; modes an old kernel does not have are left out."""
     rows = [line.split() for line in text.splitlines() if line.startswith("cpu")]
-    if not rows or rows[0][0] != "cpu" or len(rows[0]) < 5:
-        raise ValueError("no line of all CPUs")
-    ticks = (int(field) for field in rows[0][1:])
-    return CpuTimes(dict(zip(CPU_MODES, ticks, strict=False)), len(rows) - 1)
+    total = next((row[1:] for row in rows if row[0] == "cpu"), [])
+    cpus = sum(row[0].removeprefix("cpu").isdecimal() for row in rows)
+    if len(total) < 4:  # the first four are as old as the file
+        return CpuTimes(Table({}, ("no line of all CPUs",)), cpus)
+    return CpuTimes(parse_fields(zip(CPU_MODES, total, strict=False), parse_count), cpus)
 
 
 def parse_load1(text: str) -> float:
     """/proc/loadavg: the average over one minute."""
-    fields = text.split()
-    if not fields:
-        raise ValueError("empty")
-    return float(fields[0])
+    load1 = float((text.split() or [""])[0])
+    if not (math.isfinite(load1) and load1 >= 0):
+        raise ValueError(f"{load1} is no load")
+    return load1
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo in bytes: MemTotal, and MemAvailable where the kernel says it."""
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            number, unit = rest.split()
-            if unit != "kB":
-                raise ValueError(f"{name} in {unit!r} instead of kB")
-            found[name] = int(number) * 1024
-    if "MemTotal" not in found:
-        raise ValueError("no MemTotal")
-    return found
+def parse_meminfo(text: str) -> Table[str, int]:
+    """/proc/meminfo in bytes: MemTotal, and MemAvailable where the kernel (3.14 and newer) says it."""
+    lines = (line.partition(":") for line in text.splitlines())
+    fields = {name: rest for name, _, rest in lines if name in _MEMORY}
+    return parse_fields({"MemTotal": "", **fields}.items(), _parse_kilobytes)
+
+
+def _parse_kilobytes(text: str) -> int:
+    """`16384 kB`, which are of 1024 bytes, in bytes."""
+    number, unit = text.split()
+    if unit != "kB":
+        raise ValueError(f"{unit!r:.40} instead of kB")
+    return parse_count(str(parse_count(number) * 1024))
 
 
 def parse_oom_kills(text: str) -> int | None:
@@ -115,7 +123,7 @@ def parse_oom_kills(text: str) -> int | None:
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
-            return int(number)
+            return parse_count(number)
     return None
 
 
@@ -123,6 +131,6 @@ def parse_pressure(text: str) -> float:
     """/proc/pressure/*: seconds in which at least one task waited (the `some` line, microseconds)."""
     for line in text.splitlines():
         if line.startswith("some "):
-            fields = dict(field.split("=", 1) for field in line.split()[1:])
-            return int(fields["total"]) / 1e6
+            fields = dict(field.partition("=")[::2] for field in line.split()[1:])
+            return parse_count(fields["total"]) / 1e6
     raise ValueError("no line that starts with some")

@@ -15,15 +15,18 @@ from pathlib import Path
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import CollectError, Collection, NotApplicable, Series
 from rankwatch_agent.gpu.inventory import GpuInventory
-from rankwatch_agent.kernel_files import parse_kernel_file
+from rankwatch_agent.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.kernel_log.events import EVENTS, events_in
 from rankwatch_agent.kernel_log.falls import Falls
+from rankwatch_agent.kernel_log.nvlink5_count import Advice, Nvlink5Counts
+from rankwatch_agent.kernel_log.nvlink5_line import parse_nvlink5
 from rankwatch_agent.kernel_log.reader import KernelLogReader
 from rankwatch_agent.kernel_log.record import Record
 from rankwatch_agent.kernel_log.xid_line import XidLine, parse_identity, parse_xid
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 from rankwatch_agent.xid.ledger import XidLedger
+from rankwatch_agent.xid.nvlink5 import load_rules
 from rankwatch_agent.xid.table import CRITICAL, WARNING
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class KernelLogCollector:
         self._max_lines = max_lines
         self._events: Counter[str] = Counter()
         self._falls = Falls()
+        self._nvlink5 = Nvlink5Counts(load_rules())
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -75,7 +79,8 @@ class KernelLogCollector:
         if not self._reader.caught_up:
             return Collection()
         events = (Series(_EVENTS, (event,), self._events[event]) for event in EVENTS)
-        return Collection((*events, Series(_MISSED, (), self._reader.missed)))
+        nvlink5 = self._nvlink5.series(self._gpu_at)
+        return Collection((*events, *nvlink5, Series(_MISSED, (), self._reader.missed)))
 
     def _booted(self) -> float | None:
         """Unix time of the boot; None where /proc/stat does not tell."""
@@ -91,27 +96,35 @@ class KernelLogCollector:
         line = parse_xid(record.text)
         if line is None or not self._falls.counts(line, record.seconds):
             return
-        known = self._inventory.by_bus_id(line.bus_id)
-        gpu = known.uuid if known is not None else line.bus_id
-        severity = line.severity or self._ledger.meaning(line.xid).severity
+        gpu = self._gpu_at(line.bus_id)
+        meaning = self._ledger.meaning(line.xid)
+        severity = line.severity or meaning.severity
         timestamp = booted + record.seconds if booted is not None else None
         self._ledger.note(self.name, gpu, line.xid, timestamp, severity=severity)
-        self._log(line._replace(severity=severity), gpu, timestamp, record.text)
+        error = parse_nvlink5(record.text)
+        advice = Advice(meaning.action, "")
+        if error is not None:
+            advice = self._nvlink5.take(error, line.bus_id, otherwise=meaning.action)
+        self._log(line._replace(severity=severity), gpu, timestamp, record.text, advice)
 
-    def _log(self, line: XidLine, gpu: str, timestamp: float | None, text: str) -> None:
+    def _gpu_at(self, bus_id: str) -> str:
+        known = self._inventory.by_bus_id(bus_id)
+        return known.uuid if known is not None else bus_id
+
+    def _log(self, line: XidLine, gpu: str, timestamp: float | None, text: str, advice: Advice) -> None:
         """The raw line, which holds more than any series: process, link, subcode."""
-        if not self._log_limit.allows(f"{gpu} {line.xid} {line.severity}"):
+        if not self._log_limit.allows(f"{gpu} {line.xid} {line.severity} {advice}"):
             return
-        meaning = self._ledger.meaning(line.xid)
         logger.log(
             _LEVELS.get(line.severity or "", logging.INFO),
-            "XID %d on GPU %s%s: %s; severity %s, action %s; the kernel log says %r",
+            "XID %d on GPU %s%s: %s; severity %s, action %s%s; the kernel log says %r",
             line.xid,
             gpu,
             f" at {_utc(timestamp)}" if timestamp is not None else "",
-            meaning.meaning,
+            self._ledger.meaning(line.xid).meaning,
             line.severity,
-            meaning.action,
+            advice.action,
+            f", look at {advice.investigate}" if advice.investigate else "",
             text[:1000],
             extra={"event": "xid"},
         )
@@ -121,7 +134,7 @@ def parse_boot_time(text: str) -> float:
     """Unix time of the boot out of /proc/stat, in whole seconds."""
     for line in text.splitlines():
         if line.startswith("btime "):
-            return float(int(line.split()[1]))
+            return float(parse_count(line.split()[1]))
     raise ValueError("no line btime")
 
 

@@ -17,6 +17,7 @@ from rankwatch_agent.collection import CollectError, Collection, NotApplicable, 
 from rankwatch_agent.collectors.interface_choice import InterfaceChoice
 from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import Part, collect_parts
+from rankwatch_agent.collectors.table import Table, parse_lines
 from rankwatch_agent.kernel_files import ExhaustedError, parse_count, parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
@@ -38,6 +39,8 @@ _INFO = metric("rankwatch_network_info")
 _UP = metric("rankwatch_network_up")
 _SPEED = metric("rankwatch_network_speed_bytes")
 
+_STATES = ("up", "down", "unknown", "notpresent", "lowerlayerdown", "testing", "dormant")
+"""As the kernel writes them (`operstates` in net/core/net-sysfs.c)."""
 _BYTES_PER_MEGABIT = 1_000_000 / 8
 
 
@@ -74,13 +77,25 @@ class NetworkCollector:
 
     def collect(self) -> Collection:
         """Read the chosen interfaces; raises CollectError, or NotApplicable where there is none."""
-        counters = parse_kernel_file(node_net(self._procfs) / "dev", parse_net_dev)
-        physical = frozenset(name for name in counters if os.path.lexists(self._classes / name / "device"))
-        chosen = self._choice.choose(counters, physical)
+        counters, errors = self._counters()
+        # Where a line is garbled, so may be its name: sysfs knows the interface as well.
+        names = sorted({*counters, *(names_or_none(str(self._classes)) if errors else ())})
+        physical = frozenset(name for name in names if os.path.lexists(self._classes / name / "device"))
+        chosen = self._choice.choose(names, physical)
         self._speeds = {name: speed for name, speed in self._speeds.items() if name in chosen}
         of_each = (part for name in chosen for part in self._parts(name, name in physical))
-        parts = (lambda: _counter_series(counters, chosen), *of_each)
+        parts: list[Part] = [lambda: errors, lambda: _counter_series(counters, chosen), *of_each]
         return collect_parts(self.name, parts, self._log_limit)
+
+    def _counters(self) -> tuple[Mapping[str, InterfaceCounters], list[CollectError]]:
+        """Of every interface, and what is wrong with single lines; raises as parse_kernel_file does, and
+        CollectError where no line can be read: that is no matter of one interface."""
+        path = node_net(self._procfs) / "dev"
+        table = parse_kernel_file(path, parse_net_dev)
+        errors = table.errors(path)
+        if errors and not table.found:
+            raise errors[0]
+        return table.found, errors
 
     def _parts(self, name: str, physical: bool) -> Iterator[Part]:
         """What sysfs tells of one interface, each file by itself."""
@@ -95,6 +110,7 @@ class NetworkCollector:
             yield lambda: [_identity(name, str(directory / "device"))]
 
     def _carrier(self, name: str) -> Iterator[Series]:
+        """The speed goes with it: without the count of changes it could not be kept up to date."""
         changes = parse_kernel_file(self._classes / name / "carrier_changes", parse_count)
         yield Series(_CARRIER_CHANGES, (name,), changes)
         speed = self._speed(name, changes)
@@ -104,36 +120,44 @@ class NetworkCollector:
     def _speed(self, name: str, carrier_changes: int) -> float | None:
         known = self._speeds.get(name)
         if known is None or known.carrier_changes != carrier_changes:
-            known = _KnownSpeed(carrier_changes, self._read_speed(name))
+            try:
+                known = _KnownSpeed(carrier_changes, self._read_speed(name))
+            except ExhaustedError:
+                raise
+            except CollectError:  # told once; read again when the carrier has changed
+                self._speeds[name] = _KnownSpeed(carrier_changes, None)
+                raise
             self._speeds[name] = known
         return known.bytes_per_second
 
     def _read_speed(self, name: str) -> float | None:
         try:
             return parse_kernel_file(self._classes / name / "speed", parse_speed)
-        except ExhaustedError:
-            raise
-        except (NotApplicable, CollectError):  # many drivers have none, or none while the link is down
+        except NotApplicable:  # many drivers have none, or none while the link is down
             return None
 
 
-def parse_net_dev(text: str) -> dict[str, InterfaceCounters]:
-    """/proc/net/dev: 8 columns of receive counters, then 8 of transmit counters, for each interface."""
-    found = {}
-    for line in text.splitlines()[2:]:
-        # The name may itself hold a colon (an alias such as eth0:1).
-        name, _, rest = line.rpartition(":")
-        columns = [parse_count(column) for column in rest.split()]
-        if not name or len(columns) < 16:
-            raise ValueError(f"unexpected line {line!r:.100}")
-        found[name.strip()] = InterfaceCounters(*columns[0:1], *columns[2:4], *columns[8:9], *columns[10:12])
-    return found
+def parse_net_dev(text: str) -> Table[str, InterfaceCounters]:
+    """/proc/net/dev: 8 columns of receive counters, then 8 of transmit counters, for each interface.
+
+    Raises ValueError where its two lines of heading are missing.
+    """
+    return parse_lines(text, _parse_interface, heading=2)
+
+
+def _parse_interface(line: str) -> tuple[str, InterfaceCounters]:
+    # The name may itself hold a colon (an alias such as eth0:1).
+    name, _, rest = line.rpartition(":")
+    columns = [parse_count(column) for column in rest.split()]
+    if not name.strip() or "/" in name or len(columns) < 16:
+        raise ValueError(f"unexpected line {line!r:.100}")
+    return name.strip(), InterfaceCounters(*columns[0:1], *columns[2:4], *columns[8:9], *columns[10:12])
 
 
 def parse_operstate(text: str) -> float:
-    """1 for `up`, 0 for every other state (RFC 2863); raises ValueError for none."""
-    if not text.strip():
-        raise ValueError("it is empty")
+    """1 for `up`, 0 for every other state of RFC 2863; raises ValueError for what is none of them."""
+    if text.strip() not in _STATES:
+        raise ValueError(f"{text.strip()!r:.40} is no state of an interface")
     return float(text.strip() == "up")
 
 
@@ -144,7 +168,7 @@ def parse_speed(text: str) -> float | None:
 
 
 def _counter_series(counters: Mapping[str, InterfaceCounters], chosen: Iterable[str]) -> Iterable[Series]:
-    for name in chosen:
+    for name in (name for name in chosen if name in counters):
         for field, each in _COUNTERS.items():
             yield Series(each, (name,), getattr(counters[name], field))
 

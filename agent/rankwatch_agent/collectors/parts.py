@@ -10,11 +10,12 @@ from rankwatch_agent.supervision.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
 
-Part = Callable[[], Iterable[Series]]
+Part = Callable[[], Iterable[Series | CollectError]]
+"""Gives its series, and an error for each piece of it that it has to leave out; or raises."""
 
 
 def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) -> Collection:
-    """The series of all parts that could be read; a broken part among sound ones is logged.
+    """The series of all parts that could be read; what is broken among them is counted and logged.
 
     Raises CollectError where a part failed and none was read, NotApplicable where none exists here.
     """
@@ -23,7 +24,11 @@ def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) ->
     failed: list[CollectError] = []
     for part in parts:
         try:
-            series.extend(part())
+            for each in part():
+                if isinstance(each, CollectError):
+                    failed.append(each)
+                else:
+                    series.append(each)
         except NotApplicable as error:
             absent.append(error)
         except CollectError as error:
@@ -35,4 +40,4 @@ def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) ->
     for broken in failed:
         if log_limit.allows(str(broken)):
             logger.warning("collector %s goes on without a part: %s", collector, broken)
-    return Collection(tuple(series))
+    return Collection(tuple(series), broken_parts=len(failed))

@@ -53,4 +53,4 @@ class RdmaCollector:
         return self._choice.choose(names, own)
 
     def _new(self, name: str) -> RdmaDevice:
-        return RdmaDevice(f"{self._directory}/{name}", name, self._log_limit, self._monotonic)
+        return RdmaDevice(f"{self._directory}/{name}", name, self._monotonic)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
 from rankwatch.conventions import Metric, metric
-from rankwatch_agent.collection import Collection, Series
+from rankwatch_agent.collection import CollectError, Collection, Series
 from rankwatch_agent.collectors.node_net import node_net
 from rankwatch_agent.collectors.parts import collect_parts
-from rankwatch_agent.kernel_files import parse_kernel_file
+from rankwatch_agent.collectors.table import Table, parse_fields
+from rankwatch_agent.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.schedule import Schedule
 
@@ -36,30 +37,30 @@ class TcpCollector:
 
     def collect(self) -> Collection:
         """Read both files; raises as collect_parts does."""
-        return collect_parts(self.name, (self._snmp, self._netstat), self._log_limit)
-
-    def _snmp(self) -> Iterable[Series]:
-        counters = parse_kernel_file(
-            node_net(self._procfs) / "snmp", lambda text: parse_protocol(text, "Tcp")
+        directory = node_net(self._procfs)
+        parts = (
+            lambda: _series(directory / "snmp", "Tcp", _SNMP),
+            lambda: _series(directory / "netstat", "TcpExt", _NETSTAT),
         )
-        return _series(_SNMP, counters)
-
-    def _netstat(self) -> Iterable[Series]:
-        counters = parse_kernel_file(
-            node_net(self._procfs) / "netstat", lambda text: parse_protocol(text, "TcpExt")
-        )
-        return _series(_NETSTAT, counters)
+        return collect_parts(self.name, parts, self._log_limit)
 
 
-def parse_protocol(text: str, protocol: str) -> dict[str, int]:
-    """One protocol of /proc/net/snmp or netstat: a line of names followed by a line of numbers."""
+def parse_protocol(text: str, protocol: str, wanted: Iterable[str]) -> Table[str, int]:
+    """Counters of one protocol of /proc/net/snmp or netstat: a line of names, then a line of numbers.
+
+    Raises ValueError where either is missing, or one is longer than the other.
+    """
     start = f"{protocol}:"
     for names, numbers in pairwise(text.splitlines()):
         if names.startswith(start) and numbers.startswith(start):
-            values = (int(number) for number in numbers.split()[1:])
-            return dict(zip(names.split()[1:], values, strict=True))
+            # Not all of them are counts: Tcp's MaxConn is -1.
+            columns = dict(zip(names.split()[1:], numbers.split()[1:], strict=True))
+            return parse_fields(((name, columns[name]) for name in wanted if name in columns), parse_count)
     raise ValueError(f"no lines for {protocol}")
 
 
-def _series(metrics: Mapping[str, Metric], counters: Mapping[str, int]) -> list[Series]:
-    return [Series(each, (), counters[name]) for name, each in metrics.items() if name in counters]
+def _series(path: Path, protocol: str, metrics: Mapping[str, Metric]) -> Iterator[Series | CollectError]:
+    counters = parse_kernel_file(path, lambda text: parse_protocol(text, protocol, metrics))
+    yield from counters.errors(path)
+    for name, value in counters.found.items():
+        yield Series(metrics[name], (), value)

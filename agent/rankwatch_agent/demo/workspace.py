@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rankwatch_agent.collection import AgentError
+from rankwatch_agent.agent_error import AgentError
 from rankwatch_agent.demo.janitor import MARK, Janitor
 
 _MEMORY = Path("/dev/shm")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankwatch_agent.collection import AgentError
+from rankwatch_agent.agent_error import AgentError
 from rankwatch_agent.dialling import seconds_left
 from rankwatch_agent.flight_recorder.reply import Reply, decode, decode_names
 

@@ -9,7 +9,6 @@ from rankwatch_agent.collection import CollectError, Series
 from rankwatch_agent.rdma.counters import counter_series, read_counters
 from rankwatch_agent.rdma.port import RdmaPort
 from rankwatch_agent.rdma.sysfs_files import SysfsFiles
-from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.topology.listing import list_names
 
 MAX_PORTS = 16
@@ -21,17 +20,14 @@ NO_PORT = ""
 class RdmaDevice:
     """A device below /sys/class/infiniband and what is remembered of its ports."""
 
-    def __init__(
-        self, path: str, name: str, log_limit: LogLimit, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: str, name: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._name = name
-        self._log_limit = log_limit
         self._monotonic = monotonic
-        self._files = SysfsFiles(log_limit, monotonic)
+        self._files = SysfsFiles(monotonic)
         self._ports: dict[str, RdmaPort] = {}
 
-    def series(self) -> Iterator[Series]:
+    def series(self) -> Iterator[Series | CollectError]:
         """Read the device once; raises NotApplicable where it has gone, CollectError without any port."""
         directory = f"{self._path}/ports"
         numbers = [name for name in list_names(directory) if name.isascii() and name.isdigit()][:MAX_PORTS]
@@ -41,9 +37,10 @@ class RdmaDevice:
         for port in self._ports.values():
             yield from port.series()
         yield from self._own_counters()
+        yield from self._files.take_broken()
 
     def _new(self, number: str) -> RdmaPort:
-        return RdmaPort(self._path, self._name, number, self._log_limit, self._monotonic)
+        return RdmaPort(self._path, self._name, number, self._monotonic)
 
     def _own_counters(self) -> Iterator[Series]:
         """Those of the device, such as EFA's failed commands; mlx5 repeats those of its ports there."""

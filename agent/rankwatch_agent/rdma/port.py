@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import metric
-from rankwatch_agent.collection import Series
+from rankwatch_agent.collection import CollectError, Series
 from rankwatch_agent.rdma.classes import TOTALS
 from rankwatch_agent.rdma.counters import counter_series, read_counters
 from rankwatch_agent.rdma.identity import PortIdentity, read_identity
 from rankwatch_agent.rdma.sysfs_files import SysfsFiles
 from rankwatch_agent.rdma.values import parse_physical_state, parse_rate, parse_state, parse_word
-from rankwatch_agent.supervision.log_limit import LogLimit
 
 _INFO = metric("rankwatch_rdma_port_info")
 _UP = metric("rankwatch_rdma_port_up")
@@ -36,14 +35,13 @@ class RdmaPort:
         path: str,
         name: str,
         port: str,
-        log_limit: LogLimit,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._labels = (name, port)
         self._directory = f"{path}/ports/{port}"
         self._monotonic = monotonic
-        self._files = SysfsFiles(log_limit, monotonic)
+        self._files = SysfsFiles(monotonic)
         self._identity: PortIdentity | None = None
         self._identified = 0.0
         self._states: tuple[str | None, str | None] = (None, None)
@@ -51,8 +49,8 @@ class RdmaPort:
         self.counter_names: frozenset[str] = frozenset()
         """Hardware counters found in the last run."""
 
-    def series(self) -> Iterator[Series]:
-        """Read the port once; what cannot be read has no series."""
+    def series(self) -> Iterator[Series | CollectError]:
+        """Read the port once; what cannot be read has no series, but an error."""
         identity = self._known_identity()
         # A tuple begins with its labels in declared order; the driver is only for us.
         yield Series(_INFO, (*self._labels, *identity[:-1]), 1)
@@ -63,6 +61,7 @@ class RdmaPort:
         own = read_counters(self._files, f"{self._directory}/counters")
         self._standard |= own.keys() & TOTALS.keys()
         yield from counter_series(*self._labels, {**hardware, **own}, self._standard)
+        yield from self._files.take_broken()
 
     def _known_identity(self) -> PortIdentity:
         now = self._monotonic()

@@ -7,16 +7,13 @@ A port whose firmware refuses a query makes the driver write a line to the kerne
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from rankwatch_agent.collection import CollectError
 from rankwatch_agent.kernel_files import EXHAUSTED, ExhaustedError
-from rankwatch_agent.supervision.log_limit import LogLimit
-
-logger = logging.getLogger(__name__)
 
 Parsed = TypeVar("Parsed")
 
@@ -26,7 +23,7 @@ RETRY_SECONDS = 600.0
 """Time for which it is left alone, unless it matters more."""
 _MOST_BYTES = 4096  # sysfs never gives more than a page
 _NO_ANSWER = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.ENODATA})
-"""How drivers say that they do not know; everything else is logged."""
+"""How drivers say that they do not know; everything else is told."""
 
 
 class _Failure(NamedTuple):
@@ -37,10 +34,10 @@ class _Failure(NamedTuple):
 class SysfsFiles:
     """Reads files of one port; remembers which of them fail, as many as it has files."""
 
-    def __init__(self, log_limit: LogLimit, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._log_limit = log_limit
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._failures: dict[str, _Failure] = {}
+        self._broken: dict[str, CollectError] = {}
 
     def value(
         self, path: str, parse: Callable[[bytes], Parsed | None], retry_seconds: float = RETRY_SECONDS
@@ -74,13 +71,16 @@ class SysfsFiles:
         """Ask every file again, as after a change of the port's state."""
         self._failures.clear()
 
+    def take_broken(self) -> list[CollectError]:
+        """An error for each file that was read in vain since the last call; none where firmware says so."""
+        broken, self._broken = list(self._broken.values()), {}
+        return broken
+
     def _tell(self, path: str, error: OSError | ValueError) -> None:
         if isinstance(error, OSError) and error.errno in _NO_ANSWER:
             return
         reason = error.strerror if isinstance(error, OSError) else error
-        message = f"{path}: {reason}"
-        if self._log_limit.allows(message):
-            logger.warning("collector rdma goes on without %s", message)
+        self._broken[path] = CollectError(f"could not use {path}: {reason}")
 
 
 def read_bytes(path: str) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from rankwatch_agent.kernel_files import parse_count
+
 STATES = MappingProxyType({0: "nop", 1: "down", 2: "init", 3: "armed", 4: "active", 5: "active_defer"})
 """`enum ib_port_state` of the kernel."""
 PHYSICAL_STATES = MappingProxyType(
@@ -28,9 +30,7 @@ def parse_counter(text: bytes) -> int | None:
     """A counter; None for `N/A (no PMA)` and for all bits set."""
     if text.startswith(b"N/A"):
         return None
-    value = int(text)
-    if value < 0 or value > _UNKNOWN:
-        raise ValueError(f"{value} is no counter")
+    value = parse_count(text.decode("ascii"))
     return value if value != _UNKNOWN else None
 
 
@@ -61,4 +61,4 @@ def parse_word(text: bytes) -> str | None:
 
 
 def _number(text: bytes) -> int:
-    return int(text.partition(b":")[0])
+    return parse_count(text.partition(b":")[0].decode("ascii"))

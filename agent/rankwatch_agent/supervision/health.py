@@ -14,6 +14,7 @@ _DURATION = metric("rankwatch_collector_duration_seconds")
 _LAST_SUCCESS = metric("rankwatch_collector_last_success_timestamp_seconds")
 _INTERVAL = metric("rankwatch_collector_interval_seconds")
 _RUNS = metric("rankwatch_collector_runs_total")
+_BROKEN_PARTS = metric("rankwatch_collector_broken_parts_total")
 
 
 def health(version: str, collectors: Iterable[tuple[Collector, RunRecord]]) -> Collection:
@@ -28,6 +29,8 @@ def health(version: str, collectors: Iterable[tuple[Collector, RunRecord]]) -> C
         if record.last_success_timestamp_seconds is not None:
             series.append(Series(_LAST_SUCCESS, name, record.last_success_timestamp_seconds))
         series.append(Series(_INTERVAL, name, collector.interval_seconds))
+        if record.broken_parts is not None:
+            series.append(Series(_BROKEN_PARTS, name, record.broken_parts))
         # Every outcome from the start, at 0: rate() needs the sample before the first failure.
         series.extend(Series(_RUNS, (collector.name, outcome.value), n) for outcome, n in record.runs.items())
     return Collection(series)

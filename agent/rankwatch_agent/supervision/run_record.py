@@ -42,6 +42,8 @@ class RunRecord:
     duration_seconds: float | None = None
     last_success_timestamp_seconds: float | None = None
     runs: Mapping[Outcome, int] = field(default_factory=lambda: _NO_RUNS)
+    broken_parts: int | None = None
+    """Over all runs; None until one was made of parts."""
 
     def overdue(self) -> RunRecord:
         """After the present run has passed its deadline."""
@@ -73,6 +75,7 @@ class RunRecord:
                 wall if outcome is Outcome.OK else self.last_success_timestamp_seconds
             ),
             runs=self.runs if was_overdue else self._counted(outcome),
+            broken_parts=self._with_broken_parts(collection),
         )
 
     def without_stale(self, now: float, limit: float) -> RunRecord:
@@ -80,6 +83,11 @@ class RunRecord:
         if self.collection is None or now - self.collected_at <= limit:
             return self
         return replace(self, state=CollectorState.FAILED, collection=None)
+
+    def _with_broken_parts(self, collection: Collection | None) -> int | None:
+        if collection is None or collection.broken_parts is None:
+            return self.broken_parts
+        return (self.broken_parts or 0) + collection.broken_parts
 
     def _counted(self, outcome: Outcome) -> Mapping[Outcome, int]:
         return MappingProxyType({**self.runs, outcome: self.runs[outcome] + 1})

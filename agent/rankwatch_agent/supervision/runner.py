@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch_agent.collection import AgentError, Collection, Collector, NotApplicable
+from rankwatch_agent.agent_error import AgentError
+from rankwatch_agent.collection import Collection, Collector, NotApplicable
 from rankwatch_agent.supervision.log_limit import LogLimit
 from rankwatch_agent.supervision.run_record import Outcome, RunRecord
 from rankwatch_agent.supervision.schedule import next_start, stale_after
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _LARGEST = 2**1023
 """Samples are served as floats; a whole number beyond would fail at every scrape, for all collectors."""
+_PLAIN = frozenset({str})
+"""The type of nearly all labels; an enumeration's member is a string too."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ class CollectorRunner:
 def _check(collection: Collection) -> None:
     """Raise AgentError where a sample could not be rendered: found here, it costs one collector only."""
     for metric, labels, value in collection.series:
-        if len(labels) != len(metric.labels) or not all(isinstance(label, str) for label in labels):
+        plain = _PLAIN.issuperset(map(type, labels))  # asking each label costs several times as much
+        if len(labels) != len(metric.labels) or not (plain or all(isinstance(each, str) for each in labels)):
             raise AgentError(f"could not use a sample of {metric.name}: its labels are {labels!r:.200}")
         if not isinstance(value, int | float):
             raise AgentError(f"could not use a sample of {metric.name}: its value is {value!r:.200}")

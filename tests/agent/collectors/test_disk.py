@@ -34,27 +34,26 @@ def disk(path: Path, root: Path, **options: object) -> DiskCollector:
 
 def test_times_of_diskstats_are_seconds() -> None:
     """The kernel counts milliseconds; older kernels have 14 columns."""
-    assert parse_diskstats(DISKSTATS) == {(259, 0): NVME}
-    assert parse_diskstats("8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n")[8, 1].reads == 1
+    assert parse_diskstats(DISKSTATS) == ({(259, 0): NVME}, ())
+    assert parse_diskstats("8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n").found[8, 1].reads == 1
 
 
-@pytest.mark.parametrize("text", ["8 1 sda1 1 2\n", "8 x sda1 1 0 0 0 0 0 0 0 0 0 0\n"])
-def test_odd_diskstats_are_rejected(text: str) -> None:
+@pytest.mark.parametrize("line", ["8 1 sda1 1 2\n", "8 x sda1 1 0 0 0 0 0 0 0 0 0 0\n"])
+def test_an_odd_line_of_diskstats_costs_only_its_own_device(line: str) -> None:
     """Too few columns, or no numbers."""
-    with pytest.raises(ValueError):
-        parse_diskstats(text)
+    assert parse_diskstats(line + DISKSTATS) == ({(259, 0): NVME}, ("line 1",))
 
 
-@pytest.mark.parametrize("text", ["garbage\n", "27 1 259:0 / /\n", "27 1 a:b / / rw - ext4 /dev/a rw\n"])
-def test_odd_mountinfo_is_rejected(text: str) -> None:
+@pytest.mark.parametrize("line", ["garbage\n", "27 1 259:0 / /\n", "27 1 a:b / / rw - ext4 /dev/a rw\n"])
+def test_an_odd_line_of_mountinfo_costs_only_its_own_mount(line: str) -> None:
     """Without its separator, or without a device number."""
-    with pytest.raises(ValueError):
-        parse_mount_sources(text)
+    assert parse_mount_sources(line + MOUNTS).found == parse_mount_sources(MOUNTS).found
+    assert parse_mount_sources(line + MOUNTS).broken == ("line 1",)
 
 
 def test_the_device_is_found_by_number_or_by_the_source_of_the_mount() -> None:
     """btrfs has numbers of its own; NFS has no block device."""
-    disks, mounts = parse_diskstats(DISKSTATS), parse_mount_sources(MOUNTS)
+    disks, mounts = parse_diskstats(DISKSTATS).found, parse_mount_sources(MOUNTS).found
     assert device_under(os.makedev(259, 0), disks, mounts) == NVME
     assert device_under(os.makedev(0, 40), disks, mounts) == NVME
     assert device_under(os.makedev(0, 41), disks, mounts) is None

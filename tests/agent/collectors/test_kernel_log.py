@@ -125,6 +125,8 @@ def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
     assert node.ledger.counts() == [XidCount("0000:3b:00.0", 79, 1, None)]
     with pytest.raises(ValueError):
         parse_boot_time("cpu 1 2 3\n")
+    with pytest.raises(ValueError):
+        parse_boot_time(f"btime {'9' * 400}\n")
 
 
 def test_old_lines_are_no_new_events(node: Node) -> None:
@@ -143,3 +145,20 @@ def test_no_log_is_not_applicable(node: Node) -> None:
     node.log.unlink()
     with pytest.raises(NotApplicable):
         node.collector().collect()
+
+
+def test_nvlink_errors_are_counted_by_subcode_and_by_what_they_ask_for(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that the table does not hold asks for what its code asks for; the log says what to look at."""
+    line = "NVRM: Xid (PCI:0000:3b:00): 149, {} Fatal XC0 i0 Link 01 (0x{:08x} 0x00000000)"
+    node.write(*[line.format("NETIR_LINK_EVT", detail << 20) for detail in (33, 33, 38)])
+    node.write(line.format("NETIR_NEW", 0), line.format("NETIR_NEWER", 0))
+    found = values([node.collector().collect()])
+    gpu, name = "0000:3b:00.0", "rankwatch_gpu_xid_subcode_errors_total"
+    assert {key: value for key, value in found.items() if key[0] == name} == {
+        (name, gpu, "149", "NETIR_LINK_EVT", "reset_gpu"): 2,
+        (name, gpu, "149", "NETIR_LINK_EVT", "none"): 1,
+        (name, gpu, "149", "other", "check_nvlink"): 2,
+    }
+    assert "action reset_gpu, look at the device at the other end of the link;" in caplog.text

@@ -47,18 +47,30 @@ def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
 def test_the_columns_of_net_dev_are_told_apart() -> None:
     """Names may touch the first number or hold a colon."""
     text = HEAD + ETH0 + "eth0:1:7 0 0 0 0 0 0 0 8 0 0 0 0 0 0 0\n"
-    assert parse_net_dev(text) == {
-        "eth0": InterfaceCounters(100, 3, 4, 900, 11, 12),
-        "eth0:1": InterfaceCounters(7, 0, 0, 8, 0, 0),
-    }
-    assert parse_net_dev(HEAD) == {}
+    assert parse_net_dev(text) == (
+        {
+            "eth0": InterfaceCounters(100, 3, 4, 900, 11, 12),
+            "eth0:1": InterfaceCounters(7, 0, 0, 8, 0, 0),
+        },
+        (),
+    )
+    assert parse_net_dev(HEAD) == ({}, ())
 
 
-@pytest.mark.parametrize("line", ["eth0 1 2 3\n", "eth0: 1 2 3\n", "eth0: " + "x " * 16 + "\n", ": 1\n"])
-def test_odd_lines_of_net_dev_are_rejected(line: str) -> None:
+@pytest.mark.parametrize("line", ["eth1 1 2 3\n", "eth1: 1 2 3\n", "eth1: " + "x " * 16 + "\n", ": 1\n"])
+def test_an_odd_line_of_net_dev_costs_only_its_own_interface(line: str) -> None:
     """Too few columns, no name, no numbers."""
-    with pytest.raises(ValueError):
-        parse_net_dev(HEAD + line)
+    assert parse_net_dev(HEAD + line + ETH0) == (
+        {"eth0": InterfaceCounters(100, 3, 4, 900, 11, 12)},
+        ("line 3",),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "Inter-|   Receive |  Transmit\n"])
+def test_net_dev_without_its_heading_is_rejected(text: str) -> None:
+    """An empty file is no network without interfaces."""
+    with pytest.raises(ValueError, match="heading"):
+        parse_net_dev(text)
 
 
 def test_an_unknown_speed_is_none() -> None:

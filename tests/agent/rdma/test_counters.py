@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rankwatch_agent.rdma.counters import MAX_COUNTERS, MAX_OPERATIONS, counter_series, read_counters
 from rankwatch_agent.rdma.sysfs_files import SysfsFiles
-from rankwatch_agent.supervision.log_limit import LogLimit
 from support_node_tree import write
 
 
@@ -39,9 +38,9 @@ def test_the_number_of_unknown_counters_is_bounded() -> None:
 def test_no_more_files_are_read_than_a_driver_could_have(tmp_path: Path) -> None:
     """Each costs system calls."""
     write(tmp_path, {f"counter_{index:05d}": index for index in range(MAX_COUNTERS + 50)})
-    assert len(read_counters(SysfsFiles(LogLimit()), str(tmp_path))) == MAX_COUNTERS
+    assert len(read_counters(SysfsFiles(), str(tmp_path))) == MAX_COUNTERS
 
 
 def test_a_directory_that_is_not_there_holds_no_counter(tmp_path: Path) -> None:
     """A port without the InfiniBand counters, such as EFA's."""
-    assert read_counters(SysfsFiles(LogLimit()), str(tmp_path / "counters")) == {}
+    assert read_counters(SysfsFiles(), str(tmp_path / "counters")) == {}

@@ -8,7 +8,6 @@ import pytest
 
 from rankwatch_agent.rdma.identity import PortIdentity, read_identity
 from rankwatch_agent.rdma.sysfs_files import SysfsFiles
-from rankwatch_agent.supervision.log_limit import LogLimit
 from support_node_tree import add_interface, add_pci, add_rdma, build_node, port_files
 
 WHOLE = PortIdentity(
@@ -17,7 +16,7 @@ WHOLE = PortIdentity(
 
 
 def identity(device: Path, port: str = "1") -> PortIdentity:
-    return read_identity(SysfsFiles(LogLimit()), str(device), port)
+    return read_identity(SysfsFiles(), str(device), port)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from rankwatch_agent.kernel_files import ExhaustedError
 from rankwatch_agent.rdma.sysfs_files import PATIENCE, RETRY_SECONDS, SysfsFiles
 from rankwatch_agent.rdma.values import parse_counter
-from rankwatch_agent.supervision.log_limit import LogLimit
 from support_agent import ManualClock
 from support_exhaustion import no_descriptors
 
@@ -29,7 +27,7 @@ class CountingParser:
 
 
 def files(clock: ManualClock) -> SysfsFiles:
-    return SysfsFiles(LogLimit(clock), clock)
+    return SysfsFiles(clock)
 
 
 def test_a_file_that_keeps_failing_is_left_alone_for_a_while(tmp_path: Path) -> None:
@@ -72,28 +70,26 @@ def test_failures_can_be_forgotten(tmp_path: Path) -> None:
     assert reader.value(str(path), parse) == 3
 
 
-def test_only_surprises_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_surprises_are_told(tmp_path: Path) -> None:
     """A value that firmware does not have is no surprise, garbage and a broken file system are; each once."""
     reader = files(ManualClock())
     (tmp_path / "refused").write_text("N/A (no PMA)\n")
     (tmp_path / "garbage").write_text("garbage\n")
     (tmp_path / "directory").mkdir()
-    with caplog.at_level(logging.WARNING):
-        for name in ("refused", "garbage", "directory", "missing") * 2:
-            assert reader.value(str(tmp_path / name), parse_counter) is None
-    assert [record.getMessage().partition(f"{tmp_path}/")[2].split(":")[0] for record in caplog.records] == [
-        "garbage",
-        "directory",
+    for name in ("refused", "garbage", "directory", "missing") * 2:
+        assert reader.value(str(tmp_path / name), parse_counter) is None
+    assert [str(error).partition(":")[0] for error in reader.take_broken()] == [
+        f"could not use {tmp_path / name}" for name in ("garbage", "directory")
     ]
+    assert reader.take_broken() == []
 
 
-def test_a_driver_that_refuses_an_answer_is_no_surprise(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_driver_that_refuses_an_answer_is_no_surprise() -> None:
     """EINVAL, here from a real file of the kernel that cannot be read like this."""
     reader = files(ManualClock())
-    with caplog.at_level(logging.WARNING):
-        assert reader.value("/proc/self/attr/current/x", parse_counter) is None
-        assert reader.value("/sys/class/net/lo/speed", parse_counter) is None
-    assert caplog.records == []
+    assert reader.value("/proc/self/attr/current/x", parse_counter) is None
+    assert reader.value("/sys/class/net/lo/speed", parse_counter) is None
+    assert reader.take_broken() == []
 
 
 def test_a_file_without_end_is_read_to_its_first_page() -> None:
