@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rankwatch_agent.diagnosis.hang.circle import odd_by_count, odd_by_majority
 from rankwatch_agent.diagnosis.hang.graph import reaching, terminal
 from rankwatch_agent.diagnosis.hang.job import Job
-from rankwatch_agent.diagnosis.hang.waits import Wait, is_front
+from rankwatch_agent.diagnosis.hang.waits import Wait, is_front, wait_for_unknown
 
 _CLOCK_SKEW_NS = 100_000_000
 """By how much the wall clocks of two hosts may differ; NTP keeps them closer."""
@@ -62,13 +62,14 @@ def find_blame(job: Job, waits: Sequence[Wait]) -> Blame:
         if wait.everyone_came or (wait.completed and not wait.absent and not wait.no_dump):
             blame.stuck.update(wait.waiting)
     graph = _Graph(job, waits, blame.stuck)
+    lost = wait_for_unknown(job)
     for part in terminal(graph.edges):
         ranks = [node for node in part if node < graph.ranks]
         if not ranks:
             blame.together.append(waits[part[0] - graph.ranks])
         elif len(ranks) > 1:
             _resolve_circle(job, [waits[node - graph.ranks] for node in part if node >= graph.ranks], blame)
-        elif ranks[0] in graph.waited_for or ranks[0] in blame.stuck:
+        elif ranks[0] not in lost and (ranks[0] in graph.waited_for or ranks[0] in blame.stuck):
             blame.culprits.append(ranks[0])
     # An operation that nobody waits in is no evidence.
     blame.together = [wait for wait in blame.together if _waited_in(wait, job) and not wait.completed]

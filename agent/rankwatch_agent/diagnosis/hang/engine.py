@@ -8,6 +8,7 @@ from rankwatch_agent.diagnosis.hang.blame import Blame, find_blame
 from rankwatch_agent.diagnosis.hang.desync import Mismatch, find_mismatches
 from rankwatch_agent.diagnosis.hang.evidence import describe, group_states
 from rankwatch_agent.diagnosis.hang.job import Job, build_job
+from rankwatch_agent.diagnosis.hang.past import without_past
 from rankwatch_agent.diagnosis.hang.progress import Progress, newest_of_each, progress_of
 from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, Snapshot
 from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
@@ -29,7 +30,7 @@ def diagnose(
     broken: ranks whose dump could not be read, and why; they count as missing.
     """
     progress = progress_of(snapshots, stall_seconds)
-    newest = newest_of_each(snapshots)
+    newest = without_past(newest_of_each(snapshots))
     job = build_job(newest.values(), broken or ())
     waits = find_waits(job)
     blame = find_blame(job, waits)
@@ -70,9 +71,15 @@ def _judge(
 
 
 def _shows_enough(job: Job) -> bool:
-    """Whether it proves anything that nothing waits: half of the ranks left a dump, and not all are empty."""
-    seen = any(each.newest_record != UNKNOWN or each.status for each in job.snapshots.values())
-    return seen and len(job.missing) <= len(job.snapshots)
+    """Whether it proves anything that nothing waits: most of the ranks left a dump, and not all are empty.
+
+    Without entries a status that is open belongs to a group that cannot be told, and something waits in it.
+    """
+    found = job.snapshots.values()
+    empty = [each for each in found if each.newest_record == UNKNOWN]
+    waits = any(enqueued > completed for each in empty for enqueued, completed in each.status.values())
+    seen = len(empty) < len(found) or any(each.status for each in empty)
+    return seen and not waits and len(job.missing) < len(job.snapshots)
 
 
 def _out_of_step(job: Job, blame: Blame, mismatches: Sequence[Mismatch]) -> tuple[int, ...]:

@@ -34,6 +34,12 @@ class EntryReader:
         self._of_local: dict[tuple[int, str, str], int] = {}
         self._signature_of: dict[tuple[Any, ...], int] = {}
         self._pending: dict[tuple[int, bool, int], list[Operation]] = {}
+        self._after_peer: set[int] = set()
+        """Groups whose newest entry is a send or receive."""
+        self._ended: set[tuple[int, int]] = set()
+        """Groups and numbers of coalesced sends and receives."""
+        self._complete = False
+        self.batches = False
 
     def take(self, entry: Any) -> tuple[int, int] | None:
         """Take one; what cannot be understood is counted.
@@ -52,6 +58,18 @@ class EntryReader:
         found.sort(key=lambda each: each.record)
         return found
 
+    def unsettled(self) -> list[int]:
+        """Records of pending sends and receives whose call may have completed: see `Snapshot.unsettled`."""
+        if self._complete:
+            return []
+        calls = self._pending.items()
+        return [
+            each.record
+            for (index, to_peer, number), parts in calls
+            if to_peer and (index, number) not in self._ended
+            for each in parts
+        ]
+
     def _take(self, entry: dict[str, Any]) -> tuple[int, int] | None:
         name, description = entry.get("process_group") or (str(int(entry["pg_id"])), "")
         key = (entry.get("pg_id", UNKNOWN), name, description)
@@ -59,11 +77,16 @@ class EntryReader:
         if index is None:
             index = self._add_group(*key)
         operation = entry["profiling_name"]
-        if entry.get("is_p2p", False):
+        to_peer = entry.get("is_p2p")
+        if self._to_peer(index, operation) if to_peer is None else to_peer:
             self._take_point_to_point(entry, index, operation)
             return None
         sequence = entry["collective_seq_id"] if "collective_seq_id" in entry else entry["seq_id"]
+        if type(sequence) is not int or sequence < 0:
+            raise ValueError("the number is none")
         signature = self._signature(entry, operation)
+        self._see(entry)
+        self._after_peer.discard(index)
         history = self.groups[index].history
         if history and sequence == self.groups[index].first_sequence + len(history):
             history.append(signature)
@@ -73,24 +96,42 @@ class EntryReader:
         # Gloo leaves the state at "scheduled" and only sets `retired`.
         if not entry.get("retired") and entry["state"] != "completed":
             self._add_pending(entry, index, sequence, False)
-        elif operation.endswith(":coalesced"):
-            self._pending.pop((index, False, sequence), None)
         else:
-            ordinary = not operation.startswith("gloo:")
-        self._see(entry)
+            self._complete = True
+            if operation.endswith(":coalesced"):
+                self._pending.pop((index, False, sequence), None)
+            else:
+                ordinary = not operation.startswith("gloo:")
         if entry.get("op_id", 0) > sequence and operation.startswith("gloo:"):
             self.groups[index].hidden_operations = True
         return (index, signature) if ordinary else None
 
+    def _to_peer(self, index: int, operation: str) -> bool:
+        """Whether an entry of a version without `is_p2p` is a send, a receive or a coalesced call of these.
+
+        The entry of a coalesced call names no peer, and stands right behind its parts in its group. Where the
+        ring begins between the two, it tells nothing, as a send without a peer does.
+        """
+        if operation.endswith(":coalesced"):
+            return index in self._after_peer or self.newest_record == UNKNOWN
+        return _POINT_TO_POINT.search(operation) is not None
+
     def _take_point_to_point(self, entry: dict[str, Any], index: int, operation: str) -> None:
+        self._see(entry)
+        self._after_peer.add(index)
         self.groups[index].point_to_point = True
         sequence = entry["p2p_seq_id"]
+        coalesced = operation.endswith(":coalesced")
+        if coalesced:
+            self._ended.add((index, sequence))
         if not entry.get("retired") and entry["state"] != "completed":
             self._add_pending(entry, index, sequence, True)
-        elif operation.endswith(":coalesced"):
+            self.batches = self.batches or coalesced
+            return
+        self._complete = True
+        if coalesced:
             # The parts of a coalesced call share its number and never get a state of their own.
             self._pending.pop((index, True, sequence), None)
-        self._see(entry)
 
     def _see(self, entry: dict[str, Any]) -> None:
         created, record = entry["time_created_ns"], entry["record_id"]
@@ -114,6 +155,7 @@ class EntryReader:
             sends=bool(found) and name.startswith("send"),
             started=entry["state"] == "started",
             created_ns=int(entry["time_created_ns"]),
+            own=int(found[2]) if found else UNKNOWN,
         )
         if not (to_peer and found is None):
             self._pending.setdefault((index, to_peer, sequence), []).append(operation)

@@ -8,6 +8,7 @@ from rankwatch_agent.diagnosis.hang.blame import Blame
 from rankwatch_agent.diagnosis.hang.desync import Mismatch
 from rankwatch_agent.diagnosis.hang.job import Job
 from rankwatch_agent.diagnosis.hang.progress import Progress
+from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN
 from rankwatch_agent.diagnosis.hang.verdict import GroupState
 from rankwatch_agent.diagnosis.hang.waits import Wait
 
@@ -123,6 +124,10 @@ def _notes(job: Job, progress: Progress) -> list[str]:
         notes.append("the dumps do not tell when they were taken; they are judged as taken at a stall")
     if any(view.hidden_operations for each in job.snapshots.values() for view in each.groups):
         notes.append("gloo records no sends and receives: a rank that waits in one looks idle")
+    if any(each.newest_record == UNKNOWN and each.status for each in job.snapshots.values()):
+        notes.append("some dumps hold no entries: their status alone does not tell which group it is of")
+    if any(each.unsettled for each in job.snapshots.values()):
+        notes.append("dumps of active operations only: sends and receives in them may have completed")
     versions = {each.version for each in job.snapshots.values()}
     if len(versions) > 1:
         notes.append(f"the dumps have different versions: {', '.join(sorted(versions))}")

@@ -26,6 +26,8 @@ class Group:
     description: str
     members: tuple[int, ...]
     """Ranks of the job in the order of their index in the group."""
+    told: bool = True
+    """A recorder tells the members; else they are the ranks that are seen to have entries in it."""
     views: dict[int, GroupView] = field(default_factory=dict)
     pending: dict[int, dict[int, Operation]] = field(default_factory=lambda: defaultdict(dict))
     """Rank -> number -> collective that is not complete."""
@@ -59,6 +61,18 @@ class Job:
     group_of: Mapping[tuple[int, int], Group]
     """(rank, index in its snapshot) -> group."""
     world: tuple[int, ...]
+
+    def peer_of(self, rank: int, operation: Operation) -> int | None:
+        """The rank at the other end of a send or receive; None where nothing tells it.
+
+        Of members that only entries name some may be lacking. The rank's own index in the call shows that.
+        """
+        members = self.group_of[(rank, operation.group)].members
+        if not 0 <= operation.peer < len(members):
+            return None
+        if operation.own != UNKNOWN and members[operation.own : operation.own + 1] != (rank,):
+            return None
+        return members[operation.peer]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -140,7 +154,7 @@ def _add_without_members(
             members = world
         elif pair is not None:
             members = tuple(dict.fromkeys((*sorted((int(pair[1]), int(pair[2]))), *members)))
-        group = groups[(name, description)] = Group(name, description, members)
+        group = groups[(name, description)] = Group(name, description, members, told=False)
         of.update(dict.fromkeys(places, group))
 
 

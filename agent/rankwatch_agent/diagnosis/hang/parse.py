@@ -62,6 +62,8 @@ def finish(document: Mapping[Any, Any], rank: int, reader: EntryReader) -> Snaps
         newest_record=reader.newest_record,
         taken_ns=_nanoseconds(document.get("time_seconds")),
         skipped_entries=reader.skipped,
+        batches=reader.batches,
+        unsettled=reader.unsettled(),
     )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
+
+_CLOCK_STEP_NS = 10_000_000_000
+"""By how much a wall clock may be set back while a run goes on."""
 
 
 class Progress(NamedTuple):
@@ -26,6 +31,7 @@ def newest_of_each(snapshots: Sequence[Snapshot]) -> dict[int, Snapshot]:
 
 def progress_of(snapshots: Sequence[Snapshot], stall_seconds: float) -> Progress:
     """Judge the times. A dump without a time is taken as made at a stall: that is when PyTorch writes one."""
+    snapshots = [_with_sound_time(each) for each in snapshots]
     newest = newest_of_each(snapshots)
     ages = [
         (each.taken_ns - each.pending[0].created_ns) / 1e9
@@ -39,10 +45,17 @@ def progress_of(snapshots: Sequence[Snapshot], stall_seconds: float) -> Progress
     again = [rank for rank in newest if first[rank] is not newest[rank]]
     if again:
         advanced = all(_position(first[rank]) != _position(newest[rank]) for rank in again)
-        recent = oldest is None or oldest < stall_seconds
-        return Progress(advanced and recent, True, oldest)
+        # A healthy rank may compute between two snapshots: the age of what waits decides, where it is known.
+        return Progress(advanced if oldest is None else oldest < stall_seconds, True, oldest)
     timed = all(each.taken_ns for each in newest.values())
     return Progress(timed and (oldest is None or oldest < stall_seconds), timed, oldest)
+
+
+def _with_sound_time(snapshot: Snapshot) -> Snapshot:
+    """Without a time that lies before the newest entry: that is no wall clock, or that of another moment."""
+    if not snapshot.taken_ns or snapshot.taken_ns >= snapshot.newest_ns - _CLOCK_STEP_NS:
+        return snapshot
+    return msgspec.structs.replace(snapshot, taken_ns=0)
 
 
 def _position(snapshot: Snapshot) -> tuple[int, int, int]:

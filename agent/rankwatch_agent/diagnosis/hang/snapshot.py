@@ -36,6 +36,8 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
     started: bool
     """The device has begun it; only recorded where timing is on."""
     created_ns: int
+    own: int = UNKNOWN
+    """Point-to-point: the rank's own index in the group, as it is in the name of the call."""
 
 
 class GroupView(msgspec.Struct, array_like=True):
@@ -78,3 +80,8 @@ class Snapshot(msgspec.Struct, array_like=True):
     """Wall clock of the snapshot, nanoseconds; 0 where the file does not tell."""
     skipped_entries: int = 0
     """Entries that could not be understood."""
+    batches: bool = False
+    """A coalesced call of sends and receives is pending."""
+    unsettled: list[int] = []
+    """Records of sends and receives that may have completed, where the dump holds nothing complete: with
+    TORCH_INCLUDE_ONLY_ACTIVE the parts of a completed coalesced call stay in it as if they were pending."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from rankwatch_agent.diagnosis.hang.files import RANK, dumps_in, without_strangers
 from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
 from rankwatch_agent.diagnosis.hang.reading import Reading, read_dumps
 from rankwatch_agent.diagnosis.hang.snapshot import MAX_RANKS
@@ -22,15 +22,15 @@ MEMORY_BYTES = 4 << 30
 MAX_LINE_BYTES = 64 << 20
 _MAX_SNAPSHOTS = 1 << 20
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
-_RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
-"""The number at the end of a name, before suffixes such as .json and .pickle."""
+_INSIDE = ("entries", "trace", "pg_status")
+"""What a snapshot holds one of."""
 
 
 def read_source(path: Path) -> Reading:
     """Everything at `path`; raises UserError where there is nothing to diagnose."""
     try:
         if path.is_dir():
-            reading = read_dumps(_dumps_in(path))
+            reading = _read_directory(path)
         elif path.is_file():
             with bounded_memory(MEMORY_BYTES):
                 reading = _read_json(path)
@@ -50,23 +50,12 @@ def read_source(path: Path) -> Reading:
     return reading
 
 
-def _dumps_in(directory: Path) -> dict[int, Path]:
-    found: dict[int, Path] = {}
-    for path in sorted(directory.iterdir()):
-        match = _RANK.search(path.name)
-        if match is None or path.is_dir():
-            continue
-        rank = int(match[1])
-        if rank >= MAX_RANKS:
-            raise UserError(f"{path.name} in {directory} names rank {rank}; expected one below {MAX_RANKS}")
-        if rank in found:
-            raise UserError(
-                f"{found[rank].name} and {path.name} in {directory} are both dumps of rank {rank}"
-            )
-        found[rank] = path
-    if not found:
-        raise UserError(f"{directory} holds no file whose name ends in a rank's number, such as _dump_3")
-    return found
+def _read_directory(directory: Path) -> Reading:
+    files = dumps_in(directory)
+    reading = read_dumps(files.paths)
+    if reading.snapshots:
+        reading.broken = without_strangers(reading.broken.items(), files)
+    return reading
 
 
 def _read_json(path: Path) -> Reading:
@@ -99,8 +88,7 @@ def _documents(path: Path) -> Iterator[tuple[int, object]]:
             if len(line) > MAX_LINE_BYTES:
                 raise UserError(f"line {number} of {path} is longer than {MAX_LINE_BYTES >> 20} MiB")
             if line.strip():
-                document = _decode(line.removeprefix(BOM), path)
-                yield _rank_of(document, None, path), document
+                yield from _of_rank(_decode(line.removeprefix(BOM), path), None, path)
 
 
 def _decode(data: bytes | msgspec.Raw, path: Path) -> object:
@@ -118,19 +106,39 @@ def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
         raise UserError(f"{path} holds neither a list nor an object of snapshots") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-    if isinstance(parts, list):
-        for position, part in enumerate(parts):
-            document = _decode(part, path)
-            yield _rank_of(document, position, path), document
-    elif "entries" in parts or "pg_status" in parts:
-        match = _RANK.search(path.name)
-        document = _decode(data, path)
-        yield _rank_of(document, int(match[1]) if match else None, path), document
-    else:
+    if isinstance(parts, dict) and not any(name in parts for name in _INSIDE):
+        inner = next(iter(parts.values())) if len(parts) == 1 and not RANK.search(next(iter(parts))) else None
+        if inner is not None:  # {"snapshots": ...} and its like
+            yield from _of_document(bytes(inner), path)
+            return
         for name, part in parts.items():
-            match = _RANK.search(name)
-            document = _decode(part, path)
-            yield _rank_of(document, int(match[1]) if match else None, path), document
+            match = RANK.search(name)
+            yield from _of_rank(_decode(part, path), int(match[1]) if match else None, path)
+    elif isinstance(parts, list):
+        for position, part in enumerate(parts):
+            yield from _of_rank(_decode(part, path), position, path)
+    else:
+        match = RANK.search(path.name)
+        yield from _of_rank(_decode(data, path), int(match[1]) if match else None, path)
+
+
+def _of_rank(document: object, otherwise: int | None, path: Path) -> Iterator[tuple[int, object]]:
+    """One snapshot, or several of one rank in a list; what stands around a snapshot may tell its rank."""
+    for each in document if isinstance(document, list) else [document]:
+        rank = _rank_of(each, otherwise, path)
+        yield rank, _unwrapped(each)
+
+
+def _unwrapped(document: object) -> object:
+    """The snapshot itself, where an object with a rank and a time was put around it."""
+    if not isinstance(document, dict) or any(name in document for name in _INSIDE):
+        return document
+    found = [
+        each for each in document.values() if isinstance(each, dict) and any(name in each for name in _INSIDE)
+    ]
+    if len(found) != 1:
+        return document
+    return {**{name: document[name] for name in ("time_seconds",) if name in document}, **found[0]}
 
 
 def _rank_of(document: object, otherwise: int | None, path: Path) -> int:

@@ -72,7 +72,7 @@ def _collective_waits(group: Group, job: Job, heads: dict[int, Operation]) -> li
         wait = Wait(group, name, sequence, False, waiting)
         for rank in group.members:
             _members_of(wait, rank, job).append(rank)
-        if not wait.completed and not wait.absent and not wait.no_dump:
+        if group.told and not wait.completed and not wait.absent and not wait.no_dump:
             wait.behind = _behind(wait, heads)
         waits.append(wait)
     return waits
@@ -87,7 +87,8 @@ def _members_of(wait: Wait, rank: int, job: Job) -> list[int]:
         return wait.arrived
     last = group.last_enqueued(rank)
     if last is None or last < wait.sequence:
-        return wait.absent
+        # An entry that was not understood may have been this one.
+        return wait.no_dump if job.snapshots[rank].skipped_entries else wait.absent
     if rank in group.status and group.status[rank][1] < wait.sequence:
         return wait.arrived
     return wait.completed
@@ -107,10 +108,10 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
     oldest: dict[tuple[Group, int, int, bool], Operation] = {}
     for rank, snapshot in job.snapshots.items():
         for operation in snapshot.pending:
-            group = job.group_of[(rank, operation.group)]
-            if 0 <= operation.peer < len(group.members):
-                key = (group, rank, group.members[operation.peer], operation.sends)
-                oldest.setdefault(key, operation)
+            peer = job.peer_of(rank, operation)
+            if operation.peer != UNKNOWN and peer is not None:
+                group = job.group_of[(rank, operation.group)]
+                oldest.setdefault((group, rank, peer, operation.sends), operation)
     waits = []
     for (group, rank, peer, sends), operation in oldest.items():
         name = f"{operation.name} {rank}{'->' if sends else '<-'}{peer}"
@@ -126,6 +127,15 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
                 wait.behind.append(peer)
         waits.append(wait)
     return waits
+
+
+def wait_for_unknown(job: Job) -> set[int]:
+    """Ranks with a send or receive whose peer the dumps do not tell: they wait, and nothing says for whom."""
+    return {
+        rank
+        for rank, snapshot in job.snapshots.items()
+        if any(each.own != UNKNOWN and job.peer_of(rank, each) is None for each in snapshot.pending)
+    }
 
 
 def is_front(wait: Wait, rank: int, job: Job) -> bool:

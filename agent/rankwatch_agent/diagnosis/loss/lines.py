@@ -15,23 +15,27 @@ from rankwatch_agent.user_error import UserError
 
 MAX_LINE_BYTES = 16384
 """A longer line is no row and no line of a log: it is skipped and counted."""
+MAX_FRUITLESS_LINES = 10_000_000
+"""After so many lines without a loss none is expected any more: a few MB of gzip can hold a billion."""
 _HEAD_BYTES = 8192
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def read_lines(path: Path, intake: Intake) -> Iterator[str]:
+def read_lines(path: Path, intake: Intake, *, most_fruitless: int = MAX_FRUITLESS_LINES) -> Iterator[str]:
     """Yield the lines; a compressed file that ends in the middle yields what there is.
 
-    Raises UserError where the file cannot be read, is empty or is binary.
+    most_fruitless: lines that may pass before the first loss.
+    Raises UserError where the file cannot be read, is empty or is binary, or where so many lines
+    pass and `intake` counts no loss yet.
     """
     try:
         with open_bytes(path) as file:
-            yield from _lines(path, file, intake)
+            yield from _lines(path, file, intake, most_fruitless)
     except OSError as error:
         raise UserError(f"could not read {path}: {error.strerror or error}") from error
 
 
-def _lines(path: Path, file: io.BufferedReader, intake: Intake) -> Iterator[str]:
+def _lines(path: Path, file: io.BufferedReader, intake: Intake, most_fruitless: int) -> Iterator[str]:
     compressed = file.peek(2)[:2] == _GZIP_MAGIC
     source: io.BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if compressed else file
     seen = False
@@ -40,8 +44,10 @@ def _lines(path: Path, file: io.BufferedReader, intake: Intake) -> Iterator[str]
         try:
             if b"\0" in source.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
                 raise UserError(f"{path} is binary or UTF-16, expected CSV or a log in UTF-8")
-            for line in _bounded(source, intake):
+            for number, line in enumerate(_bounded(source, intake)):
                 seen = True
+                if number == most_fruitless and not intake.losses:
+                    raise UserError(f"{path} holds no step with a loss in its first {number:,} lines")
                 yield line.decode("utf-8-sig", errors="replace")
         except (EOFError, zlib.error, gzip.BadGzipFile):
             intake.truncated = True

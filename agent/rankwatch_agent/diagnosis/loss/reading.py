@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
 from rankwatch_agent.diagnosis.loss.detection import Findings, detect
 from rankwatch_agent.diagnosis.loss.divergence import PERSISTENCE_VALUES
 from rankwatch_agent.diagnosis.loss.lines import read_lines
-from rankwatch_agent.diagnosis.loss.log import default_extract, extract_by, read_log
+from rankwatch_agent.diagnosis.loss.log import Extract, default_extract, extract_by, read_log
+from rankwatch_agent.diagnosis.loss.match_limit import MATCH_SECONDS, bounded
 from rankwatch_agent.diagnosis.loss.row import Intake, Row
 from rankwatch_agent.diagnosis.loss.table import delimiter_of, likely_delimiter, read_table
 from rankwatch_agent.user_error import UserError
@@ -23,24 +25,28 @@ def diagnose(
     pattern: str | None = None,
     columns: Mapping[str, str] | None = None,
     persistence: int = PERSISTENCE_VALUES,
+    match_seconds: float = MATCH_SECONDS,
 ) -> Findings:
     """Judge the losses of a file.
 
     pattern: regular expression with the groups `step` and `loss`, for the lines of a log.
     columns: name of ours -> name in a table, for those that differ.
     persistence: values in a row for which a deviation must last to be a divergence.
-    Raises UserError where the file cannot be read or holds no loss.
+    match_seconds: time of the processor that `pattern` may take on one line. In the main thread only.
+    Raises UserError where the file cannot be read or holds no loss, or the pattern takes too long.
     """
     intake = Intake()
-    findings = detect(_rows(path, intake, pattern, columns or {}), intake, persistence=persistence)
+    # A mistake in the pattern is told before a large file is opened.
+    limited = bounded(extract_by(pattern), seconds=match_seconds) if pattern is not None else nullcontext()
+    with limited as extract:
+        findings = detect(_rows(path, intake, extract, columns or {}), intake, persistence=persistence)
     if not intake.losses:
         raise UserError(_no_loss(path, intake, pattern))
     return findings
 
 
-def _rows(path: Path, intake: Intake, pattern: str | None, columns: Mapping[str, str]) -> Iterator[Row]:
-    if pattern is not None:
-        extract = extract_by(pattern)  # a mistake in it is told before a large file is opened
+def _rows(path: Path, intake: Intake, extract: Extract | None, columns: Mapping[str, str]) -> Iterator[Row]:
+    if extract is not None:
         yield from read_log(read_lines(path, intake), intake, extract=extract)
         return
     lines = read_lines(path, intake)

@@ -62,12 +62,19 @@ def separate(units: Units) -> Difficulty:
     sizes = np.bincount(replica)
     if len(replicas) < 2 or sizes.max() < 2:
         return _by_operations(halves, visits, level)
+    if units.work_known:
+        # What a replica has to do in a step is told, so what its ranks share from step to step is theirs.
+        return _by_mates(halves, visits, level, replica, sizes, inside_steps=True)
     return _by_mates(halves, visits, level, replica, sizes)
 
 
-def _by_mates(halves: Floats, visits: Floats, level: Floats, replica: Ints, sizes: Ints) -> Difficulty:
+def _by_mates(
+    halves: Floats, visits: Floats, level: Floats, replica: Ints, sizes: Ints, *, inside_steps: bool = False
+) -> Difficulty:
     members = _members(replica, sizes)
     nobody = np.full_like(visits[:, :1], np.nan)
+    if inside_steps:
+        visits, level = visits - nan_mean(visits, axis=2)[..., None], np.zeros(1)
     together = np.concatenate([visits, nobody], axis=1)[:, members, :]  # (step, replica, member, microbatch)
     # What lasts on a rank is not the microbatch's.
     centred = np.concatenate([visits - level, nobody], axis=1)[:, members, :]

@@ -26,6 +26,8 @@ class Finding:
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
     evidence: Mapping[str, object] = field(default_factory=dict)
+    lasts: int = 0
+    """Steps of the longest episode of a rank; 0 where that means nothing."""
     last_resort: bool = False
     """Told only where no other cause is found: nothing to compare with, so its cost is an upper bound."""
 
@@ -45,6 +47,17 @@ class Case:
         self.ranks, self.rank = codes(table.rank)
         self.step_seconds = self.replay.step_seconds(self.seconds)
         """Replayed, by step."""
+
+    def replayed_ratio(self) -> float:
+        """Replayed over recorded seconds of the median step. Far from 1: who waits for whom is unclear."""
+        cell = self.step * len(self.ranks) + self.rank
+        first = np.full(len(self.steps) * len(self.ranks), np.inf)
+        last = np.full(len(first), -np.inf)
+        np.minimum.at(first, cell, self.table.start_seconds)
+        np.maximum.at(last, cell, self.table.start_seconds + self.table.duration_seconds)
+        there = np.where(np.isfinite(first), last - first, 0.0).reshape(len(self.steps), -1)
+        recorded = np.maximum(there.max(axis=1), 1e-18)
+        return float(np.median(self.step_seconds / recorded))
 
     def sums(self, rows: NDArray[np.bool_]) -> Floats:
         """(step, rank): seconds of some rows; NaN where a rank has none of them in the step."""

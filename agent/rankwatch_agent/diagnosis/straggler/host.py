@@ -9,6 +9,7 @@ from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, grouped_med
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
 from rankwatch_agent.diagnosis.straggler.peers import against_peers
 from rankwatch_agent.diagnosis.straggler.persistence import Lasting, scan
+from rankwatch_agent.diagnosis.straggler.stretch import high_stretch
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 
 HOST_KINDS = (Kind.DATA, Kind.OTHER)
@@ -50,16 +51,27 @@ def find_starvation(case: Case) -> Finding | None:
     rows = case.table.kind == Kind.DATA
     if not rows.any():
         return None
-    ideal = np.where(rows, 0.0, case.seconds)
-    measured = float(case.step_seconds.sum())
-    share = 1.0 - float(case.replay.step_seconds(ideal).sum()) / measured if measured > 0.0 else 0.0
-    if share < case.limits.starvation_share:
+    without = case.replay.step_seconds(np.where(rows, 0.0, case.seconds))
+    share = 1.0 - without / np.maximum(case.step_seconds, 1e-18)
+    window = high_stretch(share, case.limits.starvation_share, case.limits.steps)
+    if window is None:
         return None
+    inside = np.zeros(len(case.steps), dtype=np.bool_)
+    inside[slice(*window)] = True
+    # Without a time when loading was fast, all of it counts.
+    before = np.count_nonzero(~inside) >= case.limits.steps
+    usual = nan_median(np.where(inside[:, None], np.nan, case.sums(rows))) if before else np.array(0.0)
+    own = nan_median(np.where(inside[:, None], case.sums(rows), np.nan))
+    ideal = case.seconds.copy()
+    ideal[rows & inside[case.step]] *= min(1.0, float(np.nan_to_num(usual)) / max(float(own), 1e-18))
     return Finding(
         cause=Cause.HOST,
         ideal=ideal,
-        first_step=int(case.steps[0]),
-        evidence={"data_share_of_step": share, "slowdown_is_upper_bound": True},
+        first_step=int(case.steps[window[0]]),
+        evidence={
+            "data_share_of_step": float(np.median(share[inside])),
+            "slowdown_is_upper_bound": not before,
+        },
         last_resort=True,
     )
 

@@ -17,6 +17,8 @@ _BEYOND_NOISE = 3.0
 _LEAST_RANKS = 3
 _MOST_OF_ONE_RANK = 0.5
 """Share of the lateness that one rank may hold; with more it is that rank's own affair."""
+_MOST_OF_ONE_STEP = 0.5
+"""The same of one step: an event, as a pause of all hosts is, and nothing that goes on."""
 
 
 def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan) -> Finding | None:
@@ -32,6 +34,7 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
     taken = np.bincount(key, weights=case.seconds[rows.index], minlength=size[0] * size[1]).reshape(size)
     excess = np.divide(taken, expected, out=np.full(size, np.nan), where=expected > 0.0) - 1.0
     excess = excess - nan_median(excess, axis=1)[:, None]
+    excess[units.unlike] = np.nan
     quantile = NormalDist().inv_cdf(1.0 - case.limits.false_alarm / excess.size)
     level = max(case.limits.jitter_share, quantile * sigma(excess))
     late = np.nan_to_num(excess) > level
@@ -39,10 +42,11 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
         return None
     lateness = np.where(late, excess * expected, 0.0)
     by_rank = lateness.sum(axis=0)
-    if np.count_nonzero(by_rank) < _LEAST_RANKS or by_rank.max() > _MOST_OF_ONE_RANK * by_rank.sum():
+    if not _in_turn(by_rank, lateness.sum(axis=1), case.limits.steps):
         return None
     ideal = case.seconds.copy()
-    ideal[rows.index] = _without_delays(ideal[rows.index], fair, key)
+    like = ~units.unlike[rows.step]
+    ideal[rows.index[like]] = _without_delays(ideal[rows.index[like]], fair[like], key[like])
     return Finding(
         cause=Cause.JITTER,
         ideal=ideal,
@@ -55,6 +59,14 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
             "largest_share_of_one_rank": float(by_rank.max() / by_rank.sum()),
         },
     )
+
+
+def _in_turn(by_rank: Floats, by_step: Floats, least_steps: int) -> bool:
+    """Whether lateness falls to several ranks in several steps, and to none of them mostly."""
+    if np.count_nonzero(by_rank) < _LEAST_RANKS or np.count_nonzero(by_step) < least_steps:
+        return False
+    one_rank, one_step = by_rank.max() / by_rank.sum(), by_step.max() / by_step.sum()
+    return bool(one_rank <= _MOST_OF_ONE_RANK and one_step <= _MOST_OF_ONE_STEP)
 
 
 def _without_delays(seconds: Floats, fair: Floats, rank_step: Ints) -> Floats:

@@ -8,11 +8,11 @@ from rankwatch_agent.diagnosis.straggler.arrays import Ints
 from rankwatch_agent.diagnosis.straggler.meetings import Meetings
 
 
-def levels(before: Ints, meetings: Meetings) -> list[Ints]:
+def levels(before: Ints, meetings: Meetings) -> tuple[list[Ints], bool]:
     """Rows by level, in each the members of a collective side by side.
 
     Kahn's algorithm over whole frontiers. Rows in a circle (dependencies guessed wrongly, as clocks can make
-    them) come last, in one level, and wait for nothing that comes later.
+    them) come last, in one level, and wait for nothing that comes later. Second: whether there are such rows.
     """
     node, count = _nodes(meetings)
     source, target = _edges(before, meetings, node)
@@ -30,10 +30,12 @@ def levels(before: Ints, meetings: Meetings) -> list[Ints]:
         reached = targets[_ranges(starts[frontier], ends[frontier])]
         np.subtract.at(missing, reached, 1)
         frontier = np.unique(reached[missing[reached] == 0])
+    circles = bool((level < 0).any())
     level[level < 0] = number
     of_row = level[node]
     order = np.lexsort((node, of_row))
-    return [part for part in np.split(order, np.flatnonzero(np.diff(of_row[order])) + 1) if part.size]
+    parts = np.split(order, np.flatnonzero(np.diff(of_row[order])) + 1)
+    return [part for part in parts if part.size], circles
 
 
 def _nodes(meetings: Meetings) -> tuple[Ints, int]:

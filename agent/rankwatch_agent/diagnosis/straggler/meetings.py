@@ -8,8 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
-from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, combine
+from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, combine, grouped_median
+from rankwatch_agent.diagnosis.straggler.gatherings import codes_of, parts, places
 from rankwatch_agent.diagnosis.straggler.messages import NONE, message_waits, occurrence, point_to_point
+
+_MOST_LONELY = 0.25
+"""Share of receives without their send. Up to here these are gaps in the table, and they take a wait."""
 
 
 class Meetings(NamedTuple):
@@ -25,43 +29,92 @@ class Meetings(NamedTuple):
     """Seconds of communication without the wait: of a collective what its last arriver spends."""
 
 
-def meet(table: OperationTable, order: Ints) -> Meetings:
-    """`order` sorts the rows by step, rank and start."""
+def meet(table: OperationTable, order: Ints, *, guess: bool = True) -> Meetings:
+    """`order` sorts the rows by step, rank and start; `guess` who gathers where the table does not tell."""
     sends, receives = point_to_point(table)
     communication = table.kind == Kind.COMMUNICATION
-    collective, count = _collectives(table, order, communication & ~sends & ~receives)
+    collective, kinds = _collectives(table, order, communication & ~sends & ~receives, guess=guess)
     waits_for = message_waits(table, order)
     transfer = np.where(communication, table.duration_seconds, 0.0)
-    if count:
-        shortest = np.full(count, np.inf)
-        members = collective >= 0
-        np.minimum.at(shortest, collective[members], table.duration_seconds[members])
-        transfer[members] = shortest[collective[members]]
+    members = collective >= 0
+    transfer[members] = _shortest(table.duration_seconds[members], collective[members], kinds)[
+        collective[members]
+    ]
     transfer[receives] = 0.0  # waiting, and what of it is transfer is the sender's
     lonely = receives & (waits_for == NONE)
-    transfer[lonely] = table.duration_seconds[lonely]
-    return Meetings(collective, count, waits_for, transfer)
+    if lonely.sum() > _MOST_LONELY * receives.sum():  # else the rank that sends is left out of some steps
+        transfer[lonely] = table.duration_seconds[lonely]
+    return Meetings(collective, len(kinds), waits_for, transfer)
 
 
-def _collectives(table: OperationTable, order: Ints, rows: NDArray[np.bool_]) -> tuple[Ints, int]:
-    """The n-th run of an operation in a group and step is one instance, on whichever rank it runs."""
+def _shortest(seconds: Floats, instance: Ints, kinds: Ints) -> Floats:
+    """By instance: what its last arriver spends.
+
+    Where a member is not in the table, it may have been the last, and what the others spend may be a wait for
+    it. Then no more is taken than what complete instances of other steps typically spend.
+    """
+    count = len(kinds)
+    shortest = np.full(count, np.inf)
+    np.minimum.at(shortest, instance, seconds)
+    members = np.bincount(instance, minlength=count)
+    most = np.zeros(int(kinds.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(most, kinds, members)
+    complete = members == most[kinds]
+    if complete.all():
+        return shortest
+    typical = grouped_median(np.where(complete, shortest, np.nan), kinds, len(most))[kinds]
+    return np.where(complete, shortest, np.fmin(shortest, typical))
+
+
+def _collectives(
+    table: OperationTable, order: Ints, rows: NDArray[np.bool_], *, guess: bool
+) -> tuple[Ints, Ints]:
+    """The n-th run of an operation in a group and step is one instance, on whichever rank it runs.
+
+    By row the instance, and by instance a number for what is the same in every step.
+    """
     found = np.full(len(table), NONE, dtype=np.int64)
     ordered = order[rows[order]]
     if ordered.size == 0:
-        return found, 0
-    steps, step = codes(table.step[ordered])
-    ranks, rank = codes(table.rank[ordered])
-    # Where groups are not told, the ranks of a stage are one.
-    named = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[ordered]]
-    place = np.where(named, table.group[ordered], len(table.groups) + table.stage[ordered])
-    groups, group = codes(place)
-    same = combine(
-        (step, len(steps)),
-        (group, len(groups)),
-        (table.operation[ordered].astype(np.int64), len(table.operations)),
+        return found, np.empty(0, dtype=np.int64)
+    key, number = _runs(table, ordered)
+    runs = int(number.max()) + 1
+    kinds, kind = codes(key * runs + number)
+    part = places(table, ordered)
+    if guess:
+        left = _since_begin(table, ordered)
+        part = parts(table, ordered, kind, left, left - _seconds_there(table, order)[ordered])
+    steps = codes_of(table.step[ordered])
+    distinct, found[ordered] = codes(combine((kind, len(kinds)), (part, int(part.max()) + 1), steps))
+    return found, codes(distinct // steps[1])[1]
+
+
+def _runs(table: OperationTable, ordered: Ints) -> tuple[Ints, Ints]:
+    """By row, in order of time: group and operation, and the how manieth run of it in its step and rank."""
+    key = combine(
+        codes_of(table.group[ordered]), (table.operation[ordered].astype(np.int64), len(table.operations))
     )
-    _, same = codes(same)
-    number = occurrence(same * len(ranks) + rank, np.arange(len(ordered)))
-    distinct, instance = codes(same * (int(number.max()) + 1) + number)
-    found[ordered] = instance
-    return found, len(distinct)
+    mine = combine(codes_of(table.step[ordered]), codes_of(table.rank[ordered]), codes_of(key))
+    return key, occurrence(mine, np.arange(len(ordered)))
+
+
+def _since_begin(table: OperationTable, rows: Ints) -> Floats:
+    """By row: seconds from the first start of its rank to its end, so that little is rounded away."""
+    ranks, rank = codes(table.rank)
+    begin = np.full(len(ranks), np.inf)
+    np.minimum.at(begin, rank, table.start_seconds)
+    since: Floats = table.start_seconds[rows] - begin[rank[rows]] + table.duration_seconds[rows]
+    return since
+
+
+def _seconds_there(table: OperationTable, order: Ints) -> Floats:
+    """By row: seconds to its end from that of the row before on its rank, or from its own start."""
+    start, end = table.start_seconds[order], (table.start_seconds + table.duration_seconds)[order]
+    follows = np.zeros(len(order), dtype=np.bool_)
+    follows[1:] = (table.rank[order][1:] == table.rank[order][:-1]) & (
+        table.step[order][1:] == table.step[order][:-1]
+    )
+    pause = np.where(follows, np.maximum(start - np.r_[start[:1], end[:-1]], 0.0), 0.0)
+    seconds = np.empty(len(order))
+    seconds[order] = end - start + pause
+    return seconds

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Ints, codes, combine
+from rankwatch_agent.diagnosis.straggler.directions import directions, is_backward, is_forward
 
 NONE = -1
 """Stands for no row."""
@@ -79,10 +80,8 @@ def _match_messages(
 def _goes_forward(
     table: OperationTable, order: Ints, sends: NDArray[np.bool_], receives: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Activations go to the next stage, gradients back; where no name tells, forward comes first."""
-    names = [name.lower() for name in table.operations]
-    says_forward = np.array([_is_forward(name) for name in names], dtype=np.bool_)[table.operation]
-    says_backward = np.array([_is_backward(name) for name in names], dtype=np.bool_)[table.operation]
+    """Whether a message goes to the next stage; where nothing tells, forward comes first."""
+    way = directions(table, order, sends, receives)
     rows = np.flatnonzero(sends | receives)
     ranks, rank = codes(table.rank[rows])
     steps, step = codes(table.step[rows])
@@ -100,17 +99,14 @@ def _goes_forward(
     low, high = table.stage.min(), table.stage.max()
     # The last stage sends only gradients, and the first one receives only gradients.
     only_back = (sends & (table.stage == high)) | (receives & (table.stage == low))
-    forward: NDArray[np.bool_] = np.where(
-        says_forward != says_backward, says_forward, ~(second | only_back)
-    ).astype(np.bool_)
+    forward: NDArray[np.bool_] = np.where(way != 0, way > 0, ~(second | only_back)).astype(np.bool_)
     return forward
 
 
 def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
     """Without rows of sends: forward waits for the stage before, backward for the stage behind."""
-    names = [name.lower() for name in table.operations]
-    for test, ahead in ((_is_forward, 1), (_is_backward, -1)):
-        of_pass = np.array([test(name) for name in names], dtype=np.bool_)[table.operation]
+    for test, ahead in ((is_forward, 1), (is_backward, -1)):
+        of_pass = np.array([test(name) for name in table.operations], dtype=np.bool_)[table.operation]
         rows = np.flatnonzero((table.kind == Kind.COMPUTE) & of_pass)
         if rows.size == 0:
             continue
@@ -151,11 +147,3 @@ def _rank_of(order: Ints, rows: Ints) -> Ints:
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))
     return position[rows]
-
-
-def _is_forward(name: str) -> bool:
-    return "forward" in name or "fwd" in name
-
-
-def _is_backward(name: str) -> bool:
-    return "backward" in name or "bwd" in name

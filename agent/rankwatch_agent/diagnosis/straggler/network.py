@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, leave_one_out_median, nan_median
@@ -55,6 +57,8 @@ def find_exposed_transfers(case: Case) -> Finding | None:
     links = measure_links(case)
     if links is None:
         return None
+    if abs(math.log(max(case.replayed_ratio(), 1e-18))) > math.log(case.limits.replay_ratio):
+        return None  # what would be left without transfers is anybody's guess
     ideal = case.seconds.copy()
     ideal[links.rows] = 0.0
     measured = float(case.step_seconds.sum())
@@ -96,7 +100,9 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
     steps = len(series)
     if steps < 2 * limits.steps:
         return
-    low, high = np.nanquantile(np.where(np.isfinite(series), series, np.nan), (0.1, 0.9), axis=0)
+    # A past or a present of the fewest steps that count must show.
+    tail = min(0.1, (limits.steps - 1) / (steps - 1))
+    low, high = np.nanquantile(np.where(np.isfinite(series), series, np.nan), (tail, 1.0 - tail), axis=0)
     for index in np.flatnonzero(high - low > np.log(limits.transfer_growth)).tolist():
         middle = (low[index] + high[index]) / 2.0
         window = high_stretch(series[:, index], middle, limits.steps)

@@ -100,7 +100,7 @@ def _noise(residual: Floats) -> float:
         return _LEAST_NOISE
     clipped = np.clip(centred, -_CLIP * level, _CLIP * level) / level
     products = clipped[1:] * clipped[:-1]
-    per_rank = nan_median(products.mean(axis=0)) if len(products) >= 8 else np.array(0.0)
+    per_rank = nan_median(nan_mean(products, axis=0)) if len(products) >= 8 else np.array(0.0)
     memory = min(max(float(np.nan_to_num(per_rank)), 0.0), 0.9)
     # 1.17 / sqrt(n) is the relative standard error of a MAD.
     return level * math.sqrt((1.0 + memory) / (1.0 - memory)) * (1.0 + 1.17 / math.sqrt(count))

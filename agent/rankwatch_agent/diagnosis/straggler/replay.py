@@ -16,6 +16,10 @@ from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes
 from rankwatch_agent.diagnosis.straggler.levels import levels
 from rankwatch_agent.diagnosis.straggler.meetings import Meetings, meet
 from rankwatch_agent.diagnosis.straggler.messages import NONE
+from rankwatch_agent.diagnosis.straggler.pauses import without_waits
+
+_CLOCK_SECONDS = 2e-6
+"""Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
 
 
 class Replay:
@@ -25,13 +29,15 @@ class Replay:
         end = table.start_seconds + table.duration_seconds
         # Of rows that begin together, one without duration came first.
         self.order = np.lexsort((end, table.start_seconds, table.rank, table.step))
-        self.meetings: Meetings = meet(table, self.order)
         self.steps, self._step = codes(table.step)
+        self.meetings: Meetings = meet(table, self.order)
         self._before, self._pause = _chains(table, self.order, self.meetings)
-        self._levels = [
-            _Level(rows, *_instances(rows, self.meetings.collective))
-            for rows in levels(self._before, self.meetings)
-        ]
+        rows, circles = levels(self._before, self.meetings)
+        if circles:  # a guess about who gathers was wrong: what the table says must do
+            self.meetings = meet(table, self.order, guess=False)
+            self._before, self._pause = _chains(table, self.order, self.meetings)
+            rows, _ = levels(self._before, self.meetings)
+        self._levels = [_Level(each, *_instances(each, self.meetings.collective)) for each in rows]
         self.measured = np.where(
             table.kind == Kind.COMMUNICATION, self.meetings.transfer, table.duration_seconds
         )
@@ -70,7 +76,7 @@ def _chains(table: OperationTable, order: Ints, meetings: Meetings) -> tuple[Int
     first = np.r_[True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])]
     chain = np.cumsum(first) - 1
     position = np.arange(len(order))
-    rounding = 1e-9 + 1e-6 * float(np.median(table.duration_seconds))
+    rounding = _CLOCK_SECONDS + 4.0 * float(np.spacing(np.abs(table.start_seconds).max()))
     before = position - 1
     if not (first[1:] | (start[1:] + rounding >= end[:-1])).all():
         before = _ended_before(start + rounding, end, chain)
@@ -84,7 +90,7 @@ def _chains(table: OperationTable, order: Ints, meetings: Meetings) -> tuple[Int
     if implicit.any():
         # Without rows of receives the pause is the wait itself, and ranks need not share a clock.
         pauses[table.kind == Kind.COMPUTE] = 0.0
-    return found, pauses
+    return found, without_waits(pauses, found >= 0, table, meetings)
 
 
 def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:

@@ -34,6 +34,9 @@ class Thresholds:
     """Of a transfer over that of peers: groups of other stages carry other sizes, so it is generous."""
     transfer_share: float = 0.2
     """Of the step spent in transfers that nothing hides, where there is neither past nor peer to compare."""
+    replay_ratio: float = 1.2
+    """Of the replayed to the recorded step, or the other way round. Good tables stay within 1.02; one where
+    collectives are matched wrongly is off by a multiple."""
     host_share: float = 0.01
     """Of the step by which a rank's host work exceeds its peers'."""
     starvation_share: float = 0.1

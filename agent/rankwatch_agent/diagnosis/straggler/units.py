@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, combine, grouped_median, nan_mean
-from rankwatch_agent.diagnosis.straggler.work_units import explained_by_work
+from rankwatch_agent.diagnosis.straggler.unlike_steps import unlike_steps
+from rankwatch_agent.diagnosis.straggler.work_units import explained_by_work, told
 
 _MOST_CELLS_PER_VISIT = 20
 """A table whose ranks take part in few of its steps would blow the array up beyond this."""
@@ -54,6 +55,10 @@ class Units:
     """By compute row: logarithm of the seconds of its role."""
     work_log: Floats | None
     """By compute row: what work units explain; None where there are none."""
+    work_known: bool
+    """Whether rows tell their work, be it all the same."""
+    unlike: NDArray[np.bool_]
+    """By step: whether it is unlike the others on every rank; its `halves` are NaN."""
 
     @property
     def visits(self) -> Floats:
@@ -61,8 +66,11 @@ class Units:
         return nan_mean(self.halves, axis=0)
 
 
-def measure(table: OperationTable) -> Units | None:
-    """The compute of a table; None where it has none. Raises SparseTableError."""
+def measure(table: OperationTable, *, least_steps: int) -> Units | None:
+    """The compute of a table; None where it has none. Raises SparseTableError.
+
+    Fewer than `least_steps` unlike steps in a row are left out.
+    """
     index = np.flatnonzero(
         (table.kind == Kind.COMPUTE) & (table.duration_seconds > 0.0) & _of_microbatches(table)
     )
@@ -84,7 +92,7 @@ def measure(table: OperationTable) -> Units | None:
     cells = len(steps) * len(ranks) * (int(rows.slot.max()) + 1)
     if cells > _MOST_CELLS_PER_VISIT * (index.size + 1_000):
         raise SparseTableError("the ranks of the table share too few steps")
-    return _residuals(table, rows, ranks, steps)
+    return _residuals(table, rows, ranks, steps, least_steps)
 
 
 def _of_microbatches(table: OperationTable) -> NDArray[np.bool_]:
@@ -109,7 +117,7 @@ def _slots(table: OperationTable, index: Ints, step: Ints, steps: int) -> Ints:
     return slots
 
 
-def _residuals(table: OperationTable, rows: UnitRows, ranks: Ints, steps: Ints) -> Units:
+def _residuals(table: OperationTable, rows: UnitRows, ranks: Ints, steps: Ints, least_steps: int) -> Units:
     seconds = table.duration_seconds[rows.index]
     logarithm = np.log(seconds)
     role_log = grouped_median(logarithm, rows.role, len(rows.role_operation))
@@ -117,15 +125,20 @@ def _residuals(table: OperationTable, rows: UnitRows, ranks: Ints, steps: Ints) 
     by_work = explained_by_work(residual, table.work[rows.index], rows.role, len(rows.role_operation))
     if by_work is not None:
         residual = residual - by_work
+    halves = _halves(residual, rows, len(steps), len(ranks))
+    unlike = unlike_steps(nan_mean(halves, axis=0), least_steps)
+    halves[:, unlike] = np.nan
     return Units(
         ranks=ranks,
         steps=steps,
         stage=_by_rank(table.stage[rows.index], rows.rank, len(ranks)),
         replica=_by_rank(table.replica[rows.index], rows.rank, len(ranks)),
-        halves=_halves(residual, rows, len(steps), len(ranks)),
+        halves=halves,
         rows=rows,
         role_log=role_log[rows.role],
         work_log=by_work,
+        work_known=told(table.work[rows.index]),
+        unlike=unlike,
     )
 
 

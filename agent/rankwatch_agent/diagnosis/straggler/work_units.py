@@ -13,6 +13,11 @@ _LEAST_ROWS_PER_BIN = 20
 """So that one slow rank moves no median by much."""
 
 
+def told(work: Floats) -> bool:
+    """Whether enough rows tell their work."""
+    return bool((np.isfinite(work) & (work > 0.0)).mean() >= _LEAST_COVERAGE)
+
+
 def explained_by_work(residual: Floats, work: Floats, role: Ints, roles: int) -> Floats | None:
     """Logarithm of duration by work units, by row; None where work is unknown or all the same.
 
@@ -20,7 +25,7 @@ def explained_by_work(residual: Floats, work: Floats, role: Ints, roles: int) ->
     through the medians of bins of equal size follows any of them.
     """
     known = np.isfinite(work) & (work > 0.0)
-    if known.mean() < _LEAST_COVERAGE:
+    if not told(work):
         return None
     logarithm = np.log(np.where(known, work, 1.0))
     if np.std(logarithm[known]) < 1e-3:

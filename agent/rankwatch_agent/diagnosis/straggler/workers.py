@@ -28,7 +28,8 @@ def find_workers(case: Case, units: Units, difficulty: Difficulty) -> tuple[Find
     """The finding, and the scan behind it."""
     residuals = against_peers(difficulty.own, units.stage, case.limits.peers)
     found = _scan(residuals, case)
-    found = found._replace(found=tuple(_without_whole_stages(found.found, units)))
+    lasting = (_from_the_beginning(each, units) for each in found.found)
+    found = found._replace(found=tuple(_without_whole_stages(tuple(lasting), units)))
     if not found.found:
         return find_odd_pair(case, units, difficulty), found
     named = sorted(found.found, key=lambda each: int(units.ranks[each.column]))
@@ -39,6 +40,7 @@ def find_workers(case: Case, units: Units, difficulty: Difficulty) -> tuple[Find
         ideal=_ideal(case, units, named, residuals.values, found.noise),
         first_step=int(units.steps[min(each.first for each in named)]),
         ranks=() if confounded else ranks,
+        lasts=max(each.end - each.first for each in named),
         evidence={
             ("suspected_ranks" if confounded else "slow_ranks"): [
                 _told(each, units) for each in named[:_MOST_TOLD]
@@ -59,6 +61,11 @@ def _scan(residuals: Residuals, case: Case) -> Scan:
         least_excess=math.log(limits.worker_ratio),
         least_spread=limits.healthy_spread,
     )
+
+
+def _from_the_beginning(each: Lasting, units: Units) -> Lasting:
+    """What is there after the first steps, which are unlike the others, was there before."""
+    return each._replace(first=0) if units.unlike[: each.first].all() else each
 
 
 def _without_whole_stages(found: tuple[Lasting, ...], units: Units) -> Iterator[Lasting]:
@@ -95,7 +102,7 @@ def _confounded(case: Case, units: Units, difficulty: Difficulty) -> str:
 
 def _whole_replica(units: Units, named: list[Lasting]) -> str:
     """Why a slow replica may as well be one with long microbatches; empty where some of it is not."""
-    if units.work_log is not None:
+    if units.work_known:
         return ""
     slow = Counter(int(units.replica[each.column]) for each in named)
     sizes = Counter(units.replica.tolist())
@@ -109,6 +116,9 @@ def _ideal(case: Case, units: Units, named: list[Lasting], residual: Floats, noi
     factor = np.ones((len(units.steps), len(units.ranks)))
     for each in named:
         active, excess = _episodes(each, residual[:, each.column], noise)
+        like = np.flatnonzero(~units.unlike)
+        nearest = like[np.searchsorted(like, np.flatnonzero(units.unlike)).clip(max=len(like) - 1)]
+        active[units.unlike] = active[nearest]
         factor[active, each.column] = math.exp(-excess)
     ranks = units.ranks[[each.column for each in named]]
     rows = np.flatnonzero((case.table.kind == Kind.COMPUTE) & np.isin(case.table.rank, ranks))

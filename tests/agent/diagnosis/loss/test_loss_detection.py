@@ -158,3 +158,12 @@ def test_several_ranks_in_one_log_count_once() -> None:
     """A row that repeats the step before it is left out and counted."""
     found = findings(Row(step, 2.0) for step in range(50) for _ in range(4))
     assert (found.intake.rows, found.intake.repeated, found.alarms) == (50, 150, ())
+
+
+def test_a_divergence_that_comes_back_slowly_is_a_warning() -> None:
+    """The trend gets used to the raised level before the loss is back; the verdict waits for it."""
+    raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
+    (back,) = (each for each in alarms([*steady(400), *raised]) if each.kind is Kind.DIVERGENCE)
+    (cut,) = (each for each in alarms([*steady(400), *raised[:500]]) if each.kind is Kind.DIVERGENCE)
+    assert (back.severity, back.recovered) == (Severity.WARNING, True)
+    assert (cut.severity, cut.recovered) == (Severity.CRITICAL, False)

@@ -188,3 +188,12 @@ def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) 
         tracemalloc.stop()
     assert (lines, intake.skipped) == (["step,loss\n", "1,2\n", "3,2\n"], 1)
     assert peak < 1_000_000
+
+
+def test_lines_without_end_and_without_a_loss_are_given_up(tmp_path: Path) -> None:
+    """A small gzip can hold a billion blank lines."""
+    path = tmp_path / "blank.csv.gz"
+    path.write_bytes(gzip.compress(b"step,loss\n" + b"\n" * 5000))
+    with pytest.raises(UserError, match="no step with a loss in its first 1,000 lines"):
+        list(read_lines(path, Intake(), most_fruitless=1000))
+    assert len(list(read_lines(path, Intake(losses=1), most_fruitless=1000))) == 5001
