@@ -9,8 +9,8 @@ import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch_agent.cli import main
+from rankwatch_agent.diagnosis.hang.dumps.source import read_source
 from rankwatch_agent.diagnosis.hang.engine import diagnose as diagnose_hang
-from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_agent.diagnosis.run.folder import find_run
 from rankwatch_agent.diagnosis.run.operation_table import operation_table

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_agent.commands.diagnose.colour import wants_colour
+from rankwatch_agent.diagnosis.hang.dumps.source import read_source
 from rankwatch_agent.diagnosis.hang.engine import diagnose
-from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.hang.verdict import GroupState, HangVerdict, State
 from rankwatch_agent.printable import printable
 from rankwatch_agent.sentence_parser import SentenceParser

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from rankwatch.flight_recorder import SUFFIX
-from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
-from rankwatch_agent.diagnosis.hang.reading import read_dumps
+from rankwatch_agent.diagnosis.hang.dumps.parse import DumpError, parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.reading import read_dumps
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
 from rankwatch_agent.flight_recorder.client import RECORDERS, FlightRecorderClient, FlightRecorderError
 

@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
+from rankwatch_agent.diagnosis.straggler.causes.host import find_host, find_starvation
+from rankwatch_agent.diagnosis.straggler.causes.host_stages import find_host_of_stages
+from rankwatch_agent.diagnosis.straggler.causes.imbalance import find_imbalance
+from rankwatch_agent.diagnosis.straggler.causes.jitter import find_jitter
+from rankwatch_agent.diagnosis.straggler.causes.network import find_exposed_transfers, find_network
+from rankwatch_agent.diagnosis.straggler.causes.replicas import find_slow_replicas
+from rankwatch_agent.diagnosis.straggler.causes.stages import find_stages
+from rankwatch_agent.diagnosis.straggler.causes.workers import find_workers
 from rankwatch_agent.diagnosis.straggler.difficulty import Difficulty, separate
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
-from rankwatch_agent.diagnosis.straggler.host import find_host, find_starvation
-from rankwatch_agent.diagnosis.straggler.host_stages import find_host_of_stages
-from rankwatch_agent.diagnosis.straggler.imbalance import find_imbalance
-from rankwatch_agent.diagnosis.straggler.jitter import find_jitter
-from rankwatch_agent.diagnosis.straggler.network import find_exposed_transfers, find_network
-from rankwatch_agent.diagnosis.straggler.replay import slowdown
-from rankwatch_agent.diagnosis.straggler.replicas import find_slow_replicas
-from rankwatch_agent.diagnosis.straggler.roles import with_stages
-from rankwatch_agent.diagnosis.straggler.stages import find_stages
+from rankwatch_agent.diagnosis.straggler.graph.replay import slowdown
+from rankwatch_agent.diagnosis.straggler.graph.roles import with_stages
 from rankwatch_agent.diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_agent.diagnosis.straggler.units import SparseTableError, measure
 from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
-from rankwatch_agent.diagnosis.straggler.workers import find_workers
 
 _LEAST_RANKS = 2
 _SHARE_OF_WORST = 0.25

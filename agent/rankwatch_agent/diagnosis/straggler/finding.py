@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes
-from rankwatch_agent.diagnosis.straggler.replay import Replay
+from rankwatch_agent.diagnosis.straggler.graph.replay import Replay
 from rankwatch_agent.diagnosis.straggler.thresholds import Thresholds
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 

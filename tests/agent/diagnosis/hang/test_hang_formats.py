@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rankwatch_agent.diagnosis.hang.dumps.parse import DumpError, parse_dump
 from rankwatch_agent.diagnosis.hang.engine import diagnose
-from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
 from rankwatch_agent.diagnosis.hang.verdict import State
 from support_hang_jobs import Fault, HungJob, Shape
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from rankwatch_agent.diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.reading import read_dumps
+from rankwatch_agent.diagnosis.hang.dumps.source import read_source
+from rankwatch_agent.diagnosis.hang.dumps.worker import BOM
 from rankwatch_agent.diagnosis.hang.engine import diagnose
-from rankwatch_agent.diagnosis.hang.parse import parse_dump
-from rankwatch_agent.diagnosis.hang.reading import read_dumps
-from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.hang.verdict import State
-from rankwatch_agent.diagnosis.hang.worker import BOM
 from rankwatch_agent.diagnosis.memory_bound import bounded_memory
 from rankwatch_agent.user_error import UserError
 from support_hang_jobs import Fault, HungJob, Shape

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.diagnosis.hang.layout import read_recorder_pickle
-from rankwatch_agent.diagnosis.hang.parse import parse_dump
-from rankwatch_agent.diagnosis.hang.plain_pickle import load_plain
+from rankwatch_agent.diagnosis.hang.dumps.layout import read_recorder_pickle
+from rankwatch_agent.diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.plain_pickle import load_plain
 from support_hang_jobs import Fault, HungJob, Shape
 from support_recorder_pickle import recorder_pickle
 

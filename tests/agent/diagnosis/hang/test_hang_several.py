@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from rankwatch_agent.diagnosis.hang.dumps.parse import parse_dump
 from rankwatch_agent.diagnosis.hang.engine import diagnose
-from rankwatch_agent.diagnosis.hang.parse import parse_dump
 from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
 from support_hang_jobs import Fault, HungJob, Shape
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rankwatch_agent.diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.source import read_source
 from rankwatch_agent.diagnosis.hang.engine import diagnose
-from rankwatch_agent.diagnosis.hang.parse import parse_dump
-from rankwatch_agent.diagnosis.hang.source import read_source
 from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_agent.user_error import UserError
 from support_hang_jobs import Fault, HungJob, Shape

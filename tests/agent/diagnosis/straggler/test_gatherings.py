@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rankwatch_agent.diagnosis.operations.table import Kind
-from rankwatch_agent.diagnosis.straggler.replay import Replay
+from rankwatch_agent.diagnosis.straggler.graph.replay import Replay
 from support_operations import as_table
 
 STEPS, STAGES, REPLICAS, SHARDS = 16, 2, 2, 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwatch_agent.diagnosis.operations.table import Kind
-from rankwatch_agent.diagnosis.straggler.replay import Replay, slowdown
+from rankwatch_agent.diagnosis.straggler.graph.replay import Replay, slowdown
 from support_operations import SmallJob, as_table
 
 C, X = Kind.COMPUTE, Kind.COMMUNICATION

@@ -8,8 +8,8 @@ import numpy as np
 
 from rankwatch_agent.diagnosis.operations.table import Kind
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, leave_one_out_median, nan_median
+from rankwatch_agent.diagnosis.straggler.causes.host import HOST_KINDS, stages_of_ranks
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
-from rankwatch_agent.diagnosis.straggler.host import HOST_KINDS, stages_of_ranks
 from rankwatch_agent.diagnosis.straggler.stretch import high_stretch
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Ints, codes, combine
-from rankwatch_agent.diagnosis.straggler.directions import directions, is_backward, is_forward
+from rankwatch_agent.diagnosis.straggler.graph.directions import directions, is_backward, is_forward
 
 NONE = -1
 """Stands for no row."""

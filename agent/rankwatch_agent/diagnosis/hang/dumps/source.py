@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from rankwatch_agent.diagnosis.hang.files import RANK, dumps_in, without_strangers
-from rankwatch_agent.diagnosis.hang.parse import DumpError, parse_dump
-from rankwatch_agent.diagnosis.hang.reading import Reading, read_dumps
+from rankwatch_agent.diagnosis.hang.dumps.files import RANK, dumps_in, without_strangers
+from rankwatch_agent.diagnosis.hang.dumps.parse import DumpError, parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.reading import Reading, read_dumps
+from rankwatch_agent.diagnosis.hang.dumps.worker import BOM
 from rankwatch_agent.diagnosis.hang.snapshot import MAX_RANKS
-from rankwatch_agent.diagnosis.hang.worker import BOM
 from rankwatch_agent.diagnosis.memory_bound import bounded_memory
 from rankwatch_agent.user_error import UserError
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Floats
-from rankwatch_agent.diagnosis.straggler.meetings import Meetings
-from rankwatch_agent.diagnosis.straggler.messages import NONE, point_to_point
+from rankwatch_agent.diagnosis.straggler.graph.meetings import Meetings
+from rankwatch_agent.diagnosis.straggler.graph.messages import NONE, point_to_point
 
 
 def without_waits(

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, nan_median
+from rankwatch_agent.diagnosis.straggler.causes.links import Links
 from rankwatch_agent.diagnosis.straggler.finding import Case
-from rankwatch_agent.diagnosis.straggler.links import Links
-from rankwatch_agent.diagnosis.straggler.messages import NONE, point_to_point
+from rankwatch_agent.diagnosis.straggler.graph.messages import NONE, point_to_point
 
 _STANDARD_ERRORS = 3.0
 _LEAST_STEPS = 8

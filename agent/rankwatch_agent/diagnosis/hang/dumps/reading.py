@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from rankwatch_agent.diagnosis.hang.dumps.worker import LENGTH, Answer
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
-from rankwatch_agent.diagnosis.hang.worker import LENGTH, Answer
 
-_COMMAND = (sys.executable, "-m", "rankwatch_agent.diagnosis.hang.worker")
+_COMMAND = (sys.executable, "-m", "rankwatch_agent.diagnosis.hang.dumps.worker")
 _MAX_WORKERS = 8
 _FILES_PER_WORKER = 32
 """Below this many files a second worker costs more to start than it saves."""

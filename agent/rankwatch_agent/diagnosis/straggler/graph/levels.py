@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankwatch_agent.diagnosis.straggler.arrays import Ints
-from rankwatch_agent.diagnosis.straggler.meetings import Meetings
+from rankwatch_agent.diagnosis.straggler.graph.meetings import Meetings
 
 
 def levels(before: Ints, meetings: Meetings) -> tuple[list[Ints], bool]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankwatch_agent.diagnosis.hang.entries import EntryReader
-from rankwatch_agent.diagnosis.hang.parse import DumpError, finish, open_reader
-from rankwatch_agent.diagnosis.hang.plain_pickle import PlainPart
+from rankwatch_agent.diagnosis.hang.dumps.entries import EntryReader
+from rankwatch_agent.diagnosis.hang.dumps.parse import DumpError, finish, open_reader
+from rankwatch_agent.diagnosis.hang.dumps.plain_pickle import PlainPart
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
 
 _FIRST_KEY = b"}(X\x09\x00\x00\x00record_idq"

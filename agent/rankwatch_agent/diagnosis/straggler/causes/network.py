@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, leave_one_out_median, nan_median
+from rankwatch_agent.diagnosis.straggler.causes.links import Links, measure_links
+from rankwatch_agent.diagnosis.straggler.causes.outsiders import ranks_are_missing, waits_for_outsiders
 from rankwatch_agent.diagnosis.straggler.finding import Case, Finding
-from rankwatch_agent.diagnosis.straggler.links import Links, measure_links
-from rankwatch_agent.diagnosis.straggler.outsiders import ranks_are_missing, waits_for_outsiders
 from rankwatch_agent.diagnosis.straggler.stretch import high_stretch
 from rankwatch_agent.diagnosis.straggler.verdict import Cause
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from rankwatch_agent.diagnosis.hang.layout import read_recorder_pickle
-from rankwatch_agent.diagnosis.hang.parse import parse_dump
-from rankwatch_agent.diagnosis.hang.plain_pickle import load_plain
+from rankwatch_agent.diagnosis.hang.dumps.layout import read_recorder_pickle
+from rankwatch_agent.diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_agent.diagnosis.hang.dumps.plain_pickle import load_plain
 from rankwatch_agent.diagnosis.hang.snapshot import Snapshot
 
 BOM = b"\xef\xbb\xbf"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Ints, codes, combine
-from rankwatch_agent.diagnosis.straggler.messages import NONE, occurrence, point_to_point
+from rankwatch_agent.diagnosis.straggler.graph.messages import NONE, occurrence, point_to_point
 
 
 def with_stages(table: OperationTable) -> OperationTable:

@@ -9,7 +9,7 @@ import numpy as np
 from rankwatch_agent.diagnosis.operations.table import Kind
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, combine
 from rankwatch_agent.diagnosis.straggler.finding import Case
-from rankwatch_agent.diagnosis.straggler.messages import point_to_point
+from rankwatch_agent.diagnosis.straggler.graph.messages import point_to_point
 
 
 @dataclass(frozen=True, kw_only=True)

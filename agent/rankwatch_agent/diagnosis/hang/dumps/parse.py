@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rankwatch_agent.diagnosis.hang.entries import EntryReader
+from rankwatch_agent.diagnosis.hang.dumps.entries import EntryReader
 from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, GroupView, Snapshot
 
 MAX_ENTRIES = 500_000

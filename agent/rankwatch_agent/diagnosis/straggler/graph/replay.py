@@ -13,10 +13,10 @@ import numpy as np
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes
-from rankwatch_agent.diagnosis.straggler.levels import levels
-from rankwatch_agent.diagnosis.straggler.meetings import Meetings, meet
-from rankwatch_agent.diagnosis.straggler.messages import NONE
-from rankwatch_agent.diagnosis.straggler.pauses import without_waits
+from rankwatch_agent.diagnosis.straggler.graph.levels import levels
+from rankwatch_agent.diagnosis.straggler.graph.meetings import Meetings, meet
+from rankwatch_agent.diagnosis.straggler.graph.messages import NONE
+from rankwatch_agent.diagnosis.straggler.graph.pauses import without_waits
 
 _CLOCK_SECONDS = 2e-6
 """Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
 from rankwatch_agent.diagnosis.straggler.arrays import Floats, Ints, codes, combine, grouped_median
-from rankwatch_agent.diagnosis.straggler.gatherings import codes_of, parts, places
-from rankwatch_agent.diagnosis.straggler.messages import NONE, message_waits, occurrence, point_to_point
+from rankwatch_agent.diagnosis.straggler.graph.gatherings import codes_of, parts, places
+from rankwatch_agent.diagnosis.straggler.graph.messages import NONE, message_waits, occurrence, point_to_point
 
 _MOST_LONELY = 0.25
 """Share of receives without their send. Up to here these are gaps in the table, and they take a wait."""

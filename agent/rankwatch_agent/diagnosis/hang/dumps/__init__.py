@@ -1,0 +1,1 @@
+"""Flight-recorder dumps of any version and form, read without executing anything."""

@@ -1,0 +1,1 @@
+"""The causes a run may be slow by, one a file."""
