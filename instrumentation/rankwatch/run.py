@@ -122,7 +122,7 @@ class Run:
     # These two catch on their own what `guarded` would: one frame less, in every step.
 
     def scalar(self, name: str, value: object) -> None:
-        """Record a value of this step: a number, or a tensor with one element on any device."""
+        """Record a value of this step: a number, or a tensor with one element on the CPU or a CUDA device."""
         try:
             self._record(name, value, self._steps.current)
         except Exception as error:  # noqa: BLE001 - as in `guarded`

@@ -40,7 +40,10 @@ class Scalars:
         self._works: tuple[dict[str, int], Any] = ({}, layout.WORK.pack_into)
 
     def record(self, name: str, value: Any, step: int, kind: RecordKind = RecordKind.SCALAR) -> None:
-        """Record a number, or a tensor with one element on any device; as SCALAR or as WORK."""
+        """Record a number, or a tensor with one element on the CPU or a CUDA device; as SCALAR or as WORK.
+
+        Raises ValueError for a tensor elsewhere: to read it would wait for its device.
+        """
         moment = _clock()
         if type(value) is not float and not isinstance(value, (float, int)):  # `|` is made anew each time
             if hasattr(value, "to_local"):  # a DTensor: this rank's own part, never a collective
@@ -48,6 +51,8 @@ class Scalars:
             if getattr(value, "is_cuda", False):
                 self._pending.append(_copy_later(kind, name, value, step, moment))
                 return
+            if not getattr(value, "is_cpu", True):
+                raise ValueError(f"it is on device {value.device}, which would have to be waited for")
             item = getattr(value, "item", None)  # not by `float`: a tensor may still carry its graph
             value = value if item is None else item()
         self._write(kind, name, float(value), step, moment)

@@ -91,6 +91,9 @@ class Steps:
         """The number of a step as an int; wrong use, and `otherwise`, where it is no whole number."""
         if type(number) is int and -_FIRST_TOO_LARGE < number < _FIRST_TOO_LARGE:
             return number
+        if not getattr(number, "is_cpu", True):  # a tensor: not even its text can be had without waiting
+            self._failures.misuse("step number is on a device that would have to be waited for; use an int")
+            return otherwise
         try:
             whole = operator.index(number)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError):  # the last two from tensors

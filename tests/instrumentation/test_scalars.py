@@ -143,6 +143,27 @@ def _copied() -> Any:
     return _Pending(RecordKind.WORK, "tokens", 0, 1.0, 7.0, Passed())
 
 
+@pytest.mark.parametrize("device", ["xpu:0", "mps:0", "meta"])
+def test_a_value_on_another_device_is_counted_and_never_waited_for(run: rankwatch.Run, device: str) -> None:
+    """Only of CUDA we know how to ask for it later."""
+
+    class Elsewhere:
+        is_cpu = is_cuda = False
+
+        def __init__(self) -> None:
+            self.device = device
+            self.asked = False
+
+        def item(self) -> float:
+            self.asked = True
+            return 1.0
+
+    value = Elsewhere()
+    run.scalar("loss", value)
+    assert not value.asked
+    assert run._writer.integers[Now.ERRORS] == 1
+
+
 def test_a_tensor_spread_over_ranks_is_its_own_part(run: rankwatch.Run, tmp_path: Path) -> None:
     """The whole of it may take a collective, which this rank might enter alone."""
 

@@ -185,6 +185,28 @@ def test_a_number_that_is_none_never_ends_the_run(run: rankwatch.Run, number: An
     assert run._writer.integers[Now.ERRORS] == 2
 
 
+def test_a_number_on_a_device_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Not for its value, and not for its text in the message either."""
+
+    class OnGpu:
+        is_cpu = False
+
+        def __index__(self) -> int:
+            raise AssertionError
+
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    with pytest.raises(rankwatch.UsageError, match="waited for"), run.step(OnGpu()):  # type: ignore[arg-type]
+        pass
+    with run.step(4):
+        pass
+    with run.step(OnGpu()):  # type: ignore[arg-type]
+        pass
+    assert [each.payload[0] for each in of_kind(box(tmp_path), RecordKind.STEP)] == [4, 5]
+    assert run._writer.integers[Now.ERRORS] == 1
+
+
 def test_a_phase_that_is_begun_and_never_ended_costs_bounded_memory(run: rankwatch.Run) -> None:
     """An exception caught between the two calls leaves one behind."""
     for _ in range(1000):

@@ -19,6 +19,8 @@ class WorkTotals:
         self.by_unit: dict[str, float] = {}
         self._held: dict[int, dict[str, float]] = {}
         self._settled = _NO_STEP
+        self._of_last_process: dict[str, float] | None = None
+        """Work of the step that a process which is gone ended last, while that step is to be settled."""
 
     def add(self, number: int, unit: str, amount: float) -> None:
         """Work was done in a step, or after the one of this number."""
@@ -34,6 +36,10 @@ class WorkTotals:
 
     def settle(self, number: int) -> None:
         """The step is counted: so is its work, and that of steps before it that left no record."""
+        if self._of_last_process is not None:
+            self._count_all(self._of_last_process)
+            self._of_last_process = None
+            return  # its number says nothing about the steps of the present process, which go back
         self._settled = number
         for each in [each for each in self._held if each <= number]:
             self._release(each)
@@ -43,11 +49,16 @@ class WorkTotals:
 
         pending: the step that ended and is still to be settled.
         """
-        self._held = {number: held for number, held in self._held.items() if number == pending}
+        if pending is not None and self._of_last_process is None:
+            self._of_last_process = self._held.pop(pending, {})
+        self._held = {}
         self._settled = _NO_STEP
 
     def _release(self, number: int) -> None:
-        for unit, amount in self._held.pop(number).items():
+        self._count_all(self._held.pop(number))
+
+    def _count_all(self, work: dict[str, float]) -> None:
+        for unit, amount in work.items():
             self._count(unit, amount)
 
     def _count(self, unit: str, amount: float) -> None:

@@ -7,7 +7,8 @@
     40960   64 x n ring of n records
 
 A record is 64 bytes; the sequence number is stored after tag, start and end (and, where there is a
-payload, after the payload), so a record is complete once its slot shows the number expected there.
+payload, after the payload), so a record is complete once its slot shows the number expected there. A
+reader sees the number first and copies the record then: one copy may hold the number and yet the old rest.
 
     0   u64  tag: kind x 65536 + number of a name
     8   f64  start, seconds on CLOCK_MONOTONIC

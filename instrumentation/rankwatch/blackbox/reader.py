@@ -33,6 +33,8 @@ _LOOK_AHEAD = 8
 """Slots behind one that is not written, of which one that is shows that writing went on."""
 _HOLE_POLLS = 3
 """Polls a reader waits for a slot that was handed out and not yet filled."""
+_STALLED = 4
+"""Slots of which one that is written shows how far the writer is: threads may have stalled in the others."""
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -149,7 +151,8 @@ class Reader:
             return NOTHING
         raw = b"".join(chunks)
         count = len(raw) // layout.RECORD_SIZE
-        if self._reached(first + self.header.capacity - GUARD_RECORDS):
+        limit_of_trust = first + self.header.capacity - GUARD_RECORDS
+        if any(self._reached(limit_of_trust + ahead) for ahead in range(_STALLED)):
             # The writer has nearly caught up with what was just read: none of it can be trusted.
             self.missed += count
             self._skip_to_head()
@@ -166,7 +169,9 @@ class Reader:
         numbers = sequence_numbers(raw)
         count = count_in_order(numbers, expected)
         if count:
-            chunks.append(raw[: count * layout.RECORD_SIZE])
+            # Again, now that their numbers were seen: of a slot that was filled while it was copied the
+            # number may be new and the rest old.
+            chunks.append(self._pread(count * layout.RECORD_SIZE, self._offset(expected)))
             self._next = expected + count
         if count == slots:
             return True

@@ -109,7 +109,8 @@ class Call:
             awaited[each] = self
             if before is not None and before is not self:
                 before.outputs_gone()
-        if not self._unrecorded:  # it has ended meanwhile
+        if not self._unrecorded:  # it has ended meanwhile, perhaps before all of them were entered
+            self._storages = storages
             self._expect_nothing()
 
     def expect_when_asked(self, unresolved: dict[Call, Any], outputs: Any) -> None:

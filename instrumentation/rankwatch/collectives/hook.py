@@ -85,7 +85,7 @@ class CollectiveHook:
                 result = redispatch(keys & below, *arguments, **named)
             except BaseException:
                 if call is not None:
-                    self._refused(call)
+                    self._guard(call.refused)
                 raise
             if call is not None:
                 follow(call, seen, arguments, result)
@@ -122,10 +122,10 @@ class CollectiveHook:
         except Exception as error:  # noqa: BLE001 - as above
             self._failures.note("time the arrival at a collective", error)
 
-    def _refused(self, call: Call) -> None:
+    def _guard(self, action: Callable[[], None]) -> None:
         try:
-            call.refused()
-        except Exception as error:  # noqa: BLE001 - the trainer is to see its own exception
+            action()
+        except Exception as error:  # noqa: BLE001 - the trainer is to see its own exception, or none
             self._failures.note(_FOLLOW, error)
 
     def _follow(self, call: Call, operator: Operator, arguments: tuple[Any, ...], result: Any) -> None:
@@ -150,6 +150,7 @@ class CollectiveHook:
             self._waiting.follow(work, call)
         except Exception as error:  # noqa: BLE001 - the operation is under way: training must go on
             self._failures.note(_FOLLOW, error)
+            self._guard(call.wait_only)  # nobody may ever tell its end: it must not look hung for ever
 
     def _complete(self, call: Call, future: Any) -> None:
         self._futures.discard(call)

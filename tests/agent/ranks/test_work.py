@@ -67,6 +67,20 @@ def test_of_a_process_that_died_only_the_work_of_ended_steps_counts() -> None:
     assert work.by_unit == {"tokens": 1.0}
 
 
+def test_the_last_step_of_a_process_that_died_counts_none_of_the_work_of_the_next() -> None:
+    """That goes back some steps, and may die in one of them as well; then its work is done once more."""
+    work = WorkTotals()
+    work.add(9, "tokens", 1.0)
+    work.begin_process(pending=9)
+    work.add(8, "tokens", 2.0)
+    work.begin_process(pending=9)
+    work.add(8, "tokens", 4.0)
+    work.settle(9)
+    assert work.by_unit == {"tokens": 1.0}
+    work.settle(8)
+    assert work.by_unit == {"tokens": 5.0}
+
+
 def test_work_of_steps_that_never_end_does_not_pile_up() -> None:
     """A box may hold any numbers."""
     work = WorkTotals()

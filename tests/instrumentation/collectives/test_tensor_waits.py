@@ -227,6 +227,21 @@ def test_of_two_that_write_to_one_tensor_the_later_is_waited_for(
     assert (waits._awaited, waits._unresolved, recording.errors) == ({}, {}, 0)
 
 
+def test_one_that_ends_while_it_is_entered_leaves_nothing_behind(recording: Recording) -> None:
+    """Its future ends on another thread, between any two steps of this one."""
+    ended = call(recording, [torch.ones(1)])
+
+    class EndsMeanwhile(dict[int, Call]):
+        def get(self, *key: Any) -> Any:
+            ended.complete(None)
+            return super().get(*key)
+
+    awaited = EndsMeanwhile()
+    ended.expect(awaited, [1, 2])
+    assert awaited == {}
+    assert len(records(recording)) == 1
+
+
 def test_nothing_is_followed_after_the_hook_is_taken_out_or_in_a_forked_child(
     recording: Recording, hook: CollectiveHook
 ) -> None:
