@@ -23,6 +23,7 @@ from support_hang_days import (
     struck_ranks,
 )
 from support_prometheus import require
+from support_torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +32,10 @@ SEED = 20
 STOPPED = "stopped"
 """A run without a fault of the trainer that hangs."""
 STOPPED_RANK = 2
+NEEDS_RECORDER = frozenset(
+    run for run, fault in HANG_FAULTS.items() if fault.alert == Alert.COLLECTIVES_DESYNCHRONISED
+)
+"""Runs whose ranks wait in different collectives, which only gloo's flight recorder tells."""
 
 
 class HangDay(NamedTuple):
@@ -55,6 +60,8 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HangDay]:
 @pytest.mark.parametrize("run", HANG_FAULTS)
 def test_the_alert_names_the_rank_that_holds_up_the_run(run: str, day: HangDay) -> None:
     """With its node, under the alert for this kind of hang, and in words."""
+    if run in NEEDS_RECORDER and not serves_gloo_recorder():
+        pytest.skip(NO_GLOO_RECORDER)
     alert = named_in(day.system, run).alert
     rank = str(day.struck[run])
     assert (alert.name, alert.labels["rank"], alert.labels["node"]) == (HANG_FAULTS[run].alert, rank, NODE)
@@ -71,8 +78,10 @@ def test_a_rank_that_is_stopped_while_it_waits_is_named(day: HangDay) -> None:
 
 def test_no_other_rank_is_named(day: HangDay) -> None:
     """Neither a victim, nor by another alert for the same hang."""
-    for run in HANG_FAULTS:
+    told = HANG_FAULTS.keys() - (frozenset() if serves_gloo_recorder() else NEEDS_RECORDER)
+    for run in told:
         named_in(day.system, run)
-    for run, rank in day.struck.items():
+    for run in told:
+        rank = day.struck[run]
         named = {(each.name, each.labels.get("rank")) for each in hang_alerts(day.system, run)}
         assert named == {(HANG_FAULTS[run].alert, str(rank))}

@@ -32,7 +32,7 @@ with run:
             with run.phase("communication"):
                 dist.all_reduce(torch.ones(10), group=group)
                 dist.broadcast(torch.ones(10), 0)
-                dist.all_gather([torch.ones(2) for _ in range(size)], torch.ones(2))
+                dist.all_gather([torch.ones(5) for _ in range(size)], torch.ones(5))
                 dist.all_reduce(torch.ones(3), async_op=True).wait()
             run.scalar("loss", loss)
         if "kill" in sys.argv and step == 2 and rank == size - 1:

@@ -33,7 +33,7 @@ def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
         assert seen["all_reduce", "default_pg", 8 * 9 * 4, False] == STEPS  # DDP: weights and bias
         assert seen["all_reduce", "pairs", 40, _tells_whether_it_blocks("allreduce_")] == STEPS
         assert seen["broadcast", "default_pg", 40, True] == STEPS
-        assert seen["all_gather", "default_pg", 8, _tells_whether_it_blocks("allgather_")] == STEPS
+        assert seen["all_gather", "default_pg", 20, _tells_whether_it_blocks("allgather_")] == STEPS
         assert seen["all_reduce", "default_pg", 12, False] == STEPS
         assert sum(count for (name, *_), count in seen.items() if name == "barrier") == 1
         reader = Reader(path)

@@ -14,6 +14,7 @@ from rankwatch.flight_recorder import ask_for_timing, records_all_backends, rese
 from rankwatch_agent.flight_recorder.client import FlightRecorderClient
 from rankwatch_agent.flight_recorder.reply import Reply
 from support_agent import until
+from support_torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
 
 torch = pytest.importorskip("torch")
 
@@ -127,7 +128,7 @@ def _holds(library: Path, text: bytes) -> bool:
         return content.find(text) >= 0
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch before 2.10 serves no flight recorder of gloo")
+@pytest.mark.skipif(not serves_gloo_recorder(), reason=NO_GLOO_RECORDER)
 def test_the_flight_recorder_of_a_real_rank_is_read(tmp_path: Path) -> None:
     """Last enqueued and completed of a gloo group, by its name."""
     code = (

@@ -24,6 +24,7 @@ OPERATIONS = {
     "alltoall_base_": "all_to_all",
     "reduce_": "reduce",
     "gather_": "gather",
+    "gather_into_tensor_": "gather",
     "scatter_": "scatter",
     "send": "send",
     "recv_": "recv",
