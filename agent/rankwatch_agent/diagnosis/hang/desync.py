@@ -23,6 +23,13 @@ class Mismatch(NamedTuple):
     odd: tuple[int, ...]
     """Ranks that differ from the majority; empty at a tie."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether members that have not called yet cannot make others the odd ones."""
+        called = sum(map(len, self.calls.values()))
+        members = len(self.group.members)
+        return called == members or 2 * (called - len(self.odd)) > members
+
 
 class _History(NamedTuple):
     """Consecutive collectives of one rank in one group; equal numbers fit together."""

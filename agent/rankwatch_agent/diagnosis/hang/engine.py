@@ -55,7 +55,8 @@ def _judge(
     """State and culprits."""
     relevant = _relevant(waits, blame, mismatches)
     if relevant:
-        return State.DESYNC, _out_of_step(job, blame, relevant)
+        found = _settled(relevant) if progress.moving else _out_of_step(job, blame, relevant)
+        return State.DESYNC, found
     if not waits:
         return (State.OK if _shows_enough(job) else State.INCONCLUSIVE), ()
     if progress.moving:
@@ -80,6 +81,11 @@ def _shows_enough(job: Job) -> bool:
     waits = any(enqueued > completed for each in empty for enqueued, completed in each.status.values())
     seen = len(empty) < len(found) or any(each.status for each in empty)
     return seen and not waits and len(job.missing) < len(job.snapshots)
+
+
+def _settled(mismatches: Sequence[Mismatch]) -> tuple[int, ...]:
+    """The odd ones while the run still moves: whoever has not come may be on its way."""
+    return tuple(sorted({rank for each in mismatches if each.settled for rank in each.odd}))
 
 
 def _out_of_step(job: Job, blame: Blame, mismatches: Sequence[Mismatch]) -> tuple[int, ...]:

@@ -74,3 +74,22 @@ def test_a_rank_whose_dump_is_lost_is_not_named_beside_the_one_out_of_step() -> 
     del dumps[2]
     verdict = diagnose([parse_dump(document, rank) for rank, document in dumps.items()], broken={2: "lost"})
     assert (verdict.state, verdict.ranks, verdict.missing_ranks) == (State.DESYNC, (5,), (2,))
+
+
+@pytest.mark.parametrize(("world", "soon", "later"), [(3, (), (0,)), (4, (), (0, 1)), (8, (1,), (0, 1))])
+def test_a_rank_yet_to_come_is_no_culprit_before_the_others_have_waited_long(
+    world: int, soon: tuple[int, ...], later: tuple[int, ...]
+) -> None:
+    """Out of step they are at once; but who is odd is told only where it cannot change that."""
+    job = HungJob(Shape(world), 1, lead=0)
+    job.run(Fault("other", (1,), job.places(1, "other")[1]))
+    dumps = job.dumps()
+    newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
+    late = dumps[0]["entries"].pop()
+    assert late["state"] != "completed"
+    for each in dumps[0]["pg_status"].values():
+        each["last_enqueued_collective"] = late["collective_seq_id"] - 1
+    for after, ranks in ((0.5, soon), (60.0, later)):
+        timed = [parse_dump(each | {"time_seconds": newest + after}, rank) for rank, each in dumps.items()]
+        verdict = diagnose(timed)
+        assert (verdict.state, verdict.ranks) == (State.DESYNC, ranks)
