@@ -9,8 +9,14 @@ from rankwatch_agent.diagnosis.hang.desync import Mismatch, find_mismatches
 from rankwatch_agent.diagnosis.hang.evidence import describe, group_states
 from rankwatch_agent.diagnosis.hang.job import Job, build_job
 from rankwatch_agent.diagnosis.hang.past import without_past
-from rankwatch_agent.diagnosis.hang.progress import Progress, newest_of_each, progress_of
+from rankwatch_agent.diagnosis.hang.progress import (
+    Progress,
+    newest_of_each,
+    progress_of,
+    with_sound_times,
+)
 from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, Snapshot
+from rankwatch_agent.diagnosis.hang.standing import Standing
 from rankwatch_agent.diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_agent.diagnosis.hang.waits import Wait, find_waits, is_front
 
@@ -29,13 +35,15 @@ def diagnose(
     snapshots: one per rank, or several per rank in the order in which they were taken.
     broken: ranks whose dump could not be read, and why; they count as missing.
     """
+    snapshots = with_sound_times(snapshots)
     progress = progress_of(snapshots, stall_seconds)
     newest = without_past(newest_of_each(snapshots))
     job = build_job(newest.values(), broken or ())
     waits = find_waits(job)
-    blame = find_blame(job, waits)
+    standing = Standing(job, stall_seconds)
+    blame = find_blame(job, waits, standing)
     mismatches = find_mismatches(job)
-    state, ranks = _judge(job, waits, blame, mismatches, progress)
+    state, ranks = _judge(job, waits, blame, mismatches, progress, standing)
     shown = sorted(waits, key=lambda wait: _importance(wait, ranks, job))
     group, operation = _place(state, shown, _relevant(waits, blame, mismatches))
     return HangVerdict(
@@ -50,23 +58,29 @@ def diagnose(
 
 
 def _judge(
-    job: Job, waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch], progress: Progress
+    job: Job,
+    waits: Sequence[Wait],
+    blame: Blame,
+    mismatches: Sequence[Mismatch],
+    progress: Progress,
+    standing: Standing,
 ) -> tuple[State, tuple[int, ...]]:
     """State and culprits."""
     relevant = _relevant(waits, blame, mismatches)
     if relevant:
-        found = _settled(relevant) if progress.moving else _out_of_step(job, blame, relevant)
-        return State.DESYNC, found
+        settled = [each for each in relevant if standing.settled(each)]
+        return State.DESYNC, _out_of_step(job, blame, settled, standing)
     if not waits:
         return (State.OK if _shows_enough(job) else State.INCONCLUSIVE), ()
     if progress.moving:
-        return (State.SLOW if blame.culprits or blame.circles else State.OK), ()
+        return (State.SLOW if blame.culprits or blame.unproven or blame.circles else State.OK), ()
     culprits = _surest(job, blame.culprits)
     if not culprits:
-        stands = progress.timed and blame.together
-        return (State.HANG if stands else State.INCONCLUSIVE), ()
+        if progress.timed and blame.together:
+            return State.HANG, ()
+        return (State.INCONCLUSIVE if standing.together(job.snapshots) else State.SLOW), ()
     silent = [rank for rank in culprits if rank not in job.snapshots]
-    if len(silent) > len(job.snapshots) or _hides_receives(job, culprits):
+    if len(silent) > len(job.snapshots) or _hides_receives(job, culprits, standing):
         return State.INCONCLUSIVE, ()
     return (State.DESYNC if blame.out_of_order else State.HANG), culprits
 
@@ -83,19 +97,16 @@ def _shows_enough(job: Job) -> bool:
     return seen and not waits and len(job.missing) < len(job.snapshots)
 
 
-def _settled(mismatches: Sequence[Mismatch]) -> tuple[int, ...]:
-    """The odd ones while the run still moves: whoever has not come may be on its way."""
-    return tuple(sorted({rank for each in mismatches if each.settled for rank in each.odd}))
-
-
-def _out_of_step(job: Job, blame: Blame, mismatches: Sequence[Mismatch]) -> tuple[int, ...]:
+def _out_of_step(
+    job: Job, blame: Blame, mismatches: Sequence[Mismatch], standing: Standing
+) -> tuple[int, ...]:
     """The odd ones of all groups, and who has not come where others wait.
 
     Not ranks without a dump: they are as likely to be victims.
     """
     found = {rank for each in mismatches for rank in each.odd}
     seen = [rank for rank in blame.culprits if rank in job.snapshots]
-    return tuple(sorted(found if _hides_receives(job, seen) else found.union(seen)))
+    return tuple(sorted(found if _hides_receives(job, seen, standing) else found.union(seen)))
 
 
 def _place(
@@ -122,27 +133,27 @@ def _relevant(waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch
     return sorted(found, key=lambda each: not each.odd)
 
 
-def _hides_receives(job: Job, culprits: Sequence[int]) -> bool:
+def _hides_receives(job: Job, culprits: Sequence[int], standing: Standing) -> bool:
     """Several idle ranks, in a job whose recorder hides sends and receives: some may wait in one.
 
-    Gloo records collectives only, so that a victim in a pipeline looks as idle as the culprit.
+    Gloo records collectives only, so that a victim in a pipeline looks as idle as the culprit. So does a
+    single one where dumps are missing or ranks move: it may wait for such a rank, or for one that just came.
     """
     idle = [rank for rank in culprits if rank in job.snapshots and not job.snapshots[rank].pending]
-    return len(idle) > 1 and _hidden(job)
-
-
-def _hidden(job: Job) -> bool:
-    return any(view.hidden_operations for each in job.snapshots.values() for view in each.groups)
+    alone = len(idle) == 1 and not job.missing and standing.together(job.snapshots)
+    return bool(idle) and not alone and any(each.hides_messages for each in job.snapshots.values())
 
 
 def _surest(job: Job, culprits: Sequence[int]) -> tuple[int, ...]:
     """Those seen to do nothing rather than those of which nothing is seen: a victim's dump may be lost, too.
 
-    Where the recorder hides receives it is the other way about: idle ranks may be victims.
+    Where ranks are known to have made sends that the recorder hides it is the other way about: idle ranks may
+    be victims.
     """
+    hidden = any(view.hidden_operations for each in job.snapshots.values() for view in each.groups)
     seen = [rank for rank in culprits if rank in job.snapshots]
     silent = [rank for rank in culprits if rank not in job.snapshots]
-    return tuple((silent or seen) if _hidden(job) else (seen or silent))
+    return tuple((silent or seen) if hidden else (seen or silent))
 
 
 def _importance(wait: Wait, ranks: Sequence[int], job: Job) -> tuple[bool, bool, int, bool, int, int]:

@@ -122,7 +122,7 @@ def _notes(job: Job, progress: Progress) -> list[str]:
     notes = []
     if not progress.timed and any(each.pending for each in job.snapshots.values()):
         notes.append("the dumps do not tell when they were taken; they are judged as taken at a stall")
-    if any(view.hidden_operations for each in job.snapshots.values() for view in each.groups):
+    if any(each.hides_messages for each in job.snapshots.values()):
         notes.append("gloo records no sends and receives: a rank that waits in one looks idle")
     if any(each.newest_record == UNKNOWN and each.status for each in job.snapshots.values()):
         notes.append("some dumps hold no entries: their status alone does not tell which group it is of")

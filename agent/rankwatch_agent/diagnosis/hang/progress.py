@@ -24,6 +24,11 @@ class Progress(NamedTuple):
     """Age of the oldest pending operation; None where no snapshot tells its time."""
 
 
+def with_sound_times(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The snapshots, without times that lie before the newest entry: those are of another clock or moment."""
+    return [_with_sound_time(each) for each in snapshots]
+
+
 def newest_of_each(snapshots: Sequence[Snapshot]) -> dict[int, Snapshot]:
     """The last snapshot of each rank."""
     return {each.rank: each for each in snapshots}
@@ -31,7 +36,6 @@ def newest_of_each(snapshots: Sequence[Snapshot]) -> dict[int, Snapshot]:
 
 def progress_of(snapshots: Sequence[Snapshot], stall_seconds: float) -> Progress:
     """Judge the times. A dump without a time is taken as made at a stall: that is when PyTorch writes one."""
-    snapshots = [_with_sound_time(each) for each in snapshots]
     newest = newest_of_each(snapshots)
     ages = [
         (each.taken_ns - each.pending[0].created_ns) / 1e9
@@ -52,7 +56,6 @@ def progress_of(snapshots: Sequence[Snapshot], stall_seconds: float) -> Progress
 
 
 def _with_sound_time(snapshot: Snapshot) -> Snapshot:
-    """Without a time that lies before the newest entry: that is no wall clock, or that of another moment."""
     if not snapshot.taken_ns or snapshot.taken_ns >= snapshot.newest_ns - _CLOCK_STEP_NS:
         return snapshot
     return msgspec.structs.replace(snapshot, taken_ns=0)

@@ -55,11 +55,21 @@ class GroupView(msgspec.Struct, array_like=True):
     point_to_point: bool = False
     hidden_operations: bool = False
     """The rank counted operations that its recorder does not hold: gloo records no send and receive."""
+    created: list[int] = []
+    """When each collective of `history` was enqueued, wall clock, nanoseconds; 0 where that is not told, and
+    empty in a snapshot without a time."""
+    ended_ns: int = 0
+    """Newest end of a collective that the rank has noticed; 0 where ends have no times, as with gloo."""
 
     @property
     def last_sequence(self) -> int:
         """Number of the newest collective in the recorder; UNKNOWN where there is none."""
         return self.first_sequence + len(self.history) - 1 if self.history else UNKNOWN
+
+    def created_at(self, sequence: int) -> int:
+        """When this collective was enqueued, or a later one where it is too old to be seen; 0: unknown."""
+        index = max(0, sequence - self.first_sequence)
+        return self.created[index] if index < len(self.created) else 0
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -85,3 +95,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     unsettled: list[int] = []
     """Records of sends and receives that may have completed, where the dump holds nothing complete: with
     TORCH_INCLUDE_ONLY_ACTIVE the parts of a completed coalesced call stay in it as if they were pending."""
+    hides_messages: bool = False
+    """Its recorder is gloo's: no sends and receives are in it, and nothing of a group that has only these."""
+    moved_ns: int = 0
+    """Wall clock of the newest sign that the rank advances: it enqueued something, or noticed an end."""

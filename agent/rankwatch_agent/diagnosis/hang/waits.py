@@ -28,6 +28,8 @@ class Wait:
     point_to_point: bool
     waiting: list[int]
     """Ranks for which it is the oldest operation of the group."""
+    since_ns: dict[int, int]
+    """When each of these enqueued it, wall clock, nanoseconds."""
     record: int = UNKNOWN
     """Of a send or receive: its place in the recorder of the rank that waits."""
     arrived: list[int] = field(default_factory=list)
@@ -40,10 +42,14 @@ class Wait:
     """Members that have enqueued it and whose device is at an earlier operation; only where all came."""
 
     @property
+    def leaves_early(self) -> bool:
+        """Whether a member may be through with it before the others are."""
+        return self.operation in ROOTED or self.operation.startswith(("all_to_all", "alltoall"))
+
+    @property
     def everyone_came(self) -> bool:
         """A member has left it, which none can before all have come."""
-        partial = self.operation in ROOTED or self.operation.startswith(("all_to_all", "alltoall"))
-        return bool(self.completed) and not (partial and self.absent)
+        return bool(self.completed) and not (self.leaves_early and (self.absent or self.no_dump))
 
     @property
     def waits_for(self) -> list[int]:
@@ -69,7 +75,8 @@ def _collective_waits(group: Group, job: Job, heads: dict[int, Operation]) -> li
     for sequence in sorted(fronts)[:_MAX_FRONTS]:
         waiting = sorted(fronts[sequence])
         name = group.pending[waiting[0]][sequence].name
-        wait = Wait(group, name, sequence, False, waiting)
+        since = {rank: group.pending[rank][sequence].created_ns for rank in waiting}
+        wait = Wait(group, name, sequence, False, waiting, since)
         for rank in group.members:
             _members_of(wait, rank, job).append(rank)
         if group.told and not wait.completed and not wait.absent and not wait.no_dump:
@@ -115,7 +122,8 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
     waits = []
     for (group, rank, peer, sends), operation in oldest.items():
         name = f"{operation.name} {rank}{'->' if sends else '<-'}{peer}"
-        wait = Wait(group, name, operation.sequence, True, [rank], operation.record, [rank])
+        since = {rank: operation.created_ns}
+        wait = Wait(group, name, operation.sequence, True, [rank], since, operation.record, [rank])
         counterpart = oldest.get((group, peer, rank, not sends))
         if peer not in job.snapshots:
             wait.no_dump.append(peer)

@@ -13,10 +13,9 @@ from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch_agent.diagnosis.hang.snapshot import UNKNOWN, GroupView, Operation, Signature, Snapshot
 from rankwatch_agent.diagnosis.run.box import Box
 from rankwatch_agent.diagnosis.run.boxes import Boxes
-from rankwatch_agent.diagnosis.run.group_words import MOST_HISTORY, GroupWords, group_words
+from rankwatch_agent.diagnosis.run.group_words import MESSAGES, MOST_HISTORY, GroupWords, group_words
 
 VERSION = "black box"
-_MESSAGES = ("send", "recv")
 _MOST_PEERS = 256
 _MOST_PENDING = 64
 """Of a group whose completions nobody sees; the first is what counts."""
@@ -32,15 +31,15 @@ class _Open(NamedTuple):
     peer: int = UNKNOWN
 
 
-def box_snapshots(boxes: Boxes, *, moment: float | None) -> list[Snapshot]:
-    """One for each rank; `moment` is the Unix time of now, None where the boxes are judged as of a stall.
+def box_snapshots(boxes: Boxes, *, timed: bool) -> list[Snapshot]:
+    """One for each rank; `timed`: as of when its box was read, else as of a stall.
 
     A process that has ended waits for nobody, and what it had enqueued last it will not complete.
     """
     words = group_words(boxes.by_rank)
     lowest = _lowest_enqueued(words)
     return [
-        _snapshot(box, words[rank], lowest, gone=_gone(box, boxes), moment=moment)
+        _snapshot(box, words[rank], lowest, gone=_gone(box, boxes), timed=timed)
         for rank, box in boxes.by_rank.items()
     ]
 
@@ -68,7 +67,7 @@ def _snapshot(
     lowest: Mapping[tuple[str, str], int],
     *,
     gone: bool,
-    moment: float | None,
+    timed: bool,
 ) -> Snapshot:
     signatures: dict[str, int] = {}
     views, pending = [], []
@@ -80,7 +79,7 @@ def _snapshot(
             ends += [] if words.failed_from is None else [words.failed_from]
             enqueued = min([enqueued, *ends])
             still_open = []
-        views.append(_view(index, words, enqueued, still_open, signatures))
+        views.append(_view(index, words, enqueued, still_open, signatures, box))
         pending += still_open
     return Snapshot(
         rank=box.rank,
@@ -91,18 +90,28 @@ def _snapshot(
         status={},
         newest_ns=int(box.wall(box.last_sign) * 1e9),
         newest_record=len(box.records),
-        taken_ns=0 if moment is None else int(moment * 1e9),
+        taken_ns=int(box.seen_wall * 1e9) if timed else 0,
+        moved_ns=int(box.wall(max((each.newest for each in groups), default=0.0)) * 1e9),
     )
 
 
 def _view(
-    index: int, words: GroupWords, enqueued: int, still_open: list[_Open], signatures: dict[str, int]
+    index: int,
+    words: GroupWords,
+    enqueued: int,
+    still_open: list[_Open],
+    signatures: dict[str, int],
+    box: Box,
 ) -> GroupView:
     last = {each.number: each.name for each in still_open if each.peer == UNKNOWN}
     known = {number: name for number, (name, _) in words.completed.items()}
     first = max(0, enqueued - MOST_HISTORY, min([*known, *last], default=enqueued - 1))
-    history = []
+    since = {number: at for number, (_, at) in words.completed.items()}
+    if words.now.oldest and last:
+        since[min(last)] = words.now.oldest  # when those after it were enqueued no word tells
+    history, created = [], []
     for number in range(first, enqueued):
+        created.append(int(box.wall(since[number]) * 1e9) if number in since else 0)
         name = known.get(number) or last.get(number, "")
         history.append(signatures.setdefault(name, len(signatures)) if name else UNKNOWN)
     return GroupView(
@@ -113,6 +122,8 @@ def _view(
         first_sequence=first + 1,
         history=history,
         point_to_point=any(each.peer != UNKNOWN for each in still_open),
+        created=created,
+        ended_ns=0 if words.last_untold or not words.last_end else int(box.wall(words.last_end) * 1e9),
     )
 
 
@@ -125,14 +136,16 @@ def _open_operations(index: int, words: GroupWords, lowest: int, box: Box) -> li
     if not now.oldest:
         return []
     numbers_open = words.pending()
-    if numbers_open and now.operation not in _MESSAGES:
+    if numbers_open and now.operation not in MESSAGES:
         return [_Open(now.oldest, index, each, _name(words, each)) for each in numbers_open]
+    if not words.messages:
+        return []  # it has ended while the box was read
     return [_Open(now.oldest, index, 0, *each) for each in _to_peers(words, box)]
 
 
 def _name(words: GroupWords, number: int) -> str:
     """Only the operation enqueued last is told by name."""
-    last = number == words.now.enqueued - 1 and words.now.operation not in _MESSAGES
+    last = number == words.now.enqueued - 1 and words.now.operation not in MESSAGES
     return words.now.operation if last else ""
 
 
@@ -141,7 +154,7 @@ def _to_peers(words: GroupWords, box: Box) -> list[tuple[str, int]]:
 
     Taking all that it may be is safe: who waits is no culprit, and who waits for nobody is found along any.
     """
-    name = words.now.operation if words.now.operation in _MESSAGES else "recv"
+    name = words.now.operation if words.now.operation in MESSAGES else "recv"
     at = words.members.index(box.rank)
     stages = box.header.identity.coordinates.get("pp", (0, 0))[1]
     near = len(words.members) == stages or len(words.members) > _MOST_PEERS

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwatch.conventions import RankState
@@ -19,6 +18,13 @@ MOST_RECORDS = 2_000_000
 _LEAST_RECORDS = 1_000
 MOST_RANKS = 1 << 17
 """Of a run; a box that tells of more is broken."""
+_TICK_SECONDS = 0.01
+"""By how much the time in a file's inode may lag: it is taken at a tick of the kernel."""
+_COPIED_AFTER_SECONDS = 0.002
+"""So long after the last sign in it a file came to be as it is: a copy. A rank that writes into a page of its
+box for the first time changes the file, too, right after it has looked at the clock; later it does not."""
+_OLD_SECONDS = 60.0
+"""Without a sign before the copy: whether the run was already over then, the copy does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +42,24 @@ class Boxes:
     moment: float | None
     """Unix time at which the boxes were as they are: now while a rank lives, else when they were copied; None
     where it is not known."""
+    copied_alive: bool = False
+    """They are plain copies, made at the moments at which they count as seen: ranks may have lived then."""
 
     @property
     def liveness_known(self) -> bool:
         """Whether a free lock means a lost process.
 
-        Where not one process is left and none was ended by a signal or an exception, the boxes may be
+        Where not one process is left and none was ended by a signal or in a collective, the boxes may be
         copies, or the whole job was killed after it had stopped: only the last words count then.
         """
-        telling = (RankState.TERMINATED, RankState.FAILED)
-        return any(each.alive or each.state in telling for each in self.by_rank.values())
+        found = self.by_rank.values()
+        if self.copied_alive:
+            return False
+        if any(each.alive or each.state is RankState.TERMINATED for each in found):
+            return True
+        failed = [each for each in found if each.state is RankState.FAILED]
+        # One that failed by itself needs no lost rank to explain it, and may be why the others were ended.
+        return bool(failed) and all(each.failed_in_collective for each in failed)
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -81,9 +95,15 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
             first = first or str(error)
     if not found:
         raise UserError(f"none of the {len(listed)} black boxes can be used: {first}")
-    run, world_size = _usual(found)
+    copied_alive = copied is None and _are_copies(found)
+    if copied_alive:
+        found = [replace(box, seen_wall=box.changed_wall) for box in found]
+    present = _of_present_start(found)
+    if len(present) < len(found):
+        skipped["of an earlier start"] += len(found) - len(present)
+    run, world_size = _usual(present)
     by_rank: dict[int, Box] = {}
-    for box in sorted(found, key=lambda each: each.header.started_wall):
+    for box in sorted(present, key=lambda each: each.header.started_wall):
         identity = box.header.identity
         if (identity.run, identity.world_size) != (run, world_size):
             skipped["of another run"] += 1
@@ -99,14 +119,41 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
         skipped=dict(skipped),
         first_reason=first,
         copied=copied is not None,
-        moment=_moment(by_rank, copied),
+        moment=_moment(by_rank, copied, copied_alive=copied_alive),
+        copied_alive=copied_alive,
     )
 
 
-def _moment(by_rank: Mapping[int, Box], copied: CopiedRanks | None) -> float | None:
-    if copied is None:
-        return time.time() if any(each.alive for each in by_rank.values()) else None
-    return None if copied.moment is None else next(iter(by_rank.values())).wall(copied.moment)
+def _are_copies(found: Sequence[Box]) -> bool:
+    """Nobody holds a lock, and all files came to be as they are soon after the last sign in them."""
+    ages = [each.changed_wall - each.wall(each.last_sign) for each in found]
+    if any(each.alive for each in found) or min(ages) < -_TICK_SECONDS:
+        return False
+    return max(ages) > _COPIED_AFTER_SECONDS and min(ages) < _OLD_SECONDS
+
+
+def _of_present_start(found: Sequence[Box]) -> list[Box]:
+    """Without boxes of processes that had ended before any that lives began.
+
+    Such a one ran with others than those, if it had come to a collective or to the end of a step: its rank is
+    still on its way.
+    """
+    first = min((each.header.started_wall for each in found if each.alive and not each.ended), default=None)
+    if first is None:
+        return list(found)
+    return [each for each in found if not (each.ended and _ran(each) and each.wall(each.last_sign) < first)]
+
+
+def _ran(box: Box) -> bool:
+    return box.now.steps_completed > 0 or any(each.enqueued for each in box.now.groups)
+
+
+def _moment(by_rank: Mapping[int, Box], copied: CopiedRanks | None, *, copied_alive: bool) -> float | None:
+    if copied is not None:
+        return None if copied.moment is None else next(iter(by_rank.values())).wall(copied.moment)
+    if copied_alive or any(each.alive for each in by_rank.values()):
+        return max(each.seen_wall for each in by_rank.values())
+    return None
 
 
 def _usual(boxes: list[Box]) -> tuple[str, int]:

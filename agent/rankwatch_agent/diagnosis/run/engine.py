@@ -30,6 +30,8 @@ from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
 
 _STANDS = (State.HANG, State.DESYNC)
 _NAMED = (Cause.WORKER, Cause.HOST, Cause.NETWORK)
+LEAST_SLOWDOWN = 1.01
+"""From which a rank is named: what costs the run less than 1 % is within what a healthy one varies by."""
 _MOST_SHOWN = 1_024
 GONE = "gone"
 """State of a rank without a goodbye, where nothing tells whether it was lost or its box is a copy."""
@@ -46,7 +48,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     boxes = read_boxes(folder.boxes, copied=copied)
     found = _recorders(folder, boxes)
     limit = stall_seconds(boxes) if stall is None else stall
-    hang = judge_waiting(boxes, found, stall=limit, complete=complete)
+    hang = judge_waiting(boxes, found, stall=limit, complete=complete, given=stall is not None)
     straggler = _straggler(boxes)
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
@@ -96,10 +98,13 @@ def _straggler(boxes: Boxes) -> Verdict | None:
 
 def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
     states = {each.state for each in boxes.by_rank.values()}
-    stands = hang.state in _STANDS or (hang.state is State.INCONCLUSIVE and not boxes.living)
+    untimed = not boxes.living and not boxes.copied_alive
+    stands = hang.state in _STANDS or (hang.state is State.INCONCLUSIVE and untimed)
     living = bool(boxes.living) or not boxes.liveness_known
     if boxes.lost:
         return RunState.LOST
+    if not boxes.living and failed_first(boxes):
+        return RunState.FAILED
     if stands and living and states != {RankState.FINISHED}:
         return RunState.STALLED
     if RankState.FAILED in states:
@@ -124,7 +129,7 @@ def _blamed(state: RunState, boxes: Boxes, hang: HangVerdict, straggler: Verdict
     if state is RunState.FAILED:
         return failed_first(boxes)
     if state is RunState.RUNNING and straggler is not None and straggler.cause in _NAMED:
-        return straggler.ranks
+        return straggler.ranks if straggler.slowdown >= LEAST_SLOWDOWN else ()
     return ()
 
 

@@ -13,6 +13,7 @@ from rankwatch_agent.diagnosis.run.members import parse_members
 
 MOST_HISTORY = 2_000
 """Newest collectives of a group that are looked at."""
+MESSAGES = ("send", "recv")
 
 GroupName = tuple[str, str]
 """Label and members in short form: the same on all ranks of a group."""
@@ -26,10 +27,22 @@ class GroupWords:
     members: tuple[int, ...]
     completed: Mapping[int, tuple[str, float]]
     """Number of a collective that ended -> its operation and when it was enqueued, monotonic."""
+    last_end: float
+    """Newest end of a collective that was seen, monotonic; 0.0 where none was."""
+    newest: float
+    """Newest enqueue or end of any of its operations, monotonic; 0.0 for none."""
+    messages: bool
+    """Sends or receives are in it."""
     failed_from: int | None
     """Number of the first collective that ended with an error; None where all went well."""
     completions_seen: bool
     """Some box shows that an operation of this group was completed, or is not: with gloo, not with NCCL."""
+
+    @property
+    def last_untold(self) -> bool:
+        """Whether the last collective is neither open nor seen to have ended: it may have begun just now."""
+        last = self.now.enqueued - 1
+        return self.completions_seen and last >= 0 and not self.now.oldest and last not in self.completed
 
     def pending(self) -> list[int]:
         """Collectives that are enqueued and not complete; empty also where a send or receive is waited for.
@@ -67,6 +80,9 @@ def group_words(boxes: Mapping[int, Box]) -> dict[int, list[GroupWords]]:
                 now=group,
                 members=members[name],
                 completed=records.completed,
+                last_end=records.last_end,
+                newest=max(records.newest, group.oldest),
+                messages=records.messages or group.operation in MESSAGES,
                 failed_from=records.failed_from,
                 completions_seen=name in seen,
             )
@@ -79,6 +95,9 @@ class _Records:
     completed: dict[int, tuple[str, float]]
     failed_from: int | None = None
     ends_seen: bool = False
+    last_end: float = 0.0
+    newest: float = 0.0
+    messages: bool = False
 
 
 _NOTHING = _Records({})
@@ -92,9 +111,13 @@ def _records(box: Box) -> dict[int, _Records]:
             continue
         _, number, group, flags, _ = layout.COLLECTIVE.unpack_from(record.payload)
         of_group = found.setdefault(group, _Records({}))
+        of_group.newest = max(of_group.newest, record.end)
         of_group.ends_seen |= not flags & layout.UNTIMED
         if flags & layout.POINT_TO_POINT:
+            of_group.messages = True
             continue
+        if not flags & layout.UNTIMED:
+            of_group.last_end = max(of_group.last_end, record.end)
         of_group.completed[number] = (box.names.get(record.name, ""), record.start)
         if flags & layout.FAILED and (of_group.failed_from is None or number < of_group.failed_from):
             of_group.failed_from = number

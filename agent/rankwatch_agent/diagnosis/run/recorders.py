@@ -69,9 +69,10 @@ def read(files: Mapping[int, Path]) -> Recorders:
 
 def _ask_one(rank: int, socket: Path) -> tuple[int, Snapshot | str]:
     client = FlightRecorderClient(socket, timeout_seconds=ANSWER_SECONDS)
+    asked = time.time()  # what it shows was so then, or came later
     try:
         replies = {name: msgspec.json.decode(body) for name, body in client.pull_raw().items()}
-        return rank, _parse(replies, rank, taken=time.time())
+        return rank, _parse(replies, rank, taken=asked)
     except (FlightRecorderError, msgspec.MsgspecError, RecursionError, DumpError) as error:
         return rank, str(error)
 

@@ -13,27 +13,45 @@ from rankwatch_agent.diagnosis.run.box import Box
 from rankwatch_agent.diagnosis.run.box_snapshots import box_snapshots
 from rankwatch_agent.diagnosis.run.boxes import Boxes
 from rankwatch_agent.diagnosis.run.recorders import Recorders
+from rankwatch_agent.ranks.progress import SECTIONS
 
 LEAST_STALL_SECONDS = 5.0
 """However fast the steps are: boxes are read one after another, while the run goes on."""
+MOST_STALL_SECONDS = 1800.0
+"""What the stall alert waits for where nothing is learnt (`stall_fallback_seconds`)."""
 _STANDS = (State.HANG, State.DESYNC)
 _MOST_SHOWN = 64
 
 
 def stall_seconds(boxes: Boxes) -> float:
-    """Age from which a wait is a stall: what the ranks have learnt of themselves, from 5 to 30 seconds."""
-    learnt = [each.timeout for each in boxes.living if each.timeout is not None]
-    return min(STALL_SECONDS, max(LEAST_STALL_SECONDS, *learnt)) if learnt else STALL_SECONDS
+    """Age from which a wait is a stall: what the ranks have learnt of themselves, at least 5 seconds.
+
+    30 seconds where one of them has learnt nothing; half an hour where that one is in its first checkpoint or
+    evaluation, which nothing tells from a hang.
+    """
+    found = [_limit(each) for each in boxes.living]
+    return min(MOST_STALL_SECONDS, max(LEAST_STALL_SECONDS, *found)) if found else STALL_SECONDS
 
 
-def judge_waiting(boxes: Boxes, recorders: Recorders, *, stall: float, complete: bool) -> HangVerdict:
+def _limit(box: Box) -> float:
+    if box.timeout is not None:
+        return box.timeout
+    in_section = box.open_phase is not None and box.open_phase[0] in SECTIONS
+    return MOST_STALL_SECONDS if in_section else STALL_SECONDS
+
+
+def judge_waiting(
+    boxes: Boxes, recorders: Recorders, *, stall: float, complete: bool, given: bool = False
+) -> HangVerdict:
     """One verdict of both sources.
 
     stall: age in seconds from which a wait is a stall; it counts only in boxes that are no copies and while
         a rank lives. A bundle is written at a stall.
     complete: boxes that are not there are missing, and not on other nodes.
+    given: the age was asked for. Else a run of which nothing is learnt yet may start for as long as it likes.
     """
-    words = diagnose(box_snapshots(boxes, moment=None if boxes.copied else boxes.moment), stall_seconds=stall)
+    timed = boxes.moment is not None and not boxes.copied
+    words = diagnose(box_snapshots(boxes, timed=timed), stall_seconds=stall)
     found = words
     evidence: dict[str, object] = {"source": "black boxes", **words.evidence}
     if recorders.snapshots:
@@ -49,7 +67,7 @@ def judge_waiting(boxes: Boxes, recorders: Recorders, *, stall: float, complete:
         evidence["flight_recorders_silent"] = {str(rank): reason for rank, reason in shown}
     found = replace(found, evidence=evidence)
     if found.state in (State.OK, State.SLOW):
-        found = _stands_outside(boxes, found, stall)
+        found = _stands_outside(boxes, found, stall, given=given)
     found = _keep_origins(boxes, found)
     found = _without_other_nodes(boxes, found, complete=complete)
     return _with_places(boxes, found)
@@ -64,13 +82,16 @@ def _tells_more(recorded: HangVerdict, words: HangVerdict) -> bool:
     return recorded.state in _STANDS and bool(recorded.ranks or words.state not in _STANDS)
 
 
-def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float) -> HangVerdict:
+def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bool) -> HangVerdict:
     """Nobody waits in a collective for long, and yet no living rank makes progress."""
-    living, moment = boxes.living, boxes.moment
-    if not living or moment is None:
+    living = boxes.living
+    if not living or boxes.moment is None:
+        return found
+    if not given and any(each.timeout is None for each in living):
         return found
     limits = {each.rank: max(stall, each.timeout or STALL_SECONDS) for each in living}
-    idle = {each.rank: moment - each.wall(each.last_progress) for each in living}
+    moments = {each.rank: boxes.moment if boxes.copied else each.seen_wall for each in living}
+    idle = {each.rank: moments[each.rank] - each.wall(_last_move(each)) for each in living}
     if any(idle[rank] <= limits[rank] for rank in idle):
         return found
     places: dict[str, list[int]] = defaultdict(list)
@@ -90,12 +111,21 @@ def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float) -> HangVerdi
     return replace(found, state=State.HANG, ranks=(), evidence=evidence)
 
 
+def _last_move(box: Box) -> float:
+    """A step that began before a stall may go on after it: whatever the rank does counts."""
+    return max(box.last_progress, box.last_sign, *(each.oldest for each in box.now.groups))
+
+
 def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
-    """Where a process is lost or failed by itself, those that failed after it are its victims."""
+    """Where a process is lost or failed by itself, those that failed after it are its victims.
+
+    And so is whoever failed in a collective: it had come to it, and a peer was gone.
+    """
     origins = boxes.lost or failed_first(boxes)
-    victims = [rank for rank in found.ranks if rank not in origins and boxes.by_rank.get(rank) is not None]
-    victims = [rank for rank in victims if boxes.by_rank[rank].state is RankState.FAILED]
-    if not origins or not victims:
+    named = [boxes.by_rank[rank] for rank in found.ranks if rank in boxes.by_rank and rank not in origins]
+    failed = [each for each in named if each.state is RankState.FAILED]
+    victims = [each.rank for each in failed if origins or each.failed_in_collective]
+    if not victims:
         return found
     kept = sorted({*found.ranks, *origins} - set(victims))
     evidence = {**found.evidence, "failed_after_it": victims}

@@ -29,6 +29,7 @@ class EntryReader:
         self.signatures: list[Signature] = []
         self.newest_ns = 0
         self.newest_record = UNKNOWN
+        self.moved_ns = 0
         self.skipped = 0
         self._by_name = {group.name: index for index, group in enumerate(groups)}
         self._of_local: dict[tuple[int, str, str], int] = {}
@@ -40,6 +41,7 @@ class EntryReader:
         """Groups and numbers of coalesced sends and receives."""
         self._complete = False
         self.batches = False
+        self.hides_messages = False
 
     def take(self, entry: Any) -> tuple[int, int] | None:
         """Take one; what cannot be understood is counted.
@@ -85,13 +87,16 @@ class EntryReader:
         if type(sequence) is not int or sequence < 0:
             raise ValueError("the number is none")
         signature = self._signature(entry, operation)
-        self._see(entry)
+        ended = self._see(entry)
         self._after_peer.discard(index)
-        history = self.groups[index].history
-        if history and sequence == self.groups[index].first_sequence + len(history):
-            history.append(signature)
+        group = self.groups[index]
+        if ended > group.ended_ns:
+            group.ended_ns = ended
+        if group.history and sequence == group.first_sequence + len(group.history):
+            group.history.append(signature)
+            group.created.append(entry["time_created_ns"])
         else:
-            self._append_out_of_order(self.groups[index], sequence, signature)
+            self._append_out_of_order(group, sequence, signature, entry["time_created_ns"])
         ordinary = False
         # Gloo leaves the state at "scheduled" and only sets `retired`.
         if not entry.get("retired") and entry["state"] != "completed":
@@ -133,12 +138,17 @@ class EntryReader:
             # The parts of a coalesced call share its number and never get a state of their own.
             self._pending.pop((index, True, sequence), None)
 
-    def _see(self, entry: dict[str, Any]) -> None:
+    def _see(self, entry: dict[str, Any]) -> int:
+        """Take its place and times; returns when its end was noticed, 0 where that is not told."""
         created, record = entry["time_created_ns"], entry["record_id"]
+        ended: int = entry.get("time_discovered_completed_ns") or 0
         if created > self.newest_ns:
             self.newest_ns = created
         if record > self.newest_record:
             self.newest_record = record
+        if ended > self.moved_ns:
+            self.moved_ns = ended
+        return ended
 
     def _add_pending(self, entry: dict[str, Any], index: int, sequence: int, to_peer: bool) -> None:
         name = entry["profiling_name"].partition(":")[2][:_MAX_TEXT] or entry["profiling_name"][:_MAX_TEXT]
@@ -180,19 +190,23 @@ class EntryReader:
         key = (operation, inputs, outputs, input_types, output_types)
         index = self._signature_of.get(key)
         if index is None:
-            name = operation.partition(":")[2] or operation
+            backend, _, name = operation.partition(":")
+            name = name or operation
+            self.hides_messages = self.hides_messages or backend == "gloo"
             call = Call(name[:_MAX_TEXT], inputs, outputs, input_types, output_types)
             self.signatures.append(signature_of(call))
             index = self._signature_of[key] = len(self.signatures) - 1
         return index
 
     @staticmethod
-    def _append_out_of_order(group: GroupView, sequence: int, signature: int) -> None:
+    def _append_out_of_order(group: GroupView, sequence: int, signature: int, created: int) -> None:
         last = group.last_sequence
         if not group.history or sequence > last + _LARGEST_GAP:
-            group.first_sequence, group.history = int(sequence), [signature]
+            group.first_sequence, group.history, group.created = int(sequence), [signature], [created]
         elif sequence == last:  # parts of a coalesced call
             group.history[-1] = UNKNOWN
         elif sequence > last:
             group.history.extend([UNKNOWN] * (sequence - last - 1))
+            group.created.extend([0] * (sequence - last - 1))
             group.history.append(signature)
+            group.created.append(created)

@@ -51,6 +51,10 @@ def open_reader(document: Mapping[Any, Any], entries: int) -> EntryReader:
 def finish(document: Mapping[Any, Any], rank: int, reader: EntryReader) -> Snapshot:
     """The snapshot of a document whose entries have been read."""
     version = document.get("version")
+    taken = _nanoseconds(document.get("time_seconds"))
+    for group in reader.groups:
+        if not taken or len(group.created) != len(group.history):
+            group.created = []
     return Snapshot(
         rank=rank,
         version=version[:40] if isinstance(version, str) else "",
@@ -60,10 +64,12 @@ def finish(document: Mapping[Any, Any], rank: int, reader: EntryReader) -> Snaps
         status=_status(document.get("pg_status")),
         newest_ns=reader.newest_ns,
         newest_record=reader.newest_record,
-        taken_ns=_nanoseconds(document.get("time_seconds")),
+        taken_ns=taken,
         skipped_entries=reader.skipped,
         batches=reader.batches,
         unsettled=reader.unsettled(),
+        hides_messages=reader.hides_messages,
+        moved_ns=max(reader.newest_ns, reader.moved_ns),
     )
 
 
