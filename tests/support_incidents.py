@@ -17,6 +17,7 @@ from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition
+from support_agent import DEADLINE_SECONDS
 
 NO_DIAGNOSIS = ("/bin/sh", "-c", """echo '{"state": "stalled", "hang": {"state": "hang", "ranks": [1]}}'""")
 """A command that names rank 1 whatever the bundle: for tests of all the rest."""
@@ -30,10 +31,11 @@ def condition(
     timeout: float | None = 10.0,
     path: Path | None = None,
     pid: int = 1,
+    started: float | None = None,
 ) -> RankCondition:
-    """How a rank is; its last progress is a moment."""
+    """How a rank is; its last progress and its start are moments."""
     box = path or Path(f"/nowhere/job/{number}.blackbox")
-    return RankCondition(number, box, state, progress, timeout, ("forward", progress), pid)
+    return RankCondition(number, box, state, progress, timeout, ("forward", progress), pid, started=started)
 
 
 def run_of(ranks: Sequence[RankCondition], *, run: str = "job", moment: float = 100.0) -> RunCondition:
@@ -65,15 +67,15 @@ def boxed(path: Path, **how: object) -> RankCondition:
 
 
 def writer(**how: object) -> BundleWriter:
-    """A writer of bundles with short deadlines."""
+    """A writer of bundles that waits for whatever answers; a test of what does not sets its own deadline."""
     settings = {
         "pages": MetricsPages(),
         "node": "n1",
         "most_bytes": 64 << 20,
         "diagnosis": NO_DIAGNOSIS,
-        "recorder_seconds": 0.3,
-        "stack_seconds": 5.0,
-        "verdict_limits": Limits(seconds=20.0, output_bytes=1 << 20, memory_bytes=1 << 30),
+        "recorder_seconds": DEADLINE_SECONDS,
+        "stack_seconds": DEADLINE_SECONDS,
+        "verdict_limits": Limits(seconds=DEADLINE_SECONDS, output_bytes=1 << 20, memory_bytes=1 << 30),
         "environ": {"PATH": "/nowhere"},
         **how,
     }

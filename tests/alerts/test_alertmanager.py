@@ -79,7 +79,7 @@ def test_a_stall_holds_back_the_straggler_of_its_own_run_and_nothing_else(tmp_pa
     with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", alerts)
         # Inhibition is worked out when a group is flushed: wait until all groups have been.
-        poll(lambda: _states(url, len(alerts)) == held_back, 20, "inhibition of the explained alerts")
+        poll(lambda: _states(url, len(alerts)) == held_back, 60, "inhibition of the explained alerts")
 
 
 def _states(url: str, alerts: int) -> set[tuple[str, str, str, str]] | None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import metric
+from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.collection import Collection, Series
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.culprits import culprits_of
-from rankwatch_agent.incidents.episodes import Episodes
+from rankwatch_agent.incidents.episodes import Episodes, resumed
 from rankwatch_agent.ranks.suspicion import Suspicion
 from rankwatch_agent.supervision.schedule import Schedule
 
@@ -58,6 +59,10 @@ class IncidentsCollector:
 
     def _culprits(self) -> Iterator[Series]:
         for incident in self._episodes.open.values():
+            condition = self._suspicion.runs.get(incident.run)
+            stall = incident.cause is IncidentCause.STALL
+            if stall and condition is not None and resumed(incident, condition):
+                continue  # nobody is waited for now, and evidence that was taken after that is of no stall
             finding = self._board.finding(incident)
             for culprit in finding.culprits if finding else culprits_of(incident):
                 labels = (incident.run, str(culprit.rank), culprit.state, culprit.phase)

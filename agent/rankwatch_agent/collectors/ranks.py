@@ -122,4 +122,5 @@ def _condition(rank: RankFollower) -> RankCondition:
         pid=rank.header.pid,
         groups=rank.now.groups,
         counted=frozenset(rank.account.collectives.totals),
+        started=rank.header.started_monotonic,
     )

@@ -146,18 +146,19 @@ def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) 
     """How far a group has come; None where nothing tells it.
 
     The status of a group counts sends and receives among the collectives, which differ between its
-    ranks; gloo does so without an entry for them. The numbers of entries are those of collectives.
+    ranks; gloo does so without an entry for them. The numbers of entries are those of collectives. That a
+    rank waits in a send or a receive is known without a number: it is a victim, not one that left.
     """
     open_entries = [each for each in entries if not each.complete]
     collectives = [each for each in open_entries if not each.is_p2p]
     first = min(collectives, key=lambda each: each.collective_seq_id, default=None)
     enqueued = max((each.collective_seq_id for each in entries), default=0)
     completed = first.collective_seq_id - 1 if first is not None else enqueued
+    created = [each.time_created_ns for each in open_entries if each.time_created_ns > 0]
     if not enqueued:
         if counts_messages:
-            return None
+            return Place(enqueued=None, completed=None, oldest=min(created) / 1e9) if created else None
         enqueued, completed = status.last_enqueued_collective, status.last_completed_collective
-    created = [each.time_created_ns for each in open_entries if each.time_created_ns > 0]
     return Place(
         enqueued=max(0, enqueued),
         completed=max(0, completed),

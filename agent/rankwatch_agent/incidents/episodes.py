@@ -7,10 +7,11 @@ that somebody kills because the run stands.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentCause
+from rankwatch_agent.incidents.attempts import present
 from rankwatch_agent.incidents.printable import printable
 from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition
 
@@ -38,7 +39,8 @@ class Incident(NamedTuple):
     since: float
     """Last progress of the run before: what came before it is healthy."""
     condition: RunCondition
-    """The local ranks as they were when it was opened."""
+    """The local ranks of the present attempt as they were when it was opened; where one was lost, without
+    those lost before."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ class Episodes:
         """Take how the runs are; the incidents that this opens."""
         self._forget(runs, moment)
         opened = []
-        for run, condition in runs.items():
+        for run, everything in runs.items():
+            condition = present(everything)
             if run not in self._deaths:
                 self._deaths[run] = _old_deaths(condition)
                 self.totals |= {(run, cause): 0 for cause in IncidentCause}
@@ -76,8 +79,10 @@ class Episodes:
                 incident = None
             new = _deaths(condition) - self._deaths[run]
             if incident is None and (cause := self._cause(condition, new)) is not None:
+                if cause is IncidentCause.LOST_RANK:
+                    condition = _without(condition, self._deaths[run])
                 opened.append(self._begin(condition, cause, moment))
-            self._deaths[run] = self._deaths[run] & _deaths(condition) | new
+            self._deaths[run] = _deaths(everything)
         return opened
 
     def _cause(self, condition: RunCondition, new_deaths: frozenset[_Death]) -> IncidentCause | None:
@@ -111,9 +116,13 @@ class Episodes:
 
 def _is_over(incident: Incident, condition: RunCondition, moment: float) -> bool:
     """Whether progress resumed since, or the run ended; never in the first minute."""
-    living = [each for each in condition.ranks if not each.ended]
-    resumed = any(each.last_progress > incident.opened for each in living)
-    return (resumed or not living) and _old_enough(incident, moment)
+    living = any(not each.ended for each in condition.ranks)
+    return (resumed(incident, condition) or not living) and _old_enough(incident, moment)
+
+
+def resumed(incident: Incident, condition: RunCondition) -> bool:
+    """Whether a living rank has made progress since."""
+    return any(each.last_progress > incident.opened for each in condition.ranks if not each.ended)
 
 
 def _old_enough(incident: Incident, moment: float) -> bool:
@@ -121,8 +130,17 @@ def _old_enough(incident: Incident, moment: float) -> bool:
 
 
 def _deaths(condition: RunCondition) -> frozenset[_Death]:
-    lost = (each for each in condition.ranks if each.state is RankState.LOST)
-    return frozenset((each.rank, each.pid, each.last_progress) for each in lost)
+    return frozenset(map(_death, condition.lost))
+
+
+def _death(rank: RankCondition) -> _Death:
+    return rank.rank, rank.pid, rank.last_progress
+
+
+def _without(condition: RunCondition, deaths: frozenset[_Death]) -> RunCondition:
+    """The condition without ranks whose loss was told before: the run has gone on since."""
+    ranks = tuple(each for each in condition.ranks if not (each in condition.lost and _death(each) in deaths))
+    return replace(condition, ranks=ranks)
 
 
 def _old_deaths(condition: RunCondition) -> frozenset[_Death]:

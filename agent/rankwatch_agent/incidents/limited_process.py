@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,17 @@ class Ended(NamedTuple):
     """One sentence; empty where it ended with status 0 in time and within its bounds."""
 
 
-def run_limited(command: Sequence[str], limits: Limits, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run a program to its end, or to that of its limits: then it is killed, and all it started."""
+def run_limited(
+    command: Sequence[str],
+    limits: Limits,
+    environ: Mapping[str, str] | None = None,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Ended:
+    """Run a program to its end, or to that of its limits: then it is killed, and all it started.
+
+    monotonic: the clock, in seconds, that its time is measured on.
+    """
     name = Path(command[0]).name
     try:
         process = subprocess.Popen(
@@ -56,7 +65,7 @@ def run_limited(command: Sequence[str], limits: Limits, environ: Mapping[str, st
     with process:
         try:
             _restrict(process.pid, limits.memory_bytes)
-            output, said, problem = _read(process, limits)
+            output, said, problem = _read(process, limits, monotonic)
             problem = problem or _status(process, limits.seconds, said)
             return Ended(output, f"{name} {problem}" if problem else "")
         finally:
@@ -73,15 +82,17 @@ def _restrict(pid: int, memory_bytes: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
-def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[bytes, bytes, str]:
+def _read(
+    process: subprocess.Popen[bytes], limits: Limits, monotonic: Callable[[], float]
+) -> tuple[bytes, bytes, str]:
     """Output, the end of what was said, and what was wrong, while the program runs."""
     assert process.stdout is not None
     assert process.stderr is not None
     output, said = bytearray(), bytearray()
     sinks = {process.stdout.fileno(): output, process.stderr.fileno(): said}
-    end = time.monotonic() + limits.seconds
+    end = monotonic() + limits.seconds
     while sinks:
-        left = end - time.monotonic()
+        left = end - monotonic()
         if left <= 0.0:
             return bytes(output), bytes(said), f"did not end within {limits.seconds:g} s"
         for file in select.select(list(sinks), [], [], min(left, _SLICE_SECONDS))[0]:

@@ -39,6 +39,8 @@ class RankCondition(NamedTuple):
     """Its process groups, as the black box tells them."""
     counted: frozenset[tuple[str, str, str]] = frozenset()
     """(group, members, operation) of collectives whose completions the black box records."""
+    started: float | None = None
+    """Start of its process; None where it is not known."""
 
     @property
     def ended(self) -> bool:

@@ -81,7 +81,8 @@ def _of_the_run() -> str:
     )
     outside = listed(
         "bottomk(5, rankwatch_rank_phase_start_timestamp_seconds"
-        '{cluster=%q, run=%q, phase!="communication"})',
+        '{cluster=%q, run=%q, phase!="communication"} unless on (cluster, run, rank, node) '
+        "rank:rankwatch_stall_waiting_timestamp_seconds:min)",
         ("cluster", "run"),
         "{{ $series.Labels.rank }} ({{ $series.Labels.phase }}, node {{ $series.Labels.node }})",
         "none",

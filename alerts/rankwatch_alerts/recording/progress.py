@@ -24,6 +24,17 @@ def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             record="run:rankwatch_ranks_running:sum",
             expression="sum by (cluster, run) (rank:rankwatch_rank_running:bool)",
         ),
+        RecordingRule(
+            record="run:rankwatch_rank_start_timestamp_seconds:min",
+            # Of ranks that run: what ended before this was of an earlier attempt.
+            expression=promql(f"""
+                min by (cluster, run) (
+                  rankwatch_rank_start_timestamp_seconds
+                  and on (cluster, run, rank, node)
+                  (rankwatch_rank_state{{{RUNNING}}} == 1)
+                )
+            """),
+        ),
         *_progress_rules(config),
         RecordingRule(
             record="run:rankwatch_checkpoint_last_good_timestamp_seconds:max",

@@ -23,7 +23,7 @@ EVER_ASKED = frozenset({_PULLS})
 def stall_culprit_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """From the stall to the ranks it waits for. The rules build on each other and on those of progress."""
     return (
-        *stall_place_rules(),
+        *stall_place_rules(config),
         *stall_missing_rules(config),
         *stall_desync_rules(config),
         *_culprit_rules(config),

@@ -1,15 +1,14 @@
 """Which ranks of a stalled run are out of line: every rank waits, and the collectives do not match.
 
-The rank that differs from the majority of its group in the operation, or else in the number of
-collectives, is out of line; without a majority nobody is.
+The rank that differs from the majority of its group in the operation is out of line; or else the one that has
+left out the collective in which most of its group wait, and waits where most do not. Otherwise nobody is.
 """
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.stall_missing import MISSING
+from rankwatch_alerts.recording.stall_missing import BEHIND, MISSING
 from rankwatch_alerts.recording.stall_places import (
-    ENQUEUED,
     GROUP,
     INCOMPLETE,
     LIVING,
@@ -17,6 +16,8 @@ from rankwatch_alerts.recording.stall_places import (
     RANK,
     RUN,
     WAITING,
+    WAITING_SHARE,
+    lasting,
     recorded,
 )
 from rankwatch_alerts.rules import RecordingRule
@@ -32,7 +33,7 @@ _RECORDER = '{source="flight_recorder"}'
 def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Who is out of line, and which runs are for it."""
     return (
-        *_signature_rules(),
+        *_signature_rules(config),
         _out_of_line_rule(config),
         recorded(
             DESYNC,
@@ -45,13 +46,13 @@ def stall_desync_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     )
 
 
-def _signature_rules() -> tuple[RecordingRule, ...]:
+def _signature_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """What each rank calls at the place at which most of its group stand, where every rank waits."""
     return (
         recorded(
             ALL_WAIT,
             f"""
-            (count by ({RUN}) ({WAITING}) == count by ({RUN}) ({LIVING}))
+            (count by ({RUN}) {lasting(WAITING, config)} == count by ({RUN}) ({LIVING}))
             unless on ({RUN})
             {MISSING}
             """,
@@ -95,19 +96,31 @@ def _out_of_line_rule(config: RuleConfig) -> RecordingRule:
               "reason", "operation", "", ""
             )
             or on ({RUN})
-            label_replace({_minority(ENQUEUED, ENQUEUED)}
+            label_replace({_elsewhere()}
               unless on ({GROUP}) (stddev by ({GROUP}) {own} == 0)
               and on ({RUN}) {ALL_WAIT}
               and on ({RUN})
               (
                 max by ({RUN}) ({starts})
-                - min by ({RUN}) ({starts})
+                - run:rankwatch_rank_start_timestamp_seconds:min
                 < {config.stall_fallback_seconds:g}
               ),
               "reason", "number", "", ""
             )
             """,
     )
+
+
+def _elsewhere() -> str:
+    """Ranks that have not come where most members of a group wait, and wait where most members do not.
+
+    To be behind alone accuses victims: who waits for the culprit in a small group is behind in the large one.
+    And where hosts run ahead of their devices, each is ahead as far as it happens to be.
+    """
+    return f"""
+              group by ({MEMBER}) ({BEHIND})
+              and on ({GROUP}) ({WAITING_SHARE} > 0.5)
+              unless on ({RANK}) ({INCOMPLETE} unless on ({GROUP}) ({WAITING_SHARE} < 0.5))"""
 
 
 def _minority(series: str, among: str) -> str:

@@ -6,6 +6,8 @@ In the order in which they are believed:
 - *awaited*: in some process group others have enqueued a collective that it has not, and it waits
   for nobody itself. A victim of another group's hang is awaited too, but waits there.
 - *outside*: it waits in no collective while most ranks do.
+
+What a wait says against others it says only once it has lasted; that a rank waits clears it at once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from rankwatch_alerts.recording.stall_places import (
     LIVING,
     RANK,
     RUN,
+    WAITED,
     WAITING,
+    lasting,
     recorded,
 )
 from rankwatch_alerts.rules import RecordingRule
@@ -32,7 +36,7 @@ MISSING = "rank:rankwatch_stall_missing:bool"
 
 def stall_missing_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Gone before awaited before outside; gone and outside only where more ranks wait than are blamed."""
-    fewer_than_wait = f"< count by ({RUN}) ({WAITING})"
+    fewer_than_wait = f"< count by ({RUN}) {lasting(WAITING, config)}"
     return (
         recorded(
             BEHIND,
@@ -44,11 +48,11 @@ def stall_missing_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
               > 0
             )
             and on ({GROUP})
-            {INCOMPLETE}
+            {lasting(INCOMPLETE, config)}
             """,
         ),
         _gone_rule(config),
-        recorded(OUTSIDE, f"{LIVING}\nunless on (cluster, run, rank)\n{WAITING}"),
+        _outside_rule(config),
         recorded(
             MISSING,
             f"""
@@ -75,8 +79,23 @@ def stall_missing_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     )
 
 
+def _outside_rule(config: RuleConfig) -> RecordingRule:
+    """What calls collectives all the while is slow at most: where it stands is chance."""
+    before = f"{ENQUEUED} offset {duration(config.stall_for_seconds)}"
+    return recorded(
+        OUTSIDE,
+        f"""
+        {LIVING}
+        unless on (cluster, run, rank)
+        {WAITING}
+        unless on ({RANK})
+        ({ENQUEUED} != {before})
+        """,
+    )
+
+
 def _gone_rule(config: RuleConfig) -> RecordingRule:
-    """Ended ranks at once; ranks without telemetry after the window of absence.
+    """Ended ranks at once, unless they waited before; ranks without telemetry after the window of absence.
 
     Ranks of an earlier, larger world were silent before the present ones started: nobody misses them.
     """
@@ -94,7 +113,9 @@ def _gone_rule(config: RuleConfig) -> RecordingRule:
         ({running} == 1)
         unless on (cluster, run, rank)
         (present_over_time({running}[{window}]) unless {running})
+        unless on ({RANK})
+        {WAITED}
         and on ({RUN})
-        {WAITING}
+        {lasting(WAITING, config)}
         """,
     )

@@ -28,6 +28,11 @@ _PROGRESS = (
     _record("rank:rankwatch_rank_running:bool", _RANK, "1 while the rank starts or runs, 0 once it ended."),
     _record("run:rankwatch_ranks_running:sum", _RUN, "Ranks of the run that start or run; 0 once all ended."),
     _record(
+        "run:rankwatch_rank_start_timestamp_seconds:min",
+        _RUN,
+        "Unix time at which the first of the ranks that run was started.",
+    ),
+    _record(
         "run:rankwatch_progress_timestamp_seconds:max",
         _RUN,
         "Unix time at which any rank of the run last made progress, or else the latest start of a rank.",
@@ -54,6 +59,11 @@ _STALLS = (
         "rank:rankwatch_stall_living:bool", _NODE_RANK, "1 for a rank of a stalled run that starts or runs."
     ),
     _record(
+        "rank:rankwatch_stall_waited:bool",
+        _NODE_RANK,
+        "1 for a rank that waits long in a stalled run, or did so when it ended.",
+    ),
+    _record(
         "rank_group:rankwatch_collective_last_enqueued:stalled",
         _MEMBER,
         "Number of the last collective the rank has enqueued in the group; only of stalled runs.",
@@ -64,9 +74,14 @@ _STALLS = (
         "Unix time since which the rank waits in the group; only of stalled runs.",
     ),
     _record(
-        "rank:rankwatch_stall_waiting:count",
+        "rank:rankwatch_stall_waiting_timestamp_seconds:min",
         _NODE_RANK,
-        "Process groups in which the rank waits; only of stalled runs.",
+        "Unix time since which the rank waits in any process group; only of stalled runs.",
+    ),
+    _record(
+        "group:rankwatch_stall_waiting:share",
+        (*_RUN, Label.GROUP, Label.MEMBERS),
+        "Ranks that wait in the process group over those whose numbers are known; only of stalled runs.",
     ),
     _record(
         "rank_group:rankwatch_collectives_behind:stalled",
@@ -81,7 +96,7 @@ _STALLS = (
     _record(
         "rank:rankwatch_stall_outside:bool",
         _NODE_RANK,
-        "1 for a living rank of a stalled run that waits in no collective.",
+        "1 for a living rank of a stalled run that waits in no collective, and called none lately.",
     ),
     _record(
         "rank:rankwatch_stall_missing:bool",

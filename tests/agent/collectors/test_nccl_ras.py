@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from rankwatch_agent.nccl_ras.client import ask
 from rankwatch_agent.nccl_ras.json_form import parse_json
 from rankwatch_agent.nccl_ras.series import MAX_EXPORTED, MAX_RANKS
 from rankwatch_agent.supervision.schedule import Schedule
-from support_agent import values
+from support_agent import until, values
 from support_nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
 from support_ranks import rank
 
@@ -191,7 +192,7 @@ def test_a_service_that_misbehaves_is_given_up_and_told(
 ) -> None:
     """Within the deadline of the whole exchange, with one line in the log; the next good answer counts."""
     service.mode = mode
-    watch = collector(tmp_path, service.address, deadline=20.0 if mode == "huge" else SHORT)
+    watch = collector(tmp_path, service.address, deadline=SHORT if message == "timed out" else 20.0)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert values([watch.collect()]) == {("rankwatch_nccl_ras_up", service.address, "job"): 0}
@@ -203,11 +204,19 @@ def test_a_service_that_misbehaves_is_given_up_and_told(
 
 
 def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: RasService, leader: int) -> None:
-    """They are asked side by side."""
+    """They are asked side by side: the broken one stays silent until the other was asked."""
     with ras_service() as broken:
         broken.mode = "silent"
         service.json = json_status(Comm((1, 1), first_pid=leader))
-        found = collector(tmp_path, broken.address, service.address, deadline=SHORT * 4).collect()
+
+        def let_go() -> None:
+            until(lambda: "STATUS" in service.commands, "the other service is asked")
+            broken.released.set()
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        found = collector(tmp_path, broken.address, service.address).collect()
+        letting_go.join()
     assert told(found, "ras_up") == {(broken.address, "job"): 0, (service.address, "job"): 1}
     assert told(found, "communicator_ranks")
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import METRICS
+from rankwatch.identity import Identity
 from rankwatch_agent.collection import Collection
 from rankwatch_agent.collectors.ranks import RanksCollector
 from rankwatch_agent.ranks.follower import RankFollower
@@ -162,6 +164,40 @@ def test_an_ended_run_is_forgotten_and_its_files_removed(tmp_path: Path) -> None
     moment[0] += 10.0
     assert state(collector.collect()) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_resumed_while_its_old_files_are_removed_keeps_its_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new process has put its box in the place of the old one just before that is removed."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "run.finish()\nready()"):
+        collector.collect()
+    moment[0] += 10.0
+    close = RankFollower.close
+    begun: list[Writer] = []
+
+    def begin_anew(follower: RankFollower) -> None:
+        close(follower)
+        begun.append(Writer(tmp_path, Identity(run="job"), phases=()))
+
+    monkeypatch.setattr(RankFollower, "close", begin_anew)
+    collector.collect()
+    monkeypatch.undo()
+    assert len(begun) == 1
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["0.blackbox"]
+
+
+def test_a_rank_that_appears_in_the_tick_of_a_listing_is_found(tmp_path: Path) -> None:
+    """Its directory has the same mtime as when it was listed."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()", world=2):
+        collector.collect()
+        before = (tmp_path / "job").stat()
+        with rank(tmp_path, "ready()", number=1, world=2):
+            os.utime(tmp_path / "job", ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert set(state(collector.collect())) == {"0", "1"}
 
 
 def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(tmp_path: Path) -> None:

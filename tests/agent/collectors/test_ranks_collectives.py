@@ -141,7 +141,9 @@ def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
     collector = RanksCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: moment[0])
     code = COLLECTIVES + "steps(20, 0.01)\nreduce(0, 0.1)\nready()"
     with rank(tmp_path, code, number=3, world=4) as process:
-        moment[0] = time.monotonic()
+        collector.collect()
+        (healthy,) = suspicion.runs["job"].ranks
+        moment[0] = healthy.last_progress  # its steps take 10 ms: a busy machine is late by more than five
         collector.collect()
         assert suspicion.runs["job"].suspected_since is None
         moment[0] += 600.0

@@ -22,6 +22,8 @@ from rankwatch_agent.flight_recorder.merge import FlightRecorderAccount
 from rankwatch_agent.flight_recorder.reply import MAX_OBJECTS, Entry, GroupStatus, Reply, decode
 from rankwatch_agent.ranks.collectives.ledger import GroupKey
 from rankwatch_agent.ranks.collectives.series import Place
+from support_agent import DEADLINE_SECONDS
+from support_hypothesis import BUSY_MACHINE
 from support_ranks import values
 from support_recorder import worker_server
 
@@ -103,6 +105,7 @@ def test_a_real_reply_of_torch_is_decoded() -> None:
     assert account.places == {GroupKey("mesh_tp", ""): Place(6, 5, None, crc32(b""))}
 
 
+@BUSY_MACHINE
 @given(
     st.binary(max_size=300)
     | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
@@ -224,6 +227,7 @@ def test_both_recorders_of_a_rank_share_the_bytes_of_a_reply(tmp_path: Path) -> 
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):
-            FlightRecorderClient(tmp_path / "0.sock").pull_raw()
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).pull_raw()
         del long["dump_nccl_trace_json"]
-        assert len(FlightRecorderClient(tmp_path / "0.sock").pull_raw()["fr_trace_json"]) > 20 << 20
+        alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).pull_raw()
+        assert len(alone["fr_trace_json"]) > 20 << 20

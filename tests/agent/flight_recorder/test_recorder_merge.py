@@ -68,6 +68,15 @@ def test_sends_and_receives_do_not_count_as_collectives() -> None:
     assert (pending.enqueued, pending.completed) == (27, 26)
 
 
+def test_a_rank_that_waits_in_a_receive_waits_where_its_group_has_nothing_else() -> None:
+    """As in a pipeline: the rules would name it else, for it waits in no collective. It has no number."""
+    message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:recv 0<-1", "collective_seq_id": 0}
+    waits = reply(completed(0, **message), entry(1, **message), enqueued=2, done=1)
+    assert pull(FlightRecorderAccount(8), waits).places == {DEFAULT: Place(None, None, 1001.0)}
+    done = reply(completed(0, **message), completed(1, **message), enqueued=2, done=2)
+    assert pull(FlightRecorderAccount(8), done).places == {}
+
+
 def test_the_status_of_gloo_counts_messages_that_have_no_entry() -> None:
     """Torch 2.13: a rank that sent 40 times says 81 after 41 collectives. What is not known is not shown."""
     account = FlightRecorderAccount(8)

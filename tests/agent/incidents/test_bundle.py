@@ -22,7 +22,7 @@ from rankwatch_agent.incidents.bundle import BundleWriter, Written
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.ranks.suspicion import RankCondition
-from support_agent import until
+from support_agent import DEADLINE_SECONDS, until
 from support_incidents import boxed, condition, incident, py_spy, writer
 from support_ranks import rank
 from support_recorder import entry, reply, worker_server
@@ -100,24 +100,24 @@ def test_py_spy_is_asked_for_the_process_and_not_to_pause_it(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "seconds", "why"),
     [
-        ("echo no permission >&2; exit 1", "py-spy ended with status 1: no permission"),
-        ("sleep 1000 & wait", "py-spy did not end within 0.5 s"),
-        ("exit 0", "py-spy said nothing"),
-        ("exec cat /dev/zero", "py-spy said more than 1048576 bytes"),
+        ("echo no permission >&2; exit 1", DEADLINE_SECONDS, "py-spy ended with status 1: no permission"),
+        ("sleep 1000 & wait", 0.5, "py-spy did not end within 0.5 s"),
+        ("exit 0", DEADLINE_SECONDS, "py-spy said nothing"),
+        ("exec cat /dev/zero", DEADLINE_SECONDS, "py-spy said more than 1048576 bytes"),
     ],
     ids=["fails", "hangs", "silent", "endless"],
 )
 def test_py_spy_that_fails_costs_only_its_own_file(
-    tmp_path: Path, standing: RankCondition, script: str, why: str
+    tmp_path: Path, standing: RankCondition, script: str, seconds: float, why: str
 ) -> None:
     """Counted, and told."""
     (tmp_path / "bin").mkdir()
     for name in ("sleep", "cat"):
         (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
     environ = py_spy(tmp_path / "bin", script)
-    written, bundle = write(writer(environ=environ, stack_seconds=0.5), tmp_path, standing)
+    written, bundle = write(writer(environ=environ, stack_seconds=seconds), tmp_path, standing)
     found = missing(bundle)["stacks/0.txt"]
     assert found.startswith(why)
     assert written.faults == {EvidenceFault.STACKS: 1}
@@ -150,7 +150,7 @@ def test_a_recorder_that_hangs_or_is_none_costs_only_its_own_file(
     other = standing._replace(rank=1, path=standing.path.with_name("1.blackbox"))
     (standing.path.with_name("1.sock")).symlink_to(standing.path.with_suffix(".sock"))
     with silent_server(standing.path.with_suffix(".sock")):
-        written, bundle = write(writer(), tmp_path, standing, other)
+        written, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing, other)
     found = missing(bundle)
     assert "timed out" in found["flight_recorder/0.json"]
     assert found["flight_recorder/1.json"] == "the rank serves no flight recorder"

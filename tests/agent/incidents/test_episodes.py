@@ -6,6 +6,7 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentCause
+from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
 from rankwatch_agent.ranks.suspicion import RankCondition
 from support_incidents import condition, run_of
@@ -103,3 +104,55 @@ def test_ranks_of_before_a_boot_are_no_incident() -> None:
     """The monotonic clock began anew, so their last progress lies in the future."""
     lost = condition(0, state=RankState.LOST, progress=90_000.0)
     assert observe(Episodes(30.0), 60.0, lost) == []
+
+
+def culprits(episodes: Episodes) -> list[int]:
+    """Ranks that the open incident names before any evidence is kept."""
+    return [each.rank for each in culprits_of(episodes.open["job"])]
+
+
+def test_a_rank_that_an_earlier_attempt_lost_here_is_no_part_of_what_happens_to_the_present_one() -> None:
+    """It may run on another node by now; neither a stall nor another loss names it, nor does the end."""
+    episodes = Episodes(30.0)
+    first = [condition(number, started=10.0) for number in (0, 1, 3)]
+    moved = condition(3, state=RankState.LOST, started=10.0)
+    assert observe(episodes, 101.0, *first) == []
+    assert observe(episodes, 102.0, *first[:2], moved) == [LOST]
+    assert culprits(episodes) == [3]
+    again = [condition(number, started=120.0, progress=990.0, pid=2) for number in (0, 1)]
+    assert observe(episodes, 1000.0, *again, moved) == []
+    assert observe(episodes, 1100.0, *again, moved) == [STALL]
+    assert [each.rank for each in episodes.open["job"].condition.ranks] == [0, 1]
+    going = [condition(number, started=120.0, progress=1200.0, pid=2) for number in (0, 1)]
+    assert observe(episodes, 1201.0, *going, moved) == []
+    died = condition(1, state=RankState.LOST, started=120.0, progress=1200.0, pid=2)
+    assert observe(episodes, 1202.0, going[0], died, moved) == [LOST]
+    assert culprits(episodes) == [1]
+    over = condition(0, state=RankState.FINISHED, started=120.0, progress=1300.0, pid=2)
+    assert observe(episodes, 1301.0, over, died, moved) == []
+    assert observe(episodes, 1302.0, over, died, moved) == []
+
+
+def test_an_agent_that_starts_after_the_restart_tells_nothing_of_the_attempt_before() -> None:
+    """Of a rank whose peers have gone on without a restart it does."""
+    lost = condition(3, state=RankState.LOST, started=10.0)
+    assert observe(Episodes(30.0), 150.0, condition(0, started=120.0, progress=149.0), lost) == []
+    assert observe(Episodes(30.0), 150.0, condition(0, started=10.0, progress=149.0), lost) == [LOST]
+
+
+def test_ranks_that_start_one_after_another_are_of_one_attempt() -> None:
+    """A rank that dies in its first seconds is missed by those that came a little later."""
+    lost = condition(3, state=RankState.LOST, started=100.0)
+    assert observe(Episodes(30.0), 131.0, condition(0, started=130.0, progress=130.0), lost) == [LOST]
+
+
+def test_a_rank_lost_while_the_run_goes_on_without_another_is_named_alone() -> None:
+    """A trainer that tolerates losses restarts nobody."""
+    episodes = Episodes(30.0)
+    old = condition(3, state=RankState.LOST, started=10.0)
+    living = [condition(number, started=10.0, progress=101.5) for number in (0, 1)]
+    assert observe(episodes, 101.0, *living, old) == [LOST]
+    assert observe(episodes, 200.0, condition(0, started=10.0, progress=199.0), living[1], old) == []
+    died = condition(1, state=RankState.LOST, started=10.0, progress=299.0)
+    assert observe(episodes, 300.0, condition(0, started=10.0, progress=299.0), died, old) == [LOST]
+    assert culprits(episodes) == [1]

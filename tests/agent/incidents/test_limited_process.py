@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankwatch_agent.incidents.limited_process import NICE, Ended, Limits, run_limited
-from support_agent import until
+from support_agent import DEADLINE_SECONDS, ManualClock, until
 
-PATIENT = Limits(seconds=20.0, output_bytes=1000, memory_bytes=1 << 30)
+PATIENT = Limits(seconds=DEADLINE_SECONDS, output_bytes=1000, memory_bytes=1 << 30)
 
 
 def python(code: str, limits: Limits = PATIENT) -> Ended:
@@ -36,14 +37,24 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> N
     code = (
         "import subprocess, time\n"
         "child = subprocess.Popen(['sleep', '1000'])\n"
-        f"open({str(note)!r}, 'w').write(str(child.pid))\n"
-        "print('here', flush=True)\n"
+        f"open({str(note)!r}, 'w').write(f'{{child.pid}}\\n')\n"
         "time.sleep(1000)\n"
     )
-    ended = python(code, PATIENT._replace(seconds=1.5))
-    assert ended.problem.endswith("did not end within 1.5 s")
+    clock = ManualClock()
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(run_limited, [sys.executable, "-c", code], PATIENT, monotonic=clock)
+        until(lambda: note.exists() and note.read_text().endswith("\n"), "it has started a child")
+        until(lambda: past(clock) and hanging.done(), "it is killed")
+        ended = hanging.result()
+    assert ended.problem.endswith(f"did not end within {PATIENT.seconds:g} s")
     child = int(note.read_text())
     until(lambda: not alive(child), "the child is gone")
+
+
+def past(clock: ManualClock) -> bool:
+    """Let the time of a program pass; again and again, for it may not have begun to count."""
+    clock.now += PATIENT.seconds
+    return True
 
 
 def test_a_child_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
@@ -62,7 +73,11 @@ def test_a_program_that_says_too_much_is_cut_off() -> None:
 
 def test_a_program_gets_no_more_memory_than_its_bound_and_a_lower_priority() -> None:
     """The node belongs to training."""
-    ended = python("x = bytes(2 << 30)")
+    until_bounded = (
+        "import resource, time\n"
+        f"while resource.getrlimit(resource.RLIMIT_AS)[0] != {PATIENT.memory_bytes}: time.sleep(0.01)\n"
+    )
+    ended = python(f"{until_bounded}x = bytes(2 << 30)")
     assert "MemoryError" in ended.problem
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     code = (

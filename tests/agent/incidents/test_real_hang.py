@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import random
-import socket
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,23 +27,20 @@ JOB = Path(__file__).with_name("standing_job.py")
 
 
 @contextmanager
-def job(directory: Path, asleep: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+def job(directory: Path, asleep: int) -> Iterator[None]:
     """A job of which one rank falls asleep; killed at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     run = {"RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "OMP_NUM_THREADS": "1"}
-    ranks = []
-    for rank in range(RANKS):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-        environ = {**os.environ, **meeting, **run, **place, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        ranks.append(subprocess.Popen([sys.executable, str(JOB), str(asleep)], env=environ))
-    try:
-        yield ranks
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    environ = {**os.environ, **run, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    command = [sys.executable, str(JOB), str(asleep), str(RANKS), str(directory.with_name("meeting"))]
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -63,10 +60,11 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Pat
     labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
     named = f"rankwatch_incident_culprit{{{labels}}} 1.0"
     with job(config.directory, asleep), Agent(config, collectors, pages=hardware.pages) as agent:
-        # One wait for each stage: three processes that import torch take their time on a busy machine.
-        stages = {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS, "the rank is named": named}
-        for what, line in stages.items():
+        # One wait for each stage: all of them take their time on a busy machine.
+        for what, line in {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS}.items():
             until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)
+        until(lambda: any((tmp_path / "evidence").glob("*")), "evidence is being kept")
+        until(lambda: named in fetch(agent.address, "/metrics").body.decode(), "the rank is named")
         assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_culprit{") == 1
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert json.loads((bundle / "manifest.json").read_text())["verdict"] == {

@@ -21,7 +21,8 @@ FLIGHT_RECORDER = "flight_recorder"
 class Place(NamedTuple):
     """How far a rank has come in a group; numbers count from 1, 0 stands for none yet."""
 
-    enqueued: int
+    enqueued: int | None
+    """None where only sends and receives are known, whose numbers differ between ranks by design."""
     completed: int | None
     """None where completions are not seen."""
     oldest: float | None
@@ -51,7 +52,8 @@ def place_series(key: tuple[str, str], source: str, places: Mapping[GroupKey, Pl
     """How far a rank has come in each group."""
     for group, place in places.items():
         at = (*key, *group, source)
-        yield Series(metric("rankwatch_collective_last_enqueued"), at, place.enqueued)
+        if place.enqueued is not None:
+            yield Series(metric("rankwatch_collective_last_enqueued"), at, place.enqueued)
         if place.completed is not None:
             yield Series(metric("rankwatch_collective_last_completed"), at, place.completed)
         if place.oldest is not None:
