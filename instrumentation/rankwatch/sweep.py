@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
@@ -23,22 +24,23 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
     """
     for path in directory.glob(f"*/*{layout.SUFFIX}"):
         try:
-            if _last_word(path) < time.time() - kept_seconds:
-                for suffix in (layout.SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX):
+            last_word, inode = _last_word(path)
+            if last_word < time.time() - kept_seconds and remove_box(path, inode):
+                for suffix in (SOCKET_SUFFIX, TERMINATED_SUFFIX):
                     path.with_suffix(suffix).unlink(missing_ok=True)
                 path.parent.rmdir()
         except (OSError, BlackBoxError):
             continue  # not ours, not a box, or not the last of its run
 
 
-def _last_word(path: Path) -> float:
-    """Unix time of the last sign of life; infinity while the writer lives."""
+def _last_word(path: Path) -> tuple[float, int]:
+    """Unix time of the last sign of life, infinity while the writer lives; and the inode of the box."""
     reader = Reader(path)
     try:
         if reader.writer_alive():
-            return float("inf")
+            return float("inf"), reader.inode
         now, header = reader.now(), reader.header
         last = max(header.started_monotonic, now.step_ended, *now.phases_began.values())
-        return header.wall(last)
+        return header.wall(last), reader.inode
     finally:
         reader.close()

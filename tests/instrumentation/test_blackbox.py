@@ -20,6 +20,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
+from support_hypothesis import BUSY_MACHINE
 
 CAPACITY = 256
 
@@ -208,7 +209,7 @@ def test_a_box_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_p
     assert caught.value.reason == "truncated"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(BUSY_MACHINE, max_examples=150)
 @given(
     changes=st.lists(
         st.tuples(st.integers(0, layout.RING_OFFSET + CAPACITY * 64 - 1), st.binary(min_size=1, max_size=64)),
@@ -241,7 +242,7 @@ def test_no_file_makes_the_reader_raise_anything_else(
             reader.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(BUSY_MACHINE, max_examples=60)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, CAPACITY - 1), st.integers(0, 2**64 - 1)), max_size=30),
     count=st.integers(0, 700),
@@ -298,7 +299,7 @@ def test_a_file_left_by_a_process_of_the_same_id_is_no_obstacle(tmp_path: Path) 
     assert make(tmp_path).path.exists()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(BUSY_MACHINE, max_examples=150)
 @given(
     st.lists(
         st.tuples(

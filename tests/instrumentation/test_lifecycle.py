@@ -86,7 +86,7 @@ def test_a_handler_set_before_the_start_still_runs_too(tmp_path: Path) -> None:
         "os.kill(os.getpid(), 15)\ntime.sleep(60)"
     )
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=600)
     assert done.returncode == 0
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)][-1] == "preempted"
 

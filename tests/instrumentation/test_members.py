@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.members import MOST_CHARACTERS, members_text
+from support_hypothesis import BUSY_MACHINE
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ def test_ranks_are_told_in_runs(ranks: tuple[int, ...], text: str) -> None:
     assert members_text(ranks) == text
 
 
+@BUSY_MACHINE
 @given(st.sets(st.integers(0, 20000), max_size=200), st.sets(st.integers(0, 20000), max_size=200))
 def test_different_groups_have_different_texts(one: set[int], other: set[int]) -> None:
     """However many ranks they have, and in whatever order these come."""

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rankwatch
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
 from rankwatch.sweep import sweep
 
 
@@ -60,3 +65,45 @@ def test_a_start_sweeps_what_is_old(tmp_path: Path) -> None:
         file.write(struct.pack("<d", wall - 2 * 86400))
     rankwatch.start(run="next", directory=tmp_path).finish()
     assert not path.exists()
+
+
+def test_a_directory_that_is_swept_while_a_box_is_made_in_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of a run that is resumed after a day start at once, and one of them sweeps."""
+    (tmp_path / "resumed").mkdir()
+    unlink = Path.unlink
+    swept: list[Path] = []
+
+    def sweep_first(path: Path, missing_ok: bool = False) -> None:
+        if not swept:  # by another rank, between the making of the directory and that of the box
+            swept.append(path.parent)
+            path.parent.rmdir()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", sweep_first)
+    Writer(tmp_path, Identity(run="resumed"), phases=())
+    assert swept == [tmp_path / "resumed"]
+    assert (tmp_path / "resumed" / "0.blackbox").exists()
+
+
+def test_the_box_of_a_rank_that_starts_while_its_old_one_is_looked_at_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken the place of the old one before that was removed."""
+    path = leave_a_box(tmp_path, "resumed")
+    close = Reader.close
+    begun: list[Writer] = []
+
+    def begin_anew(reader: Reader) -> None:
+        close(reader)
+        begun.append(Writer(tmp_path, Identity(run="resumed"), phases=()))
+
+    monkeypatch.setattr(Reader, "close", begin_anew)
+    sweep(tmp_path, kept_seconds=-1.0)
+    monkeypatch.undo()
+    assert len(begun) == 1
+    assert [each.name for each in path.parent.iterdir()] == ["0.blackbox"]
+    reader = Reader(path)
+    assert reader.header.pid == os.getpid()
+    reader.close()

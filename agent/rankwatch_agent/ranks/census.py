@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
@@ -41,7 +42,7 @@ class Census:
         self._follow = follow
         self._max_runs = max_runs
         self._retention_seconds = retention_seconds
-        self._seen: dict[Path, int] = {}  # run's directory -> its mtime when it was last listed
+        self._seen: dict[Path, tuple[int, int]] = {}  # run's directory -> its mtimes at the last two listings
         self._forgotten: dict[Path, int] = {}  # path -> inode that could not be removed
 
     def discover(self) -> None:
@@ -51,14 +52,15 @@ class Census:
             if run not in runs and len(runs) >= self._max_runs:
                 self.faults.note(run, "too_many_runs", f"{run.name}: already following {self._max_runs} runs")
                 continue
-            if self._seen.get(run) == changed:
+            before = self._seen.get(run, (0, 0))
+            if before == (changed, changed):  # once is not enough: what comes within a tick keeps the mtime
                 continue
             try:
                 boxes = sorted(_boxes(run))
             except PermissionError as error:  # of another user; silence would look like a node without runs
                 self.faults.note(run, "unreadable", f"could not list {run}: {error.strerror}")
                 continue
-            self._seen[run] = changed
+            self._seen[run] = (before[1], changed)
             for path in boxes:
                 if path not in self.ranks and self._admit(path):
                     runs.add(run)
@@ -113,23 +115,23 @@ class Census:
         for path, rank in list(self.ranks.items()):
             if rank.ended_at is None or moment - rank.ended_at < self._retention_seconds:
                 continue
-            replaced = rank.replaced()
+            replaced, inode = rank.replaced(), rank.inode
             self._drop(path)
             if not replaced:  # else it is the box of a new process, or lies behind a link put in its way
-                self._remove(path)
+                self._remove(path, inode)
 
     def _drop(self, path: Path) -> None:
         self.ranks.pop(path).close()
         self._seen.pop(path.parent, None)
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: Path, inode: int) -> None:
         try:
-            inode = path.stat(follow_symlinks=False).st_ino
-        except OSError:
-            return
-        try:
-            for suffix in (layout.SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX):
+            if not remove_box(path, inode):
+                return
+            for suffix in (SOCKET_SUFFIX, TERMINATED_SUFFIX):
                 path.with_suffix(suffix).unlink(missing_ok=True)
+        except FileNotFoundError:
+            return  # somebody else removed it
         except OSError as error:
             self._forgotten[path] = inode
             _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)

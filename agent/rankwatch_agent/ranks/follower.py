@@ -72,6 +72,11 @@ class RankFollower:
         self.open_phase = self._innermost_open()
         self._judge(alive, moment)
 
+    @property
+    def inode(self) -> int:
+        """Of the file that is followed."""
+        return self._reader.inode
+
     def replaced(self) -> bool:
         """Whether the path now names another file, or none."""
         return self._reader.replaced()

@@ -20,6 +20,8 @@ from rankwatch.identity import Identity
 _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
 _PAYLOAD = layout.PAYLOAD_OFFSET
+_TRIES = 8
+"""To make a file before somebody removes its empty directory: a few microseconds each."""
 
 
 class Writer:
@@ -153,10 +155,8 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
     if not base.is_dir():
         base.mkdir(parents=True, exist_ok=True)
         base.chmod(0o1777)  # users share it, as they share /tmp
-    _make_readable_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # of a process killed right here; a container gives its id again
-    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    file = _open_new(temporary)
     try:
         os.fchmod(file, 0o644)  # whatever the umask: the agent is another user
         os.posix_fallocate(file, 0, size)
@@ -171,6 +171,23 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
         os.close(file)
         raise
     return file, target
+
+
+def _open_new(path: Path) -> int:
+    """Open a file that is not there yet, in a directory that may not be either.
+
+    Whoever removes old boxes removes a directory that has become empty: one of a run that is resumed after a
+    day perhaps just now, before there is a file in it. Then it is made again.
+    """
+    for again in range(_TRIES, 0, -1):
+        try:
+            _make_readable_directory(path.parent)
+            path.unlink(missing_ok=True)  # of a process killed right here; a container gives its id again
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            if again == 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _make_readable_directory(path: Path) -> None:

@@ -228,7 +228,7 @@ def test_a_forked_child_leaves_the_groups_of_the_rank_alone(
 ) -> None:
     """What was under way in the parent is not under way in the child."""
     dist.all_reduce(torch.ones(1))
-    records(recording, 1)
+    until(lambda: recording.groups[0].oldest == 0.0, "the end of what the parent had under way")
     group = hook._groups.of(dist.group.WORLD)
     group.under_way("parent's", 5.0)
     recording.writer.detach()

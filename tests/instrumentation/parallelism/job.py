@@ -123,7 +123,8 @@ def rank_of_job(rank: int, directory: Path) -> None:
             "calls": dict(calls),
             "facts": facts,
         }
-    told["slow rank"] = {"facts": slow_rank.train(run, rank), "seen": observer.seen()}
+    slow = slow_rank.train(run, rank, directory / "job")
+    told["slow rank"] = {"facts": slow, "seen": observer.seen()}
     told["tables"] = observer.tables()
     told["box"] = str(observer.reader.path)
     told["errors"] = observer.reader.now().errors

@@ -3,32 +3,56 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import trainings
 from torch.distributed.device_mesh import init_device_mesh
 
+from rankwatch.blackbox.reader import Reader
+
+RANKS = 4
 SLOW = 1
 STEPS = 3
 BLOCKS = 2
 SLEEP_SECONDS = 0.04
 
 
-def sleep(*_: Any) -> None:
-    time.sleep(SLEEP_SECONDS)
+def hold_up(boxes: Sequence[Reader]) -> Any:
+    """What the slow rank does before an all-reduce: it sleeps once all the others are in it, so that it comes
+    last however the machine has shared out its time."""
+
+    def entered(box: Reader) -> dict[str, int]:
+        return {each.name: each.enqueued for each in box.now().groups if each.size == RANKS}
+
+    def waits(box: Reader, mine: dict[str, int]) -> bool:
+        return any(count > mine.get(group, count) for group, count in entered(box).items())
+
+    def sleep(*_: Any) -> None:
+        mine = entered(boxes[SLOW])
+        deadline = time.monotonic() + 60.0
+        while not all(waits(each, mine) for each in boxes if each is not boxes[SLOW]):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the others did not come to the all-reduce")
+            time.sleep(0.001)
+        time.sleep(SLEEP_SECONDS)
+
+    return sleep
 
 
-def train(run: Any, rank: int) -> dict[str, Any]:
+def train(run: Any, rank: int, directory: Path) -> dict[str, Any]:
     """Some steps, with their phases; the slow rank sleeps before it enters an all-reduce of the forward pass,
-    of which there are two in each block."""
-    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tensor",))
+    of which there are two in each block. `directory`: of the black boxes of the job."""
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tensor",))
     module = trainings.split_linears(trainings.model(BLOCKS), mesh)
     trainings.train(module)  # what is done once is done
     if rank == SLOW:
+        late = hold_up([Reader(directory / f"{each}.blackbox") for each in range(RANKS)])
         for block in module.blocks:
-            block.attention_out.register_forward_pre_hook(sleep)
-            block.feed_forward[1].register_forward_pre_hook(sleep)
+            block.attention_out.register_forward_pre_hook(late)
+            block.feed_forward[1].register_forward_pre_hook(late)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(STEPS):
         with run.step():

@@ -51,7 +51,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     command = [sys.executable, str(JOB)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "rankwatch could not" not in done.stderr, done.stderr
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in RANKS]
@@ -186,7 +186,9 @@ def test_what_a_rank_waits_for_a_slow_one_is_not_its_own_work(job: list[Told]) -
     assert [each.steps for each in steps] == [facts["steps"]] * len(job)
     slow = steps.pop(facts["slow"])
     assert slow.local_seconds > slept
-    assert all(2 * each.local_seconds < slow.local_seconds for each in steps)
+    # Compared in the phase in which it came last each time: elsewhere the machine may hold up any rank.
+    of_forward = [slow.phase_seconds["forward"] - each.phase_seconds["forward"] for each in steps]
+    assert all(more > 0.5 * slept for more in of_forward), of_forward
     assert all(each.phase_seconds["communication"] > 0.5 * slept for each in steps)
 
 
