@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from rankwatch_trainer.config import Device
 from rankwatch_trainer.errors import UsageError
+from rankwatch_trainer.meeting import meet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,12 @@ class World:
 def process_group(world: World, device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """Joins the job's process group, gloo or NCCL, and leaves it when the body ends in order.
 
+    timeout_seconds is for collectives; ranks may start further apart than that.
+
     After an exception the group is left to the end of the process: peers may be gone, and NCCL would
     wait for them.
     """
-    store = None if world.launched else dist.HashStore()  # type: ignore[attr-defined]
+    store = meet(world.rank, world.size) if world.launched else dist.HashStore()  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(

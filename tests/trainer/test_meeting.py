@@ -1,0 +1,31 @@
+"""Ranks that start at different times."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rankwatch_trainer.meeting import meet
+from support_ports import reserved_port
+from support_prometheus import poll
+from support_trainer import DEADLINE_SECONDS
+
+
+def test_a_rank_waits_for_the_last_one_and_then_all_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has the store open, and goes on only once the other has come."""
+    with reserved_port() as port, ThreadPoolExecutor() as ranks:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        first = ranks.submit(meet, 0, 2)
+        poll(lambda: _answers(port), DEADLINE_SECONDS, "store of the first rank")
+        assert not first.done()
+        other = ranks.submit(meet, 1, 2).result()
+        first.result().set("word", "heard")
+        assert other.get("word") == b"heard"
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
