@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from argparse import Namespace
@@ -32,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _play(given: Namespace) -> int:
     # Only here: these need the extras that `_check` asks for.
+    from rankwatch_agent.demo.leaving import Leaving
     from rankwatch_agent.demo.report import as_json, report
     from rankwatch_agent.demo.story import Demo, Options
     from rankwatch_agent.demo.workspace import DemoError, Workspace
@@ -44,13 +44,14 @@ def _play(given: Namespace) -> int:
         deadline_seconds=given.deadline,
         seed=given.seed,
     )
-    signal.signal(signal.SIGTERM, _leave)
+    leaving = Leaving()
+    leaving.listen()
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
-    with Workspace() as workspace:
+    with Workspace(leaving.check) as workspace:
         try:
             outcome = Demo(workspace, options, say).play(
                 ready=lambda addresses: _show(addresses, say), tell=lambda outcome: print(report(outcome))
@@ -81,10 +82,6 @@ def _check(given: Namespace) -> None:
     if missing:
         extras = ",".join(missing)
         raise UserError(f"the demo needs more: in a clone of rankwatch, pip install '.[{extras}]' brings it")
-
-
-def _leave(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _show(addresses: Addresses, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import urllib.request
 from dataclasses import dataclass
-from urllib.error import URLError
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,7 +42,7 @@ def read_figures(address: str) -> Figures:
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=5.0) as reply:
             text = reply.read().decode()
-    except (URLError, OSError) as error:
+    except (OSError, HTTPException) as error:  # URLError is an OSError
         raise DemoError(f"could not read http://{address}/metrics: {error}") from error
     totals: dict[int, dict[str, float]] = {}
     phases: dict[int, list[tuple[str, float]]] = {}

@@ -8,11 +8,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 
 from rankwatch.conventions import environment
-from rankwatch_agent.demo.workspace import DemoError, Workspace, free_port
+from rankwatch_agent.demo.workspace import DemoError, Workspace, reserved_address
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
 
 RUN = "demo"
@@ -73,14 +73,11 @@ def start_alertmanager(workspace: Workspace, binary: str, config: RuleConfig, we
     """Alertmanager, delivering to the webhook; returns its address."""
     file = workspace.directory / "alertmanager.yml"
     file.write_text(json.dumps(alertmanager_config(config, webhook_url)))  # JSON is YAML
-    address = f"127.0.0.1:{free_port()}"
     command = [
-        *(binary, f"--config.file={file}", f"--web.listen-address={address}", "--cluster.listen-address="),
+        *(binary, f"--config.file={file}", "--cluster.listen-address="),
         f"--storage.path={workspace.directory / 'alertmanager'}",
     ]
-    workspace.start("alertmanager", command)
-    wait_until(workspace, lambda: answers(f"http://{address}/-/ready"), "Alertmanager to be ready")
-    return address
+    return _start_server(workspace, "alertmanager", command)
 
 
 def start_prometheus(
@@ -97,23 +94,28 @@ def start_prometheus(
     )
     file = workspace.directory / "prometheus.yml"
     file.write_text(json.dumps(content))
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        *(binary, f"--config.file={file}", f"--web.listen-address={address}"),
-        f"--storage.tsdb.path={workspace.directory / 'prometheus'}",
-    ]
-    workspace.start("prometheus", command)
-    wait_until(workspace, lambda: answers(f"http://{address}/-/ready"), "Prometheus to be ready")
+    command = [binary, f"--config.file={file}", f"--storage.tsdb.path={workspace.directory / 'prometheus'}"]
+    return _start_server(workspace, "prometheus", command)
+
+
+def _start_server(workspace: Workspace, name: str, command: Sequence[str]) -> str:
+    with reserved_address() as address:
+        workspace.start(name, [*command, f"--web.listen-address={address}"])
+        wait_until(
+            workspace, lambda: answers(f"http://{address}/-/ready"), f"{name.capitalize()} to be ready"
+        )
     return address
 
 
-def wait_until(workspace: Workspace, true: Callable[[], bool], what: str) -> None:
+def wait_until(
+    workspace: Workspace, true: Callable[[], bool], what: str, *, seconds: float = START_SECONDS
+) -> None:
     """Poll until it is true; raises DemoError when it takes too long or a part ends."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + seconds
     while not true():
         workspace.check()
         if time.monotonic() > deadline:
-            raise DemoError(f"waited {START_SECONDS:.0f} s for {what}")
+            raise DemoError(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.1)
 
 
@@ -122,7 +124,7 @@ def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2.0) as reply:
             return bool(reply.status == 200)
-    except (URLError, OSError):
+    except (OSError, HTTPException):  # URLError is an OSError
         return False
 
 

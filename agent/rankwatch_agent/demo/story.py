@@ -20,6 +20,8 @@ STRAGGLER = "RankwatchStraggler"
 HEALTHY_SECONDS = 12.0
 """Time the run is watched before the fault: longer than the rules' window at the demo's scale."""
 _WINDOW_SECONDS = 10.0
+_PATIENCE_SECONDS = 10.0
+"""Longest time for which the agent may leave scrapes unanswered."""
 _CONFIRMATIONS = 10
 """Without Prometheus: scrapes in a row, one a second, that must name the same rank."""
 
@@ -134,7 +136,9 @@ class Demo:
             figures = self._figures(addresses)
             return len(figures) == self._options.ranks and all(each.steps >= 3 for each in figures.values())
 
-        parts.wait_until(self._workspace, stepping, "the trainer's first steps")
+        left = self._options.deadline_seconds - (time.monotonic() - self._began)
+        seconds = max(parts.START_SECONDS, left)
+        parts.wait_until(self._workspace, stepping, "the trainer's first steps", seconds=seconds)
 
     def _watch_healthy(self, addresses: Addresses, seconds: float) -> Outcome:
         self._watch(addresses, seconds, "healthy")
@@ -196,11 +200,18 @@ class Demo:
         return alert if alert.firing else None
 
     def _figures(self, addresses: Addresses) -> Figures:
-        try:
-            return read_figures(addresses.agent)
-        except DemoError:
-            self._workspace.check()  # an agent that has ended says more than one that does not answer
-            raise
+        """One scrape of the agent; what fails is tried again, for a busy machine must not end the demo."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return read_figures(addresses.agent)
+            except DemoError:
+                # An agent that has ended says more than one that does not answer. A process that dies
+                # closes its connections a moment before it counts as ended.
+                self._workspace.check()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _show(self, what: str) -> None:
         before, then, figures = self._window()

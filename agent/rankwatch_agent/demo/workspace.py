@@ -7,7 +7,8 @@ import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,9 +24,13 @@ class DemoError(AgentError):
 
 
 class Workspace:
-    """A temporary directory with processes; both are gone when the `with` block or this process ends."""
+    """A temporary directory with processes; both are gone when the `with` block or this process ends.
 
-    def __init__(self) -> None:
+    leaving: raises where the demo is to end; called at each `check`.
+    """
+
+    def __init__(self, leaving: Callable[[], None]) -> None:
+        self._leaving = leaving
         base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         self.directory = base / f"rankwatch-demo-{secrets.token_hex(4)}"
         self._janitor = Janitor(self.directory)  # before there is a directory: a signal may come between
@@ -50,7 +55,8 @@ class Workspace:
                 raise DemoError(f"could not start {name}: {error.strerror}") from error
 
     def check(self) -> None:
-        """Raises DemoError, with the end of its log, when a part has ended."""
+        """Raises DemoError, with the end of its log, when a part has ended; or what `leaving` raises."""
+        self._leaving()
         for name, process in self._parts.items():
             if process.poll() is not None:
                 raise DemoError(
@@ -76,9 +82,13 @@ class Workspace:
             process.wait()
 
 
-def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """HOST:PORT on the loopback interface that the kernel gives to nobody else until the block ends.
+
+    A server that sets SO_REUSEADDR, as Prometheus and Alertmanager do, can listen there all the same.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
