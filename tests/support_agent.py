@@ -18,13 +18,13 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.collection import Collection, Series
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 """Longest wait for anything; long enough for a busy machine, never reached when all is well."""
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Poll until the condition holds; fail with `what` after DEADLINE_SECONDS."""
-    end = time.monotonic() + DEADLINE_SECONDS
+def until(condition: Callable[[], bool], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
+    """Poll until the condition holds; fail with `what` after so many seconds."""
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain until {what}"
         time.sleep(0.005)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support_prometheus import free_port
+from support_ports import reserved_port
 
 _SERVER = Path(__file__).with_name("support_forking_server.py")
 _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -18,12 +18,14 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 class ForkedRanks:
     """Starts the ranks of jobs."""
 
-    def __init__(self, server: subprocess.Popen[str]) -> None:
+    def __init__(self, server: subprocess.Popen[str], ports: contextlib.ExitStack) -> None:
         self._server = server
+        self._ports = ports
 
     def start(self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: int, log: Path) -> None:
         """All ranks of one job, with these arguments of Python and with what torchrun tells them."""
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        port = self._ports.enter_context(reserved_port())
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         for rank in range(ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting}
             wanted = {"arguments": [*arguments], "environ": {**environ, **place}, "log": str(log)}
@@ -45,8 +47,9 @@ def forked_ranks(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> I
     server = subprocess.Popen(
         command, env={**environ, **_QUIET}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    try:
-        yield ForkedRanks(server)
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            server.communicate()
+    with contextlib.ExitStack() as ports:
+        try:
+            yield ForkedRanks(server, ports)
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                server.communicate()

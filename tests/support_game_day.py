@@ -18,7 +18,7 @@ from support_forked_ranks import ForkedRanks, forked_ranks
 from support_process_family import ProcessFamily
 from support_prometheus import alertmanager, poll, prometheus, query
 
-SECONDS_TO_ALERT = 120.0
+SECONDS_TO_ALERT = 240.0
 """Longest wait for an alert, from the moment a test asks for it."""
 _TRAINER = (
     *("-m", "rankwatch_trainer", "--device", "emulated", "--steps", "100000", "--corpus-bytes", "200000"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -9,7 +10,10 @@ from typing import Any
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """Lines executed by the call and all it calls; work inside one call of C counts as one line."""
+    """Lines executed by the call and all it calls; work inside one call of C counts as one line.
+
+    Garbage is not collected meanwhile: that runs Python too (Hypothesis times it), and when is chance.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -17,10 +21,13 @@ def lines_run(call: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count

@@ -133,11 +133,12 @@ def otlp_receiver(mode: Mode = Mode.ACCEPT) -> Iterator[OtlpReceiver]:
         thread.join()
 
 
-def refusing_url() -> str:
-    """The URL of a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    return f"http://127.0.0.1:{port}/v1/metrics"
+@contextlib.contextmanager
+def refusing_url() -> Iterator[str]:
+    """The URL of a port that nobody listens on; it is taken, so that nobody will while the block runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1/metrics"
 
 
 def attributes(pairs: Iterable[KeyValue]) -> dict[str, str]:

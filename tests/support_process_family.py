@@ -36,10 +36,18 @@ class ProcessFamily:
         return found
 
     def kill(self) -> None:
-        """SIGKILL for every member, until none is left."""
+        """SIGKILL for every member, until none is left; all are stopped before, so that none sees another go.
+
+        A rank whose peer dies first would else end with an error of its own.
+        """
         while living := self.members():
-            for pid in living:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in living:
+                    _send(pid, number)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,10 +17,12 @@ from typing import Any, TypeVar
 import pytest
 
 from rankwatch_alerts import to_yaml
+from support_ports import reserved_port
 
 Answer = TypeVar("Answer")
 
-_SECONDS_TO_START = 30.0
+_SECONDS_TO_START = 60.0
+_SECONDS_TO_ANSWER = 30.0
 _SECONDS_TO_END = 10.0
 
 
@@ -30,14 +31,6 @@ def require(*programs: str) -> None:
     missing = [each for each in programs if shutil.which(each) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: apt install prometheus prometheus-alertmanager")
-
-
-def free_port() -> int:
-    """A loopback port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
@@ -54,7 +47,7 @@ def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> An
 def get_json(url: str, parameters: Mapping[str, str] | None = None) -> Any:
     """The JSON document at a URL."""
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
-    with urllib.request.urlopen(url + query, timeout=10) as answer:
+    with urllib.request.urlopen(url + query, timeout=_SECONDS_TO_ANSWER) as answer:
         return json.load(answer)
 
 
@@ -63,7 +56,7 @@ def post_json(url: str, document: object) -> None:
     request = urllib.request.Request(
         url, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10):
+    with urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER):
         pass
 
 
@@ -78,17 +71,15 @@ def query(prometheus_url: str, expression: str) -> list[dict[str, Any]]:
 def prometheus(config: Mapping[str, object], directory: Path) -> Iterator[str]:
     """A Prometheus with this configuration; yields its URL once it is ready."""
     require("prometheus")
-    port = free_port()
     path = directory / "prometheus.yml"
     path.write_text(to_yaml(config))
     command = [
         "prometheus",
         f"--config.file={path}",
         f"--storage.tsdb.path={directory / 'prometheus-data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with _server(command, f"http://127.0.0.1:{port}", directory / "prometheus.log") as url:
+    with _server(command, directory / "prometheus.log") as url:
         yield url
 
 
@@ -96,28 +87,34 @@ def prometheus(config: Mapping[str, object], directory: Path) -> Iterator[str]:
 def alertmanager(config: Mapping[str, object], directory: Path) -> Iterator[str]:
     """An Alertmanager with this configuration and no cluster; yields its URL once it is ready."""
     require("prometheus-alertmanager")
-    port = free_port()
     path = directory / "alertmanager.yml"
     path.write_text(to_yaml(config))
     command = [
         "prometheus-alertmanager",
         f"--config.file={path}",
         f"--storage.path={directory / 'alertmanager-data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _server(command, f"http://127.0.0.1:{port}", directory / "alertmanager.log") as url:
+    with _server(command, directory / "alertmanager.log") as url:
         yield url
 
 
 @contextmanager
-def _server(command: list[str], url: str, log: Path) -> Iterator[str]:
+def _server(command: list[str], log: Path) -> Iterator[str]:
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with _running([*command, f"--web.listen-address=127.0.0.1:{port}"], log) as process:
+            poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
+            yield url
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
-        yield url
+        yield process
     finally:
         process.terminate()
         try:

@@ -58,6 +58,16 @@ def reply(
     }
 
 
+def _reply(connection: socket.socket, answer: Callable[[], Mapping[str, object]], asked: list[str]) -> None:
+    target = connection.recv(65536).split()[1].decode()
+    handlers = answer()
+    asked.append(target)
+    name = target.removeprefix("/handler/")
+    said = handlers.get(name) if name else ["ping", *handlers]
+    status = b"404 Not Found" if said is None else b"200 OK"
+    connection.sendall(b"HTTP/1.0 " + status + b"\r\n\r\n" + json.dumps(said).encode())
+
+
 @contextmanager
 def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Iterator[list[str]]:
     """Serves what `answer` gives (handler -> reply) until the end; yields the questions that came."""
@@ -68,17 +78,11 @@ def worker_server(path: Path, answer: Callable[[], Mapping[str, object]]) -> Ite
         listening.listen()
 
         def serve() -> None:
-            with suppress(OSError):
+            with suppress(OSError):  # the end
                 while True:
                     connection, _ = listening.accept()
-                    with connection:
-                        target = connection.recv(65536).split()[1].decode()
-                        handlers = answer()
-                        asked.append(target)
-                        name = target.removeprefix("/handler/")
-                        said = handlers.get(name) if name else ["ping", *handlers]
-                        status = b"404 Not Found" if said is None else b"200 OK"
-                        connection.sendall(b"HTTP/1.0 " + status + b"\r\n\r\n" + json.dumps(said).encode())
+                    with connection, suppress(OSError):  # the client has read enough, or has no more time
+                        _reply(connection, answer, asked)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rankwatch_agent.serving.server import MetricsServer, Route, join_address
 from rankwatch_agent.serving.tls import TlsContext
+from support_agent import ManualClock, until
+
+TIMEOUT_SECONDS = 60.0
+"""Of a connection of `serving`, on the clock of the server."""
 
 
 @contextmanager
@@ -15,12 +22,17 @@ def serving(
     routes: Mapping[str, Route],
     *,
     max_requests: int = 4,
-    timeout: float = 60.0,
     tls: TlsContext | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[MetricsServer, str]]:
     """The server and its HOST:PORT, on a free port of loopback."""
     server = MetricsServer(
-        ("127.0.0.1", 0), routes, max_requests=max_requests, request_timeout_seconds=timeout, tls=tls
+        ("127.0.0.1", 0),
+        routes,
+        max_requests=max_requests,
+        request_timeout_seconds=TIMEOUT_SECONDS,
+        tls=tls,
+        monotonic=monotonic,
     )
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -30,3 +42,16 @@ def serving(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def outlive(client: socket.socket, clock: ManualClock) -> None:
+    """Let the clock of the server pass until it has cut the client off.
+
+    More than once: the server may not have accepted the connection yet, whose time counts from then.
+    """
+
+    def cut() -> bool:
+        clock.now += 2 * TIMEOUT_SECONDS
+        return bool(select.select([client], [], [], 0.02)[0])
+
+    until(cut, "the client is cut off")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def torchrun(
-    *arguments: str, ranks: int, directory: Path, timeout_seconds: float = 120.0, **variables: str
+    *arguments: str, ranks: int, directory: Path, timeout_seconds: float = 600.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end; its black boxes lie below `directory`, in run `job`."""
     env = {

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import rankwatch
 from rankwatch_trainer.checkpoints.store import CheckpointStore
+from support_ports import reserved_port
 
 TINY = ("--layers", "2", "--width", "32", "--context", "32", "--corpus-bytes", "200000")
 """A computing model small enough for a few milliseconds per step."""
@@ -21,7 +21,7 @@ EMULATED = (
     *("--device", "emulated", "--layers", "2", "--corpus-bytes", "200000"),
     *("--layer-forward-seconds", "0.001", "--layer-backward-seconds", "0.001"),
 )
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 240
 """Longest time a job of these tests may take on a busy machine."""
 
 
@@ -33,29 +33,33 @@ def started_ranks(
 
     Whatever still runs at the end is killed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = []
-    for rank in range(count):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        quiet = {"RANKWATCH_DISABLE": "1", "PYTHONWARNINGS": "error"}
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "rankwatch_trainer", *arguments],
-                env={**os.environ, **place, **meeting, **quiet, **(environment or {})},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        yield [
+            stack.enter_context(_started_rank(rank, count, port, arguments, environment or {}))
+            for rank in range(count)
+        ]
+
+
+@contextmanager
+def _started_rank(
+    rank: int, count: int, port: int, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    quiet = {"RANKWATCH_DISABLE": "1", "PYTHONWARNINGS": "error"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankwatch_trainer", *arguments],
+        env={**os.environ, **place, **meeting, **quiet, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        yield ranks
+        yield process
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        process.kill()
+        process.communicate()
 
 
 def end_record(output: str) -> dict[str, Any]:

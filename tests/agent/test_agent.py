@@ -59,8 +59,9 @@ def test_settings_of_tls_and_token_guard_the_metrics(
 def test_files_of_no_use_keep_the_agent_from_starting(tmp_path: Path) -> None:
     """Whichever it is; the address is free again."""
     missing = tmp_path / "missing"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host = "127.0.0.77"  # of loopback too, where nobody else is given the port meanwhile
+    with socket.create_server((host, 0)) as free:
+        address = f"{host}:{free.getsockname()[1]}"
     for config in (
         AgentConfig(listen=address, bearer_token_file=missing),
         AgentConfig(listen=address, tls_certificate=missing, tls_key=missing),
@@ -99,9 +100,12 @@ def test_an_otlp_endpoint_that_hangs_keeps_neither_scrapes_nor_the_end_waiting()
         )
         with Agent(config, [FakeCollector(act=lambda: load(2.5))]) as agent:
             receiver.wait(1)
-            metrics = fetch(agent.address, "/metrics").body.decode()
-            assert 'rankwatch_otlp_batches_total{node="n1",outcome="dropped"} 0.0\n' in metrics
-            assert 'rankwatch_host_load1{node="n1"} 2.5\n' in metrics
+
+            def metrics() -> str:
+                return fetch(agent.address, "/metrics").body.decode()
+
+            until(lambda: 'rankwatch_host_load1{node="n1"} 2.5\n' in metrics(), "the collector has run")
+            assert 'rankwatch_otlp_batches_total{node="n1",outcome="dropped"} 0.0\n' in metrics()
         assert not receiver.released.is_set()
         assert len(receiver.exports) == 1
 

@@ -59,8 +59,8 @@ def gpu_node(directory: Path, library: Path) -> Iterator[str]:
     """Eight GPUs, eight RDMA ports, a kernel log, a kubelet with a pod on two of the GPUs."""
     driver, tree = FakeDriver(directory, library), build_node(directory / "node")
     (directory / "kmsg").write_text(KERNEL_LOG)
-    again = "gpu", "gpu_driver", "xid", "kernel_log", "pods"
-    intervals = dict.fromkeys(again, _AGAIN) | dict.fromkeys(("network", "tcp", "rdma", "affinity"), _ONCE)
+    again = "gpu", "gpu_driver", "xid", "kernel_log", "pods", "affinity"  # most wait for the first GPU
+    intervals = dict.fromkeys(again, _AGAIN) | dict.fromkeys(("network", "tcp", "rdma"), _ONCE)
     flags = {
         "--procfs": str(tree.procfs),
         "--sysfs": str(tree.sysfs),

@@ -34,8 +34,9 @@ def test_a_source_that_hangs_costs_its_own_series_and_does_not_keep_the_agent_fr
 
         until(lambda: LATE in metrics(), "the hang is noticed")
         until(lambda: "rankwatch_tcp_timeouts_total" in metrics(), "another collector has run")
-        ready = fetch(agent.address, "/readyz")
-        assert (ready.status, ready.body) == (503, b"waiting for the first run of: host\n")
+        waited_for = b"waiting for the first run of: host\n"
+        until(lambda: fetch(agent.address, "/readyz").body == waited_for, "only the hung one is waited for")
+        assert fetch(agent.address, "/readyz").status == 503
         status, log = agent.stop()
     finally:
         process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -47,9 +48,16 @@ def test_a_reader_that_stops_reading_holds_nobody(pipe: tuple[int, int]) -> None
         return b"lines of the log were left out" in read
 
     until(told, "the gap is told of")
+    os.set_blocking(pipe[0], False)
+
+    def written() -> bool:
+        with suppress(BlockingIOError):
+            os.read(pipe[0], 1 << 16)
+        with output._changed:
+            return not output._waiting and not output._writing
+
     # Else it would write into a descriptor that another test has opened meanwhile.
-    until(lambda: bool(os.read(pipe[0], 1 << 16)) and not output._waiting, "the rest is read")
-    output.flush()
+    until(written, "the rest is read")
 
 
 def test_a_reader_that_is_gone_costs_only_its_lines() -> None:

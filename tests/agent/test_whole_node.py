@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support_agent import fetch, until
+from rankwatch_agent.rdma.port import STATE_RETRY_SECONDS
+from support_agent import DEADLINE_SECONDS, fetch, until
 from support_nvml import FakeDriver, nvml_library
 from support_otlp import Mode
 from support_whole_node import DCGM_WATTS, WholeNode, whole_node
@@ -35,6 +36,8 @@ OF_EACH = {
 }
 """One series of each source."""
 ALL = frozenset(OF_EACH.values())
+PATIENCE_SECONDS = DEADLINE_SECONDS + STATE_RETRY_SECONDS
+"""The state of an RDMA port that failed three times in a row is left alone for a while."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iter
 @pytest.fixture
 def node(shared: WholeNode) -> WholeNode:
     """The agent, once it exports everything."""
-    until(lambda: shared.gpus.families() >= ALL, "every source is exported")
+    until(lambda: complete(shared), "every source is exported", seconds=PATIENCE_SECONDS)
     return shared
+
+
+def complete(node: WholeNode) -> bool:
+    """Whether every source is exported, and every RDMA port: after a failure they come back one by one."""
+    lines = fetch(node.gpus.agent.address, "/metrics").body.decode()
+    ports = (f'{OF_EACH["rdma"]}{{device="mlx5_{index}",' in lines for index in range(8))
+    return node.gpus.families() >= ALL and all(ports)
 
 
 @contextmanager
@@ -174,7 +184,7 @@ def test_a_broken_source_of_a_whole_node_costs_only_its_own_series(node: WholeNo
         until(lambda: not gone & node.gpus.families(), f"{', '.join(sorted(gone))} are gone")
         for _ in range(5):
             assert ALL - gone <= node.gpus.families()
-    until(lambda: node.gpus.families() >= ALL, "all is well again")
+    until(lambda: complete(node), "all is well again", seconds=PATIENCE_SECONDS)
 
 
 def test_a_value_of_dcgm_is_relayed_only_where_nvml_has_none(node: WholeNode) -> None:

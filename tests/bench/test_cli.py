@@ -19,7 +19,7 @@ def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

@@ -22,7 +22,7 @@ RANKS = 8
 STAGES = 2
 SLOW_RANK = 2
 STEPS_PER_SECOND = 4.0
-SECONDS_FOR_ALL = 45.0
+SECONDS_FOR_ALL = 120.0
 
 _VALUES: dict[Label, tuple[str, ...]] = {
     Label.RUN: ("r",),

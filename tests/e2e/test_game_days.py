@@ -21,7 +21,7 @@ from support_prometheus import poll, query, require
 pytestmark = pytest.mark.e2e
 
 NODE, LOST_NODE = "node-a", "node-b"
-CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=30.0, loss_for_seconds=5.0)
+CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=60.0, loss_for_seconds=5.0)
 """As in the demo, but a tiny model forgets a blow-up within seconds, and a test has no ten minutes."""
 FAULTS: dict[str, tuple[str, ...]] = {
     "killed-rank": ("kill:rank=1,from=25",),

@@ -49,10 +49,14 @@ class Driver:
         command: Sequence[str],
         *,
         start_seconds: float = START_SECONDS,
+        end_seconds: float = END_SECONDS,
+        kill_seconds: float = KILL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command = command
         self._start_seconds = start_seconds
+        self._end_seconds = end_seconds
+        self._kill_seconds = kill_seconds
         self._monotonic = monotonic
         self._asking = threading.Lock()  # held during a question: whoever holds it owns the worker
         self._worker: WorkerProcess | None = None
@@ -165,12 +169,17 @@ class Driver:
     def _end_worker(self) -> None:
         worker = self._worker
         if worker is not None:
-            worker.end(END_SECONDS)
+            worker.end(self._end_seconds)
+            if not worker.gone():
+                logger.warning(
+                    "the NVML worker did not shut the driver down within %g s; it is killed",
+                    self._end_seconds,
+                )
             self._drop(worker)
 
     def _drop(self, worker: WorkerProcess) -> None:
         self._worker = None
-        if worker.gone() or worker.kill(KILL_SECONDS):
+        if worker.gone() or worker.kill(self._kill_seconds):
             worker.close()
         else:
             self._unkillable = worker

@@ -61,13 +61,18 @@ class MetricsServer(ThreadingHTTPServer):
         max_requests: int,
         request_timeout_seconds: float,
         tls: TlsContext | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bind and listen, for TLS where given `tls`; raises UserError where the address cannot be used."""
+        """Bind and listen, for TLS where given `tls`; raises UserError where the address cannot be used.
+
+        monotonic: the clock, in seconds, by which connections outlive `request_timeout_seconds`.
+        """
         self.routes = routes
         self.requests = threading.BoundedSemaphore(max_requests)
         self._max_connections = max_requests * CONNECTIONS_PER_REQUEST
         self._timeout = request_timeout_seconds
         self._tls = tls
+        self._monotonic = monotonic
         self._connections: dict[socket.socket, float] = {}
         self._connections_lock = threading.Lock()
         try:
@@ -117,7 +122,7 @@ class MetricsServer(ThreadingHTTPServer):
         with self._connections_lock:
             full = len(self._connections) >= self._max_connections
             if not full:
-                self._connections[request] = time.monotonic()
+                self._connections[request] = self._monotonic()
         if full:
             self.shutdown_request(request)
         else:
@@ -131,7 +136,7 @@ class MetricsServer(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Cut connections that outlived the time allowed; the accept loop calls this twice a second."""
-        oldest = time.monotonic() - self._timeout
+        oldest = self._monotonic() - self._timeout
         with self._connections_lock:
             for connection, since in self._connections.items():
                 if since < oldest:

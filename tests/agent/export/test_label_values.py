@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_agent.export.label_values import MAX_BYTES, fit_label_value
+from support_hypothesis import BUSY_MACHINE
 
 
 @pytest.mark.parametrize("value", ["", "run-7", 'say "hi"\nback\\slash', "größe 漢字"])
@@ -28,6 +29,7 @@ def test_long_values_stay_distinct_and_bounded() -> None:
     assert all(len(each.encode()) <= MAX_BYTES for each in fitted)
 
 
+@BUSY_MACHINE
 @given(st.text(st.characters(), max_size=400))
 def test_every_text_becomes_bounded_utf8(value: str) -> None:
     """No input raises; fitting twice changes nothing more."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,11 @@ import support_worker
 from rankwatch.conventions import DriverState
 from rankwatch_agent.collection import CollectError, NotApplicable
 from rankwatch_agent.gpu.driver import FIRST_PAUSE_SECONDS, Driver
-from support_agent import ManualClock, until
+from rankwatch_agent.gpu.worker_process import worker_command
+from support_agent import DEADLINE_SECONDS, ManualClock, until
+from support_nvml import FakeDriver
 
-LONG = 20.0
+LONG = DEADLINE_SECONDS
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     clock, file = ManualClock(), tmp_path / "act"
     file.write_text("answer")
-    driver = Driver(support_worker.command(file), monotonic=clock)
+    driver = Driver(support_worker.command(file), kill_seconds=LONG, monotonic=clock)
     yield Bench(driver, file, clock)
     driver.close()
 
@@ -63,6 +65,15 @@ def ended(pid: int) -> bool:
 def gone(pid: int) -> bool:
     """Whether no process has this id; one that ended and was not waited for still has it."""
     return not Path(f"/proc/{pid}").exists()
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Number and name of each open file of this process; what other tests left may close at any time."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add((each.name, str(each.readlink())))
+    return found
 
 
 def test_one_worker_answers_again_and_again(bench: Bench) -> None:
@@ -89,7 +100,8 @@ def test_a_hung_driver_is_asked_again_after_pauses_that_grow(tmp_path: Path) -> 
     """No worker is started in between, and the pause has an end."""
     clock, file = ManualClock(), tmp_path / "act"
     file.write_text("hang")
-    driver = Driver(support_worker.command(file), start_seconds=0.05, monotonic=clock)
+    command = support_worker.command(file)
+    driver = Driver(command, start_seconds=0.05, kill_seconds=LONG, monotonic=clock)
     for hangs, pause in enumerate((5.0, 10.0, 20.0, 40.0, 60.0, 60.0), start=1):
         with pytest.raises(CollectError, match="no answer within"):
             driver.collect(0.05)
@@ -178,8 +190,19 @@ def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench
     assert bench.driver.facts() == (DriverState.IN_USE, 0, 2, 1)
 
 
-def test_releasing_does_not_wait_for_a_hung_call(bench: Bench) -> None:
-    """The question in progress ends, and is no hang of the driver."""
+def test_releasing_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the worker itself, which ends of itself then where it is given the time."""
+    for name, value in fake_driver.environ.items():
+        monkeypatch.setenv(name, value)
+    driver = Driver(worker_command(None), end_seconds=LONG)
+    assert driver.collect(LONG).reading
+    driver.release()
+    ((first, init), (second, shutdown)) = fake_driver.calls
+    assert (init, shutdown, first) == ("nvmlInit", "nvmlShutdown", second)
+
+
+def test_releasing_does_not_wait_for_a_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The question in progress ends, and is no hang; the log tells of the worker that was killed."""
     bench.act("hang")
     ended: list[Exception] = []
 
@@ -197,12 +220,13 @@ def test_releasing_does_not_wait_for_a_hung_call(bench: Bench) -> None:
     asking.join()
     assert gone(pid)
     assert [str(error) for error in ended] == ["the driver is being released"]
+    assert "the NVML worker did not shut the driver down within 1.5 s; it is killed" in caplog.messages
     assert bench.driver.facts() == (DriverState.RELEASED, 0, 1, 0)
 
 
 def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
     """Neither process nor file descriptor, whatever comes."""
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  counting needs no paths
+    before = open_files()
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
     bench.driver.close()
@@ -210,7 +234,7 @@ def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
     with pytest.raises(NotApplicable):
         bench.driver.collect(LONG)
     assert gone(pid)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files() <= before
 
 
 def test_a_worker_that_cannot_be_started_is_one_sentence() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_agent.ranks.split import split_step
+from support_hypothesis import BUSY_MACHINE
 from support_lines import lines_run
 
 
@@ -65,6 +66,7 @@ times = st.floats(0.0, 10.0, allow_nan=False)
 pairs = st.tuples(times, times).map(sorted)
 
 
+@BUSY_MACHINE
 @given(
     cuts=st.lists(times, min_size=2, max_size=12, unique=True).map(sorted),
     collectives=st.lists(st.tuples(pairs, st.booleans()), max_size=8),

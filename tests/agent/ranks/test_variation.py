@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rankwatch_agent.ranks.running_median import RunningMedian
 from rankwatch_agent.ranks.step_parts import StepParts
 from rankwatch_agent.ranks.variation import LEAST_STEPS, Variation
+from support_hypothesis import BUSY_MACHINE
 
 
 def _settled(local: float = 1.0, work: float = 0.0) -> Variation:
@@ -27,6 +28,7 @@ def _covariance(variation: Variation, one: str, other: str) -> float:
     return (terms[f"{one}_and_{other}"] - terms[one] - terms[other]) / 2
 
 
+@BUSY_MACHINE
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.integers(1, 31))
 def test_a_running_median_is_the_median_of_the_last_values(values: list[float], span: int) -> None:
     """Of an even number the upper one."""
@@ -132,6 +134,7 @@ def test_one_freak_step_counts_no_more_than_one_of_twice_the_time() -> None:
     assert variation.terms["local"] == 1.0
 
 
+@BUSY_MACHINE
 @given(
     st.lists(
         st.builds(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_agent.ranks.waiting import Waiting
+from support_hypothesis import BUSY_MACHINE
 from support_lines import lines_run
 
 START, END, UNTIL = 10.0, 20.0, 30.0
@@ -13,6 +14,7 @@ MOMENTS = st.integers(5, 35).map(float)
 PHASES = st.lists(st.tuples(MOMENTS, MOMENTS).map(sorted).map(lambda at: (at[0], at[1], "forward")))
 
 
+@BUSY_MACHINE
 @given(before=PHASES, after=PHASES)
 def test_where_a_phase_belongs_does_not_depend_on_when_it_was_recorded(
     before: list[tuple[float, float, str]], after: list[tuple[float, float, str]]
@@ -30,6 +32,7 @@ def test_where_a_phase_belongs_does_not_depend_on_when_it_was_recorded(
     assert outside == [each for each in told if each not in kept and each not in inside]
 
 
+@BUSY_MACHINE
 @given(st.lists(st.tuples(MOMENTS, st.just(40.0), st.booleans())))
 def test_a_collective_belongs_to_the_step_in_which_it_was_enqueued(
     told: list[tuple[float, float, bool]],

@@ -130,7 +130,8 @@ class Gpm:
             taken = gpu.ask(_FEATURE, pynvml.nvmlGpmMigSampleGet, instance, pair.spare)
         if taken is None:
             return {}
-        pair.previous, pair.spare, pair.taken_at = pair.spare, pair.previous, now
+        # Asked for anew: a pause since `now` would make the next sample look farther apart than it is.
+        pair.previous, pair.spare, pair.taken_at = pair.spare, pair.previous, self._monotonic()
         return {} if before is None else self._between(gpu, pair.spare, pair.previous)
 
     def _pair(self, gpu: Device, instance: int | None) -> _Pair | None:

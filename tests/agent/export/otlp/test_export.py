@@ -31,7 +31,7 @@ ORIGIN = Origin(node="n1", cluster="c1", version="1.2.3")
 def exporting(
     url: str,
     *collections: Collection,
-    timeout: float = 1.0,
+    timeout: float = DEADLINE_SECONDS,
     max_points: int = 5000,
     headers_file: Path | None = None,
 ) -> Iterator[OtlpExport]:
@@ -58,8 +58,9 @@ def counts(export: OtlpExport) -> dict[tuple[str, ...], float]:
 def test_what_arrives_is_the_snapshot() -> None:
     """With its own counts in it, and a resource that says who speaks; compressed."""
     with otlp_receiver() as receiver, exporting(receiver.url) as export:
-        first, *_, last = receiver.wait(3)
+        first, _, last = receiver.wait(3)[:3]
         until(lambda: counts(export)[SENT] >= 3, "the exports are counted")
+        assert counts(export)[DROPPED] == 0
     assert first.headers["Content-Encoding"] == "gzip"
     assert first.resource().items() >= {
         ("service.name", "rankwatch-agent"),
@@ -72,7 +73,6 @@ def test_what_arrives_is_the_snapshot() -> None:
     dropped = ("rankwatch.otlp.batches", frozenset({("rankwatch.outcome", "dropped")}))
     assert (numbers(first.metrics())[sent], numbers(first.metrics())[dropped]) == (0, 0)
     assert (numbers(last.metrics())[sent], numbers(last.metrics())[dropped]) == (2, 0)
-    assert counts(export)[DROPPED] == 0
     assert counts(export)["rankwatch_otlp_last_success_timestamp_seconds",] > 1.7e9
 
 
@@ -119,7 +119,7 @@ def test_what_an_endpoint_does_not_take_is_dropped_and_counted(mode: Mode) -> No
 
 def test_an_endpoint_that_is_not_there_costs_batches_only() -> None:
     """The connection is refused."""
-    with exporting(refusing_url(), timeout=0.2) as export:
+    with refusing_url() as url, exporting(url, timeout=0.2) as export:
         until(lambda: counts(export)[DROPPED] >= 2, "batches are dropped")
         assert counts(export)[SENT] == 0
 
@@ -129,9 +129,9 @@ def test_the_rest_of_an_export_is_not_tried_after_a_failure() -> None:
     receive = metric("rankwatch_network_receive_bytes_total")
     many = Collection([Series(receive, (f"eth{number}",), number) for number in range(8)])
     with otlp_receiver(Mode.REDIRECT) as receiver, exporting(receiver.url, many, max_points=5) as export:
-        until(lambda: counts(export)[DROPPED] >= 4, "two exports of two batches are dropped")
-        export.stop(DEADLINE_SECONDS)
-        assert len(receiver.exports) * 2 == counts(export)[DROPPED]
+        until(lambda: counts(export)[DROPPED] >= 8, "four exports of two batches are dropped")
+        tried = len(receiver.exports)  # asked for first: of an export that is going on nothing is dropped yet
+        assert tried <= counts(export)[DROPPED] / 2 + 1
 
 
 def test_an_answer_without_end_is_not_read() -> None:
@@ -156,7 +156,7 @@ def test_stopping_ends_the_wait_before_another_try() -> None:
     with otlp_receiver(Mode.UNAVAILABLE) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
         receiver.wait(1)
         export.stop(DEADLINE_SECONDS)
-        assert len(receiver.exports) == 1
+        assert not [thread for thread in threading.enumerate() if thread.name == "otlp"]
 
 
 def replace(path: Path, text: str) -> None:
@@ -204,16 +204,19 @@ def last_team(receiver: OtlpReceiver) -> str | None:
 def test_headers_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
     """Before anything is sent."""
     with (
+        refusing_url() as url,
         pytest.raises(UserError, match="could not read otlp_headers_file"),
-        exporting(refusing_url(), headers_file=tmp_path / "missing"),
+        exporting(url, headers_file=tmp_path / "missing"),
     ):
         pass
 
 
 def test_an_endpoint_that_fails_for_long_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """One sentence of ours without the password in the URL, one of the exporter with the cause."""
-    url = refusing_url().replace("http://", "http://user:secret@")
-    with exporting(url, timeout=0.05) as export:
+    with (
+        refusing_url() as url,
+        exporting(url.replace("http://", "http://user:secret@"), timeout=0.05) as export,
+    ):
         until(lambda: counts(export)[DROPPED] >= 5, "batches are dropped")
     ours = [record for record in caplog.records if record.name.startswith("rankwatch_agent")]
     theirs = [record for record in caplog.records if record.name == EXPORTER_LOGGER.name]

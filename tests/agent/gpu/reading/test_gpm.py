@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from support_agent import until
+import time
+
+from rankwatch_agent.gpu.reading.gpm import LEAST_SECONDS_APART
+from rankwatch_agent.gpu.reading.node import NodeReader
+from support_agent import ManualClock, until
 from support_gpu_reading import Node, values_of
+from support_nvml import FakeDriver
 
 UNITS = ("graphics", "sm", "sm_occupancy", "integer", "tensor", "dram", "fp64", "fp32", "fp16")
 
@@ -20,13 +25,25 @@ def test_activity_needs_two_readings(node: Node) -> None:
     assert values["pcie_throughput_bytes", "receive"] == 2001 * (1 << 20)
 
 
-def test_a_reading_right_after_another_keeps_the_older_sample(node: Node) -> None:
+def test_a_reading_right_after_another_keeps_the_older_sample(fake_driver: FakeDriver) -> None:
     """Samples less than 100 ms apart are of no use; what follows is measured from the older one."""
-    node.values_with_activity(0)
-    quick = node.read()
+    clock = ManualClock()  # a slow machine takes 100 ms for a reading
+    with fake_driver.in_this_process():
+        node = Node(fake_driver, NodeReader(monotonic=clock, event_wait_milliseconds=20))
+        fake_driver.set(0, "gpm.metrics.2", 10.0)
+        node.read()
+        first_taken = time.monotonic()
+        clock.now += LEAST_SECONDS_APART / 2
+        fake_driver.set(0, "gpm.metrics.2", 90.0)
+        quick = node.read()
+        until(lambda: time.monotonic() - first_taken > LEAST_SECONDS_APART, "the driver takes two samples")
+        clock.now += LEAST_SECONDS_APART
+        fake_driver.set(0, "gpm.metrics.2", 30.0)
+        values = node.values(0)
+        node.reader.close()
     assert not [key for key in values_of(quick.gpus[0]) if key[0] == "activity_ratio"]
     assert quick.warnings == ()
-    assert node.values_with_activity(0)
+    assert values["activity_ratio", "sm"] == 0.2  # the mean of the first and the last
 
 
 def test_full_load_is_one(node: Node) -> None:
