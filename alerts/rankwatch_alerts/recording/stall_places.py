@@ -24,6 +24,9 @@ WAITING = "rank:rankwatch_stall_waiting_timestamp_seconds:min"
 WAITED = "rank:rankwatch_stall_waited:bool"
 WAITING_SHARE = "group:rankwatch_stall_waiting:share"
 
+_SAME_SECONDS = 1.0
+"""Two readings of one moment differ by less, also while the clock of the node is being corrected."""
+
 
 def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The stall, the ranks that live in it, and their places. The rules build on each other."""
@@ -31,6 +34,7 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             STALL,
             # A clock that is wrong makes progress look old; but what is older than the floor is no new one.
+            # The agent tells the same moment anew at each scrape, a little earlier or later.
             f"""
             time() - run:rankwatch_progress_timestamp_seconds:max
             > run:rankwatch_progress_timeout_seconds:max
@@ -39,6 +43,7 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             unless
             run:rankwatch_progress_timestamp_seconds:max
             > run:rankwatch_progress_timestamp_seconds:max offset {duration(config.stall_floor_seconds)}
+            + {_SAME_SECONDS:g}
             """,
         ),
         # A rank restarted on another node left its last words on the old one: only living ones count.
