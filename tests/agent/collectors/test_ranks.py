@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.removal import ASIDE
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import METRICS
 from rankwatch.identity import Identity
@@ -200,16 +201,21 @@ def test_a_rank_that_appears_in_the_tick_of_a_listing_is_found(tmp_path: Path) -
             assert set(state(collector.collect())) == {"0", "1"}
 
 
-def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(tmp_path: Path) -> None:
-    """An agent without the right to remove them still forgets the run."""
+def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent without the right to remove them still forgets the run, and says so once."""
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
         collector.collect()
-    (tmp_path / "job" / "0.sock").mkdir()  # unlink refuses a directory
+    (tmp_path / "job" / f".0.blackbox.{os.getpid()}{ASIDE}").mkdir()  # no file can be moved to its place
     moment[0] += 10.0
     for _ in range(3):
         assert state(collector.collect()) == {}
+        os.utime(tmp_path / "job")  # has the directory listed again
+    assert (tmp_path / "job" / "0.blackbox").exists()
+    assert sum("could not remove" in each.getMessage() for each in caplog.records) == 1
 
 
 def test_odd_files_are_counted_once_and_named_in_the_log_once(
