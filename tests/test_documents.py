@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.cli import COMMANDS
 from rankwatch_alerts import ALERT_NAMES
+from rankwatch_cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("runbooks/*.md")])
@@ -73,7 +73,7 @@ def test_the_readme_shows_a_command_its_output_and_a_picture_within_thirty_lines
 def test_the_references_are_what_the_declarations_say(subject: str) -> None:
     """`make generate` rewrites them."""
     printed = subprocess.run(
-        [sys.executable, "-m", "rankwatch_agent", "reference", subject],
+        [sys.executable, "-m", "rankwatch_cli", "reference", subject],
         capture_output=True,
         text=True,
         check=True,

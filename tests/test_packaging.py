@@ -82,7 +82,7 @@ def test_the_command_names_the_extra_that_is_missing(wheel: Path, tmp_path: Path
         archive.extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from rankwatch_agent.cli import main; sys.exit(main(['agent']))"
+        "from rankwatch_cli.main import main; sys.exit(main(['agent']))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The node agent: reads black boxes and hardware, exports metrics; home of the `rankwatch` command.
+"""The node agent: reads black boxes and hardware, exports metrics, keeps evidence of incidents.
 
-Importing it, or any module below it, starts and reads nothing. It never imports torch.
+Importing it, or any module below it, starts and reads nothing. It never imports torch or NumPy.
 """

@@ -10,21 +10,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rankwatch_agent.collection import Collector
-from rankwatch_agent.config import AgentConfig
-from rankwatch_agent.export.exposition import Exposition, constant_labels
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.serving.access import build_token, warning_if_open
-from rankwatch_agent.serving.pages import build_routes
-from rankwatch_agent.serving.server import MetricsServer, join_address
-from rankwatch_agent.serving.tls import build_tls
-from rankwatch_agent.supervision.snapshot import Snapshot
-from rankwatch_agent.supervision.supervisor import Supervisor
-from rankwatch_agent.user_error import UserError
-from rankwatch_agent.version import version
+from rankwatch_agent.runtime.collector import Collector
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.export.exposition import Exposition, constant_labels
+from rankwatch_agent.runtime.serving.access import build_token, warning_if_open
+from rankwatch_agent.runtime.serving.pages import build_routes
+from rankwatch_agent.runtime.serving.server import MetricsServer, join_address
+from rankwatch_agent.runtime.serving.tls import build_tls
+from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.supervision.supervisor import Supervisor
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.version import version
 
 if TYPE_CHECKING:
-    from rankwatch_agent.export.otlp.export import OtlpExport
+    from rankwatch_agent.runtime.export.otlp.export import OtlpExport
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
     """The export over OTLP, where an endpoint is set; else its modules are not even imported."""
     if not config.otlp_endpoint:
         return None
-    from rankwatch_agent.export.otlp.export import OtlpExport, OtlpSettings
-    from rankwatch_agent.export.otlp.exporter import Origin
+    from rankwatch_agent.runtime.export.otlp.export import OtlpExport, OtlpSettings
+    from rankwatch_agent.runtime.export.otlp.exporter import Origin
 
     settings = OtlpSettings(
         endpoint=config.otlp_endpoint,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankwatch_agent.config import AgentConfig
-from rankwatch_agent.gpu.driver import Driver
-from rankwatch_agent.gpu.inventory import GpuInventory
-from rankwatch_agent.gpu.worker_process import worker_command
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.ranks.suspicion import Suspicion
-from rankwatch_agent.xid.ledger import XidLedger
-from rankwatch_agent.xid.table import load_table
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.sources.gpu.driver import Driver
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.gpu.worker_process import worker_command
+from rankwatch_agent.sources.xid.ledger import XidLedger
+from rankwatch_agent.sources.xid.table import load_table
+from rankwatch_agent.training.suspicion import Suspicion
 
 FIRST_LOOK_SECONDS = 3.0
 """Starting the worker and a first reading take about half a second where the driver is awake."""

@@ -13,17 +13,17 @@ import pytest
 import trustme
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.config import AgentConfig
-from rankwatch_agent.user_error import UserError
-from support_agent import DEADLINE_SECONDS, FakeCollector, fetch, load, until
-from support_otlp import Mode, numbers, otlp_receiver
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.user_error import UserError
+from support.agent.process import DEADLINE_SECONDS, FakeCollector, fetch, load, until
+from support.servers.otlp import Mode, numbers, otlp_receiver
 
 LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
 
 _WITHOUT_OTLP = """
 import sys
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.config import AgentConfig
+from rankwatch_agent.runtime.config import AgentConfig
 with Agent(AgentConfig(listen="127.0.0.1:0", node="n1"), []): pass
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry", "requests", "google"}))
 """

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-
 from support_agent import agent_process, fetch, until
 from support_kubelet import devices, kubelet, pod
 from support_node_tree import build_node

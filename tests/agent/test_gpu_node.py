@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import OTLP_STOP_SECONDS, STOP_SECONDS
-from rankwatch_agent.gpu.driver import END_SECONDS, KILL_SECONDS
-from rankwatch_agent.log_output import FLUSH_SECONDS
-from support_agent import until
-from support_gpu_node import GpuNode, gpu_node
-from support_nvml import FakeDriver, fake_driver, nvml_library
+from rankwatch_agent.runtime.log_output import FLUSH_SECONDS
+from rankwatch_agent.sources.gpu.driver import END_SECONDS, KILL_SECONDS
+from support.agent.process import until
+from support.gpu.node import GpuNode, gpu_node
+from support.gpu.nvml import FakeDriver, fake_driver, nvml_library
 
 __all__ = ["fake_driver", "nvml_library"]
 

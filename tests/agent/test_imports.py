@@ -11,13 +11,13 @@ import rankwatch_agent
 for module in pkgutil.walk_packages(rankwatch_agent.__path__, "rankwatch_agent."):
     parts = ("diagnosis", "simulation", "commands.diagnose", "commands.simulate")  # for a workstation
     offline = module.name.startswith(tuple(f"rankwatch_agent.{part}" for part in parts))
-    if module.name != "rankwatch_agent.__main__" and not offline:
+    if module.name != "rankwatch_cli.__main__" and not offline:
         importlib.import_module(module.name)
 print(*[name for name in ("torch", "numpy") if name in sys.modules], threading.active_count())
 """
 _IMPORT_CLI = """
 import sys
-import rankwatch_agent.cli
+import rankwatch_cli.main
 late = {"prometheus_client", "torch", "http", "rankwatch"}
 print(*sorted({name.partition(".")[0] for name in sys.modules} & late))
 """

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "cardinality.md"
+from support.paths import ROOT
+
+PAGE = ROOT / "docs" / "cardinality.md"
 GOLDEN = Path(__file__).parent / "fixtures" / "gpu_node.golden"
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.rdma.port import STATE_RETRY_SECONDS
-from support_agent import DEADLINE_SECONDS, fetch, until
-from support_nvml import FakeDriver, nvml_library
-from support_otlp import Mode
-from support_whole_node import DCGM_WATTS, WholeNode, whole_node
+from rankwatch_agent.sources.rdma.port import STATE_RETRY_SECONDS
+from support.agent.process import DEADLINE_SECONDS, fetch, until
+from support.gpu.nvml import FakeDriver, nvml_library
+from support.servers.otlp import Mode
+from support.sources.whole_node import DCGM_WATTS, WholeNode, whole_node
 
 __all__ = ["nvml_library"]
 

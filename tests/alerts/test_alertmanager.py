@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankwatch_alerts import RuleConfig, alertmanager_config, to_yaml
-from support_prometheus import alertmanager, get_json, poll, post_json, require
+from support.servers.prometheus import alertmanager, get_json, poll, post_json, require
 
 
 def _amtool(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from rankwatch_alerts import RuleConfig, write_rules
-from support_prometheus import require
+from support.servers.prometheus import require
 
 STEP_SECONDS = 0.25
 SECONDS = 180

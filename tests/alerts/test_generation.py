@@ -14,9 +14,10 @@ import pytest
 import rankwatch_alerts
 from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_all
 from rankwatch_alerts.__main__ import main
-from support_prometheus import require
+from support.paths import ROOT
+from support.servers.prometheus import require
 
-GENERATED = Path(__file__).parents[2] / "alerts" / "generated"
+GENERATED = ROOT / "alerts" / "generated"
 
 
 def test_generating_again_changes_no_byte(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import yaml
 
 from rankwatch.conventions import metric
-from support_prometheus import require
+from support.paths import ROOT
+from support.servers.prometheus import require
 
-PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+PAGE = ROOT / "docs" / "hardware.md"
 _HEALTHY = {
     metric("rankwatch_gpus_expected").name: "8x10",
     metric("rankwatch_gpus_visible").name: "8x10",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,9 @@ from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, recording_gr
 from rankwatch_alerts.lint import check_alert, check_expression, check_record, check_runbook
 from rankwatch_alerts.lint.expressions import parse, result_labels
 from rankwatch_alerts.rules import AlertRule, RecordingRule
+from support.paths import ROOT
 
-RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+RUNBOOKS = ROOT / "runbooks"
 ALERTS = [each for group in alert_groups(RuleConfig()) for each in group.rules if isinstance(each, AlertRule)]
 RECORDED = [
     each

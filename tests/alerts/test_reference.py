@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwatch_alerts import RuleConfig, load_config, write_rules
 from rankwatch_alerts.reference import rules_reference
-from support_prometheus import require
+from support.servers.prometheus import require
 
 PAGE = "\n".join(rules_reference({each.name: f"Meaning of {each.name}." for each in fields(RuleConfig)}))
 

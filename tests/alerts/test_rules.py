@@ -14,8 +14,8 @@ import yaml
 
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.rules import AlertRule
-from support_prometheus import require
-from support_promtool import run_cases
+from support.servers.prometheus import require
+from support.servers.promtool import run_cases
 
 TESTS = Path(__file__).parent / "rules"
 RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]

@@ -12,8 +12,9 @@ import pytest
 
 import rankwatch
 from rankwatch.conventions import environment
+from support.paths import ROOT
 
-RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+RUNBOOKS = ROOT / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))
 TOOLS = ("jq", "rankwatch", "py-spy", "nvidia-smi")
 _TAKES_PID = re.compile(r"^ *(PID=.*)$", re.MULTILINE)

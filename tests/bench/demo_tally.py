@@ -51,7 +51,7 @@ def play(*flags: str) -> Play:
     """One demo; it cleans up after itself, also after Ctrl-C, which it receives as we do."""
     with temporary_directory() as name:
         result, log = Path(name) / "result.json", Path(name) / "demo.log"
-        command = [sys.executable, "-m", "rankwatch_agent", "demo", "--result", str(result), *flags]
+        command = [sys.executable, "-m", "rankwatch_cli", "demo", "--result", str(result), *flags]
         began = time.monotonic()
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:

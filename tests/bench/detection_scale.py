@@ -78,8 +78,8 @@ def _sample(ranks: int) -> dict[str, float]:
 
 
 def _measure(path: Path) -> dict[str, object]:
-    from rankwatch_agent.diagnosis.operations.reading import read_operations
-    from rankwatch_agent.diagnosis.straggler.engine import diagnose
+    from rankwatch_diagnosis.operations.reading import read_operations
+    from rankwatch_diagnosis.straggler.engine import diagnose
 
     began = time.perf_counter()
     table = read_operations(path).table

@@ -6,8 +6,8 @@ import time
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch_agent.supervision.schedule import DEFAULT_SCHEDULES
-from support_nvml import FakeDriver
+from rankwatch_agent.runtime.supervision.schedule import DEFAULT_SCHEDULES
+from support.gpu.nvml import FakeDriver
 
 from .errors import BenchError
 from .node_load import Watched

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from support_recorder_pickle import recorder_pickle
+from support.training.recorder_pickle import recorder_pickle
 
 from .errors import BenchError
 from .result import Result, Row
@@ -27,7 +27,7 @@ from .table import as_markdown
 _TENSOR = 8
 _TIMES_FASTER = 10.0
 _START_NS = 1_758_610_505_000_000_000
-_OURS = (sys.executable, "-m", "rankwatch_agent", "diagnose", "hang", "--json")
+_OURS = (sys.executable, "-m", "rankwatch_cli", "diagnose", "hang", "--json")
 _THEIRS = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from rankwatch_alerts import RuleConfig
-from support_game_day import monitored_system
-from support_hang_days import HANG_FAULTS, Named, begin_hangs, named_in, struck_ranks
+from support.e2e.game_day import monitored_system
+from support.e2e.hang_days import HANG_FAULTS, Named, begin_hangs, named_in, struck_ranks
 
 from .interruption import leave_on_signals
 from .result import Result, Row

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from rankwatch_agent.diagnosis.loss.alarm import Alarm, Severity
-from rankwatch_agent.diagnosis.loss.detection import detect
-from rankwatch_agent.diagnosis.loss.row import Intake, Row
-from support_loss_curves import DIVERGING, HEALTHY, STEPS, Curve, curves
+from rankwatch_diagnosis.loss.alarm import Alarm, Severity
+from rankwatch_diagnosis.loss.detection import detect
+from rankwatch_diagnosis.loss.row import Intake, Row
+from support.diagnosis.loss_curves import DIVERGING, HEALTHY, STEPS, Curve, curves
 
 
 class Tally(NamedTuple):

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from support_kubelet import Kubelet, devices, kubelet, pod
-from support_node_tree import build_node
-from support_nvml import FakeDriver, build_library, hopper_node, running
+from support.gpu.nvml import FakeDriver, build_library, hopper_node, running
+from support.sources.kubelet import Kubelet, devices, kubelet, pod
+from support.sources.node_tree import build_node
 
 from .errors import BenchError
 from .processes import rankwatch_agent

@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("docs/images/straggler.svg"))
     output = parser.parse_args().output
     with subprocess.Popen(
-        [sys.executable, "-m", "rankwatch_agent", "demo", "--keep"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "rankwatch_cli", "demo", "--keep"], stdout=subprocess.PIPE, text=True
     ) as demo:
         try:
             address, named = _follow(demo)

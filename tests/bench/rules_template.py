@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import METRICS, Kind, metric
-from rankwatch_agent.collection import Series
-from rankwatch_agent.collectors.ranks import RanksCollector
-from rankwatch_agent.diagnosis.straggler.verdict import Cause
-from rankwatch_agent.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.flight_recorder.rank import RecordedRank
-from rankwatch_agent.simulation.black_boxes_of_hangs import write_hang_boxes
-from rankwatch_agent.simulation.fault import Fault
-from rankwatch_agent.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_agent.simulation.hangs.files import write_snapshots
-from rankwatch_agent.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_agent.simulation.job import Job, simulate
-from rankwatch_agent.simulation.noise import Noise
-from rankwatch_agent.simulation.shape import JobShape
-from rankwatch_agent.simulation.workload import Workload
-from support_replayed_job import RUN, scrape_live
+from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
+from rankwatch_agent.training.flight_recorder.rank import RecordedRank
+from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
+from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
+from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.noise import Noise
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.workload import Workload
+from rankwatch_diagnosis.straggler.verdict import Cause
+from support.training.replayed_job import RUN, scrape_live
 
 STAGES, REPLICAS = 8, 16
 SHAPE = JobShape(data_parallel=REPLICAS, pipeline_parallel=STAGES)

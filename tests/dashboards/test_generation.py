@@ -10,8 +10,9 @@ import rankwatch_dashboards
 from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig, alert_groups
 from rankwatch_dashboards import write_dashboards
 from rankwatch_dashboards.__main__ import main
+from support.paths import ROOT
 
-GENERATED = Path(__file__).parents[2] / "dashboards" / "generated"
+GENERATED = ROOT / "dashboards" / "generated"
 LARGEST_BYTES = 200 * 1024
 """Client-side apply of a ConfigMap keeps a copy in an annotation of at most 256 KiB."""
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankwatch.blackbox.reader import Reader
-from support_agent import AgentProcess, agent_process, fetch
-from support_process_family import ProcessFamily
-from support_prometheus import poll
+from support.agent.process import AgentProcess, agent_process, fetch
+from support.processes.family import ProcessFamily
+from support.servers.prometheus import poll
 
 pytestmark = pytest.mark.e2e
 

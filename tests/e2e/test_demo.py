@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support_demo import demo
-from support_prometheus import require
+from support.cli.demo import demo
+from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
 

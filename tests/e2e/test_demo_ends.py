@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support_agent import rankwatch
-from support_demo import RunningDemo, demo
-from support_prometheus import require
+from support.agent.process import rankwatch
+from support.cli.demo import RunningDemo, demo
+from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
 

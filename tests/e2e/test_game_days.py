@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-import support_ranks
 from rankwatch_alerts import Alert, RuleConfig
-from support_game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
-from support_prometheus import poll, query, require
+from support.e2e.game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
+from support.servers.prometheus import poll, query, require
+from support.training import ranks as rank_processes
 
 pytestmark = pytest.mark.e2e
 
@@ -63,7 +63,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
                 system.train(run, faults, node=NODE)
         plain = {
             run: ranks.enter_context(
-                support_ranks.rank(system.directory / node / "blackboxes", _STEPS_FOREVER, run=run)
+                rank_processes.rank(system.directory / node / "blackboxes", _STEPS_FOREVER, run=run)
             )
             for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
         }

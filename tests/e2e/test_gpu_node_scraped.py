@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import pytest
 import trustme
 
-from support_agent import agent_process
-from support_kubelet import devices, kubelet, pod
-from support_node_tree import build_node
-from support_nvml import FakeDriver, fake_driver, nvml_library, running
-from support_prometheus import poll, prometheus, query
-from support_ranks import rank
+from support.agent.process import agent_process
+from support.gpu.nvml import FakeDriver, fake_driver, nvml_library, running
+from support.paths import ROOT
+from support.servers.prometheus import poll, prometheus, query
+from support.sources.kubelet import devices, kubelet, pod
+from support.sources.node_tree import build_node
+from support.training.ranks import rank
 
 __all__ = ["fake_driver", "nvml_library"]
 pytestmark = pytest.mark.e2e
 
-PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+PAGE = ROOT / "docs" / "hardware.md"
 SECONDS = 120.0
 TOKEN = "a-token-of-this-test"
 COLLECTORS = "ranks,network,rdma,gpu,gpu_driver,xid,affinity,pods"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from support_game_day import MonitoredSystem, monitored_system
-from support_hang_days import (
+from support.e2e.game_day import MonitoredSystem, monitored_system
+from support.e2e.hang_days import (
     HANG_FAULTS,
     begin_hangs,
     begin_waiting,
@@ -22,8 +22,8 @@ from support_hang_days import (
     stop_process,
     struck_ranks,
 )
-from support_prometheus import require
-from support_torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
+from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
+from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
 

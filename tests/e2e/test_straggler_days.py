@@ -7,15 +7,15 @@ comes last, and the file takes as long as it does. A straggler itself is the dem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.demo.receiver import Alert as DeliveredAlert
 from rankwatch_alerts import Alert, RuleConfig
-from support_game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
-from support_netns import namespace_with_loopback
-from support_prometheus import poll, query, require
+from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
+from support.e2e.game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
+from support.paths import SUPPORT
+from support.servers.netns import namespace_with_loopback
+from support.servers.prometheus import poll, query, require
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +37,7 @@ LONG_STEPS = (
     *("--checkpoint-every", "1000000"),
 )
 """Of about half a second: a busy machine delays a step by a small part of that. No checkpoints."""
-PIPELINE_JOB = Path(__file__).parents[1] / "support_pipeline_job.py"
+PIPELINE_JOB = SUPPORT / "jobs" / "pipeline_job.py"
 STAGES, HEAVY_STAGE, REPLICAS = 3, 1, 2
 HEAVY_FACTOR = 1.6
 NETWORK_RANKS = 3

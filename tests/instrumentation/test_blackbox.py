@@ -20,7 +20,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
-from support_hypothesis import BUSY_MACHINE
+from support.fuzzing import BUSY_MACHINE
 
 CAPACITY = 256
 

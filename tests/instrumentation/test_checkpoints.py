@@ -10,7 +10,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from support_blackbox import Read, box, of_kind, read
+from support.training.blackbox import Read, box, of_kind, read
 
 
 def operations(path: Path) -> list[tuple[str, str, int, int, bool]]:

@@ -13,11 +13,12 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from support_blackbox import of_kind
-from support_torchrun import torchrun
+from support.jobs.torchrun import torchrun
+from support.paths import SUPPORT
+from support.training.blackbox import of_kind
 
 pytest.importorskip("torch")
-LOOP = str(Path(__file__).with_name("ddp_loop.py"))
+LOOP = str(SUPPORT / "jobs" / "ddp_loop.py")
 STEPS = 4
 
 

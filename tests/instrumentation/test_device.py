@@ -13,7 +13,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
 from rankwatch.run import Run
-from support_blackbox import box, of_kind
+from support.training.blackbox import box, of_kind
 
 
 class Gpu:

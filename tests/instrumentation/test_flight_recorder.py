@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from rankwatch.flight_recorder import ask_for_timing, records_all_backends, reserve_entries
-from rankwatch_agent.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.flight_recorder.reply import Reply
-from support_agent import until
-from support_torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
+from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
+from rankwatch_agent.training.flight_recorder.reply import Reply
+from support.agent.process import until
+from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from support_blackbox import box, of_kind, read
+from support.training.blackbox import box, of_kind, read
 
 START = "import os, signal, sys, time, rankwatch\nrun = rankwatch.start(run='r')\n"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.members import MOST_CHARACTERS, members_text
-from support_hypothesis import BUSY_MACHINE
+from support.fuzzing import BUSY_MACHINE
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.reader import Reader
 from rankwatch.rank_gpu import MAX_ATTEMPTS, RankGpu
-from support_blackbox import box
+from support.training.blackbox import box
 
 UUIDS = [f"{number}1111111-aaaa-bbbb-cccc-0123456789ab" for number in range(4)]
 

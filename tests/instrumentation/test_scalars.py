@@ -11,7 +11,7 @@ import pytest
 
 import rankwatch
 from rankwatch.blackbox.layout import Now, RecordKind
-from support_blackbox import box, of_kind
+from support.training.blackbox import box, of_kind
 
 torch: Any = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.reader import Reader
-from support_blackbox import box, of_kind, read
+from support.training.blackbox import box, of_kind, read
 
 
 def test_a_step_holds_its_phases(run: rankwatch.Run, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,9 @@ from rankwatch_trainer.faults.catalogue import FAULTS
 from rankwatch_trainer.faults.fault import Fault
 from rankwatch_trainer.faults.specification import parse_fault
 from rankwatch_trainer.flags import parse_config
+from support.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+PAGE = (ROOT / "docs" / "trainer.md").read_text()
 COMMANDS = [command.strip() for command in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support_trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_store, started_ranks
+from support.jobs.trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_store, started_ranks
 
 
 @pytest.mark.e2e

@@ -12,7 +12,7 @@ import pytest
 import rankwatch
 import rankwatch_trainer
 from rankwatch_trainer.__main__ import main
-from support_trainer import DEADLINE_SECONDS
+from support.jobs.trainer import DEADLINE_SECONDS
 
 
 def test_without_torch_one_sentence_says_how_to_get_it() -> None:

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rankwatch_trainer.meeting import meet
-from support_ports import reserved_port
-from support_prometheus import poll
-from support_trainer import DEADLINE_SECONDS
+from support.jobs.trainer import DEADLINE_SECONDS
+from support.servers.ports import reserved_port
+from support.servers.prometheus import poll
 
 
 def test_a_rank_waits_for_the_last_one_and_then_all_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:

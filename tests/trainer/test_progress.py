@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankwatch_trainer.progress import Progress
-from support_trainer import end_record, read_history
+from support.jobs.trainer import end_record, read_history
 
 
 class Clock:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support_trainer import DEADLINE_SECONDS, TINY, end_record, plain_store, read_history, started_ranks
+from support.jobs.trainer import DEADLINE_SECONDS, TINY, end_record, plain_store, read_history, started_ranks
 
 RANKS = 2
 

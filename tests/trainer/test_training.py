@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from support_blackbox import box, of_kind
-from support_trainer import EMULATED, TINY, end_record, flip_a_byte, read_history
+from support.jobs.trainer import EMULATED, TINY, end_record, flip_a_byte, read_history
+from support.training.blackbox import box, of_kind
 
 Trainer = Callable[..., int]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition
+from rankwatch_agent.training.suspicion import RankCondition, RunCondition
 
 LEAST_SECONDS_BETWEEN = 60.0
 """Ranks of one attempt start on a node within less, imports on a cold file system included."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.incidents.attempts import present
 from rankwatch_agent.incidents.printable import printable
-from rankwatch_agent.ranks.suspicion import RankCondition, RunCondition
+from rankwatch_agent.training.suspicion import RankCondition, RunCondition
 
 LEAST_OPEN_SECONDS = 60.0
 """An incident is open at least this long, so that a scrape or two see it. Prometheus commonly scrapes each 15

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.agent_error import AgentError
+from rankwatch_agent.runtime.errors import AgentError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

@@ -9,10 +9,10 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import RawRecord
 from rankwatch.errors import BlackBoxError
-from rankwatch_agent.collection import CollectError, NotApplicable
 from rankwatch_agent.incidents.printable import printable
-from rankwatch_agent.kernel_files import read_kernel_file
-from rankwatch_agent.ranks.suspicion import RankCondition
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.sources.kernel_files import read_kernel_file
+from rankwatch_agent.training.suspicion import RankCondition
 
 LAST_RECORDS = 20
 """Records of the ring that are told."""

@@ -8,9 +8,9 @@ import shutil
 import time
 from pathlib import Path
 
-from rankwatch_agent.collection import CollectError, NotApplicable
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.error import write_error
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 _NAME_BYTES = 100

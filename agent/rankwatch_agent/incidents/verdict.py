@@ -20,7 +20,7 @@ from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
 
 LIMITS = Limits(seconds=60.0, output_bytes=4 << 20, memory_bytes=384 << 20)
-DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_agent", "diagnose", "run")
+DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_cli", "diagnose", "run")
 """Without -P, modules would first be looked for where the agent was started: maybe in anybody's folder."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A thread of these libraries takes memory for each core of the node."""

@@ -10,8 +10,8 @@ import pytest
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch_agent.incidents.added_dumps import MOST_DUMPS, AddedDumps
 from rankwatch_agent.incidents.episodes import Incident
-from support_agent import ManualClock
-from support_incidents import condition, incident
+from support.agent.process import ManualClock
+from support.incidents.incidents import condition, incident
 
 SINCE = 1e9 + 100.0
 """Unix time of the last progress of the incident's run."""

@@ -21,11 +21,11 @@ from rankwatch_agent.incidents.board import Culprit
 from rankwatch_agent.incidents.bundle import BundleWriter, Written
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.ranks.suspicion import RankCondition
-from support_agent import DEADLINE_SECONDS, until
-from support_incidents import boxed, condition, incident, py_spy, writer
-from support_ranks import rank
-from support_recorder import entry, reply, worker_server
+from rankwatch_agent.training.suspicion import RankCondition
+from support.agent.process import DEADLINE_SECONDS, until
+from support.incidents.incidents import boxed, condition, incident, py_spy, writer
+from support.training.ranks import rank
+from support.training.recorder import entry, reply, worker_server
 
 STAND = "steps(3)\nwith run.phase('data_wait'):\n    ready()\n    time.sleep(1000)"
 

@@ -8,8 +8,8 @@ from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
-from rankwatch_agent.ranks.suspicion import RankCondition
-from support_incidents import condition, run_of
+from rankwatch_agent.training.suspicion import RankCondition
+from support.incidents.incidents import condition, run_of
 
 STALL, LOST = IncidentCause.STALL, IncidentCause.LOST_RANK
 

@@ -12,8 +12,8 @@ import pytest
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.folder import BundleFolder
-from support_agent import ManualClock
-from support_incidents import small_disk
+from support.agent.process import ManualClock
+from support.incidents.incidents import small_disk
 
 
 def fault(folder: BundleFolder, name: str, *chunks: bytes) -> EvidenceFault:

@@ -13,8 +13,8 @@ from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.keeping import TOO_LATE_SECONDS, EvidenceKeeper
 from rankwatch_agent.incidents.store import BundleStore
-from support_agent import ManualClock
-from support_incidents import condition, incident, writer
+from support.agent.process import ManualClock
+from support.incidents.incidents import condition, incident, writer
 
 
 class Kept:

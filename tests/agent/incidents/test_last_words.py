@@ -8,9 +8,9 @@ from pathlib import Path
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
 from rankwatch_agent.incidents.last_words import last_words, process_words
-from support_blackbox import box
-from support_incidents import boxed
-from support_ranks import rank
+from support.incidents.incidents import boxed
+from support.training.blackbox import box
+from support.training.ranks import rank
 
 
 def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankwatch_agent.incidents.limited_process import NICE, Ended, Limits, run_limited
-from support_agent import DEADLINE_SECONDS, ManualClock, until
+from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 
 PATIENT = Limits(seconds=DEADLINE_SECONDS, output_bytes=1000, memory_bytes=1 << 30)
 

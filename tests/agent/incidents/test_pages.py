@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_agent.incidents.pages import MAX_PAGE_BYTES, PAGE_SECONDS, MetricsPages
-from support_agent import ManualClock
+from support.agent.process import ManualClock
 
 
 def pages(clock: ManualClock) -> MetricsPages:

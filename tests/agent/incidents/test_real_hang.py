@@ -17,13 +17,14 @@ import pytest
 
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.config import AgentConfig
 from rankwatch_agent.hardware import build_hardware
-from support_agent import fetch, until
+from rankwatch_agent.runtime.config import AgentConfig
+from support.agent.process import fetch, until
+from support.paths import SUPPORT
 
 RANKS = 3
 STANDS = 'rankwatch_incident_open{cause="stall",node="n1",run="job"} 1.0'
-JOB = Path(__file__).with_name("standing_job.py")
+JOB = SUPPORT / "incidents" / "standing_job.py"
 
 
 @contextmanager

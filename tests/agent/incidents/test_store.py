@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.collection import CollectError, NotApplicable
 from rankwatch_agent.incidents.store import BundleStore
-from support_incidents import incident
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from support.incidents.incidents import incident
 
 
 def store(path: Path, most: int = 3) -> BundleStore:

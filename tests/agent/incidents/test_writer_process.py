@@ -10,8 +10,8 @@ import pytest
 from rankwatch.blackbox import layout
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.writer_process import writer_process
-from support_blackbox import box
-from support_ranks import rank
+from support.training.blackbox import box
+from support.training.ranks import rank
 
 STAND = "steps(1)\nready()\ntime.sleep(1000)"
 

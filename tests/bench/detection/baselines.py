@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_agent.diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
 
 Floats = NDArray[np.float64]
 

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_agent.diagnosis.operations.table import OperationTable
-from rankwatch_agent.diagnosis.straggler.verdict import Cause
-from rankwatch_agent.simulation.durations import difficulty, durations
-from rankwatch_agent.simulation.fault import Fault
-from rankwatch_agent.simulation.job import Job, setting_of, simulate
-from rankwatch_agent.simulation.noise import RANKS_PER_NODE, Noise
-from rankwatch_agent.simulation.operation_rows import OperationRows
-from rankwatch_agent.simulation.replay import replay
-from rankwatch_agent.simulation.sequence_lengths import CONTEXT_TOKENS
-from rankwatch_agent.simulation.shape import JobShape
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.simulation.durations import difficulty, durations
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
+from rankwatch_diagnosis.simulation.noise import RANKS_PER_NODE, Noise
+from rankwatch_diagnosis.simulation.operation_rows import OperationRows
+from rankwatch_diagnosis.simulation.replay import replay
+from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause
 
 from ..result import Row
 from .mixture import labelled, run

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_agent.diagnosis.straggler.verdict import Cause
-from rankwatch_agent.simulation.fault import Fault
-from rankwatch_agent.simulation.job import Job, SimulatedJob, simulate
-from rankwatch_agent.simulation.noise import RANKS_PER_NODE, Noise
-from rankwatch_agent.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
+from rankwatch_diagnosis.simulation.noise import RANKS_PER_NODE, Noise
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause
 
 WORKER_3 = "worker 3 %"
 WORKER_5 = "worker 5 to 10 %"

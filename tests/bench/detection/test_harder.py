@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.detection.harder import SCENARIOS, SHORT_STEPS, Answer, attempt_harder, harder_rows
-from rankwatch_agent.diagnosis.straggler.verdict import Cause
+from rankwatch_diagnosis.straggler.verdict import Cause
 
 
 def test_every_scenario_gives_a_table_and_says_who_may_be_named() -> None:

@@ -13,10 +13,10 @@ import pytest
 from bench.detection.baselines import baseline_names
 from bench.detection.mixture import CYCLE, LEAST_COST, labelled, run
 from bench.detection.trial import prefix
-from rankwatch_agent.diagnosis.straggler.verdict import Cause
-from rankwatch_agent.simulation.fault import Fault
-from rankwatch_agent.simulation.job import Job, simulate
-from rankwatch_agent.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause
 
 ROOT = Path(__file__).parents[3]
 

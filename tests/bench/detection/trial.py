@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_agent.diagnosis.operations.table import OperationTable
-from rankwatch_agent.diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
 
 from .baselines import baseline_names
 from .mixture import labelled, run
 
-ENGINE = "rankwatch_agent.diagnosis.straggler.engine"
+ENGINE = "rankwatch_diagnosis.straggler.engine"
 
 PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
 """Steps since the fault began, at which a worker is looked for to learn the delay."""

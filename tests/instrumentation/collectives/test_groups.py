@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Group, Groups
-from support_gloo import Recording, gloo
+from support.jobs.gloo import Recording, gloo
 
 dist = pytest.importorskip("torch.distributed")
 

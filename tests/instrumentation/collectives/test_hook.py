@@ -13,10 +13,10 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.collectives import CollectiveHook, call
 from rankwatch.collectives.groups import Group
 from rankwatch.collectives.operators import OPERATIONS, Operator
-from support_agent import until
-from support_blackbox import Read, of_kind
-from support_gloo import Recording, gloo
-from support_lines import lines_run
+from support.agent.process import until
+from support.jobs.gloo import Recording, gloo
+from support.processes.lines import lines_run
+from support.training.blackbox import Read, of_kind
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

@@ -16,9 +16,9 @@ from rankwatch.collectives.call import Call
 from rankwatch.collectives.groups import Group
 from rankwatch.collectives.operators import Operator
 from rankwatch.collectives.tensor_waits import TensorWaits
-from support_agent import until
-from support_blackbox import Read, of_kind
-from support_gloo import Recording, gloo
+from support.agent.process import until
+from support.jobs.gloo import Recording, gloo
+from support.training.blackbox import Read, of_kind
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.collectives import waiting
 from rankwatch.collectives.waiting import Waiting
-from support_gloo import Recording, gloo
+from support.jobs.gloo import Recording, gloo
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

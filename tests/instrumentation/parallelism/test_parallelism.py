@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from rankwatch.members import members_text
-from rankwatch_agent.ranks.account import RankAccount
-from rankwatch_agent.ranks.follower import RankFollower
-from rankwatch_agent.ranks.steps import SETTLE_SECONDS, StepAssembler
+from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
 
 pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
 pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)

@@ -11,7 +11,7 @@ import torch
 import rankwatch
 from rankwatch_trainer.checkpoints.store import CheckpointStore
 from rankwatch_trainer.errors import CheckpointError
-from support_trainer import flip_a_byte, plain_store
+from support.jobs.trainer import flip_a_byte, plain_store
 
 STATE = {"weights": torch.arange(5.0), "position": {"epoch": 1}, "random": (3, (1, 2), None)}
 

@@ -1,0 +1,64 @@
+"""What a collector is and what it returns: the two-line contract every source follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from rankwatch.conventions import Metric
+from rankwatch_agent.runtime.errors import AgentError
+
+
+class NotApplicable(AgentError):  # noqa: N818 - a state of the world, no error
+    """The source does not exist on this machine; it is absent, not broken."""
+
+
+class CollectError(AgentError):
+    """The source exists and could not be read; the message says what and why."""
+
+
+class Series(NamedTuple):
+    """One sample: a declared metric, the values of its labels in declared order, and the value."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+class Histogram(NamedTuple):
+    """One histogram: cumulative counts by upper bound (the last bound is +Inf), and the sum."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    buckets: tuple[tuple[float, int], ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Everything one run of a collector found; immutable, so that any thread may render it."""
+
+    series: Sequence[Series] = ()
+    histograms: Sequence[Histogram] = field(default=())
+    broken_parts: int | None = None
+    """Parts of the source that could not be read while others were; None where it is not made of parts."""
+
+
+class Collector(Protocol):
+    """A source: one file, one name, its own schedule. Only the supervisor calls `collect`."""
+
+    name: str
+    """Value of the `collector` label; lower case, unique."""
+    interval_seconds: float
+    """Time between the starts of two runs."""
+    deadline_seconds: float
+    """Longest run; past it the collector's series disappear until it returns."""
+
+    def collect(self) -> Collection:
+        """Read the source once.
+
+        Raises NotApplicable where the source does not exist here, CollectError where it cannot be
+        read; whatever else it raises counts as failed too.
+        """
+        ...

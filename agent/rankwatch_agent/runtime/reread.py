@@ -1,0 +1,62 @@
+"""What is made of files that change while the agent runs: certificates, tokens, headers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rankwatch_agent.runtime.user_error import UserError
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+_Signature = tuple[tuple[int, int, int, int] | None, ...]
+
+
+class Reread(Generic[Value]):
+    """The value that `load` makes of files, made anew when they change. Safe for several threads.
+
+    Kubernetes changes a secret by swapping a symbolic link, so a file is known by what its path leads
+    to. `load` raises UserError where the files cannot be used: at the start that goes on up; later the
+    former value stays in use and the log tells of it once per change.
+    """
+
+    def __init__(self, paths: Sequence[Path], load: Callable[[], Value]) -> None:
+        self._paths = paths
+        self._load = load
+        self._lock = threading.Lock()
+        # Taken before reading: a change in between is seen the next time.
+        self._signature = _signature(paths)
+        self._value = load()
+
+    def current(self) -> Value:
+        """The value of the files as they are now, or as they last could be used."""
+        with self._lock:
+            signature = _signature(self._paths)
+            if signature != self._signature:
+                self._signature = signature
+                self._renew()
+            return self._value
+
+    def _renew(self) -> None:
+        try:
+            self._value = self._load()
+        except UserError as error:
+            logger.warning("%s; what was read before stays in use", error)
+        else:
+            logger.info("%s changed and is in use", ", ".join(map(str, self._paths)))
+
+
+def _signature(paths: Sequence[Path]) -> _Signature:
+    return tuple(map(_file_signature, paths))
+
+
+def _file_signature(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

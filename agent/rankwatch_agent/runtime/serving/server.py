@@ -1,0 +1,218 @@
+"""The HTTP server: bounded in requests, connections and time, and deaf to clients that break off."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from email.message import Message
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, NamedTuple
+
+from rankwatch_agent.runtime.serving.tls import TlsContext
+from rankwatch_agent.runtime.user_error import UserError
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_PER_REQUEST = 4
+"""Open connections allowed for each request allowed; more are closed unanswered."""
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
+EXHAUSTED_SECONDS = 0.1
+"""Pause before a connection is accepted again where file descriptors have run out."""
+
+
+class Page(NamedTuple):
+    """An answer: status, body, headers beyond Content-Length."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Route(NamedTuple):
+    """What answers a path, given the headers of the request."""
+
+    answer: Callable[[Message], Page]
+    bounded: bool = True
+    """Whether it counts among the concurrent requests. A liveness probe must not: a node busy with
+    scrapes is alive."""
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Serves the given routes; each connection carries one request and has its own thread."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        routes: Mapping[str, Route],
+        *,
+        max_requests: int,
+        request_timeout_seconds: float,
+        tls: TlsContext | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Bind and listen, for TLS where given `tls`; raises UserError where the address cannot be used.
+
+        monotonic: the clock, in seconds, by which connections outlive `request_timeout_seconds`.
+        """
+        self.routes = routes
+        self.requests = threading.BoundedSemaphore(max_requests)
+        self._max_connections = max_requests * CONNECTIONS_PER_REQUEST
+        self._timeout = request_timeout_seconds
+        self._tls = tls
+        self._monotonic = monotonic
+        self._connections: dict[socket.socket, float] = {}
+        self._connections_lock = threading.Lock()
+        try:
+            self.address_family = _family(*address)
+            super().__init__(address, _Connection)
+        except OSError as error:
+            raise UserError(
+                f"could not listen on {join_address(*address)}: {error.strerror or error}"
+            ) from None
+
+    def listening_address(self) -> tuple[str, int]:
+        """Host and port actually bound."""
+        host, port = self.socket.getsockname()[:2]
+        return host, port
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of the host's name, which can take seconds and is used nowhere."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.listening_address()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection; its handshake comes later, in a thread of its own."""
+        try:
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:  # the connection stays in the queue: trying at once would spin
+                time.sleep(EXHAUSTED_SECONDS)
+            raise
+        if self._tls is None:
+            return connection, address
+        try:
+            return self._tls.current().wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            ), address
+        except OSError:  # gone already; the accept loop goes on
+            connection.close()
+            raise
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection; runs in its thread."""
+        if isinstance(request, ssl.SSLSocket):
+            request.do_handshake()
+        super().finish_request(request, client_address)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the connection's thread, or close the connection where there are too many."""
+        with self._connections_lock:
+            full = len(self._connections) >= self._max_connections
+            if not full:
+                self._connections[request] = self._monotonic()
+        if full:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, however its thread ended."""
+        with self._connections_lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Cut connections that outlived the time allowed; the accept loop calls this twice a second."""
+        oldest = self._monotonic() - self._timeout
+        with self._connections_lock:
+            for connection, since in self._connections.items():
+                if since < oldest:
+                    _cut(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log a request that failed; a client that went away or was cut is nobody's fault."""
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
+        logger.log(level, "could not answer a request from %s", client_address, exc_info=True)
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One connection, one request."""
+
+    server: MetricsServer
+
+    def do_GET(self) -> None:
+        route = self.server.routes.get(self.path.partition("?")[0])
+        if route is None:
+            self._send(plain_page(HTTPStatus.NOT_FOUND, "not found; see / for what there is"))
+        elif not route.bounded:
+            self._send(route.answer(self.headers))
+        elif not self.server.requests.acquire(blocking=False):
+            self._send(plain_page(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at the same time"))
+        else:
+            try:
+                self._send(route.answer(self.headers))
+            finally:
+                self.server.requests.release()
+
+    do_HEAD = do_GET  # noqa: N815  the name http.server looks for
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        # http.server looks for do_<METHOD> and answers 501 where there is none; what is meant is 405.
+        if name.startswith("do_"):
+            return self._refuse
+        raise AttributeError(name)
+
+    def version_string(self) -> str:
+        return "rankwatch"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
+        logger.debug("%s %s", self.address_string(), format % args)
+
+    def _refuse(self) -> None:
+        page = plain_page(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
+        self._send(page._replace(headers={**page.headers, "Allow": "GET, HEAD"}))
+
+    def _send(self, page: Page) -> None:
+        self.send_response(page.status)
+        for name, value in page.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page.body)
+
+
+def plain_page(status: HTTPStatus, text: str) -> Page:
+    """A page of plain text, one newline at its end."""
+    return Page(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return found[0][0]
+
+
+def _cut(connection: socket.socket) -> None:
+    try:
+        # Past SSLSocket.shutdown, which would take TLS away from under the connection's thread.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        logger.debug("a connection past its time was closed by its client")

@@ -1,0 +1,88 @@
+"""Which pod was given which GPU, by the kubelet; no access to the Kubernetes API is needed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.attribution.gpu_finder import GpuFinder
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+
+if TYPE_CHECKING:
+    from rankwatch_agent.sources.attribution.pod_resources import PodDevice
+
+_POD = metric("rankwatch_gpu_pod_info")
+_UNMATCHED = metric("rankwatch_gpu_allocations_unmatched")
+_FAILURES = metric("rankwatch_attribution_failures_total")
+
+SOURCE = "kubernetes"
+MAX_CALL_SECONDS = 10.0
+"""The kubelet answers a full node in a third of a second."""
+_CALL_SHARE = 0.8
+"""Part of the collector's deadline that the call may take."""
+
+
+class PodsCollector:
+    """Asks once per run; between two runs nothing is held open."""
+
+    name = "pods"
+
+    def __init__(self, *, socket: Path, inventory: GpuInventory, schedule: Schedule) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._socket = socket
+        self._inventory = inventory
+        self._seen = False
+        self._failures = 0
+
+    def collect(self) -> Collection:
+        """Allocations of all GPUs; raises NotApplicable where there is no kubelet, CollectError.
+
+        Failures are counted, and the count is shown by the next run that succeeds: the series of a
+        collector that fails disappear.
+        """
+        try:
+            devices = self._devices()
+        except CollectError:
+            self._failures += 1
+            raise
+        return Collection(tuple(self._series(devices)))
+
+    def _devices(self) -> Sequence[PodDevice]:
+        self._look_for_socket()
+        try:
+            from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet, parse_answer
+        except ImportError as error:
+            raise CollectError(f"could not ask the kubelet at {self._socket}: {error}") from None
+        timeout_seconds = min(MAX_CALL_SECONDS, _CALL_SHARE * self.deadline_seconds)
+        return parse_answer(ask_kubelet(self._socket, timeout_seconds))
+
+    def _look_for_socket(self) -> None:
+        try:
+            self._socket.stat()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) and not self._seen:
+                raise NotApplicable(f"there is no kubelet ({self._socket})") from None
+            if error.errno in (errno.EACCES, errno.EPERM) and not self._seen:
+                raise NotApplicable(f"the agent was given no access to {self._socket}") from None
+            raise CollectError(f"could not find the kubelet at {self._socket}: {error.strerror}") from None
+        self._seen = True  # from now on its absence is a fault: it went away
+
+    def _series(self, devices: Sequence[PodDevice]) -> Iterator[Series]:
+        finder = GpuFinder(self._inventory.gpus(), self._inventory.exported())
+        found: dict[tuple[str, ...], None] = {}
+        unmatched = 0
+        for device in devices:
+            gpu = finder.by_device_id(device.device_id)
+            if gpu is None:
+                unmatched += 1
+            else:
+                found[*gpu, device.namespace, device.pod, device.container] = None
+        for labels in found:
+            yield Series(_POD, labels, 1)
+        yield Series(_UNMATCHED, (SOURCE,), unmatched)
+        yield Series(_FAILURES, (SOURCE,), self._failures)

@@ -1,0 +1,90 @@
+"""Space of the file system that holds a checkpoint path, and the load on the block device under it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.block_device import device_under, parse_diskstats, parse_mount_sources
+from rankwatch_agent.sources.kernel_files import parse_kernel_file
+from rankwatch_agent.sources.parts import collect_parts
+
+_SIZE = metric("rankwatch_filesystem_size_bytes")
+_AVAILABLE = metric("rankwatch_filesystem_available_bytes")
+_READ_ONLY = metric("rankwatch_filesystem_read_only")
+_DISK_COUNTERS = {
+    "reads": metric("rankwatch_disk_reads_total"),
+    "writes": metric("rankwatch_disk_writes_total"),
+    "read_seconds": metric("rankwatch_disk_read_seconds_total"),
+    "write_seconds": metric("rankwatch_disk_write_seconds_total"),
+    "io_seconds": metric("rankwatch_disk_io_seconds_total"),
+}
+
+
+class DiskCollector:
+    """One checkpoint path. Asking a dead file server blocks for ever, which is why each has its own thread.
+
+    `path` is the path as the host sees it and becomes the label; it is looked up below `rootfs`.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        rootfs: Path,
+        procfs: Path,
+        schedule: Schedule,
+        statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
+    ) -> None:
+        self.name = f"disk:{path}"
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._label = str(path)
+        self._path = rootfs / path.relative_to(path.anchor)
+        self._procfs = procfs
+        self._statvfs = statvfs
+        self._log_limit = LogLimit()
+
+    def collect(self) -> Collection:
+        """Read space and counters; raises CollectError, for a path that does not exist as well: it was
+        asked for by name, and a volume that is not mounted looks just so."""
+        try:
+            space = self._statvfs(self._path)
+            st_dev = self._path.stat().st_dev
+        except OSError as error:
+            raise CollectError(f"could not read {self._path}: {error.strerror or error}") from None
+        parts = (lambda: self._space(space), lambda: self._disk(st_dev))
+        return collect_parts(self.name, parts, self._log_limit)
+
+    def _space(self, space: os.statvfs_result) -> Iterable[Series]:
+        labels = (self._label,)
+        yield Series(_SIZE, labels, space.f_blocks * space.f_frsize)
+        yield Series(_AVAILABLE, labels, space.f_bavail * space.f_frsize)
+        yield Series(_READ_ONLY, labels, float(bool(space.f_flag & os.ST_RDONLY)))
+
+    def _disk(self, st_dev: int) -> Iterator[Series | CollectError]:
+        path = self._procfs / "diskstats"
+        disks = parse_kernel_file(path, parse_diskstats)
+        yield from disks.errors(path)
+        sources, errors = self._mount_sources()
+        yield from errors
+        disk = device_under(st_dev, disks.found, sources)
+        if disk is None:
+            raise NotApplicable(f"no block device under {self._path}")
+        for field, each in _DISK_COUNTERS.items():
+            yield Series(each, (self._label, disk.name), getattr(disk, field))
+
+    def _mount_sources(self) -> tuple[Mapping[tuple[int, int], str], list[CollectError]]:
+        # Process 1 sees the mounts of the host where procfs is the host's; self may not exist there.
+        for process in ("1", "self"):
+            path = self._procfs / process / "mountinfo"
+            try:
+                table = parse_kernel_file(path, parse_mount_sources)
+            except (NotApplicable, CollectError):  # hidepid, or another user's process: try the next
+                continue
+            return table.found, table.errors(path)
+        return {}, []

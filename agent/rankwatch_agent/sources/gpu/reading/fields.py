@@ -1,0 +1,126 @@
+"""Fields of a GPU (NVML_FI_DEV_...), all of them in one call to the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import pynvml
+
+from rankwatch_agent.sources.gpu.reading.device import Device, FieldKey
+from rankwatch_agent.sources.gpu.reading.features import UNSUPPORTED
+
+_CALL = "_nvmlDeviceGetFieldValues"
+_REFUSED = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""A driver that is older than a field calls its id an invalid argument."""
+_MOST_PER_CALL = 256
+_ENTRY = struct.Struct("@IIqqIIQ")
+"""nvmlFieldValue_t: id, scope, timestamp, latency, type and error of the value, value. Unpacked all at
+once, for pynvml's structures run Python code at each access."""
+
+
+class FieldBatch:
+    """A fixed list of fields; the array for the driver is built once."""
+
+    def __init__(self, keys: Sequence[FieldKey]) -> None:
+        self.keys = tuple(keys)
+        blank = bytearray()
+        for field, scope in keys:
+            blank += _ENTRY.pack(field, scope, 0, 0, 0, pynvml.NVML_ERROR_NOT_SUPPORTED, 0)
+        self._blank = bytes(blank)
+        self._array = (pynvml.c_nvmlFieldValue_t * len(self.keys))()
+
+    def read(self, handle: object) -> Iterator[tuple[FieldKey, int, int, int]]:
+        """(key, type, error, raw value) of each; raises pynvml.NVMLError where the call as a whole fails."""
+        function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        if function is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        ctypes.memmove(self._array, self._blank, len(self._blank))
+        code = function(handle, ctypes.c_int32(len(self.keys)), self._array)
+        if code != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(code)
+        for key, (_, _, _, _, kind, error, raw) in zip(
+            self.keys, _ENTRY.iter_unpack(self._array), strict=True
+        ):
+            yield key, kind, error, raw
+
+
+def decode_value(kind: int, raw: int) -> float | None:
+    """The number in a value of 64 bits by its type; None where the type is unknown."""
+    if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
+        return raw
+    if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+        return raw & 0xFFFFFFFF
+    if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT:
+        return raw & 0xFFFF
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+        return raw - (1 << 64) if raw >> 63 else raw
+    if kind == pynvml.NVML_VALUE_TYPE_SIGNED_INT:
+        low = raw & 0xFFFFFFFF
+        return low - (1 << 32) if low >> 31 else low
+    if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
+        (value,) = struct.unpack("@d", struct.pack("@Q", raw))
+        return float(value)
+    return None
+
+
+class FieldReader:
+    """Reads the fields of one GPU; one that it has not is asked for again only seldom."""
+
+    def __init__(self) -> None:
+        self._refused: set[FieldKey] = set()
+        self._batches: list[FieldBatch] = []
+        self._asked: tuple[FieldKey, ...] = ()
+
+    def read(self, gpu: Device, features: Mapping[FieldKey, str]) -> None:
+        """Put the fields of `features` into `gpu.fields`; raises GpuLostError, DriverError."""
+        if not gpu.features.wanted(_CALL):
+            return
+        if gpu.ask_all:
+            self._refused.clear()
+        wanted = tuple(key for key in features if key not in self._refused)
+        if wanted != self._asked:
+            parts = range(0, len(wanted), _MOST_PER_CALL)
+            self._batches = [FieldBatch(wanted[at : at + _MOST_PER_CALL]) for at in parts]
+            self._asked = wanted
+        answered: set[str] = set()
+        errors: dict[str, set[int]] = {}
+        for batch in self._batches:
+            self._ask(gpu, batch, features, answered, errors)
+        _judge(gpu, answered, errors)
+
+    def _ask(
+        self,
+        gpu: Device,
+        batch: FieldBatch,
+        features: Mapping[FieldKey, str],
+        answered: set[str],
+        errors: dict[str, set[int]],
+    ) -> None:
+        try:
+            for key, kind, error, raw in batch.read(gpu.handle):
+                if error:
+                    errors.setdefault(features[key], set()).add(error)
+                    if error in _REFUSED:
+                        self._refused.add(key)
+                    continue
+                value = decode_value(kind, raw)
+                answered.add(features[key])
+                if value is None:
+                    gpu.reject(features[key])
+                else:
+                    gpu.fields[key] = value
+        except pynvml.NVMLError as error:
+            gpu.failed(_CALL, error.value)
+
+
+def _judge(gpu: Device, answered: set[str], errors: Mapping[str, set[int]]) -> None:
+    """A feature is there where one of its fields answered, not there where all were refused."""
+    for feature in answered:
+        gpu.features.answered(feature)
+    for feature, codes in errors.items():
+        if codes <= _REFUSED and feature not in answered:
+            gpu.features.refused(feature)
+        for code in sorted(codes - _REFUSED):
+            gpu.failed(feature, code)

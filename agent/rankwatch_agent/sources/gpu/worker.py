@@ -1,0 +1,128 @@
+"""The NVML worker: the only process that calls the driver, so that a call that hangs can be killed.
+
+    python -m rankwatch_agent.sources.gpu.worker [--library PATH]
+
+It reads requests from standard input and writes answers to standard output (see `protocol`).
+It imports little: its memory is what the agent pays for being able to kill it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Failure, Request
+from rankwatch_agent.sources.gpu.reading.node import NodeReader
+
+CALL_SECONDS = 2.0
+"""After the end of input: what a reading in progress is given."""
+SHUTDOWN_SECONDS = 2.0
+"""And what shutting the driver down is given."""
+_LENGTH = struct.Struct(">I")
+_USAGE = "usage: python -m rankwatch_agent.sources.gpu.worker [--library PATH]"
+
+
+class Requests:
+    """Standard input, read by a thread of its own: it notices the end while the driver hangs."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._received: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._closing = threading.Event()
+        self.status = 0
+        """Exit status: 1 where the input was no request."""
+        threading.Thread(target=self._follow, name="requests", daemon=True).start()
+
+    def next(self) -> Request | None:
+        """The next request; None at the end of input."""
+        request = self._received.get()
+        if request is None or self._ended.is_set():  # what was asked before the end is wanted no more
+            self._closing.set()
+            return None
+        return request
+
+    def _follow(self) -> None:
+        decoder = msgspec.msgpack.Decoder(Request)
+        try:
+            while (message := self._message()) is not None:
+                self._received.put(decoder.decode(message))
+        except (msgspec.MsgspecError, OSError) as error:
+            print(f"rankwatch NVML worker: not a request: {error}", file=sys.stderr, flush=True)
+            self.status = 1
+        self._ended.set()
+        self._received.put(None)
+        # Whatever hangs, this process ends: ctypes lets this thread run during a call.
+        if self._closing.wait(CALL_SECONDS):
+            time.sleep(SHUTDOWN_SECONDS)
+        os._exit(self.status)
+
+    def _message(self) -> bytes | None:
+        head = self._stream.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE_BYTES:
+            raise msgspec.DecodeError(f"{length} bytes are announced")
+        message = self._stream.read(length)
+        return message if len(message) == length else None
+
+
+def serve(requests: Requests, answers: BinaryIO, reader: NodeReader) -> None:
+    """Answer until the end of input, or until only a new process can go on."""
+    encoder = msgspec.msgpack.Encoder()
+    while requests.next() is not None:
+        message = encoder.encode(reader.read())
+        if len(message) > MAX_MESSAGE_BYTES:
+            failure = Failure(message=f"the reading has {len(message)} bytes, too many to send")
+            message = encoder.encode(Answer(failure=failure))
+        try:
+            answers.write(_LENGTH.pack(len(message)) + message)
+            answers.flush()
+        except OSError:
+            return  # nobody listens any more
+        if reader.of_no_use:
+            return
+
+
+def parse_library(arguments: Sequence[str]) -> Path | None:
+    """The path after --library; raises ValueError for anything else. argparse would cost 1 MiB."""
+    match list(arguments):
+        case []:
+            return None
+        case ["--library", path] if path:
+            return Path(path)
+        case _:
+            raise ValueError(_USAGE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the worker; its exit status."""
+    try:
+        library = parse_library(arguments)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the agent ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    requests = Requests(os.fdopen(0, "rb"))
+    reader = NodeReader(library=library)
+    serve(requests, answers, reader)
+    reader.close()
+    os._exit(requests.status)  # a thread that hangs in the driver would keep an ordinary exit waiting
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""CPU, load, memory, OOM kills and pressure of the host, from /proc."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import CollectError, Collection, Series
+from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
+from rankwatch_agent.sources.parts import collect_parts
+from rankwatch_agent.sources.table import Table, parse_fields
+
+_CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
+_CPUS = metric("rankwatch_host_cpus")
+_LOAD1 = metric("rankwatch_host_load1")
+_MEMORY = {
+    "MemTotal": metric("rankwatch_host_memory_total_bytes"),
+    "MemAvailable": metric("rankwatch_host_memory_available_bytes"),
+}
+_OOM_KILLS = metric("rankwatch_host_oom_kills_total")
+_PRESSURE = metric("rankwatch_host_pressure_waiting_seconds_total")
+
+CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+"""Columns of the cpu line (proc(5)). The two after them, guest times, are already inside user and nice."""
+RESOURCES = ("cpu", "memory", "io")
+
+
+class HostCollector:
+    """One series set per file; `ticks_per_second` is the kernel's USER_HZ."""
+
+    name = "host"
+
+    def __init__(self, *, procfs: Path, schedule: Schedule, ticks_per_second: int | None = None) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._procfs = procfs
+        self._ticks_per_second = ticks_per_second or os.sysconf("SC_CLK_TCK")
+        self._log_limit = LogLimit()
+
+    def collect(self) -> Collection:
+        """Read all files; raises as collect_parts does."""
+        pressure = (lambda resource=resource: self._pressure(resource) for resource in RESOURCES)
+        parts = (self._cpu, self._load, self._memory, self._oom_kills, *pressure)
+        return collect_parts(self.name, parts, self._log_limit)
+
+    def _cpu(self) -> Iterator[Series | CollectError]:
+        path = self._procfs / "stat"
+        times = parse_kernel_file(path, parse_stat)
+        yield from times.ticks.errors(path)
+        if times.cpus:
+            yield Series(_CPUS, (), times.cpus)
+        for mode, ticks in times.ticks.found.items():
+            yield Series(_CPU_SECONDS, (mode,), ticks / self._ticks_per_second)
+
+    def _load(self) -> Iterable[Series]:
+        yield Series(_LOAD1, (), parse_kernel_file(self._procfs / "loadavg", parse_load1))
+
+    def _memory(self) -> Iterator[Series | CollectError]:
+        path = self._procfs / "meminfo"
+        memory = parse_kernel_file(path, parse_meminfo)
+        yield from memory.errors(path)
+        for name, value in memory.found.items():
+            yield Series(_MEMORY[name], (), value)
+
+    def _oom_kills(self) -> Iterable[Series]:
+        kills = parse_kernel_file(self._procfs / "vmstat", parse_oom_kills)
+        # Kernels before 4.13 do not count them.
+        if kills is not None:
+            yield Series(_OOM_KILLS, (), kills)
+
+    def _pressure(self, resource: str) -> Iterable[Series]:
+        waiting = parse_kernel_file(self._procfs / "pressure" / resource, parse_pressure)
+        yield Series(_PRESSURE, (resource,), waiting)
+
+
+class CpuTimes(NamedTuple):
+    """Ticks by mode, all CPUs added, and the number of CPUs online."""
+
+    ticks: Table[str, int]
+    cpus: int
+
+
+def parse_stat(text: str) -> CpuTimes:
+    """/proc/stat; modes an old kernel does not have are left out."""
+    rows = [line.split() for line in text.splitlines() if line.startswith("cpu")]
+    total = next((row[1:] for row in rows if row[0] == "cpu"), [])
+    cpus = sum(row[0].removeprefix("cpu").isdecimal() for row in rows)
+    if len(total) < 4:  # the first four are as old as the file
+        return CpuTimes(Table({}, ("no line of all CPUs",)), cpus)
+    return CpuTimes(parse_fields(zip(CPU_MODES, total, strict=False), parse_count), cpus)
+
+
+def parse_load1(text: str) -> float:
+    """/proc/loadavg: the average over one minute."""
+    load1 = float((text.split() or [""])[0])
+    if not (math.isfinite(load1) and load1 >= 0):
+        raise ValueError(f"{load1} is no load")
+    return load1
+
+
+def parse_meminfo(text: str) -> Table[str, int]:
+    """/proc/meminfo in bytes: MemTotal, and MemAvailable where the kernel (3.14 and newer) says it."""
+    lines = (line.partition(":") for line in text.splitlines())
+    fields = {name: rest for name, _, rest in lines if name in _MEMORY}
+    return parse_fields({"MemTotal": "", **fields}.items(), _parse_kilobytes)
+
+
+def _parse_kilobytes(text: str) -> int:
+    """`16384 kB`, which are of 1024 bytes, in bytes."""
+    number, unit = text.split()
+    if unit != "kB":
+        raise ValueError(f"{unit!r:.40} instead of kB")
+    return parse_count(str(parse_count(number) * 1024))
+
+
+def parse_oom_kills(text: str) -> int | None:
+    """/proc/vmstat: oom_kill, or None where the kernel does not count it."""
+    for line in text.splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill":
+            return parse_count(number)
+    return None
+
+
+def parse_pressure(text: str) -> float:
+    """/proc/pressure/*: seconds in which at least one task waited (the `some` line, microseconds)."""
+    for line in text.splitlines():
+        if line.startswith("some "):
+            fields = dict(field.partition("=")[::2] for field in line.split()[1:])
+            return parse_count(fields["total"]) / 1e6
+    raise ValueError("no line that starts with some")

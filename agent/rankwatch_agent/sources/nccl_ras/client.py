@@ -1,0 +1,102 @@
+"""Asks a RAS service. The answer is untrusted, bounded in size and in time.
+
+The protocol is lines of text over TCP, that of NCCL's own client `ncclras`: a greeting with a version, then
+commands that are answered with OK or ERROR. STATUS is answered at length, and the service closes the
+connection after it. `SET FORMAT json` is known from NCCL 2.28.7 on; before, the answer is a text for people.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import NamedTuple
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.connect import dial, seconds_left
+from rankwatch_agent.sources.nccl_ras.address import Address
+
+MAX_ANSWER_BYTES = 48 << 20
+"""A rank takes about 600 bytes in each of its communicators: 16,384 ranks in four of them."""
+_MAX_LINE_BYTES = 4096
+_CHUNK_BYTES = 1 << 18
+_PROTOCOL = 2
+_LEG_SECONDS = 5
+"""How long RAS waits for a process that does not answer, where time allows; NCCL's own default."""
+_EXTRA_SECONDS = 6.0
+"""RAS may take five seconds more than it was told, and the answer has to travel."""
+
+
+class Answer(NamedTuple):
+    """What RAS said."""
+
+    json: bool
+    """In the structured form; else the text for people."""
+    body: bytes
+
+
+def ask(address: Address, timeout_seconds: float) -> Answer:
+    """The status of the job, within that time as a whole.
+
+    Raises NotApplicable where nothing listens, CollectError where something does and gives no status.
+    """
+    end = time.monotonic() + timeout_seconds
+    try:
+        with dial(*address, end) as connection:
+            return _exchange(_Lines(connection, end, address), timeout_seconds)
+    except ConnectionRefusedError:
+        raise NotApplicable(f"nothing listens on {address}") from None
+    except OSError as error:
+        raise CollectError(f"could not ask NCCL RAS on {address}: {error}") from None
+
+
+def _exchange(lines: _Lines, timeout_seconds: float) -> Answer:
+    greeting = lines.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
+    if not greeting.upper().startswith(b"SERVER PROTOCOL "):
+        raise CollectError(f"could not ask NCCL RAS on {lines.address}: what listens there is not NCCL RAS")
+    leg = max(1, min(_LEG_SECONDS, int(timeout_seconds - _EXTRA_SECONDS)))
+    if lines.ask(f"TIMEOUT {leg}").upper() != b"OK":
+        raise CollectError(f"could not ask NCCL RAS on {lines.address}: it takes no timeout")
+    if lines.ask("SET FORMAT json").upper() == b"OK":
+        return Answer(True, lines.ask_at_length("STATUS"))
+    # Verbose: without it only few ranks that differ are told.
+    return Answer(False, lines.ask_at_length("VERBOSE STATUS"))
+
+
+class _Lines:
+    """One connection, on which everything has to be over at one moment."""
+
+    def __init__(self, connection: socket.socket, end: float, address: Address) -> None:
+        self.address = address
+        self._connection = connection
+        self._end = end
+        self._read = bytearray()
+
+    def ask(self, command: str) -> bytes:
+        """The one line that answers a command; raises OSError, CollectError."""
+        self._send(command)
+        while b"\n" not in self._read:
+            if len(self._read) > _MAX_LINE_BYTES or not self._receive():
+                raise CollectError(f"could not ask NCCL RAS on {self.address}: no answer to {command}")
+        line, _, rest = self._read.partition(b"\n")
+        self._read = rest
+        return bytes(line.strip())
+
+    def ask_at_length(self, command: str) -> bytes:
+        """Everything up to the end of the connection; raises OSError, CollectError."""
+        self._send(command)
+        while self._receive():
+            if len(self._read) > MAX_ANSWER_BYTES:
+                raise CollectError(
+                    f"could not read NCCL RAS on {self.address}: more than {MAX_ANSWER_BYTES} bytes"
+                )
+        return bytes(self._read)
+
+    def _send(self, command: str) -> None:
+        self._connection.settimeout(seconds_left(self._end))
+        self._connection.sendall(command.encode("ascii") + b"\n")
+
+    def _receive(self) -> bool:
+        self._connection.settimeout(seconds_left(self._end))
+        chunk = self._connection.recv(_CHUNK_BYTES)
+        self._read += chunk
+        return bool(chunk)

@@ -1,0 +1,168 @@
+"""The answer of RAS for people, the only one before NCCL 2.28.7. Untrusted; read line by line.
+
+It tells the communicators whose ranks agree by their number alone, and their launches not at all. Of those
+whose ranks differ it tells how many have launched how much, and names the smaller parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.sources.nccl_ras.report import (
+    MAX_COMMUNICATORS,
+    MAX_NAMED_RANKS,
+    Absence,
+    Communicator,
+    LateRank,
+    MissingRank,
+    Report,
+)
+
+_VERSION = re.compile(r"NCCL version ([0-9A-Za-z.+_-]{1,40}) compiled ")
+_GROUP = re.compile(
+    r" *(\d{1,9}) +(\d{1,9}) +\d{1,9} +\S{1,20} +(\d{1,9}) +\d{1,9} +([A-Z]{1,20}) +([A-Z,]{1,60})"
+)
+"""Group, communicators in it, nodes, ranks per node, ranks per communicator, ranks, status, errors."""
+_HEADING = re.compile(r"#(\d{1,9})-\d{1,9} \(([0-9a-f]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)")
+_COUNTS = re.compile(r"  Communicator ranks have different .{1,60} operation counts")
+_MANY = re.compile(
+    r"  (\d{1,9}) ranks have (?:launched up to operation (\d{1,18})|not launched any operations)"
+)
+_ONE = re.compile(r"  Rank (\d{1,9}) has (?:launched up to operation (\d{1,18})|not launched any operations)")
+_OF_MANY = re.compile(r"  Rank (\d{1,9}) -- ")
+_NO_DATA = re.compile(r"  Missing communicator data from (\d{1,9}) rank")
+_STATUS = re.compile(r"  (?:(\d{1,9}) ranks have|Rank \d{1,9} has) status NOCOMM")
+_PROCESSES = re.compile(r"  Missing communicator data from (\d{1,9}) job process")
+_DEAD = re.compile(r"  (\d{1,9}) job process(?:es)? (?:is|are) considered dead")
+_TIMEOUTS = re.compile(r"  Encountered (\d{1,9}) communication timeout")
+_END = "Warnings"
+MAX_TEXT_BYTES = 8 << 20
+"""A rank that is named takes a line of 80 bytes."""
+
+
+@dataclass
+class _Told:
+    """What is told of one communicator, under up to three headings."""
+
+    size: int
+    status: str
+    lines: list[str] = field(default_factory=list)
+    failed: bool = False
+    uneven: bool = False
+    missing: int = 0
+    left: int = 0
+    named: list[int] = field(default_factory=list)
+    launched: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """Of the present kind of collective: launches, ranks that have as many, and those that are named."""
+    spread: int | None = None
+    behind: int = 0
+    late: dict[int, int] = field(default_factory=dict)
+
+    def close_counts(self) -> None:
+        """A kind of collective is told to its end."""
+        if not self.launched:
+            return
+        top = max(count for count, _, _ in self.launched)
+        self.spread = max(self.spread or 0, top - min(count for count, _, _ in self.launched))
+        self.behind = max(self.behind, sum(ranks for count, ranks, _ in self.launched if count < top))
+        for count, _, named in self.launched:
+            for rank in named if count < top else ():
+                self.late[rank] = max(self.late.get(rank, 0), top - count)
+        self.launched = []
+
+
+def parse_text(body: bytes) -> Report:
+    """The report; raises CollectError."""
+    if len(body) > MAX_TEXT_BYTES:
+        raise CollectError(
+            f"could not read the answer of NCCL RAS: a text of more than {MAX_TEXT_BYTES} bytes"
+        )
+    lines = body.decode("utf-8", "replace").split("\n")
+    version = next((found[1] for line in lines[:10] if (found := _VERSION.match(line))), None)
+    if version is None or not any(line.startswith(_END) for line in lines):
+        raise CollectError("could not read the answer of NCCL RAS: it is no status, or was cut off")
+    groups = {int(found[1]): found for line in lines if (found := _GROUP.fullmatch(line))}
+    dead, unresponsive = _first(_DEAD, lines), _first(_PROCESSES, lines)
+    # Of one communicator the text does not tell the dead from those that were late to answer.
+    absence = Absence.DEAD if dead and not unresponsive else Absence.UNRESPONSIVE
+    told = _read(lines, groups)
+    return Report(
+        version=version,
+        communicators=tuple(_communicator(name, each, absence) for name, each in told.items()),
+        unnamed=sum(int(found[2]) for found in groups.values() if found[5] == "OK"),
+        timeouts=_first(_TIMEOUTS, lines),
+        processes_missing={Absence.DEAD: dead, Absence.UNRESPONSIVE: unresponsive},
+    )
+
+
+def _first(pattern: re.Pattern[str], lines: list[str]) -> int:
+    return next((int(found[1]) for line in lines if (found := pattern.match(line))), 0)
+
+
+def _read(lines: list[str], groups: dict[int, re.Match[str]]) -> dict[str, _Told]:
+    """Hash -> what stands below its headings. Hashes that are not unique fall together with the first."""
+    found: dict[str, _Told] = {}
+    owner: dict[str, str] = {}
+    now: _Told | None = None
+    for line in lines:
+        heading = _HEADING.fullmatch(line)
+        if heading is not None:
+            name, place = heading[2].zfill(16), line.partition(" ")[0]
+            now = None
+            group = groups.get(int(heading[1]))
+            if group is None or owner.setdefault(name, place) != place or len(found) >= MAX_COMMUNICATORS:
+                continue
+            now = found.setdefault(name, _Told(int(group[3]), group[4]))
+            now.failed |= heading[3] == "ERROR"
+            now.uneven |= heading[3] == "MISMATCH"
+        elif not line.strip():
+            if now is not None:
+                now.close_counts()
+        elif now is not None and line.startswith("  "):
+            now.lines.append(line)
+            _take(now, line)
+        else:
+            now = None
+    for each in found.values():
+        each.close_counts()
+    return found
+
+
+def _take(told: _Told, line: str) -> None:
+    if _COUNTS.match(line):
+        told.close_counts()
+    elif (found := _MANY.match(line)) is not None:
+        told.launched.append((int(found[2] or 0), int(found[1]), []))
+    elif (found := _ONE.match(line)) is not None:
+        told.launched.append((int(found[2] or 0), 1, [int(found[1])]))
+    elif (found := _NO_DATA.match(line)) is not None:
+        told.missing += int(found[1])
+    elif (found := _STATUS.match(line)) is not None:
+        told.left += int(found[1] or 1)
+    elif (found := _OF_MANY.match(line)) is not None:
+        (told.launched[-1][2] if told.launched else told.named).append(int(found[1]))
+
+
+def _communicator(name: str, told: _Told, absence: Absence) -> Communicator:
+    absences = {absence: told.missing, Absence.LEFT: told.left}
+    late = sorted(told.late.items())
+    named = told.named if told.missing and len(told.named) == told.missing else []
+    all_named = len(late) == told.behind
+    return Communicator(
+        name=name,
+        size=told.size,
+        mark=hash(tuple(told.lines)),
+        missing=told.missing + told.left,
+        absences=frozenset(each for each, number in Counter(absences).items() if number),
+        named_missing=tuple(MissingRank(rank, absence) for rank in named[:MAX_NAMED_RANKS]),
+        failed=told.failed,
+        starting=told.status == "INIT",
+        ending=told.status in ("FINALIZE", "ABORT") and not told.uneven,
+        uneven=told.uneven,
+        spread=told.spread,
+        behind=told.behind,
+        late=tuple(LateRank(*each) for each in late) if all_named and len(late) <= MAX_NAMED_RANKS else (),
+    )

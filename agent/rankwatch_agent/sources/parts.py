@@ -1,0 +1,43 @@
+"""A collector made of independent parts: one that cannot be read costs only its own series."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+
+logger = logging.getLogger(__name__)
+
+Part = Callable[[], Iterable[Series | CollectError]]
+"""Gives its series, and an error for each piece of it that it has to leave out; or raises."""
+
+
+def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) -> Collection:
+    """The series of all parts that could be read; what is broken among them is counted and logged.
+
+    Raises CollectError where a part failed and none was read, NotApplicable where none exists here.
+    """
+    series: list[Series] = []
+    absent: list[NotApplicable] = []
+    failed: list[CollectError] = []
+    for part in parts:
+        try:
+            for each in part():
+                if isinstance(each, CollectError):
+                    failed.append(each)
+                else:
+                    series.append(each)
+        except NotApplicable as error:
+            absent.append(error)
+        except CollectError as error:
+            failed.append(error)
+    if not series and failed:
+        raise failed[0]
+    if not series:
+        raise NotApplicable(str(absent[0]) if absent else f"nothing for {collector} to read")
+    for broken in failed:
+        if log_limit.allows(str(broken)):
+            logger.warning("collector %s goes on without a part: %s", collector, broken)
+    return Collection(tuple(series), broken_parts=len(failed))

@@ -1,0 +1,210 @@
+"""The account of one rank: what all its records add up to, across restarts of its process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.columns import Columns
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
+from rankwatch_agent.training.collectives.account import CollectiveAccount
+from rankwatch_agent.training.loss import LossStatistics
+from rankwatch_agent.training.names import OVERFLOW, BoundedNames
+from rankwatch_agent.training.progress import SECTIONS, Progress
+from rankwatch_agent.training.steps import StepAssembler
+
+
+@dataclass
+class CheckpointTotals:
+    """Checkpoint operations of one kind."""
+
+    succeeded: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Life:
+    """Lifecycle events of the rank."""
+
+    ended_by: Lifecycle | None = None
+    """The last word of the present process."""
+    resumes: int = 0
+    preemptions: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+_NAMES = (1 << layout.NAME_BITS) - 1
+"""The bits of a tag that are the number of a name."""
+_unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
+_ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
+
+
+class RankAccount:
+    """Adds up the records of one rank.
+
+    observe_step: takes the duration of each step in seconds, for the histogram of the run.
+    max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
+        in `names.dropped` and otherwise let go.
+    """
+
+    def __init__(self, observe_step: Callable[[float], None], max_names: int) -> None:
+        self.names = BoundedNames(max_names)
+        self.records = 0
+        self.progress = Progress()
+        self.steps = StepAssembler(self.progress, observe_step)
+        self.loss = LossStatistics()
+        self.scalars: dict[str, float] = {}
+        self.nonfinite: dict[str, int] = {}
+        self.collectives = CollectiveAccount(self.names, self.steps)
+        self.checkpoints = {operation: CheckpointTotals() for operation in CHECKPOINT_OPERATIONS}
+        self.checkpoint_bytes: int | None = None
+        self.saved: tuple[float, int] | None = None
+        """End (monotonic) and step of the last checkpoint that was saved."""
+        self.verified: tuple[float, int] | None = None
+        self.life = Life()
+        self.last_record = 0.0
+        """End of the last record, monotonic."""
+        self.last_progress = 0.0
+        """End of the last step, or of a checkpoint or evaluation."""
+        self.closed_phases: dict[int, float] = {}
+        """Tag of a phase -> start of its last record; a phase that began later is open."""
+        self._name_of: Callable[[int], str] = str
+        # By tag, or number of a name, of the present process: thousands of records a second take this way.
+        self._phase_names: dict[int, str] = {}
+        """Of phases that are no section."""
+        self._scalar_names: dict[int, str] = {}
+        self._units: dict[int, str] = {}
+        self._takers = {
+            int(RecordKind.PHASE): self._take_phase,
+            int(RecordKind.STEP): self._take_step,
+            int(RecordKind.COLLECTIVE): self.collectives.take,
+            int(RecordKind.SCALAR): self._take_scalar,
+            int(RecordKind.WORK): self._take_work,
+            int(RecordKind.CHECKPOINT): self._take_checkpoint,
+            int(RecordKind.LIFECYCLE): self._take_lifecycle,
+            int(RecordKind.DEVICE_PHASE): self._take_device_phase,
+        }
+
+    def begin_process(self) -> None:
+        """Another process takes the rank; totals go on, the rest begins anew."""
+        self.life.ended_by = None
+        self.loss.begin_process()
+        self.steps.begin_process()
+        self.closed_phases.clear()
+        for names in (self._phase_names, self._scalar_names, self._units):
+            names.clear()
+        self.collectives.begin_process()
+
+    @property
+    def last_good_checkpoint(self) -> tuple[float, int] | None:
+        """The last verified one where the run verifies, else the last saved one."""
+        return self.verified or self.saved
+
+    def add(self, records: Columns, name_of: Callable[[int], str]) -> None:
+        """Take the records of one poll; `name_of` resolves numbers of names."""
+        tags, starts, ends, payloads, raw = records
+        if not tags:
+            return
+        self._name_of = name_of
+        self.records += len(tags)
+        self.last_record = max(self.last_record, max(ends))
+        phase_name, take_phase = self._phase_names.get, self.steps.waiting.phases.append
+        closed, takers = self.closed_phases, self._takers
+        for tag, start, end, at in zip(tags, starts, ends, payloads, strict=True):
+            name = phase_name(tag)
+            if name is None:
+                takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
+            else:  # here, because every second record is one
+                take_phase((start, end, name))
+                closed[tag] = start
+
+    def _take_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        tag = layout.tag(RecordKind.PHASE, number)
+        name = self.names.bound("phase", self._name_of(number))
+        self.closed_phases[tag] = start
+        self.steps.waiting.phases.append((start, end, name))
+        if name not in SECTIONS:
+            self._phase_names[tag] = name
+        elif end > self.last_progress:
+            self.last_progress = end
+
+    def _take_step(self, _: int, start: float, end: float, raw: bytes, at: int) -> None:
+        step, failed = layout.STEP.unpack_from(raw, at)
+        if failed:
+            self.progress.step_failed(end)
+        self.steps.step(start, end, step)
+        if end > self.last_progress:
+            self.last_progress = end
+
+    def _take_scalar(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        name = self._scalar_names.get(number)
+        if name is None:
+            name = self.names.bound("scalar", self._name_of(number))
+            if not name:
+                return
+            self.nonfinite.setdefault(name, 0)
+            if name != OVERFLOW:  # of this each use counts
+                self._scalar_names[number] = name
+        value = self.scalars[name] = _unpack_scalar(raw, at)[0]
+        if not math.isfinite(value):
+            self.nonfinite[name] += 1
+        if name == LOSS:
+            self.loss.add(value)
+
+    def _take_work(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        unit = self._units.get(number)
+        if unit is None:
+            unit = self.names.bound("unit", self._name_of(number))
+            if unit not in ("", OVERFLOW):
+                self._units[number] = unit
+        amount, step = _unpack_work(raw, at)
+        if unit and 0.0 <= amount < math.inf:
+            self.steps.work(step, unit, amount)
+
+    def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        seconds, local, step = layout.DEVICE.unpack_from(raw, at)
+        if 0.0 <= local <= seconds < math.inf:
+            self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
+
+    def _take_checkpoint(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        size, step, stage, failed = layout.CHECKPOINT.unpack_from(raw, at)
+        operation = self._name_of(number)
+        totals = self.checkpoints.get(operation)
+        if totals is None:
+            self.names.dropped += 1
+            return
+        if stage:
+            if text := self.names.bound("checkpoint_stage", self._name_of(stage)):
+                totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
+            return
+        totals.seconds += end - start
+        if failed:
+            totals.failed += 1
+            return
+        totals.succeeded += 1
+        if operation == "save":
+            self.saved = (end, step)
+            self.checkpoint_bytes = size or self.checkpoint_bytes
+        elif operation == "verify":
+            self.verified = (end, step)
+
+    def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        _, reason = layout.LIFECYCLE.unpack_from(raw, at)
+        event, detail = self._name_of(number), self._name_of(reason)
+        life = self.life
+        if event == Lifecycle.STARTED:
+            self.progress.begin_process(start)
+        elif event == Lifecycle.RESUMED:
+            life.resumes += 1
+        elif event == Lifecycle.PREEMPTED:
+            life.preemptions += 1
+        elif event == Lifecycle.FAILED:
+            kind = self.names.bound("exception", detail) or "unknown"
+            life.failures[kind] = life.failures.get(kind, 0) + 1
+        if event in _ENDS:
+            life.ended_by = Lifecycle(event)

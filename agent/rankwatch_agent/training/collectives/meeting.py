@@ -1,0 +1,160 @@
+"""Compares what the ranks of this node say about the same collective: who waited, and how long it took.
+
+A collective completes on all of its ranks at about the same moment, so the one that entered it last
+spent the least time in it. That time is the transfer; what the others spent beyond it, they waited.
+Only ranks of this node are compared, so no clock but the machine's own is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from math import isnan
+from operator import itemgetter
+from typing import NamedTuple
+
+from rankwatch_agent.training.collectives.bus_bandwidth import bus_factor, size_class, total_bytes
+from rankwatch_agent.training.collectives.ledger import MOST_PENDING, Finished, GroupKey, GroupLedger
+from rankwatch_agent.training.names import OVERFLOW
+
+_MOST_SERIES = 2048
+"""Combinations of group, operation and size class per run; far beyond what a job has."""
+_MOST_KINDS = 4096
+_SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)
+
+
+class _Kind(NamedTuple):
+    """What the formulas depend on."""
+
+    key: GroupKey
+    operation: str
+    ranks: int
+
+
+class TransferTotals:
+    """Collectives that all local ranks of their group completed, of one operation and size class."""
+
+    __slots__ = ("bus_bytes", "count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.bus_bytes: float | None = None
+        """None where the size of the group or the formula is not known."""
+
+
+_KindTotals = tuple[dict[str, TransferTotals], int, float | None]
+"""Totals by size class; the factor from bytes of an input to the total size, and from that to the bus."""
+
+
+class RunMeetings:
+    """The collectives of one run on this node."""
+
+    def __init__(self) -> None:
+        self.transfers: dict[tuple[str, str, str, str], TransferTotals] = {}
+        """(group, members, operation, size class) -> totals."""
+        self._kinds: dict[_Kind, _KindTotals] = {}
+
+    def meet(self, ranks: Iterable[Sequence[GroupLedger]]) -> None:
+        """Compare what the ranks have finished; what not all of them have stays for the next time.
+
+        ranks: the groups of each rank that still lives or has just ended.
+        """
+        together: dict[GroupKey, list[GroupLedger]] = {}
+        for ledgers in ranks:
+            own: set[GroupKey] = set()
+            for ledger in ledgers:
+                if not ledger.key.members or ledger.key in own:  # unknown, or two of one rank
+                    ledger.finished.clear()
+                    continue
+                own.add(ledger.key)
+                together.setdefault(ledger.key, []).append(ledger)
+        for key, ledgers in together.items():
+            self._meet(key, ledgers)
+
+    def _meet(self, key: GroupKey, ledgers: list[GroupLedger]) -> None:
+        # Column by column rather than number by number: thousands a second come this way.
+        finished = [each.finished for each in ledgers]
+        ranks = max(each.size for each in ledgers)
+        by_operation: dict[str, list[int]] = {}
+        for number in _common(finished):
+            by_operation.setdefault(finished[0][number][2].operation, []).append(number)
+        for operation, numbers in by_operation.items():
+            columns = _agreed([[each.pop(number) for number in numbers] for each in finished], operation)
+            self._compare(_Kind(key, operation, ranks), columns)
+        for each in ledgers:
+            if len(each.finished) > MOST_PENDING:
+                each.let_go(MOST_PENDING // 2)
+
+    def _compare(self, kind: _Kind, columns: Sequence[Sequence[Finished]]) -> None:
+        """Add up wait and transfer of the same collectives, one column for each rank."""
+        durations = [[each[0] for each in column] for column in columns]
+        shortest = list(map(min, *durations)) if len(durations) > 1 else durations[0]
+        if len(columns) > 1:
+            transfer = sum(shortest)
+            for column, seconds in zip(columns, durations, strict=True):
+                for _, _, totals in column[:1]:
+                    totals.wait_seconds = (totals.wait_seconds or 0.0) + max(0.0, sum(seconds) - transfer)
+        by_size: dict[int, tuple[int, float]] = {}
+        for size, least in zip(_largest(columns), shortest, strict=True):
+            count, total = by_size.get(size, (0, 0.0))
+            by_size[size] = (count + 1, total + least)
+        for size, (count, total) in by_size.items():
+            self._add(kind, size, count, total)
+
+    def _add(self, kind: _Kind, input_bytes: int, count: int, seconds: float) -> None:
+        by_class, scale, factor = self._kinds.get(kind) or self._new_kind(kind)
+        total = input_bytes * scale
+        size = size_class(total)
+        transfers = by_class.get(size)
+        if transfers is None:
+            transfers = by_class[size] = self._new_transfers(kind, size)
+        transfers.count += count
+        transfers.seconds += seconds
+        if factor is not None:
+            transfers.bus_bytes = (transfers.bus_bytes or 0.0) + count * total * factor
+
+    def _new_kind(self, kind: _Kind) -> _KindTotals:
+        if len(self._kinds) >= _MOST_KINDS:
+            self._kinds.clear()  # only what is looked up: the totals stay
+        scale = total_bytes(kind.operation, 1, max(1, kind.ranks))
+        found = self._kinds[kind] = ({}, scale, bus_factor(kind.operation, kind.ranks))
+        return found
+
+    def _new_transfers(self, kind: _Kind, size: str) -> TransferTotals:
+        at = (*kind.key, kind.operation, size)
+        if at not in self.transfers and len(self.transfers) >= _MOST_SERIES:
+            at = (OVERFLOW, "", OVERFLOW, size)
+        return self.transfers.setdefault(at, TransferTotals())
+
+
+def _common(finished: Sequence[Mapping[int, object]]) -> Collection[int]:
+    """Numbers that all have."""
+    first, *others = finished
+    numbers: Set[int] = set(first) if not others else first.keys()
+    for more in others:
+        numbers = more.keys() & numbers
+    return numbers
+
+
+def _agreed(columns: Sequence[Sequence[Finished]], operation: str) -> Sequence[Sequence[Finished]]:
+    """The columns without what the ranks do not agree about, where they call different collectives, and
+    without those that some rank has no time of: these have neither wait nor transfer."""
+    if all(
+        len(set(map(_TOTALS, column))) == 1
+        and column[0][2].operation == operation
+        and not isnan(sum(map(_SECONDS, column)))
+        for column in columns
+    ):
+        return columns
+    rows = [
+        row
+        for row in zip(*columns, strict=True)
+        if all(each[2].operation == operation and not isnan(each[0]) for each in row)
+    ]
+    return list(zip(*rows, strict=True)) or [() for _ in columns]
+
+
+def _largest(columns: Sequence[Sequence[Finished]]) -> Iterable[int]:
+    """Bytes of the largest input to each: only the root has one to a scatter."""
+    sizes = [map(_SIZE, column) for column in columns]
+    return map(max, *sizes) if len(sizes) > 1 else sizes[0]

@@ -1,0 +1,93 @@
+"""What an entry of a flight recorder is: its operation, its size, and a number to compare it by."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+
+from rankwatch_agent.training.flight_recorder.reply import Entry
+
+_OPERATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "_all_gather_base": "all_gather",
+        "_allgather_base": "all_gather",
+        "_broadcast_oop": "broadcast",
+        "_reduce_oop": "reduce",
+        "_reduce_scatter_base": "reduce_scatter",
+        "all_gather_into_tensor": "all_gather",
+        "all_gather_into_tensor_coalesced": "all_gather",
+        "all_reduce_barrier": "barrier",
+        "all_to_all_single": "all_to_all",
+        "all_to_allv": "all_to_all",
+        "allgather_into_tensor_coalesced": "all_gather",
+        "allreduce_coalesced": "all_reduce",
+        "reduce_scatter_tensor": "reduce_scatter",
+        "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    }
+)
+"""Names of PyTorch's recorders that differ from ours."""
+EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
+"""Operations in which every rank gives and takes as many elements as the others; elsewhere sizes may differ
+between the ranks by design, and only the operation is compared."""
+_ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "Double": 8, "Long": 8, "ComplexFloat": 8, "UInt64": 8, "ComplexDouble": 16,
+        "Float": 4, "Int": 4, "UInt32": 4, "ComplexHalf": 4,
+        "Half": 2, "BFloat16": 2, "Short": 2, "UInt16": 2,
+        "Char": 1, "Byte": 1, "Bool": 1,
+    }
+)  # fmt: skip
+"""By PyTorch's name of a scalar type; the types of 8-bit floating point begin with Float8."""
+_LARGEST = 1 << 50
+_LONGEST_NAME = 40
+
+
+def backend_of(entry: Entry) -> str:
+    """nccl, gloo, ...; empty where the entry does not say."""
+    return entry.profiling_name.partition(":")[0] if ":" in entry.profiling_name else ""
+
+
+def operation_of(entry: Entry) -> str:
+    """The operation by the name that the dispatcher's hook gives it too."""
+    name = entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME]
+    return _OPERATIONS.get(name, name)
+
+
+def input_bytes(entry: Entry) -> int | None:
+    """Bytes of the rank's input; None where sizes or types are not known."""
+    sizes, types = entry.input_sizes, entry.input_dtypes
+    if sizes is None or types is None or len(sizes) != len(types):
+        return None
+    total = 0
+    for shape, name in zip(sizes, types, strict=True):
+        item = 1 if name.startswith("Float8") else _ITEM_BYTES.get(name)
+        count = _elements([shape])
+        if item is None or count is None:
+            return None
+        total += item * count
+    return total
+
+
+def signature(entry: Entry) -> int:
+    """A number of 32 bits, the same on ranks that call the same collective.
+
+    Shapes may differ where the number of elements does not, so elements are compared.
+    """
+    operation = operation_of(entry)
+    text = operation
+    if operation in EQUAL_SIZES:
+        counts = [_elements(sizes or []) for sizes in (entry.input_sizes, entry.output_sizes)]
+        types = sorted({*(entry.input_dtypes or []), *(entry.output_dtypes or [])})
+        text = " ".join([operation, *map(str, counts), *types])
+    return zlib.crc32(text.encode("utf-8", "replace"))
+
+
+def _elements(sizes: Sequence[Sequence[int]]) -> int | None:
+    total = 0
+    for shape in sizes:
+        if len(shape) > 64 or any(not 0 <= size < _LARGEST for size in shape):
+            return None
+        total += prod(shape)
+    return total if total < _LARGEST else None

@@ -1,0 +1,159 @@
+"""Follows the black box of one rank: across records, restarts of its process, and its death."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import GroupNow, Header, NowBlock
+from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
+from rankwatch.errors import BlackBoxError
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.training.account import RankAccount
+
+_STATE_OF = {
+    Lifecycle.FINISHED: RankState.FINISHED,
+    Lifecycle.FAILED: RankState.FAILED,
+    Lifecycle.PREEMPTED: RankState.PREEMPTED,
+    Lifecycle.EXITED: RankState.EXITED,
+}
+_MAX_WORD_AGE_SECONDS = 86400.0 * 3650
+
+
+class RankFollower:
+    """One rank of one run, as its black box tells it.
+
+    in_its_place: refuse a box whose path does not name its run and rank; two of one rank would export
+        the same series twice.
+
+    Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
+    """
+
+    def __init__(self, path: Path, account: RankAccount, *, in_its_place: bool = True) -> None:
+        self.path = path
+        self._in_its_place = in_its_place
+        self.account = account
+        self.starts = 1
+        self.state = RankState.STARTING
+        self.ended_at: float | None = None
+        """Monotonic time at which the rank was first seen ended."""
+        self.now: NowBlock
+        self.open_phase: tuple[str, float] | None = None
+        """Innermost open phase and when it began, monotonic."""
+        self._reader = self._open()
+        self._missed_before = 0
+        account.collectives.expect(self._reader.name, self._groups_now)
+
+    @property
+    def header(self) -> Header:
+        """The header of the present process's box."""
+        return self._reader.header
+
+    @property
+    def missed(self) -> int:
+        """Records missed, over all processes of the rank."""
+        return self._missed_before + self._reader.missed
+
+    def poll(self, moment: float) -> None:
+        """Read what is new; `moment` is the monotonic time of now."""
+        if self._reader.replaced() and self.path.exists():
+            self._take_new_process()
+        alive = self._reader.writer_alive()  # asked before reading: what it wrote before it died is read
+        self.now = self._reader.now()
+        idle_until = self.now.step_began or moment
+        self.account.collectives.observe(self.now.groups)
+        self.account.add(self._reader.poll_columns(), self._reader.name)
+        self.account.steps.settle(moment, idle_until)
+        self.open_phase = self._innermost_open()
+        self._judge(alive, moment)
+
+    @property
+    def inode(self) -> int:
+        """Of the file that is followed."""
+        return self._reader.inode
+
+    def replaced(self) -> bool:
+        """Whether the path now names another file, or none."""
+        return self._reader.replaced()
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._reader.close()
+
+    def _open(self) -> Reader:
+        path = self.path
+        reader = Reader(path)
+        identity = reader.header.identity
+        named = path.parent.name == identity.run and path.stem == str(identity.rank)
+        if self._in_its_place and not named:
+            reader.close()
+            raise BlackBoxError(
+                f"{path} says it is rank {identity.rank} of run {identity.run[:64]!r}", reason="mismatch"
+            )
+        return reader
+
+    def _take_new_process(self) -> None:
+        reader = self._open()
+        with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
+            self.account.add(self._reader.poll_columns(), self._reader.name)
+        self._reader.close()
+        self._missed_before += self._reader.missed
+        self._reader = reader
+        self.account.begin_process()
+        self.account.collectives.expect(reader.name, self._groups_now)
+        self.starts += 1
+        self.ended_at = None
+
+    def _groups_now(self) -> Sequence[GroupNow]:
+        """The table of groups as it stands: one may have been made since this poll began."""
+        return self._reader.now().groups
+
+    def _innermost_open(self) -> tuple[str, float] | None:
+        """The open phase that began last. None outlasts the end of a step: one that began before it is over,
+        even where the record of its end was overwritten before it could be read."""
+        closed = self.account.closed_phases
+        step_ended = self.now.step_ended
+        still_open = [
+            (began, number)
+            for number, began in self.now.phases_began.items()
+            if began >= step_ended
+            and not math.isclose(
+                closed.get(layout.tag(RecordKind.PHASE, number), -1.0), began, rel_tol=0.0, abs_tol=1e-9
+            )
+        ]
+        if not still_open:
+            return None
+        began, number = max(still_open)
+        name = self.account.names.bound("phase", self._reader.name(number))
+        return (name, began)
+
+    def _judge(self, alive: bool, moment: float) -> None:
+        said = self.account.life.ended_by
+        if said is not None:
+            self.state = _STATE_OF[said]
+        elif alive:
+            self.state = RankState.RUNNING if self.now.steps_completed else RankState.STARTING
+        elif _wrote_stacks(self.path):
+            self.state = RankState.TERMINATED
+        else:
+            self.state = RankState.LOST
+        if self.state in ENDED_STATES and self.ended_at is None:
+            self.ended_at = self._end_of_life(moment)
+
+    def _end_of_life(self, moment: float) -> float:
+        """When the rank ended: its last sign of life, so that a box found long after is old at once."""
+        signs = (self.header.started_monotonic, self.account.last_record, self.now.step_ended)
+        last = max(*signs, *self.now.phases_began.values())
+        return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
+
+
+def _wrote_stacks(path: Path) -> bool:
+    try:
+        return path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False).st_size > 0
+    except OSError:
+        return False

@@ -1,0 +1,150 @@
+"""The series of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from rankwatch.conventions import ENDED_STATES, RankState, metric
+from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.collectives.series import (
+    BLACK_BOX,
+    black_box_places,
+    place_series,
+    totals_series,
+)
+from rankwatch_agent.training.follower import RankFollower
+
+_STAGE = "pp"
+"""Name of the pipeline-parallel coordinate."""
+
+
+class RankSeries:
+    """Makes the series of a rank; `wall` turns monotonic time into Unix time."""
+
+    def __init__(self, wall: Callable[[float], float]) -> None:
+        self._wall = wall
+
+    def of(self, rank: RankFollower) -> list[Series]:
+        """Everything exported about this rank."""
+        identity = rank.header.identity
+        key = (identity.run, str(identity.rank))
+        found = [*self._who(rank, key), *self._life(rank, key)]
+        account = rank.account
+        for part in (_steps, _scalars, _telemetry):
+            found.extend(part(account, key))
+        found.extend(self._collectives(rank, key))
+        found.extend(self._checkpoints(account, key))
+        found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
+        found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
+        return found
+
+    def _who(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+        header = rank.header
+        identity = header.identity
+        stage = identity.coordinates.get(_STAGE, (0, 1))[0]
+        labels = (
+            *key,
+            str(identity.local_rank),
+            str(identity.world_size),
+            str(stage),
+            identity.host,
+            str(header.pid),
+        )
+        yield _one("rankwatch_rank_info", labels, 1)
+        if rank.now.gpu and rank.state not in ENDED_STATES:  # the GPU may be another run's by now
+            yield _one("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
+        yield _one("rankwatch_rank_state", (*key, rank.state), 1)
+        yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
+        yield _one("rankwatch_rank_starts_total", key, rank.starts)
+        if header.target_steps is not None:
+            yield _one("rankwatch_target_steps", key, header.target_steps)
+
+    def _life(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+        account = rank.account
+        life = account.life
+        yield _one("rankwatch_rank_resumes_total", key, life.resumes)
+        yield _one("rankwatch_rank_preemptions_total", key, life.preemptions)
+        for exception, count in life.failures.items():
+            yield _one("rankwatch_rank_failures_total", (*key, exception), count)
+        sign = max(account.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0)
+        yield _one("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(sign))
+        progress = account.last_progress or rank.header.started_monotonic
+        yield _one("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
+        if rank.state in ENDED_STATES:
+            return
+        phase = rank.open_phase
+        if phase is not None:
+            yield _one("rankwatch_rank_phase_start_timestamp_seconds", (*key, phase[0]), self._wall(phase[1]))
+        timeout = account.progress.timeout(phase[0] if phase else None)
+        if timeout is not None:
+            yield _one("rankwatch_progress_timeout_seconds", key, timeout)
+
+    def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+        account = rank.account.collectives
+        yield from totals_series(key, account.totals)
+        if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
+            return  # it said goodbye; where a lost one stood are its last words
+        yield from place_series(key, BLACK_BOX, black_box_places(account, rank.now.groups, self._wall))
+
+    def _checkpoints(self, account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
+        for operation, totals in account.checkpoints.items():
+            at = (*key, operation)
+            yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
+            yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
+            if totals.succeeded or totals.failed:
+                yield _one("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
+            for stage, seconds in totals.stage_seconds.items():
+                yield _one("rankwatch_checkpoint_stage_seconds_total", (*at, stage), seconds)
+        if account.checkpoint_bytes is not None:
+            yield _one("rankwatch_checkpoint_bytes", key, account.checkpoint_bytes)
+        good = account.last_good_checkpoint
+        if good is not None:
+            yield _one("rankwatch_checkpoint_last_good_timestamp_seconds", key, self._wall(good[0]))
+            yield _one("rankwatch_checkpoint_last_good_step", key, good[1])
+
+
+def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
+    steps = account.steps
+    if steps.last_step >= 0:
+        yield _one("rankwatch_step", key, steps.last_step)
+    yield _one("rankwatch_steps_total", key, steps.steps)
+    yield _one("rankwatch_step_seconds_total", key, steps.seconds)
+    yield _one("rankwatch_step_local_seconds_total", key, steps.local_seconds)
+    yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
+    yield from _by("rankwatch_section_seconds_total", key, steps.section_seconds)
+    yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
+    yield from _by("rankwatch_work_total", key, account.steps.work_done.by_unit)
+    variation = steps.variation
+    yield _one("rankwatch_late_steps_total", key, variation.late_steps)
+    yield _one("rankwatch_late_step_seconds_total", key, variation.late_seconds)
+    yield _one("rankwatch_step_microbatches_total", key, variation.microbatches)
+    yield from _by("rankwatch_step_variation_total", key, variation.terms)
+
+
+def _scalars(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
+    yield from _by("rankwatch_scalar", key, account.scalars)
+    yield from _by("rankwatch_scalar_nonfinite_total", key, account.nonfinite)
+    loss = account.loss
+    if not loss.count:
+        return
+    yield _one("rankwatch_loss_spikes_total", key, loss.spikes)
+    yield _one("rankwatch_loss_trend", key, loss.trend)
+    if not math.isnan(loss.deviation):
+        yield _one("rankwatch_loss_deviation", key, loss.deviation)
+
+
+def _telemetry(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
+    yield _one("rankwatch_blackbox_records_total", key, account.records)
+    yield _one("rankwatch_blackbox_names_dropped_total", key, account.names.dropped)
+
+
+def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
+    return Series(metric(name), labels, value)
+
+
+def _by(name: str, key: tuple[str, str], values: dict[str, float] | dict[str, int]) -> Iterator[Series]:
+    declared = metric(name)
+    for label, value in values.items():
+        yield Series(declared, (*key, label), value)

@@ -1,0 +1,1 @@
+"""The `rankwatch` command. It stands on top of every other package and imports them lazily."""

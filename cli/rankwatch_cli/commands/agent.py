@@ -1,0 +1,95 @@
+"""`rankwatch agent`: watch this node until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rankwatch_agent.agent import Agent
+from rankwatch_agent.collectors import build_collectors
+from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.runtime.config import AgentConfig, EffectiveConfig, load_config
+from rankwatch_agent.runtime.config.fields import FIELD_NAMES
+from rankwatch_agent.runtime.config.help import field_help
+from rankwatch_agent.runtime.config.load import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, flag_name
+from rankwatch_agent.runtime.config.show import to_toml, toml_value
+from rankwatch_agent.runtime.logs import configure_logging
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.sources.gpu.driver import Driver
+
+logger = logging.getLogger(__name__)
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RELEASE_SIGNAL = signal.SIGUSR1
+_RESUME_SIGNAL = signal.SIGUSR2
+_SIGNALS = (*_STOP_SIGNALS, _RELEASE_SIGNAL, _RESUME_SIGNAL)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the agent; returns 0 after SIGTERM or SIGINT. Raises UserError."""
+    given = vars(_parser().parse_args(arguments))
+    flags = {name: given[name] for name in FIELD_NAMES if given[name] is not None}
+    config = load_config(flags=flags, environ=os.environ, file=given["config"])
+    if given["print_config"]:
+        print(to_toml(config), end="")
+        return 0
+    return _run(config)
+
+
+def _run(config: EffectiveConfig) -> int:
+    # Blocked before any thread starts, so that only sigwait below receives them: a signal then
+    # interrupts nothing half done.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    configure_logging(level=config.values.log_level, log_format=config.values.log_format)
+    hardware = build_hardware(config.values)
+    collectors = build_collectors(config.values, hardware)
+    # The driver is closed before the agent: a collector that waits for it then ends at once.
+    with Agent(config.values, collectors, pages=hardware.pages), closing(hardware.driver):
+        _serve_until_stopped(hardware.driver)
+    return 0
+
+
+def _serve_until_stopped(driver: Driver) -> None:
+    """SIGUSR1 releases the GPU driver, SIGUSR2 takes it up again, SIGTERM and SIGINT end it."""
+    while True:
+        received = signal.sigwait(_SIGNALS)
+        if signal.sigpending() & set(_STOP_SIGNALS):  # not after what others ask for
+            received = signal.sigwait(_STOP_SIGNALS)
+        if received == _RELEASE_SIGNAL:
+            driver.release()
+        elif received == _RESUME_SIGNAL:
+            driver.resume()
+        else:
+            logger.info("stopping on %s", signal.Signals(received).name)
+            return
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch agent",
+        usage="rankwatch agent [--config FILE] [--print-config] [--SETTING VALUE ...]",
+        description=(
+            "Watch the training runs and the hardware of this node and serve /metrics.\n"
+            f"Each flag can also be given as {ENVIRONMENT_PREFIX}<SETTING> or in the TOML file;\n"
+            "a flag wins over the environment, the environment over the file. In flags and environment,\n"
+            "lists are written a,b and tables name=number,name=number.\n\n"
+            "SIGUSR1 makes it release the GPU driver, so that it can be unloaded; SIGUSR2 takes it up again."
+        ),
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"TOML file of settings; also {CONFIG_VARIABLE}"
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force as TOML, and exit"
+    )
+    texts, defaults = field_help(AgentConfig), AgentConfig()
+    for name in FIELD_NAMES:
+        default = getattr(defaults, name)
+        shown = "" if default is None else f" Default: {toml_value(default)}"
+        text = f"{texts[name]}{shown}".replace("%", "%%")
+        parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=text)
+    return parser

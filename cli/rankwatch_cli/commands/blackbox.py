@@ -1,0 +1,95 @@
+"""`rankwatch blackbox`: print what a black box holds, of a live rank or a dead one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import Header, RawRecord
+from rankwatch.conventions import LOSS
+from rankwatch.errors import BlackBoxError
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.follower import RankFollower
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print one box; returns 0. Raises UserError where the file is no black box."""
+    parser = SentenceParser(
+        prog="rankwatch blackbox",
+        description="Print who wrote a black box, what the rank did last, and its newest records.",
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="file RUN/RANK.blackbox")
+    parser.add_argument(
+        "--records", type=int, default=20, metavar="N", help="newest records to print (default 20)"
+    )
+    given = parser.parse_args(arguments)
+    if given.records < 0:
+        raise UserError(f"--records is {given.records}, expected a whole number >= 0")
+    path = given.path.absolute()
+    try:
+        rank = RankFollower(path, RankAccount(lambda _: None, max_names=1000), in_its_place=False)
+        rank.poll(time.monotonic())
+        lines = [*_last_words(rank), *_newest(path, given.records)]
+    except BlackBoxError as error:
+        raise UserError(str(error)) from error
+    print("\n".join(lines))
+    return 0
+
+
+def _last_words(rank: RankFollower) -> Iterator[str]:
+    header, now = rank.header, rank.now
+    identity = header.identity
+    yield f"run {identity.run}, rank {identity.rank} of {identity.world_size}, {rank.state}"
+    yield f"host {identity.host}, pid {header.pid}, local rank {identity.local_rank}"
+    yield f"started {_clock(header, header.started_monotonic)}"
+    step = f"{now.steps_completed} steps completed, last number {now.step}"
+    yield step + (f", one open since {_clock(header, now.step_began)}" if now.step_began else "")
+    if rank.open_phase is not None:
+        name, began = rank.open_phase
+        yield f"open phase {name} since {_clock(header, began)}"
+    loss = rank.account.scalars.get(LOSS)
+    yield f"loss {'not reported' if loss is None else f'{loss:g}'}"
+    yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
+
+
+def _newest(path: Path, count: int) -> Iterator[str]:
+    reader = Reader(path)
+    try:
+        records = reader.poll()
+        yield f"newest {min(count, len(records))} of {len(records)} records:"
+        for record in records[len(records) - count :] if count else ():
+            yield "  " + _describe(reader, record)
+    finally:
+        reader.close()
+
+
+def _describe(reader: Reader, record: RawRecord) -> str:
+    kind = RecordKind(record.kind)
+    name = reader.name(record.name)
+    text = f"{_clock(reader.header, record.start)} {kind.name.lower()}{' ' if name else ''}{name}"
+    if record.end > record.start:
+        text += f" {1e3 * (record.end - record.start):.3f} ms"
+    if kind == RecordKind.STEP:
+        number, failed = layout.STEP.unpack_from(record.payload)
+        return f"{text} number {number}{', ended by an exception' if failed else ''}"
+    if kind == RecordKind.LIFECYCLE:
+        return f"{text} {reader.name(layout.LIFECYCLE.unpack_from(record.payload)[1])}".rstrip()
+    if kind in (RecordKind.SCALAR, RecordKind.WORK):
+        value, step = layout.SCALAR.unpack_from(record.payload)
+        return f"{text} {value:g} at step {step}"
+    if kind == RecordKind.COLLECTIVE:
+        size, number, group, *_ = layout.COLLECTIVE.unpack_from(record.payload)
+        return f"{text} number {number} of group {reader.name(group)}, {size} bytes"
+    return text
+
+
+def _clock(header: Header, monotonic: float) -> str:
+    moment = datetime.fromtimestamp(header.wall(monotonic), UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,117 @@
+"""`rankwatch demo`: inject a straggler into a real run and print the alert that names it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.user_error import UserError
+
+if TYPE_CHECKING:
+    from rankwatch_cli.demo.scenario import Addresses
+
+FAILED_STATUS = 1
+_EXTRAS = {"agent": "prometheus_client", "alerts": "yaml", "trainer": "torch"}
+"""Extra -> a module that it brings."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play the demo; 0 where the right rank was named in time, 1 where not. Raises UserError."""
+    given = _parser().parse_args(arguments)
+    _check(given)
+    return _play(given)
+
+
+def _play(given: Namespace) -> int:
+    # Only here: these need the extras that `_check` asks for.
+    from rankwatch_cli.demo.report import as_json, report
+    from rankwatch_cli.demo.scenario import Demo, Options
+    from rankwatch_cli.demo.signals import Leaving
+    from rankwatch_cli.demo.workspace import DemoError, Workspace
+
+    options = Options(
+        ranks=given.ranks,
+        computing=given.cpu,
+        keep=given.keep,
+        healthy_seconds=given.healthy,
+        deadline_seconds=given.deadline,
+        seed=given.seed,
+    )
+    leaving = Leaving()
+    leaving.listen()
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
+
+    with Workspace(leaving.check) as workspace:
+        try:
+            outcome = Demo(workspace, options, say).play(
+                ready=lambda addresses: _show(addresses, say), tell=lambda outcome: print(report(outcome))
+            )
+        except DemoError as error:
+            print(f"rankwatch demo: {error}", file=sys.stderr)
+            return FAILED_STATUS
+    if given.result:
+        given.result.write_text(as_json(outcome))
+    return 0 if outcome.right else FAILED_STATUS
+
+
+def _check(given: Namespace) -> None:
+    """Raises UserError for what would be found out only at the end, or never."""
+    if given.ranks < 3:
+        raise UserError(f"--ranks is {given.ranks}, expected at least 3: of two, neither can be named")
+    for name in ("healthy", "deadline"):
+        seconds = getattr(given, name)
+        if seconds is not None and not 0.0 < seconds < float("inf"):
+            raise UserError(f"--{name} is {seconds}, expected a number of seconds above 0")
+    if given.healthy is not None and given.keep:
+        raise UserError("--keep goes with an injected fault, not with --healthy")
+    if given.result is not None and not os.access(given.result.absolute().parent, os.W_OK):
+        raise UserError(
+            f"could not write --result {given.result}: no writable directory {given.result.parent}"
+        )
+    missing = [name for name, module in _EXTRAS.items() if find_spec(module) is None]
+    if missing:
+        extras = ",".join(missing)
+        raise UserError(f"the demo needs more: in a clone of rankwatch, pip install '.[{extras}]' brings it")
+
+
+def _show(addresses: Addresses, say: Callable[[str], None]) -> None:
+    say(f"{'black boxes':<13} {addresses.black_boxes}")
+    for name in ("agent", "prometheus", "alertmanager"):
+        if address := getattr(addresses, name):
+            say(f"{name:<13} http://{address}")
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch demo",
+        description=(
+            "Start Prometheus, Alertmanager, the agent and a trainer on free loopback ports, slow one rank\n"
+            "down at random, and print the alert that names it. Nothing is left behind."
+        ),
+    )
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks of the trainer (default 4)")
+    parser.add_argument("--cpu", action="store_true", help="ranks compute instead of sleeping")
+    parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    parser.add_argument(
+        "--healthy", type=float, metavar="SECONDS", help="inject nothing; watch this long for false alarms"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="give up after it (default 120)",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="choose the same rank again")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write the outcome as JSON")
+    return parser

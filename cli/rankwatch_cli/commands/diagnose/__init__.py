@@ -1,0 +1,34 @@
+"""`rankwatch diagnose SUBJECT`: which rank, which cause, what it cost; from files, after the fact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+
+SUBJECTS: Mapping[str, str] = MappingProxyType(
+    {
+        "straggler": "which rank, stage or cause slows a run down, from a table of operations",
+        "hang": "which rank a hung or desynchronised run waits for, from flight-recorder dumps",
+        "run": "everything at once, from the black boxes of a run, live or dead",
+        "loss": "at which steps a loss diverged, spiked or became NaN, from a table or a log",
+    }
+)
+"""Subject -> one line of help; each is a module beside this one with its `main(arguments)`."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Diagnose the subject asked for; returns the exit status. Raises UserError."""
+    listing = "\n".join(f"  {name:<12} {text}" for name, text in SUBJECTS.items())
+    parser = SentenceParser(
+        prog="rankwatch diagnose",
+        usage="rankwatch diagnose SUBJECT ...",
+        description="Name the rank and the cause, from files. Each subject has a human form and --json.",
+        epilog=f"subjects:\n{listing}\n\n`rankwatch diagnose SUBJECT --help` tells more about each.",
+    )
+    parser.add_argument("subject", choices=tuple(SUBJECTS), metavar="SUBJECT", help="see below")
+    subject = parser.parse_args(arguments[:1]).subject
+    entry: Callable[[Sequence[str]], int] = import_module(f"{__name__}.{subject}").main
+    return entry(arguments[1:])

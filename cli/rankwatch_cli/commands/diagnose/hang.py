@@ -1,0 +1,125 @@
+"""`rankwatch diagnose hang`: which rank a hung or desynchronised run waits for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rankwatch_agent.runtime.printable import printable
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
+
+_GROUPS_SHOWN = 5
+_RANKS_SHOWN = 16
+_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+_COLOURS: Mapping[State, str] = {State.HANG: _RED, State.DESYNC: _RED, State.OK: _GREEN}
+_SENTENCES: Mapping[State, str] = {
+    State.HANG: "the run hangs",
+    State.DESYNC: "the ranks are out of step",
+    State.SLOW: "ranks wait, and all of them advance",
+    State.OK: "nothing hangs",
+    State.INCONCLUSIVE: "operations stand, and the dumps do not tell whom they wait for",
+}
+
+_UNSEEN = "nothing is seen to wait, and the dumps show too little to say that all is well"
+_TOLD_ELSEWHERE = frozenset({"reasons", "mismatches"})
+"""Of the evidence: in the sentences about ranks, which hold what a mismatch is."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the verdict; returns 0. Raises UserError where there is nothing to diagnose."""
+    parser = SentenceParser(
+        prog="rankwatch diagnose hang",
+        description="Name the ranks that a run waits for, from the flight recorders of its ranks.",
+        epilog="Pickles are loaded without executing anything in them.",
+    )
+    parser.add_argument(
+        "path",
+        type=Path,
+        metavar="PATH",
+        help="directory of dumps whose names end in the rank's number, or one file of JSON snapshots",
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    given = parser.parse_args(arguments)
+    reading = read_source(given.path)
+    verdict = diagnose(reading.snapshots, broken=reading.broken)
+    if given.json:
+        print(json.dumps(asdict(verdict), indent=2))
+    else:
+        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
+    return 0
+
+
+def lines(verdict: HangVerdict, *, coloured: bool = False) -> Iterator[str]:
+    """The verdict for a reader: one line that says it all, then the evidence."""
+    head, *rest = map(printable, _plain(verdict))
+    yield f"{_BOLD}{_COLOURS.get(verdict.state, _YELLOW)}{head}{_PLAIN}" if coloured else head
+    yield from rest
+
+
+def _plain(verdict: HangVerdict) -> Iterator[str]:
+    """Lines in which names out of the dumps may still hold anything."""
+    unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
+    headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
+    if verdict.ranks:
+        headline += f"; {_ranks(verdict.ranks)} {'is' if len(verdict.ranks) == 1 else 'are'} to blame"
+    if verdict.group is not None:
+        headline += f", in {verdict.operation} of {verdict.group}"
+    yield headline
+    reasons = verdict.evidence.get("reasons")
+    if isinstance(reasons, dict):
+        yield from (f"  rank {rank} {reason}" for rank, reason in reasons.items())
+    if verdict.missing_ranks:
+        yield f"  no usable dump of {_ranks(verdict.missing_ranks)}"
+    if verdict.groups:
+        yield "groups that wait:"
+    yield from (f"  {_group(each)}" for each in verdict.groups[:_GROUPS_SHOWN])
+    if len(verdict.groups) > _GROUPS_SHOWN:
+        yield f"  and {len(verdict.groups) - _GROUPS_SHOWN} more; --json shows them"
+    yield "evidence:"
+    yield from _evidence(verdict.evidence)
+
+
+def _group(state: GroupState) -> str:
+    parts = [f"{len(state.arrived)} of {state.members} ranks in it"]
+    if state.waited_for:
+        parts.append(f"it waits for {_ranks(state.waited_for)}")
+    if state.completed_by:
+        parts.append(f"completed by {_ranks(state.completed_by)}")
+    if state.no_dump:
+        parts.append(f"no dump of {_ranks(state.no_dump)}")
+    return f"{state.operation} number {state.sequence} of {state.group}: {', '.join(parts)}"
+
+
+def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
+    for name, value in evidence.items():
+        if name == "mismatches" and isinstance(value, list):
+            yield from (f"  mismatch: {_mismatch(each)}" for each in value[:_GROUPS_SHOWN])
+        if name in _TOLD_ELSEWHERE:
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}: {each}" for key, each in value.items())
+        elif isinstance(value, list):
+            value = "; ".join(map(str, value[:_GROUPS_SHOWN])) + (
+                "; ..." if len(value) > _GROUPS_SHOWN else ""
+            )
+        yield f"  {name.replace('_', ' ')}: {value}"
+
+
+def _mismatch(found: Mapping[str, Any]) -> str:
+    calls = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in found["calls"].items())
+    return f"number {found['sequence']} of {found['group']}: {calls}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
+    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"

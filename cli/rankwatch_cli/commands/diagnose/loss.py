@@ -1,0 +1,81 @@
+"""`rankwatch diagnose loss`: at which steps a loss diverged, spiked or became NaN."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
+from rankwatch_diagnosis.loss.reading import diagnose
+from rankwatch_diagnosis.loss.report import as_json, as_text
+from rankwatch_diagnosis.loss.row import COLUMNS
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the alarms of a file; returns 0, with alarms too. Raises UserError where it holds no loss."""
+    given = _parser().parse_args(arguments)
+    if given.persistence < 1:
+        raise UserError(f"--persistence is {given.persistence}, expected a whole number >= 1")
+    if given.pattern is not None and given.column:
+        raise UserError("--column goes with a table, --pattern with a log: give one of them")
+    findings = diagnose(
+        given.file,
+        pattern=given.pattern,
+        columns=dict(map(_column, given.column)),
+        persistence=given.persistence,
+    )
+    if given.json:
+        print(json.dumps(as_json(findings), allow_nan=False))
+    else:
+        print(as_text(findings, colour=wants_colour(sys.stdout, os.environ)))
+    return 0
+
+
+def _column(text: str) -> tuple[str, str]:
+    ours, equals, theirs = text.partition("=")
+    known = ("step", *COLUMNS)
+    if ours not in known or not equals or not theirs:
+        raise UserError(f"--column is {text!r}, expected NAME=COLUMN with NAME one of {', '.join(known)}")
+    return ours, theirs
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch diagnose loss",
+        description="Name the steps at which a loss diverged, spiked or became NaN; gzip is read too.",
+    )
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help=f"CSV with the columns step, loss and, if any, {', '.join(COLUMNS[1:])}; or a trainer's log",
+    )
+    parser.add_argument(
+        "--pattern",
+        metavar="REGEX",
+        help="regular expression for the lines of a log, with the named groups step and loss, as in "
+        "'it (?P<step>\\d+) l=(?P<loss>\\S+)'; default: `step 12 ... loss 3.4` and its like",
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN",
+        help="what a column of the table is called, as in loss=train/loss; may be repeated",
+    )
+    parser.add_argument(
+        "--persistence",
+        type=int,
+        default=PERSISTENCE_VALUES,
+        metavar="STEPS",
+        help="reported steps in a row for which the loss must stand above its trend to diverge (default "
+        f"{PERSISTENCE_VALUES}); the agent's alert waits 300 s instead",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

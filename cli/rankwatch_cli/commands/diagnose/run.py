@@ -1,0 +1,54 @@
+"""`rankwatch diagnose run`: everything about a run at once, from its black boxes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.report import as_json, lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the verdict; returns 0. Raises UserError where there is nothing to diagnose."""
+    given = _parser().parse_args(arguments)
+    if given.stall_seconds is not None and not 0.0 < given.stall_seconds < 1e9:
+        raise UserError(f"--stall-seconds is {given.stall_seconds}, expected a number above 0")
+    verdict = diagnose_run(given.directory, stall=given.stall_seconds, complete=given.complete)
+    if given.json:
+        print(json.dumps(as_json(verdict), allow_nan=False))
+    else:
+        print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
+    return 0
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch diagnose run",
+        description="Say how a run is: whom it waits for, what slows it down, its loss and its checkpoints.",
+    )
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="directory with the black boxes of one run, live or dead, or an evidence bundle",
+    )
+    parser.add_argument(
+        "--complete",
+        action="store_true",
+        help="DIR holds the boxes of all nodes: a rank without one is missing, not elsewhere",
+    )
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="age from which a wait is a stall (default: as the ranks have learnt, from 5 to 30)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
+    return parser

@@ -1,0 +1,81 @@
+"""`rankwatch reference`: print the reference of metrics, of settings or of rules, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from types import MappingProxyType
+from typing import Any
+
+from rankwatch.conventions import METRICS, RECORDS
+from rankwatch_agent.runtime.config.fields import AgentConfig
+from rankwatch_agent.runtime.config.help import field_help
+from rankwatch_agent.runtime.config.load import ENVIRONMENT_PREFIX, flag_name
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.supervision.schedule import DEFAULT_SCHEDULES
+
+_GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the reference that was asked for; returns 0."""
+    parser = SentenceParser(
+        prog="rankwatch reference",
+        description="Print the reference of metrics, of the agent's settings or of the rules as Markdown.",
+    )
+    parser.add_argument("subject", choices=tuple(_SUBJECTS), help="what to print")
+    subject = parser.parse_args(arguments).subject
+    print("\n".join(_SUBJECTS[subject]()))
+    return 0
+
+
+def _metrics() -> Iterator[str]:
+    yield from ("# Metrics", "", _GENERATED, "")
+    yield "Every series of the agent also carries `node`, and `cluster` where the agent is told one."
+    yield from ("", "## Exported by the agent", "", "| metric | type | unit | labels | meaning |")
+    yield "| --- | --- | --- | --- | --- |"
+    for each in METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        yield f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.help} |"
+    yield from ("", "## Written by the recording rules", "", "| series | labels | meaning |")
+    yield "| --- | --- | --- |"
+    for record in RECORDS:
+        labels = ", ".join(f"`{label}`" for label in record.labels)
+        yield f"| `{record.name}` | {labels} | {record.help} |"
+
+
+def _settings() -> Iterator[str]:
+    yield from ("# Settings of the agent", "", _GENERATED, "")
+    yield "A flag wins over the environment, the environment over the TOML file (`--config`)."
+    yield "`rankwatch agent --print-config` prints what is in force, and where each value came from."
+    yield f"The variable of a setting is its name in capitals behind `{ENVIRONMENT_PREFIX}`."
+    yield from ("", "| setting | flag | default | meaning |", "| --- | --- | --- | --- |")
+    texts = field_help(AgentConfig)
+    for each in fields(AgentConfig):
+        yield f"| `{each.name}` | `{flag_name(each.name)}` | {_default(each)} | {texts[each.name]} |"
+    yield from ("", "Collectors and their schedules:", "", "| collector | interval | deadline |")
+    yield "| --- | --- | --- |"
+    for name, schedule in DEFAULT_SCHEDULES.items():
+        yield f"| `{name}` | {schedule.interval_seconds:g} s | {schedule.deadline_seconds:g} s |"
+
+
+def _default(setting: Field[Any]) -> str:
+    value = setting.default
+    if value is MISSING or value in (None, "", ()):
+        return ""
+    return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def _rules() -> Iterator[str]:
+    # Only here: the agent is of use without the rules.
+    from rankwatch_alerts import RuleConfig
+    from rankwatch_alerts.reference import rules_reference
+
+    yield from ("# Rules", "", _GENERATED, "")
+    yield from rules_reference(field_help(RuleConfig))
+
+
+_SUBJECTS: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
+    {"metrics": _metrics, "settings": _settings, "rules": _rules}
+)
+"""What can be asked for, and what prints it."""

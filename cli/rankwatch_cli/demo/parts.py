@@ -1,0 +1,138 @@
+"""The parts of the demo and how each is started: trainer, agent, Prometheus, Alertmanager."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from pathlib import Path
+
+from rankwatch.conventions import environment
+from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
+from rankwatch_cli.demo.workspace import DemoError, Workspace, reserved_address
+
+RUN = "demo"
+START_SECONDS = 60.0
+"""Longest time a part may take to answer."""
+_LAYERS = 4
+_EMULATED = (
+    *("--device", "emulated", "--layers", str(_LAYERS)),
+    *("--layer-forward-seconds", "0.02", "--layer-backward-seconds", "0.03"),
+)
+"""Steps of about 0.2 s, nearly all of it asleep: four ranks run true to life on two cores."""
+_COMPUTING = ("--device", "cpu", "--layers", str(_LAYERS), "--width", "64", "--batch-size", "4")
+
+
+def find_servers() -> dict[str, str]:
+    """Prometheus and Alertmanager on this machine, by name; those that are missing are left out."""
+    names = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
+    found = {name: next(filter(None, map(shutil.which, commands)), None) for name, commands in names.items()}
+    return {name: path for name, path in found.items() if path}
+
+
+def start_trainer(workspace: Workspace, *, ranks: int, computing: bool, faults: Path) -> None:
+    """The reference trainer under torchrun, with as many steps as the demo may need."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+        *("-m", "rankwatch_trainer", "--steps", "100000", *(_COMPUTING if computing else _EMULATED)),
+        *("--checkpoint-dir", str(workspace.directory / "checkpoints"), "--checkpoint-every", "100"),
+        *("--fault-file", str(faults)),
+    ]
+    variables = {
+        environment.RUN: RUN,
+        environment.DIRECTORY: str(black_boxes(workspace)),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    workspace.start("trainer", command, variables)
+
+
+def black_boxes(workspace: Workspace) -> Path:
+    """The directory of the black boxes."""
+    return workspace.directory / "blackboxes"
+
+
+def start_agent(workspace: Workspace) -> str:
+    """The agent; returns its address, HOST:PORT."""
+    address_file = workspace.directory / "agent.address"
+    command = [
+        *(sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"),
+        *("--address-file", str(address_file), "--directory", str(black_boxes(workspace))),
+        *("--checkpoint-paths", str(workspace.directory)),
+    ]
+    workspace.start("agent", command)
+    wait_until(workspace, address_file.exists, "the agent to listen")
+    return address_file.read_text().strip()
+
+
+def start_alertmanager(workspace: Workspace, binary: str, config: RuleConfig, webhook_url: str) -> str:
+    """Alertmanager, delivering to the webhook; returns its address."""
+    file = workspace.directory / "alertmanager.yml"
+    file.write_text(json.dumps(alertmanager_config(config, webhook_url)))  # JSON is YAML
+    command = [
+        *(binary, f"--config.file={file}", "--cluster.listen-address="),
+        f"--storage.path={workspace.directory / 'alertmanager'}",
+    ]
+    return _start_server(workspace, "alertmanager", command)
+
+
+def start_prometheus(
+    workspace: Workspace, binary: str, config: RuleConfig, *, agent: str, alertmanager: str
+) -> str:
+    """Prometheus, with the shipped rules at the demo's time scale; returns its address."""
+    rules = workspace.directory / "rules"
+    rules.mkdir()
+    content = prometheus_config(
+        config,
+        rule_files=write_rules(config, rules),
+        agent_targets=[agent],
+        alertmanager_targets=[alertmanager],
+    )
+    file = workspace.directory / "prometheus.yml"
+    file.write_text(json.dumps(content))
+    command = [binary, f"--config.file={file}", f"--storage.tsdb.path={workspace.directory / 'prometheus'}"]
+    return _start_server(workspace, "prometheus", command)
+
+
+def _start_server(workspace: Workspace, name: str, command: Sequence[str]) -> str:
+    with reserved_address() as address:
+        workspace.start(name, [*command, f"--web.listen-address={address}"])
+        wait_until(
+            workspace, lambda: answers(f"http://{address}/-/ready"), f"{name.capitalize()} to be ready"
+        )
+    return address
+
+
+def wait_until(
+    workspace: Workspace, true: Callable[[], bool], what: str, *, seconds: float = START_SECONDS
+) -> None:
+    """Poll until it is true; raises DemoError when it takes too long or a part ends."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        workspace.check()
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.1)
+
+
+def answers(url: str) -> bool:
+    """Whether the URL answers with status 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except (OSError, HTTPException):  # URLError is an OSError
+        return False
+
+
+def missing_servers(found: Sequence[str]) -> str | None:
+    """One sentence about what is missing and how to get it, or None."""
+    if {"prometheus", "alertmanager"} <= set(found):
+        return None
+    return (
+        "Prometheus or Alertmanager is not installed (Debian: apt-get install prometheus "
+        "prometheus-alertmanager); the straggler is named from the agent's own figures instead"
+    )

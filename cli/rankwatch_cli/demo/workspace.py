@@ -1,0 +1,94 @@
+"""The demo's directory and the processes that live in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_cli.demo.cleanup import MARK, Janitor
+
+_MEMORY = Path("/dev/shm")
+_TAIL_BYTES = 4000
+
+
+class DemoError(AgentError):
+    """A part of the demo did not start, or ended before it should."""
+
+
+class Workspace:
+    """A temporary directory with processes; both are gone when the `with` block or this process ends.
+
+    leaving: raises where the demo is to end; called at each `check`.
+    """
+
+    def __init__(self, leaving: Callable[[], None]) -> None:
+        self._leaving = leaving
+        base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        self.directory = base / f"rankwatch-demo-{secrets.token_hex(4)}"
+        self._janitor = Janitor(self.directory)  # before there is a directory: a signal may come between
+        self.directory.mkdir(mode=0o700)
+        self._parts: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Start a part of the demo; its output goes to `<name>.log`. Raises DemoError."""
+        env = {**os.environ, **(variables or {}), MARK: str(self.directory)}
+        with self.log(name).open("wb") as log:
+            try:
+                self._parts[name] = subprocess.Popen(
+                    command,
+                    env=env,
+                    cwd=self.directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C on the terminal is for the demo alone
+                )
+            except OSError as error:
+                raise DemoError(f"could not start {name}: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Raises DemoError, with the end of its log, when a part has ended; or what `leaving` raises."""
+        self._leaving()
+        for name, process in self._parts.items():
+            if process.poll() is not None:
+                raise DemoError(
+                    f"{name} ended with status {process.returncode}; its last words:\n{self.tail(name)}"
+                )
+
+    def log(self, name: str) -> Path:
+        """The file that holds the output of a part."""
+        return self.directory / f"{name}.log"
+
+    def tail(self, name: str) -> str:
+        """The end of the output of a part."""
+        return self.log(name).read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._janitor.close()
+        for process in self._parts.values():
+            process.wait()
+
+
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """HOST:PORT on the loopback interface that the kernel gives to nobody else until the block ends.
+
+    A server that sets SO_REUSEADDR, as Prometheus and Alertmanager do, can listen there all the same.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -1,0 +1,161 @@
+"""The `rankwatch` command: finds the subcommand and turns its errors into exit statuses.
+
+Only the module of the chosen subcommand is imported, so `rankwatch --help` needs no dependency.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rankwatch_agent.runtime.printable import printable
+from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch_agent.runtime.user_error import UserError
+
+USAGE_STATUS = 2
+"""Exit status where the person at the keyboard can put it right."""
+_BROKEN_PIPE_STATUS = 141
+"""As of a program that SIGPIPE ended: 128 + 13."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Command(NamedTuple):
+    """A subcommand: the module under `rankwatch_cli.commands` with its `main`, and one line of help.
+
+    Signals in `held` wait, blocked, from before that module is imported until it takes them.
+    """
+
+    module: str
+    help: str
+    held: tuple[signal.Signals, ...] = ()
+
+
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "agent": Command(
+            "agent",
+            "watch the training runs and the hardware of this node, serve /metrics",
+            held=(signal.SIGUSR1, signal.SIGUSR2),  # whoever unloads the driver may ask before it is up
+        ),
+        "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
+        "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
+        "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
+        "manifests": Command("manifests", "print what runs the agent on every node of a Kubernetes cluster"),
+        "simulate": Command("simulate", "write what a job with a known fault leaves behind, and the truth"),
+        "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
+    }
+)
+"""Every subcommand, by the name it is called by. Its `main(arguments)` returns the exit status."""
+
+EXTRAS: Mapping[str, str] = MappingProxyType(
+    {
+        "msgspec": "agent",
+        "opentelemetry": "agent",
+        "prometheus_client": "agent",
+        "yaml": "alerts",
+        "numpy": "diagnosis",
+        "pyarrow": "diagnosis",
+        "torch": "trainer",
+        "grafana_foundation_sdk": "dashboards",
+    }
+)
+"""Third-party module -> the extra of the rankwatch distribution that brings it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, or 2 for a mistake of the user.
+
+    Also 130 for Ctrl-C, and 141 where whoever reads the output has left, as `head` does.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+        _hold_signals(arguments)  # first of all, and only in a process that is the command's own
+    parser = _parser()
+    # Only the first word is ours; the rest belongs to the subcommand, its --help included.
+    chosen = parser.parse_args(arguments[:1])
+    if chosen.version:
+        print(f"rankwatch {_version()}")
+        return 0
+    if chosen.command is None:
+        parser.print_help()
+        return USAGE_STATUS
+    try:
+        status = _entry(COMMANDS[chosen.command])(arguments[1:])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, not at the interpreter's exit
+        return status
+    except UserError as error:
+        print(printable(f"rankwatch {chosen.command}: {error}"), file=sys.stderr)
+        return USAGE_STATUS
+    except BrokenPipeError:
+        _drop_output()
+        return _BROKEN_PIPE_STATUS
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"rankwatch {chosen.command}: could not write the output: {error.strerror}", file=sys.stderr)
+        return USAGE_STATUS
+    except ModuleNotFoundError as error:
+        return _missing_module(chosen.command, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _hold_signals(arguments: Sequence[str]) -> None:
+    """Block what would end the process before the command that waits for it can."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if command is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, command.held)
+
+
+def _parser() -> SentenceParser:
+    listing = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    parser = SentenceParser(
+        prog="rankwatch",
+        usage="rankwatch [--help] [--version] COMMAND ...",
+        description="Observability for distributed PyTorch training: names the slow rank, node and cause.",
+        epilog=f"commands:\n{listing}\n\n`rankwatch COMMAND --help` tells more about each.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
+    return parser
+
+
+def _entry(command: Command) -> Callable[[Sequence[str]], int]:
+    module = import_module(f"rankwatch_cli.commands.{command.module}")
+    entry: Callable[[Sequence[str]], int] = module.main
+    return entry
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere: at its exit the interpreter would fail with it again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _missing_module(command: str, error: ModuleNotFoundError) -> int:
+    """Say which extra brings the missing module; an unknown one is a fault of ours and goes on up."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        raise error
+    print(
+        f"rankwatch {command}: could not import {module}: "
+        f"in a clone of rankwatch, pip install '.[{extra}]' brings it",
+        file=sys.stderr,
+    )
+    return USAGE_STATUS
+
+
+def _version() -> str:
+    from rankwatch_agent.runtime.version import version
+
+    return version()

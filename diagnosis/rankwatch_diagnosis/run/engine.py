@@ -1,0 +1,260 @@
+"""From a directory of black boxes to a verdict about the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankwatch.conventions import RankState
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.loss.alarm import Severity
+from rankwatch_diagnosis.run import recorders
+from rankwatch_diagnosis.run.box import Box
+from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
+from rankwatch_diagnosis.run.copied_ranks import read_copied_ranks
+from rankwatch_diagnosis.run.folder import RunFolder, find_run
+from rankwatch_diagnosis.run.loss import judge_loss
+from rankwatch_diagnosis.run.pace import checkpoints, progress
+from rankwatch_diagnosis.run.recorders import Recorders
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
+from rankwatch_diagnosis.run.waiting import (
+    failed_first,
+    judge_waiting,
+    missing_here,
+    place_of,
+    stall_seconds,
+    where_of,
+)
+from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+
+_STANDS = (State.HANG, State.DESYNC)
+_NAMED = (Cause.WORKER, Cause.HOST, Cause.NETWORK)
+LEAST_SLOWDOWN = 1.01
+"""From which a rank is named: what costs the run less than 1 % is within what a healthy one varies by."""
+_MOST_SHOWN = 1_024
+GONE = "gone"
+"""State of a rank without a goodbye, where nothing tells whether it was lost or its box is a copy."""
+
+
+def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool = False) -> RunVerdict:
+    """Everything about the run in this directory. Raises UserError where there is nothing to diagnose.
+
+    stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
+    complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
+    """
+    folder = find_run(directory)
+    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
+    boxes = read_boxes(folder.boxes, copied=copied)
+    found = _recorders(folder, boxes)
+    limit = stall_seconds(boxes) if stall is None else stall
+    hang = judge_waiting(boxes, found, stall=limit, complete=complete, given=stall is not None)
+    straggler = _straggler(boxes)
+    state = _state(boxes, hang)
+    ranks = _blamed(state, boxes, hang, straggler)
+    return RunVerdict(
+        run=boxes.run,
+        state=state,
+        ranks=ranks,
+        why=_why(state, ranks, boxes, hang, straggler),
+        hang=hang,
+        straggler=straggler,
+        loss=judge_loss(boxes),
+        progress=progress(boxes),
+        checkpoints=checkpoints(boxes, boxes.moment),
+        ranks_seen=tuple(_seen(each, boxes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]),
+        sources=_sources(boxes, found, limit),
+    )
+
+
+def _recorders(folder: RunFolder, boxes: Boxes) -> Recorders:
+    """Of ranks that live their own answer, of the others what they left."""
+    paths = {path.stem: path for path in folder.boxes}
+    living = () if boxes.copied else boxes.living
+    asked = recorders.ask((each.rank, paths[str(each.rank)]) for each in living if str(each.rank) in paths)
+    answered = {each.rank for each in asked.snapshots}
+    left = {
+        rank: path
+        for rank, path in folder.dumps.items()
+        if rank not in answered
+        and (boxes.copied or rank not in boxes.by_rank or not boxes.by_rank[rank].alive)
+    }
+    files = recorders.read(left)
+    silent = {rank: why for rank, why in (files.broken | asked.broken).items() if rank not in answered}
+    return Recorders([*asked.snapshots, *files.snapshots], silent, asked.live)
+
+
+def _straggler(boxes: Boxes) -> Verdict | None:
+    try:
+        # Only here: without NumPy all the rest is told.
+        from rankwatch_diagnosis.run.operation_table import operation_table
+        from rankwatch_diagnosis.straggler.engine import diagnose
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return None
+    return diagnose(operation_table(boxes))
+
+
+def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
+    states = {each.state for each in boxes.by_rank.values()}
+    untimed = not boxes.living and not boxes.copied_alive
+    stands = hang.state in _STANDS or (hang.state is State.INCONCLUSIVE and untimed)
+    living = bool(boxes.living) or not boxes.liveness_known
+    if boxes.lost:
+        return RunState.LOST
+    if not boxes.living and failed_first(boxes):
+        return RunState.FAILED
+    if stands and living and states != {RankState.FINISHED}:
+        return RunState.STALLED
+    if RankState.FAILED in states:
+        return RunState.FAILED
+    if boxes.living:
+        running = RankState.RUNNING in states or RankState.FINISHED in states
+        return RunState.RUNNING if running else RunState.STARTING
+    for state, told in (
+        (RankState.PREEMPTED, RunState.PREEMPTED),
+        (RankState.TERMINATED, RunState.TERMINATED),
+    ):
+        if state in states:
+            return told
+    return RunState.FINISHED if states == {RankState.FINISHED} else RunState.ENDED
+
+
+def _blamed(state: RunState, boxes: Boxes, hang: HangVerdict, straggler: Verdict | None) -> tuple[int, ...]:
+    if state is RunState.LOST:
+        return boxes.lost
+    if state is RunState.STALLED:
+        return hang.ranks
+    if state is RunState.FAILED:
+        return failed_first(boxes)
+    if state is RunState.RUNNING and straggler is not None and straggler.cause in _NAMED:
+        return straggler.ranks if straggler.slowdown >= LEAST_SLOWDOWN else ()
+    return ()
+
+
+def _why(
+    state: RunState,
+    ranks: tuple[int, ...],
+    boxes: Boxes,
+    hang: HangVerdict,
+    straggler: Verdict | None,
+) -> str:
+    if state is RunState.STALLED:
+        return _stalled(boxes, hang)
+    if state is RunState.LOST:
+        first = boxes.by_rank[ranks[0]]
+        processes = "the process is" if len(ranks) == 1 else "the processes are"
+        it = "it" if len(ranks) == 1 else f"rank {first.rank}"
+        return f"{listed(ranks)}: {processes} gone without a last word; {it} was {where_of(first)}"
+    if state is RunState.FAILED and ranks:
+        failure = boxes.by_rank[ranks[0]].failure or "an exception"
+        return f"{listed(ranks)}: ended by {failure}, outside of a collective; the others fail because of it"
+    if state is RunState.FAILED:
+        return "ranks were ended by exceptions, all of them in collectives: none can be told to be the first"
+    if state is RunState.RUNNING and straggler is not None:
+        if straggler.cause is Cause.NONE:
+            return "nothing is seen to slow it down"
+        if straggler.cause is Cause.INCONCLUSIVE:
+            return unclear(straggler)
+        where = f", {listed(ranks)}" if ranks else ""
+        cost = f"{straggler.slowdown - 1.0:.1%}"
+        return f"it is {cost} slower than it could be; cause: {straggler.cause.value}{where}"
+    counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
+    told = ", ".join(
+        f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
+    )
+    if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in _STANDS and hang.ranks:
+        return f"{told}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
+    return told
+
+
+def unclear(straggler: Verdict) -> str:
+    """A slowdown that is seen, or a table that shows too little."""
+    suspected = straggler.evidence.get("suspected_ranks")
+    if isinstance(suspected, list) and suspected:
+        suspects = listed(tuple(each["rank"] for each in suspected))
+        return f"{suspects} may slow it down, but that cannot be told for sure: {straggler.evidence['why']}"
+    why = straggler.evidence.get("why", "too little is seen")
+    return f"whether anything slows it down cannot be told: {why}"
+
+
+def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
+    where = f" in {hang.operation} of {hang.group}" if hang.group is not None else ""
+    if not hang.ranks:
+        elsewhere = hang.evidence.get("waits_for_ranks_without_box")
+        if isinstance(elsewhere, list):
+            return (
+                f"the ranks here wait{where} for {listed(tuple(elsewhere))}, of which there is no black box"
+            )
+        phases = hang.evidence.get("phases")
+        if isinstance(phases, Mapping):
+            told = "; ".join(f"{listed(tuple(ranks))} in {phase}" for phase, ranks in phases.items())
+            return f"no rank makes progress: {told}"
+        return f"the ranks stand{where}, and nothing tells whom they wait for"
+    first = boxes.by_rank.get(hang.ranks[0])
+    place = f"; it is {place_of(first, boxes)}" if first is not None and len(hang.ranks) == 1 else ""
+    if boxes.world_size == 1:
+        return f"the only rank makes no progress{place}"
+    return f"{_waited(hang, verb=('is', 'are'))}{place}"
+
+
+def _waited(hang: HangVerdict, *, verb: tuple[str, str] = ("was", "were")) -> str:
+    """Whom the run waits for or waited for, and where."""
+    one = len(hang.ranks) == 1
+    where = f" in {hang.operation} of {hang.group}" if hang.group is not None else ""
+    if hang.state is not State.DESYNC:
+        return f"{listed(hang.ranks)} {verb[not one]} waited for{where}"
+    return f"{listed(hang.ranks)} {'differs from its peers' if one else 'differ from their peers'}{where}"
+
+
+def listed(ranks: tuple[int, ...], most: int = 16) -> str:
+    """`rank 3`, `ranks 3, 5 and 2 more`."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
+
+
+def _state_of(box: Box, boxes: Boxes) -> str:
+    return box.state.value if boxes.liveness_known or box.state is not RankState.LOST else GONE
+
+
+def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
+    told: dict[str, object] = {
+        "rank": box.rank,
+        "host": box.header.identity.host,
+        "state": _state_of(box, boxes),
+        "step": box.now.step,
+        "steps_completed": box.now.steps_completed,
+        "phase": box.open_phase[0] if box.open_phase else None,
+        "failure": box.failure or None,
+        "timeout_seconds": box.timeout,
+    }
+    if boxes.moment is not None and not box.ended:
+        told["idle_seconds"] = round(max(0.0, boxes.moment - box.wall(box.last_progress)), 3)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _sources(boxes: Boxes, found: Recorders, stall: float) -> dict[str, object]:
+    return {
+        "boxes": len(boxes.by_rank),
+        "world_size": boxes.world_size,
+        "hosts": len({each.header.identity.host for each in boxes.by_rank.values()}),
+        "boxes_skipped": dict(boxes.skipped),
+        "first_skipped": boxes.first_reason,
+        "boxes_missing_on_seen_hosts": list(missing_here(boxes))[:_MOST_SHOWN],
+        "records_missed": sum(each.missed for each in boxes.by_rank.values()),
+        "copies": boxes.copied,
+        "liveness_known": boxes.liveness_known,
+        "flight_recorders": len(found.snapshots),
+        "flight_recorders_live": found.live,
+        "stall_seconds": stall,
+    }
+
+
+def worst_alarm(verdict: RunVerdict) -> Severity | None:
+    """Of the loss; None without an alarm."""
+    if verdict.loss is None:
+        return None
+    found = {each.severity for each in verdict.loss[1].alarms}
+    return next((each for each in reversed(Severity) if each in found), None)

@@ -1,0 +1,97 @@
+"""What lies in a run's directory: black boxes, sockets of flight recorders, dumps, copies in a bundle."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankwatch.blackbox.layout import SUFFIX
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.runtime.user_error import UserError
+
+BOXES_FOLDER = "blackboxes"
+DUMPS_FOLDER = "flight_recorder"
+"""Folders of an evidence bundle; a simulated hang has the second one, too."""
+MOST_FILES = 1 << 16
+"""Of one folder that are looked at."""
+_RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
+_OTHERS = (SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Where the files of one run lie."""
+
+    boxes: tuple[Path, ...]
+    dumps: dict[int, Path] = field(default_factory=dict)
+    """Rank -> file with a flight recorder."""
+    bundle: Path | None = None
+    """Where it is an evidence bundle: the bundle."""
+
+    @property
+    def copied(self) -> bool:
+        """The boxes are copies: that nobody holds their locks says nothing."""
+        return self.bundle is not None
+
+
+def find_run(directory: Path) -> RunFolder:
+    """The one run in a directory: its own, one above it, or a bundle. Raises UserError."""
+    try:
+        if not directory.is_dir():
+            raise UserError(f"{directory} is no directory")
+        copied = (directory / BOXES_FOLDER).is_dir()
+        run = _run_folder(directory / BOXES_FOLDER if copied else directory)
+        folders = {run, run / DUMPS_FOLDER, run.parent / DUMPS_FOLDER, directory, directory / DUMPS_FOLDER}
+        bundle = directory if copied else None
+        return RunFolder(boxes=tuple(_boxes_in(run)), dumps=_dumps_in(folders), bundle=bundle)
+    except OSError as error:
+        raise UserError(f"could not read {directory}: {error.strerror or error}") from error
+
+
+def _run_folder(directory: Path) -> Path:
+    if any(True for _ in _boxes_in(directory)):
+        return directory
+    found = [each for each in _listed(directory) if _is_folder(each) and any(True for _ in _boxes_in(each))]
+    if not found:
+        raise UserError(f"{directory} holds no black box (RANK{SUFFIX}), and neither does a folder in it")
+    if len(found) > 1:
+        names = ", ".join(each.name for each in sorted(found)[:8])
+        raise UserError(f"{directory} holds {len(found)} runs ({names}): give the directory of one")
+    return found[0]
+
+
+def _boxes_in(directory: Path) -> Iterator[Path]:
+    return (each for each in _listed(directory) if each.suffix == SUFFIX and not each.name.startswith("."))
+
+
+def _dumps_in(folders: Iterable[Path]) -> dict[int, Path]:
+    """The newest dump of each rank: names end in the rank's number, as in `diagnose hang`."""
+    found: dict[int, tuple[float, Path]] = {}
+    for folder in folders:
+        for path in _listed(folder) if folder.is_dir() else ():
+            match = _RANK.search(path.name)
+            if match is None or path.suffix in _OTHERS or path.name.startswith("."):
+                continue
+            facts = path.lstat()
+            rank = int(match[1])
+            if stat.S_ISREG(facts.st_mode) and (rank not in found or found[rank][0] < facts.st_mtime):
+                found[rank] = (facts.st_mtime, path)
+    return {rank: path for rank, (_, path) in found.items()}
+
+
+def _is_folder(path: Path) -> bool:
+    """Not a link to one: a run's directory belongs to the training user."""
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
+def _listed(directory: Path) -> list[Path]:
+    found = []
+    for path in directory.iterdir():
+        found.append(path)
+        if len(found) == MOST_FILES:
+            break
+    return sorted(found)

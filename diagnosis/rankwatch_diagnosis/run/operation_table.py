@@ -1,0 +1,103 @@
+"""The table of operations of a run, out of its black boxes. Needs NumPy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.run.box import Box
+from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.step_rows import Row, rows_of
+
+MOST_ROWS = 3_000_000
+"""The newest steps; the straggler engine takes about 400 bytes for each row."""
+_STAGE = "pp"
+_REPLICA = "dp"
+
+
+class _Rank(NamedTuple):
+    rank: int
+    stage: int
+    replica: int
+    start_of_clock: float
+    """What turns its monotonic clock into seconds since the run's first start."""
+    rows: list[Row]
+
+
+def operation_table(boxes: Boxes) -> OperationTable:
+    """The steps that at least half of the ranks hold. Clocks of hosts meet by their wall clocks."""
+    first = min(each.header.started_wall for each in boxes.by_rank.values())
+    ranks = [_rank(box, first) for box in boxes.by_rank.values()]
+    kept = _steps(ranks)
+    return _table([each._replace(rows=[row for row in each.rows if row.step in kept]) for each in ranks])
+
+
+def _rank(box: Box, first_wall: float) -> _Rank:
+    identity = box.header.identity
+    groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
+    # Without coordinates a run is data parallel, so that every rank has microbatches of its own.
+    replica = identity.coordinates.get(_REPLICA, (0 if identity.coordinates else identity.rank, 0))[0]
+    return _Rank(
+        rank=identity.rank,
+        stage=identity.coordinates.get(_STAGE, (0, 1))[0],
+        replica=replica,
+        start_of_clock=box.wall(0.0) - first_wall,
+        rows=list(rows_of(box, groups)),
+    )
+
+
+def _steps(ranks: Sequence[_Rank]) -> set[int]:
+    """Steps of at least half of the ranks that have any, newest first as far as rows allow."""
+    rows: Counter[int] = Counter()
+    holders: Counter[int] = Counter()
+    having = 0
+    for each in ranks:
+        of_rank = Counter(row.step for row in each.rows)
+        rows.update(of_rank)
+        holders.update(of_rank.keys())
+        having += bool(of_rank)
+    kept: set[int] = set()
+    total = 0
+    for step in sorted(rows, reverse=True):
+        if 2 * holders[step] < having:
+            continue
+        total += rows[step]
+        if total > MOST_ROWS:
+            break
+        kept.add(step)
+    return kept
+
+
+def _table(ranks: Sequence[_Rank]) -> OperationTable:
+    operations: dict[str, int] = {}
+    groups: dict[str, int] = {"": 0}
+    kinds = {kind.name.lower(): int(kind) for kind in Kind}
+    rows = [row for each in ranks for row in each.rows]
+    lengths = [len(each.rows) for each in ranks]
+
+    def by_rank(values: list[float]) -> np.ndarray:
+        return np.repeat(np.array(values), lengths)
+
+    starts = np.array([row.start for row in rows], dtype=np.float64)
+    work = [np.nan if row.work is None else row.work for row in rows]
+    return OperationTable(
+        step=np.array([row.step for row in rows], dtype=np.int64),
+        rank=by_rank([each.rank for each in ranks]).astype(np.int64),
+        operation=np.array(
+            [operations.setdefault(r.operation, len(operations)) for r in rows], dtype=np.int32
+        ),
+        kind=np.array([kinds[row.kind] for row in rows], dtype=np.int8),
+        start_seconds=starts + by_rank([each.start_of_clock for each in ranks]),
+        duration_seconds=np.array([row.seconds for row in rows], dtype=np.float64),
+        stage=by_rank([each.stage for each in ranks]).astype(np.int32),
+        replica=by_rank([each.replica for each in ranks]).astype(np.int32),
+        microbatch=np.array([row.microbatch for row in rows], dtype=np.int32),
+        group=np.array([groups.setdefault(row.group, len(groups)) for row in rows], dtype=np.int32),
+        work=np.array(work, dtype=np.float64),
+        operations=tuple(operations),
+        groups=tuple(groups),
+    )

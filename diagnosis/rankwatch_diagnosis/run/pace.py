@@ -1,0 +1,102 @@
+"""How far the run is, how fast it goes, and what its checkpoints are worth."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import TOKENS
+from rankwatch_diagnosis.run.box import Box
+from rankwatch_diagnosis.run.boxes import Boxes
+
+RECENT_STEPS = 50
+"""Steps from which the pace is taken."""
+_MOST_SHOWN = 20
+
+
+def progress(boxes: Boxes) -> dict[str, object]:
+    """Steps, their duration (seconds; median of the ranks' medians), what is left. Ready for JSON."""
+    found = list(boxes.by_rank.values())
+    reached = [each.now.step for each in found]
+    pace = [seconds for each in found if (seconds := _step_seconds(each)) is not None]
+    tokens = [rate for each in found if (rate := _tokens_per_second(each)) is not None]
+    target = max((each.header.target_steps or 0 for each in found), default=0)
+    step_seconds = median(pace) if pace else None
+    told: dict[str, object] = {
+        "step": max(reached),
+        "slowest_rank_step": min(reached),
+        "steps_completed": max(each.now.steps_completed for each in found),
+        "target_steps": target or None,
+        "step_seconds": step_seconds,
+        # Each rank is taken to count its own tokens; ranks of other nodes are not here.
+        "tokens_per_second": sum(tokens) if tokens else None,
+    }
+    if target and step_seconds is not None:
+        told["remaining_seconds"] = max(0, target - 1 - min(reached)) * step_seconds
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
+    """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives."""
+    good = [
+        (each.wall(each.now.checkpoint_ended), each.now.checkpoint_step, each.rank)
+        for each in boxes.by_rank.values()
+        if each.now.checkpoint_ended
+    ]
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, object]] = []
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for rank, operation, step, taken, failed in _operations(boxes):
+        counts[operation] += 1
+        seconds[operation].append(taken)
+        if failed:
+            failures.append({"operation": operation, "step": step, "rank": rank})
+    told: dict[str, object] = {
+        "operations": dict(counts),
+        "failures": failures[-_MOST_SHOWN:],
+        "failure_count": len(failures),
+        "seconds": {name: median(each) for name, each in seconds.items()},
+    }
+    if good:
+        ended, step, rank = max(good)
+        told["last_good"] = {"step": step, "rank": rank, "unix_seconds": round(ended, 3)}
+        if moment is not None:
+            told["last_good_age_seconds"] = round(max(0.0, moment - ended), 3)
+    return {name: value for name, value in told.items() if value not in ({}, [])}
+
+
+def _operations(boxes: Boxes) -> Iterator[tuple[int, str, int, float, bool]]:
+    """Rank, operation, step, seconds and failure of each checkpoint operation; stages left out."""
+    for box in boxes.by_rank.values():
+        for record in box.records:
+            if record.kind == RecordKind.CHECKPOINT:
+                _, step, stage, failed = layout.CHECKPOINT.unpack_from(record.payload)
+                if not stage:
+                    name = box.names.get(record.name, "")
+                    yield box.rank, name, step, record.end - record.start, bool(failed)
+
+
+def _step_seconds(box: Box) -> float | None:
+    steps = [each.end - each.start for each in box.records if each.kind == RecordKind.STEP][-RECENT_STEPS:]
+    return median(steps) if steps else None
+
+
+def _tokens_per_second(box: Box) -> float | None:
+    """Of the recent steps, the pauses between them included."""
+    steps: dict[int, tuple[float, float]] = {}
+    tokens: dict[int, float] = defaultdict(float)
+    for record in box.records:
+        if record.kind == RecordKind.STEP:
+            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
+        elif record.kind == RecordKind.WORK and box.names.get(record.name) == TOKENS:
+            amount, step = layout.WORK.unpack_from(record.payload)
+            if 0.0 <= amount < 1e18:
+                tokens[step] += amount
+    recent = [step for step in steps if step in tokens][-RECENT_STEPS:]
+    if not recent:
+        return None
+    seconds = max(steps[each][1] for each in recent) - min(steps[each][0] for each in recent)
+    return sum(tokens[each] for each in recent) / seconds if seconds > 0.0 else None

@@ -1,0 +1,215 @@
+"""The verdict about a run for a program, and for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rankwatch_agent.runtime.printable import printable
+from rankwatch_diagnosis.hang.verdict import State
+from rankwatch_diagnosis.loss.alarm import Severity, finite
+from rankwatch_diagnosis.loss.report import as_json as loss_as_json
+from rankwatch_diagnosis.run.engine import GONE, listed, worst_alarm
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
+from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+
+_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+_RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
+_GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
+_RANKS_SHOWN = 16
+_GROUPS_SHOWN = 5
+_ALARMS_SHOWN = 5
+
+
+def as_json(verdict: RunVerdict) -> dict[str, object]:
+    """The object of `--json`. Numbers that are NaN or infinite become null."""
+    hang, straggler = verdict.hang, verdict.straggler
+    told: dict[str, object] = {
+        "run": verdict.run,
+        "state": verdict.state.value,
+        "ranks": verdict.ranks,
+        "why": verdict.why,
+        "hang": {
+            "state": hang.state.value,
+            "ranks": hang.ranks,
+            "group": hang.group,
+            "operation": hang.operation,
+            "missing_ranks": hang.missing_ranks,
+            "groups": [vars(each) for each in hang.groups],
+            "evidence": hang.evidence,
+        },
+        "straggler": None if straggler is None else _straggler_json(straggler),
+        "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
+        "progress": verdict.progress,
+        "checkpoints": verdict.checkpoints,
+        "ranks_seen": verdict.ranks_seen,
+        "sources": verdict.sources,
+    }
+    return {name: _plain(value) for name, value in told.items()}
+
+
+def _straggler_json(found: Verdict) -> dict[str, object]:
+    return {
+        "cause": found.cause.value,
+        "ranks": found.ranks,
+        "stages": found.stages,
+        "first_step": found.first_step,
+        "slowdown": found.slowdown,
+        "lost_rank_seconds": found.lost_rank_seconds,
+        "evidence": found.evidence,
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
+
+
+def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:
+    """One line that says it all, then the evidence. Names out of the boxes may hold anything."""
+    head, *rest = map(printable, _lines(verdict))
+    colour = _RED if verdict.state in _RED_STATES else _GREEN if verdict.state in _GREEN_STATES else _YELLOW
+    yield f"{_BOLD}{colour}{head}{_PLAIN}" if coloured else head
+    yield from rest
+
+
+def _lines(verdict: RunVerdict) -> Iterator[str]:
+    yield f"{verdict.state.value.upper()}: {verdict.why}"
+    yield ""
+    yield f"run:         {verdict.run}, {_sources(verdict.sources)}"
+    yield f"progress:    {_progress(verdict)}"
+    yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
+    yield f"loss:        {_loss(verdict)}"
+    yield f"slowdown:    {_slowdown(verdict.straggler)}"
+    yield f"waiting:     {_waiting(verdict)}"
+    yield from _waits(verdict)
+    yield "ranks:"
+    yield from _ranks(verdict)
+    yield from _notes(verdict)
+
+
+def _sources(sources: Mapping[str, object]) -> str:
+    told = f"{sources['boxes']} of {sources['world_size']} ranks on {_count(sources['hosts'], 'host')}"
+    recorders = sources["flight_recorders"]
+    if recorders:
+        told += f", {_count(recorders, 'flight recorder')}"
+    return f"{told}, copies of black boxes" if sources["copies"] else told
+
+
+def _progress(verdict: RunVerdict) -> str:
+    progress = verdict.progress
+    target = progress.get("target_steps")
+    told = [f"step {progress['step']}" + (f" of {target}" if target else "")]
+    if progress["slowest_rank_step"] != progress["step"]:
+        told.append(f"the slowest rank at {progress['slowest_rank_step']}")
+    for name, text in (
+        ("step_seconds", "{:.4g} s a step"),
+        ("tokens_per_second", "{:,.0f} tokens/s"),
+        ("remaining_seconds", "{:,.0f} s left at this pace"),
+    ):
+        # What does not run has no pace.
+        if name in progress and (name != "remaining_seconds" or verdict.state is RunState.RUNNING):
+            told.append(text.format(progress[name]))
+    return ", ".join(told)
+
+
+def _checkpoints(found: Mapping[str, object]) -> str:
+    good = found.get("last_good")
+    if not isinstance(good, Mapping) and "operations" not in found:
+        return "none in the boxes"
+    told = [f"last good one of step {good['step']}" if isinstance(good, Mapping) else "no good one"]
+    if "last_good_age_seconds" in found:
+        told.append(f"{found['last_good_age_seconds']:,.0f} s old")
+    told.append(_count(found["failure_count"], "failure"))
+    return ", ".join(told)
+
+
+def _loss(verdict: RunVerdict) -> str:
+    if verdict.loss is None:
+        return "not reported"
+    rank, found = verdict.loss
+    span = f"{found.intake.rows:,} steps of rank {rank}"
+    worst = worst_alarm(verdict)
+    if worst is None:
+        return f"no alarm in {span}"
+    alarms = [each for each in found.alarms if each.severity is worst]
+    told = ", ".join(f"{each.kind.value} at step {each.step}" for each in alarms[:_ALARMS_SHOWN])
+    more = f" and {len(alarms) - _ALARMS_SHOWN} more" if len(alarms) > _ALARMS_SHOWN else ""
+    calm = "; nothing to do" if worst is Severity.INFO else ""
+    return f"{worst.value}: {told}{more}, in {span}{calm}"
+
+
+def _slowdown(found: Verdict | None) -> str:
+    if found is None:
+        return "not judged: NumPy is not installed"
+    if found.cause in (Cause.NONE, Cause.INCONCLUSIVE):
+        why = found.evidence.get("why")
+        return f"{found.cause.value}{f': {why}' if why else ''}"
+    whom = f" {listed(found.ranks)}" if found.ranks else ""
+    if found.stages:
+        whom = f" stage {', '.join(map(str, found.stages))}"
+    since = "" if found.first_step is None else f" since step {found.first_step}"
+    cost = f"{found.slowdown - 1.0:.1%}, {found.lost_rank_seconds:.4g} rank-seconds lost"
+    return f"{found.cause.value}{whom}{since}: {cost}"
+
+
+def _waiting(verdict: RunVerdict) -> str:
+    hang = verdict.hang
+    whom = f" for {listed(hang.ranks)}" if hang.ranks else ""
+    source = hang.evidence.get("source", "black boxes")
+    calm = ": ranks wait for each other, and all of them advance" if hang.state is State.SLOW else ""
+    return f"{hang.state.value}{whom}{calm} (by the {source})"
+
+
+def _waits(verdict: RunVerdict) -> Iterator[str]:
+    if verdict.hang.state is State.SLOW:
+        return  # the moment of a healthy run; whom it catches waiting says nothing
+    reasons = verdict.hang.evidence.get("reasons")
+    for rank, reason in list(reasons.items())[:_RANKS_SHOWN] if isinstance(reasons, Mapping) else ():
+        yield f"  rank {rank} {reason}"
+    for each in verdict.hang.groups[:_GROUPS_SHOWN]:
+        waits = f", it waits for {listed(each.waited_for)}" if each.waited_for else ""
+        arrived = f"{len(each.arrived)} of {each.members} ranks in it"
+        yield f"  {each.operation} number {each.sequence} of {each.group}: {arrived}{waits}"
+    if len(verdict.hang.groups) > _GROUPS_SHOWN:
+        yield f"  and {len(verdict.hang.groups) - _GROUPS_SHOWN} more; --json shows them"
+
+
+def _ranks(verdict: RunVerdict) -> Iterator[str]:
+    blamed = set(verdict.ranks)
+    ordered = sorted(verdict.ranks_seen, key=lambda each: (each["rank"] not in blamed, each["rank"]))
+    for each in ordered[:_RANKS_SHOWN]:
+        mark = "!" if each["rank"] in blamed else " "
+        phase = f", in {each['phase']}" if "phase" in each else ""
+        idle = f", no progress for {each['idle_seconds']:.1f} s" if "idle_seconds" in each else ""
+        failure = f" by {each['failure']}" if "failure" in each else ""
+        who = f"{mark} {each['rank']} on {each['host']}"
+        yield f"{who}: {each['state']}{failure}, step {each['step']}{phase}{idle}"
+    if len(ordered) > _RANKS_SHOWN:
+        yield f"  and {len(ordered) - _RANKS_SHOWN} more; --json shows them"
+
+
+def _notes(verdict: RunVerdict) -> Iterator[str]:
+    notes = verdict.hang.evidence.get("notes")
+    told = [str(each) for each in notes] if isinstance(notes, list) else []
+    skipped = verdict.sources["boxes_skipped"]
+    if isinstance(skipped, Mapping) and skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        told.append(f"black boxes skipped: {reasons}; first: {verdict.sources['first_skipped']}")
+    silent = verdict.hang.evidence.get("flight_recorders_silent")
+    if isinstance(silent, Mapping):
+        rank, reason = next(iter(silent.items()))
+        told.append(f"{_count(len(silent), 'flight recorder')} told nothing; rank {rank}: {reason}")
+    if verdict.sources["records_missed"]:
+        told.append(f"{verdict.sources['records_missed']:,} records were overwritten or torn")
+    if any(each["state"] == GONE for each in verdict.ranks_seen) or verdict.sources["copies"]:
+        told.append("copies, or no process is left: ranks are judged by the last words in their boxes")
+    if told:
+        yield "notes:"
+        yield from (f"  {each}" for each in told)
+
+
+def _count(number: object, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

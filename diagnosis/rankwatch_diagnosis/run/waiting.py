@@ -1,0 +1,222 @@
+"""Whom the run waits for: by the last words of its boxes, and by flight recorders where there are any."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rankwatch.conventions import RankState
+from rankwatch_agent.training.progress import SECTIONS
+from rankwatch_diagnosis.hang.engine import STALL_SECONDS, diagnose
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.run.box import Box
+from rankwatch_diagnosis.run.box_snapshots import box_snapshots
+from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.recorders import Recorders
+
+LEAST_STALL_SECONDS = 5.0
+"""However fast the steps are: boxes are read one after another, while the run goes on."""
+MOST_STALL_SECONDS = 1800.0
+"""What the stall alert waits for where nothing is learnt (`stall_fallback_seconds`)."""
+_STANDS = (State.HANG, State.DESYNC)
+_MOST_SHOWN = 64
+
+
+def stall_seconds(boxes: Boxes) -> float:
+    """Age from which a wait is a stall: what the ranks have learnt of themselves, at least 5 seconds.
+
+    30 seconds where one of them has learnt nothing; half an hour where that one is in its first checkpoint or
+    evaluation, which nothing tells from a hang.
+    """
+    found = [_limit(each) for each in boxes.living]
+    return min(MOST_STALL_SECONDS, max(LEAST_STALL_SECONDS, *found)) if found else STALL_SECONDS
+
+
+def _limit(box: Box) -> float:
+    if box.timeout is not None:
+        return box.timeout
+    in_section = box.open_phase is not None and box.open_phase[0] in SECTIONS
+    return MOST_STALL_SECONDS if in_section else STALL_SECONDS
+
+
+def judge_waiting(
+    boxes: Boxes, recorders: Recorders, *, stall: float, complete: bool, given: bool = False
+) -> HangVerdict:
+    """One verdict of both sources.
+
+    stall: age in seconds from which a wait is a stall; it counts only in boxes that are no copies and while
+        a rank lives. A bundle is written at a stall.
+    complete: boxes that are not there are missing, and not on other nodes.
+    given: the age was asked for. Else a run of which nothing is learnt yet may start for as long as it likes.
+    """
+    timed = boxes.moment is not None and not boxes.copied
+    words = diagnose(box_snapshots(boxes, timed=timed), stall_seconds=stall)
+    found = words
+    evidence: dict[str, object] = {"source": "black boxes", **words.evidence}
+    if recorders.snapshots:
+        recorded = diagnose(recorders.snapshots, stall_seconds=stall)
+        if _tells_more(recorded, words):
+            found = recorded
+            evidence = {"source": "flight recorders", **recorded.evidence}
+        if recorded.state is not words.state or recorded.ranks != words.ranks:
+            other = words if found is recorded else recorded
+            evidence["other_source"] = {"state": other.state.value, "ranks": list(other.ranks)}
+    if recorders.broken:
+        shown = list(recorders.broken.items())[:_MOST_SHOWN]
+        evidence["flight_recorders_silent"] = {str(rank): reason for rank, reason in shown}
+    found = replace(found, evidence=evidence)
+    if found.state in (State.OK, State.SLOW):
+        found = _stands_outside(boxes, found, stall, given=given)
+    found = _keep_origins(boxes, found)
+    found = _without_other_nodes(boxes, found, complete=complete)
+    return _with_places(boxes, found)
+
+
+def _tells_more(recorded: HangVerdict, words: HangVerdict) -> bool:
+    """Recorders know sizes, types and order; boxes know sends and receives over gloo, and who is where."""
+    if recorded.state is State.DESYNC:
+        return not (words.state is State.DESYNC and words.ranks and not recorded.ranks)
+    if words.state in _STANDS and words.ranks:
+        return False
+    return recorded.state in _STANDS and bool(recorded.ranks or words.state not in _STANDS)
+
+
+def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bool) -> HangVerdict:
+    """Nobody waits in a collective for long, and yet no living rank makes progress."""
+    living = boxes.living
+    if not living or boxes.moment is None:
+        return found
+    if not given and any(each.timeout is None for each in living):
+        return found
+    limits = {each.rank: max(stall, each.timeout or STALL_SECONDS) for each in living}
+    moments = {each.rank: boxes.moment if boxes.copied else each.seen_wall for each in living}
+    idle = {each.rank: moments[each.rank] - each.wall(_last_move(each)) for each in living}
+    if any(idle[rank] <= limits[rank] for rank in idle):
+        return found
+    places: dict[str, list[int]] = defaultdict(list)
+    for each in living:
+        places[each.open_phase[0] if each.open_phase else "no phase"].append(each.rank)
+    fewest = min(places.values(), key=len)
+    alone = boxes.world_size == 1 or (len(places) > 1 and 2 * len(fewest) < len(living))
+    evidence = {
+        **found.evidence,
+        "idle_seconds": round(min(idle.values()), 3),
+        "phases": {phase: ranks[:_MOST_SHOWN] for phase, ranks in places.items()},
+    }
+    if boxes.world_size == 1:
+        return replace(found, state=State.HANG, ranks=tuple(fewest), evidence=evidence)
+    if alone:
+        evidence["suspects"] = fewest[:_MOST_SHOWN]
+    return replace(found, state=State.HANG, ranks=(), evidence=evidence)
+
+
+def _last_move(box: Box) -> float:
+    """A step that began before a stall may go on after it: whatever the rank does counts."""
+    return max(box.last_progress, box.last_sign, *(each.oldest for each in box.now.groups))
+
+
+def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
+    """Where a process is lost or failed by itself, those that failed after it are its victims.
+
+    And so is whoever failed in a collective: it had come to it, and a peer was gone.
+    """
+    origins = boxes.lost or failed_first(boxes)
+    named = [boxes.by_rank[rank] for rank in found.ranks if rank in boxes.by_rank and rank not in origins]
+    failed = [each for each in named if each.state is RankState.FAILED]
+    victims = [each.rank for each in failed if origins or each.failed_in_collective]
+    if not victims:
+        return found
+    kept = sorted({*found.ranks, *origins} - set(victims))
+    evidence = {**found.evidence, "failed_after_it": victims}
+    reasons = evidence.pop("reasons", None)
+    if isinstance(reasons, Mapping):
+        # An ended process is in no code, whatever its box shows it to have left out.
+        evidence["reasons"] = {
+            str(rank): "is gone" if rank in boxes.lost else reasons[str(rank)]
+            for rank in kept
+            if rank in boxes.lost or str(rank) in reasons
+        }
+    return replace(found, ranks=tuple(kept), evidence=evidence)
+
+
+def failed_first(boxes: Boxes) -> tuple[int, ...]:
+    """Ranks that an exception ended, and none out of a collective: those fail when another rank is gone."""
+    failed = [each for each in boxes.by_rank.values() if each.state is RankState.FAILED]
+    own = tuple(each.rank for each in failed if not each.failed_in_collective)
+    return own if len(own) < len(boxes.by_rank) or len(own) == 1 else ()
+
+
+def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) -> HangVerdict:
+    """A rank without a box is on another node, unless the node that it must be on is seen."""
+    here = missing_here(boxes)
+    elsewhere = () if complete else tuple(r for r in range(boxes.world_size) if r not in boxes.by_rank)
+    elsewhere = tuple(rank for rank in elsewhere if rank not in here)
+    missing = tuple(rank for rank in range(boxes.world_size) if rank not in boxes.by_rank)
+    blamed = [rank for rank in found.ranks if rank in elsewhere]
+    found = replace(found, missing_ranks=missing)
+    if not blamed:
+        return found
+    evidence = dict(found.evidence)
+    reasons = evidence.pop("reasons", None)
+    kept = tuple(rank for rank in found.ranks if rank not in elsewhere)
+    if isinstance(reasons, Mapping) and kept:
+        evidence["reasons"] = {str(rank): reasons[str(rank)] for rank in kept if str(rank) in reasons}
+    evidence["waits_for_ranks_without_box"] = blamed[:_MOST_SHOWN]
+    evidence["notes"] = [
+        *_listed(evidence.get("notes")),
+        "the ranks that the others wait for have no black box here: they are on other nodes, or wrote none",
+    ]
+    state = found.state if kept or found.state is State.INCONCLUSIVE else State.HANG
+    return replace(found, state=state, ranks=kept, evidence=evidence)
+
+
+def missing_here(boxes: Boxes) -> tuple[int, ...]:
+    """Ranks without a box that must be on a node of which there are boxes.
+
+    On a node, rank less local rank is one number, and a local rank below another that is there exists.
+    """
+    found: set[int] = set()
+    by_host: dict[str, list[Box]] = defaultdict(list)
+    for each in boxes.by_rank.values():
+        by_host[each.header.identity.host].append(each)
+    for of_host in by_host.values():
+        offsets = {each.rank - each.header.identity.local_rank for each in of_host}
+        if len(offsets) != 1:
+            continue
+        offset = offsets.pop()
+        last = max(each.rank for each in of_host)
+        found.update(rank for rank in range(max(0, offset), last) if rank not in boxes.by_rank)
+    return tuple(sorted(found))
+
+
+def _with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
+    """Say where each culprit is."""
+    places = {}
+    for rank in found.ranks[:_MOST_SHOWN]:
+        box = boxes.by_rank.get(rank)
+        if box is not None:
+            places[str(rank)] = place_of(box, boxes)
+    return replace(found, evidence={**found.evidence, "places": places}) if places else found
+
+
+def place_of(box: Box, boxes: Boxes) -> str:
+    """Where a rank is, or was when it ended."""
+    where = where_of(box)
+    since = box.open_phase[1] if box.open_phase else max(box.last_sign, box.now.step_began)
+    if box.ended and (box.state is not RankState.LOST or boxes.liveness_known):
+        ending = f" ({box.failure})" if box.failure else ""
+        return f"{box.state.value}{ending}, last {where}"
+    if boxes.moment is None:
+        return where
+    return f"{where}, for {max(0.0, boxes.moment - box.wall(since)):.1f} s"
+
+
+def where_of(box: Box) -> str:
+    """Phase and step of a rank: its last ones, where it has ended."""
+    step = f"step {box.now.step}" if box.now.step_began else f"after step {box.now.step}"
+    return f"in {box.open_phase[0] if box.open_phase else 'no phase'}, {step}"
+
+
+def _listed(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []

@@ -1,0 +1,84 @@
+"""What is wrong with a simulated job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause
+
+SIMULATED = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
+"""Causes that a job can be given."""
+
+_MOST_FACTOR = 1_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One cause, on the ranks or the stage that it strikes, over some steps."""
+
+    cause: Cause = Cause.NONE
+    ranks: tuple[int, ...] = ()
+    """For `worker` and `host`; for `network` those with a slow link, none for the whole fabric."""
+    stage: int | None = None
+    """For `stage`."""
+    factor: float = 1.2
+    """On what the cause slows down: compute of ranks or of a stage, transfers, host work. For `data`,
+    factor - 1 is the share of compute that grows with the square of sequence length. For `jitter`,
+    factor - 1 is the mean pause as a share of a rank's compute in a step."""
+    probability: float = 0.05
+    """For `jitter`: that a rank pauses in a step."""
+    first_step: int = 0
+    duration: int | None = None
+    """In steps; None lasts to the end."""
+    period: int | None = None
+    """Steps from one episode to the next; None: it does not pause."""
+    active_share: float = 0.5
+    """Part of each period in which the fault is there."""
+
+    def check(self, shape: JobShape, steps: int) -> None:
+        """Raises UserError where the fault does not fit the job."""
+        self._check_numbers(steps)
+        for rank in self.ranks:
+            shape.place(rank)
+        if len(set(self.ranks)) < len(self.ranks):
+            raise UserError(f"ranks are {self.ranks}, expected each one once")
+        if self.cause in (Cause.WORKER, Cause.HOST) and not self.ranks:
+            raise UserError(f"fault {self.cause} needs ranks")
+        if self.cause is Cause.STAGE and self.stage is None:
+            raise UserError("fault stage needs a stage")
+        if self.stage is not None and not 0 <= self.stage < shape.pipeline_parallel:
+            raise UserError(f"stage is {self.stage}, expected 0 to {shape.pipeline_parallel - 1}")
+        if self.cause not in SIMULATED:
+            raise UserError(f"fault is {self.cause}, expected one of {', '.join(SIMULATED)}")
+
+    def _check_numbers(self, steps: int) -> None:
+        if not 1.0 < self.factor <= _MOST_FACTOR:
+            raise UserError(f"factor is {self.factor}, expected above 1 and at most {_MOST_FACTOR:g}")
+        if self.cause is Cause.DATA and self.factor > 2.0:
+            raise UserError(f"factor is {self.factor}, expected at most 2 for data")
+        if not 0 <= self.first_step < steps:
+            raise UserError(f"first step is {self.first_step}, expected 0 to {steps - 1}")
+        if self.duration is not None and self.duration < 1:
+            raise UserError(f"duration is {self.duration}, expected at least 1 step")
+        if self.period is not None and self.period < 2:
+            raise UserError(f"period is {self.period}, expected at least 2 steps")
+        for name in ("probability", "active_share"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise UserError(f"{name} is {getattr(self, name)}, expected above 0 and at most 1")
+
+    def active(self, steps: int) -> NDArray[np.bool_]:
+        """In which steps it is there."""
+        if self.cause is Cause.NONE:
+            return np.zeros(steps, dtype=np.bool_)
+        since = np.arange(steps) - self.first_step
+        active = since >= 0
+        if self.duration is not None:
+            active &= since < self.duration
+        if self.period is not None:
+            active &= since % self.period < max(1, round(self.active_share * self.period))
+        return active

@@ -1,0 +1,204 @@
+"""Incidents of real ranks, through the real agent: seen, kept, named, closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.agent import Agent
+from rankwatch_agent.collectors import build_collectors
+from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.incidents.board import IncidentBoard
+from rankwatch_agent.incidents.evidence import build_evidence
+from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.config import AgentConfig
+from support.agent.process import agent_process, fetch, until
+from support.incidents.incidents import incident, small_disk
+from support.training.ranks import go_on, rank
+
+STEPS = "ready()\nsteps(20, 0.01)\nready()\n"
+WORK = """
+ready()
+moments = [time.monotonic()]
+for _ in range(100):
+    steps(1, 0.01)
+    moments.append(time.monotonic())
+run.finish()
+moments.append(time.monotonic())
+longest = max(after - before for before, after in zip(moments, moments[1:]))
+Path(directory).with_name("longest_pause").write_text(str(longest))
+ready()
+"""
+STALL_SECONDS = 0.5
+
+
+def config(tmp_path: Path, *, stall_seconds: float = STALL_SECONDS) -> AgentConfig:
+    """Settings of an agent that looks at ranks alone, ten times a second."""
+    names = ("ranks", "incidents", "evidence")
+    return AgentConfig(
+        listen="127.0.0.1:0",
+        node="n1",
+        directory=tmp_path / "boxes",
+        collectors=names,
+        intervals_seconds=dict.fromkeys(names, 0.1),
+        evidence_directory=str(tmp_path / "evidence"),
+        stall_seconds=stall_seconds,
+    )
+
+
+@contextmanager
+def watching(settings: AgentConfig) -> Iterator[Agent]:
+    """The agent with its real collectors."""
+    hardware = build_hardware(settings)
+    with Agent(settings, build_collectors(settings, hardware), pages=hardware.pages) as agent:
+        yield agent
+
+
+def shows(agent: Agent, line: str) -> bool:
+    """Whether the metrics hold this line."""
+    return f"\n{line}\n" in fetch(agent.address, "/metrics").body.decode()
+
+
+def bundle(tmp_path: Path) -> Path:
+    """The one bundle."""
+    (path,) = (tmp_path / "evidence").glob("[!.]*")
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Two ranks of a run; they make some steps once they may go on, and stand then."""
+    with (
+        rank(tmp_path / "boxes", STEPS, number=0, world=2) as first,
+        rank(tmp_path / "boxes", STEPS, number=1, world=2) as second,
+    ):
+        yield first, second
+
+
+def test_a_run_that_stands_is_an_incident_with_a_bundle_and_one_that_goes_on_is_none(
+    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    """The metrics from before, the black boxes and the manifest are there."""
+    with watching(config(tmp_path)) as agent:
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
+        for process in pair:
+            go_on(process)
+        opened = 'rankwatch_incident_open{cause="stall",node="n1",run="job"} 1.0'
+        until(lambda: shows(agent, opened), "the stall is seen")
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
+        assert shows(agent, 'rankwatch_incidents_total{cause="stall",node="n1",run="job"} 1.0')
+        assert shows(agent, 'rankwatch_incidents_total{cause="lost_rank",node="n1",run="job"} 0.0')
+    kept = bundle(tmp_path)
+    boxes = sorted(path.name for path in (kept / "blackboxes" / "job").iterdir())
+    assert boxes == ["0.blackbox", "1.blackbox"]
+    assert (
+        'rankwatch_steps_total{node="n1",rank="0",run="job"}' in (kept / "metrics" / "after.prom").read_text()
+    )
+    assert (kept / "metrics" / "before.prom").exists()
+    told = json.loads((kept / "manifest.json").read_text())
+    assert (told["run"], told["cause"], told["node"]) == ("job", "stall", "n1")
+
+
+def test_a_rank_that_is_killed_is_the_culprit_at_once(
+    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    """With and without evidence; the other rank is still there."""
+    for process in pair:
+        go_on(process)
+    with watching(config(tmp_path, stall_seconds=3600.0)) as agent:
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
+        pair[1].kill()
+        lost = 'rankwatch_incident_culprit{node="n1",phase="",rank="1",run="job",state="lost"} 1.0'
+        until(lambda: shows(agent, lost), "the rank is named")
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
+        assert shows(agent, lost)
+    assert bundle(tmp_path).name.endswith("-job-lost_rank")
+
+
+def test_a_rank_that_is_stopped_stalls_the_run_and_hangs_nobody(
+    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
+) -> None:
+    """Scrapes go on while the evidence is kept."""
+    for process in pair:
+        go_on(process)
+    for process in pair:
+        os.kill(process.pid, signal.SIGSTOP)
+    with watching(config(tmp_path)) as agent:
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
+    assert "State:\tT" in (bundle(tmp_path) / "stacks" / "0.process.txt").read_text()
+
+
+def test_ranks_that_go_on_are_no_incident(tmp_path: Path) -> None:
+    """Neither while they work nor after their end; where the machine stood still, so did the run."""
+    with rank(tmp_path / "boxes", WORK) as process, watching(config(tmp_path)) as agent:
+        until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
+        go_on(process)
+        finished = 'rankwatch_rank_state{node="n1",rank="0",run="job",state="finished"} 1.0'
+        until(lambda: shows(agent, finished), "the run has finished")
+        none = 'rankwatch_incidents_total{{cause="{}",node="n1",run="job"}} 0.0'
+        until(lambda: shows(agent, none.format("lost_rank")), "the incidents were looked for")
+        quiet = shows(agent, none.format("stall"))
+    if quiet:
+        assert list((tmp_path / "evidence").iterdir()) == []
+    else:
+        assert float((tmp_path / "longest_pause").read_text()) > STALL_SECONDS / 2
+
+
+def test_a_disk_that_cannot_be_written_is_a_failure_that_names_the_directory(tmp_path: Path) -> None:
+    """Whether the directory is there already or not."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        (disk / "there").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for name in ("there", "missing"):
+            settings = AgentConfig(evidence_directory=str(disk / name))
+            collector = build_evidence(settings, board=IncidentBoard(), pages=MetricsPages())
+            with pytest.raises(CollectError, match=rf"could not (make|use) .*/{name}: "):
+                collector.collect()
+
+
+def test_where_evidence_has_no_place_none_is_kept(tmp_path: Path) -> None:
+    """Not applicable: the setting is empty, or the parent of the directory is missing."""
+    for directory in ("", str(tmp_path / "missing" / "evidence")):
+        settings = AgentConfig(evidence_directory=directory)
+        collector = build_evidence(settings, board=IncidentBoard(), pages=MetricsPages())
+        with pytest.raises(NotApplicable):
+            collector.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_used_fails_and_the_incident_waits(tmp_path: Path) -> None:
+    """Its bundle is written once the directory can be used."""
+    place = tmp_path / "evidence"
+    place.touch()
+    board = IncidentBoard()
+    opened = incident([], moment=time.monotonic())
+    board.tell({"job": opened}, [opened])
+    collector = build_evidence(config(tmp_path), board=board, pages=MetricsPages())
+    for _ in range(3):
+        with pytest.raises(CollectError, match=r"could not make .*evidence: File exists"):
+            collector.collect()
+    place.unlink()
+    collector.collect()
+    assert bundle(tmp_path).name.endswith("-job-stall")
+
+
+def test_an_agent_that_is_killed_while_it_writes_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """The next one removes what it finds, and keeps what is whole."""
+    place = tmp_path / "evidence"
+    for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall"):
+        (place / name).mkdir(parents=True)
+    with agent_process(tmp_path, "--evidence-directory", str(place), "--collectors", "evidence") as agent:
+        until(
+            lambda: b"rankwatch_evidence_bundles{" in fetch(agent.address, "/metrics").body,
+            "the directory was looked at",
+        )
+    assert [each.name for each in place.iterdir()] == ["20010909T014640Z-job-stall"]

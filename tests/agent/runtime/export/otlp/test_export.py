@@ -1,0 +1,236 @@
+"""What arrives at a real OTLP endpoint, and what becomes of batches where the endpoint fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.export.otlp.export import OtlpExport, OtlpSettings
+from rankwatch_agent.runtime.export.otlp.exporter import EXPORTER_LOGGER, Origin
+from rankwatch_agent.runtime.export.otlp.quiet import QUIET_SECONDS, QuietFilter
+from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.user_error import UserError
+from support.agent.process import DEADLINE_SECONDS, ManualClock, load, until, values
+from support.servers.otlp import Mode, OtlpReceiver, numbers, otlp_receiver, refusing_url
+
+FOR_EVER = 3600.0
+LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
+SENT = ("rankwatch_otlp_batches_total", "sent")
+DROPPED = ("rankwatch_otlp_batches_total", "dropped")
+ORIGIN = Origin(node="n1", cluster="c1", version="1.2.3")
+
+
+@contextlib.contextmanager
+def exporting(
+    url: str,
+    *collections: Collection,
+    timeout: float = DEADLINE_SECONDS,
+    max_points: int = 5000,
+    headers_file: Path | None = None,
+) -> Iterator[OtlpExport]:
+    """An export every few milliseconds, stopped at the end."""
+    settings = OtlpSettings(
+        endpoint=url,
+        interval_seconds=0.02,
+        timeout_seconds=timeout,
+        headers_file=headers_file,
+        max_points=max_points,
+    )
+    export = OtlpExport(lambda: Snapshot(collections or (load(1.5),), ()), settings, ORIGIN)
+    export.start()
+    try:
+        yield export
+    finally:
+        export.stop(DEADLINE_SECONDS)
+
+
+def counts(export: OtlpExport) -> dict[tuple[str, ...], float]:
+    return values(export.snapshot().collections)
+
+
+def test_what_arrives_is_the_snapshot() -> None:
+    """With its own counts in it, and a resource that says who speaks; compressed."""
+    with otlp_receiver() as receiver, exporting(receiver.url) as export:
+        first, _, last = receiver.wait(3)[:3]
+        until(lambda: counts(export)[SENT] >= 3, "the exports are counted")
+        assert counts(export)[DROPPED] == 0
+    assert first.headers["Content-Encoding"] == "gzip"
+    assert first.resource().items() >= {
+        ("service.name", "rankwatch-agent"),
+        ("service.version", "1.2.3"),
+        ("host.name", "n1"),
+        ("k8s.cluster.name", "c1"),
+    }
+    assert numbers(first.metrics())[LOAD] == 1.5
+    sent = ("rankwatch.otlp.batches", frozenset({("rankwatch.outcome", "sent")}))
+    dropped = ("rankwatch.otlp.batches", frozenset({("rankwatch.outcome", "dropped")}))
+    assert (numbers(first.metrics())[sent], numbers(first.metrics())[dropped]) == (0, 0)
+    assert (numbers(last.metrics())[sent], numbers(last.metrics())[dropped]) == (2, 0)
+    assert counts(export)["rankwatch_otlp_last_success_timestamp_seconds",] > 1.7e9
+
+
+def test_sums_say_since_when_they_count() -> None:
+    """Since the agent started: the same at every export, before the time of the point."""
+    cpu = Collection([Series(metric("rankwatch_host_cpu_seconds_total"), ("user",), 12.5)])
+    with otlp_receiver() as receiver, exporting(receiver.url, cpu):
+        exports = receiver.wait(2)
+    points = [
+        point
+        for export in exports
+        for each in export.metrics()
+        if each.name == "system.cpu.time"
+        for point in each.sum.data_points
+    ]
+    assert len({point.start_time_unix_nano for point in points}) == 1
+    assert 0 < points[0].start_time_unix_nano < points[0].time_unix_nano < points[1].time_unix_nano
+    assert points[0].as_double == 12.5
+
+
+def test_a_large_snapshot_goes_in_several_batches() -> None:
+    """All points arrive, each batch is counted."""
+    receive = metric("rankwatch_network_receive_bytes_total")
+    many = Collection([Series(receive, (f"eth{number}",), number) for number in range(25)])
+    with otlp_receiver() as receiver, exporting(receiver.url, many, max_points=10) as export:
+        batches = receiver.wait(3)[:3]
+        until(lambda: counts(export)[SENT] >= 3, "the batches are counted")
+    arrived = [
+        value for batch in batches for (name, _), value in numbers(batch.metrics()).items() if "io" in name
+    ]
+    assert sorted(arrived) == list(range(25))
+    assert all(len(numbers(batch.metrics())) <= 10 for batch in batches)
+
+
+@pytest.mark.parametrize("mode", [Mode.UNAVAILABLE, Mode.GARBAGE, Mode.REDIRECT, Mode.HANG])
+def test_what_an_endpoint_does_not_take_is_dropped_and_counted(mode: Mode) -> None:
+    """And what comes later is sent once it takes it."""
+    with otlp_receiver(mode) as receiver, exporting(receiver.url, timeout=0.2) as export:
+        until(lambda: counts(export)[DROPPED] >= 2, "batches are dropped")
+        assert counts(export)[SENT] == 0
+        receiver.mode = Mode.ACCEPT
+        until(lambda: counts(export)[SENT] >= 1, "a batch is sent")
+
+
+def test_an_endpoint_that_is_not_there_costs_batches_only() -> None:
+    """The connection is refused."""
+    with refusing_url() as url, exporting(url, timeout=0.2) as export:
+        until(lambda: counts(export)[DROPPED] >= 2, "batches are dropped")
+        assert counts(export)[SENT] == 0
+
+
+def test_the_rest_of_an_export_is_not_tried_after_a_failure() -> None:
+    """Each try could take the whole timeout."""
+    receive = metric("rankwatch_network_receive_bytes_total")
+    many = Collection([Series(receive, (f"eth{number}",), number) for number in range(8)])
+    with otlp_receiver(Mode.REDIRECT) as receiver, exporting(receiver.url, many, max_points=5) as export:
+        until(lambda: counts(export)[DROPPED] >= 8, "four exports of two batches are dropped")
+        tried = len(receiver.exports)  # asked for first: of an export that is going on nothing is dropped yet
+        assert tried <= counts(export)[DROPPED] / 2 + 1
+
+
+def test_an_answer_without_end_is_not_read() -> None:
+    """It takes neither time nor memory."""
+    with otlp_receiver(Mode.ENDLESS) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
+        until(lambda: counts(export)[SENT] >= 3, "exports go on")
+
+
+def test_stopping_does_not_wait_for_an_endpoint_that_hangs() -> None:
+    """Nor does a snapshot, which is what scrapes show."""
+    with otlp_receiver(Mode.HANG) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
+        receiver.wait(1)
+        assert counts(export)[SENT] == 0
+        export.stop(0.05)
+        assert not receiver.released.is_set()
+        assert [thread.daemon for thread in threading.enumerate() if thread.name == "otlp"] == [True]
+        receiver.released.set()
+
+
+def test_stopping_ends_the_wait_before_another_try() -> None:
+    """The exporter would wait for seconds more."""
+    with otlp_receiver(Mode.UNAVAILABLE) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
+        receiver.wait(1)
+        export.stop(DEADLINE_SECONDS)
+        assert not [thread for thread in threading.enumerate() if thread.name == "otlp"]
+
+
+def replace(path: Path, text: str) -> None:
+    """In one step: a file that is being written is empty for a moment."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def test_headers_are_sent_and_read_again_when_the_file_changes(tmp_path: Path) -> None:
+    """A file that is broken later leaves the former headers in use."""
+    path = tmp_path / "headers"
+    path.write_text("X-Team=one\n")
+    with otlp_receiver() as receiver, exporting(receiver.url, headers_file=path):
+        until(lambda: last_team(receiver) == "one", "the header arrives")
+        replace(path, "X-Team=second\n")
+        until(lambda: last_team(receiver) == "second", "the new header arrives")
+        replace(path, "broken")
+        before = len(receiver.exports)
+        receiver.wait(before + 2)
+        assert last_team(receiver) == "second"
+
+
+def test_the_headers_file_wins_over_a_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the HTTP library reads by itself, for whatever host is in it."""
+    netrc, headers = tmp_path / "netrc", tmp_path / "headers"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    netrc.chmod(0o600)
+    headers.write_text("Authorization=Bearer ours\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    with otlp_receiver() as receiver, exporting(receiver.url, headers_file=headers):
+        (first, *_) = receiver.wait(1)
+    assert {name.lower(): value for name, value in first.headers.items()}["authorization"] == "Bearer ours"
+
+
+def last_team(receiver: OtlpReceiver) -> str | None:
+    exports = list(receiver.exports)
+    return (
+        {name.lower(): value for name, value in exports[-1].headers.items()}.get("x-team")
+        if exports
+        else None
+    )
+
+
+def test_headers_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
+    """Before anything is sent."""
+    with (
+        refusing_url() as url,
+        pytest.raises(UserError, match="could not read otlp_headers_file"),
+        exporting(url, headers_file=tmp_path / "missing"),
+    ):
+        pass
+
+
+def test_an_endpoint_that_fails_for_long_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """One sentence of ours without the password in the URL, one of the exporter with the cause."""
+    with (
+        refusing_url() as url,
+        exporting(url.replace("http://", "http://user:secret@"), timeout=0.05) as export,
+    ):
+        until(lambda: counts(export)[DROPPED] >= 5, "batches are dropped")
+    ours = [record for record in caplog.records if record.name.startswith("rankwatch_agent")]
+    theirs = [record for record in caplog.records if record.name == EXPORTER_LOGGER.name]
+    assert (len(ours), len(theirs)) == (1, 1)
+    assert ours[0].getMessage().startswith("could not send metrics over OTLP to 127.0.0.1:")
+    assert "secret" not in caplog.text
+    assert not EXPORTER_LOGGER.filters
+
+
+def test_the_exporter_may_log_once_a_minute() -> None:
+    """Its cause may change, and a log may be rotated."""
+    clock = ManualClock()
+    quiet = QuietFilter(clock)
+    record = logging.makeLogRecord({})
+    assert [quiet.filter(record), quiet.filter(record)] == [True, False]
+    clock.now += QUIET_SECONDS
+    assert quiet.filter(record)

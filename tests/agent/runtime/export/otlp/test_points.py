@@ -1,0 +1,121 @@
+"""Series become points of OpenTelemetry, in batches of bounded size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.sdk.metrics.export import Gauge, Metric, Sum
+from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Histogram, Series
+from rankwatch_agent.runtime.export.otlp.points import Span, metric_batches
+
+SPAN = Span(1_000, 2_000)
+RECEIVED = metric("rankwatch_network_receive_bytes_total")
+SENT = metric("rankwatch_network_transmit_bytes_total")
+LOAD = metric("rankwatch_host_load1")
+STATE = metric("rankwatch_rank_state")
+DURATION = metric("rankwatch_step_duration_seconds")
+
+
+def metrics(*series: Series) -> dict[str, Metric]:
+    (batch,) = metric_batches([Collection(series)], SPAN)
+    return {each.name: each for each in batch}
+
+
+def attributes(point: object) -> Mapping[str, str]:
+    found = getattr(point, "attributes", None)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_two_metrics_of_one_direction_each_become_one_metric() -> None:
+    """A monotonic sum since the agent started, apart in the attribute of direction."""
+    (found,) = metrics(Series(RECEIVED, ("eth0",), 7), Series(SENT, ("eth0",), 9)).values()
+    assert isinstance(found.data, Sum)
+    assert (found.name, found.unit, found.data.is_monotonic) == ("system.network.io", "By", True)
+    assert [(dict(attributes(point)), point.value) for point in found.data.data_points] == [
+        ({"network.io.direction": "receive", "network.interface.name": "eth0"}, 7.0),
+        ({"network.io.direction": "transmit", "network.interface.name": "eth0"}, 9.0),
+    ]
+    assert {(p.start_time_unix_nano, p.time_unix_nano) for p in found.data.data_points} == {SPAN}
+
+
+def test_sizes_that_the_conventions_add_up_are_sums_that_may_fall() -> None:
+    """While all other gauges are gauges."""
+    memory = metric("rankwatch_gpu_memory_used_bytes")
+    found = metrics(Series(memory, ("GPU-1",), 5), Series(LOAD, (), 1.5))
+    used, load = found["hw.gpu.memory.usage"].data, found["rankwatch.host.load1"].data
+    assert isinstance(used, Sum) and not used.is_monotonic
+    assert dict(attributes(used.data_points[0])) == {"hw.id": "GPU-1", "hw.type": "gpu"}
+    assert isinstance(load, Gauge)
+    assert load.data_points[0].value == 1.5
+
+
+def test_a_histogram_has_counts_of_its_own_buckets() -> None:
+    """Prometheus's are cumulative; the last bound goes without saying; min and max are not known."""
+    buckets = ((0.1, 2), (1.0, 5), (math.inf, 6))
+    collection = Collection((), (Histogram(DURATION, ("run-1",), buckets, 4.5),))
+    ((found,),) = metric_batches([collection], SPAN)
+    assert isinstance(found.data, OtelHistogram)
+    (point,) = found.data.data_points
+    assert (point.bucket_counts, point.explicit_bounds) == ([2, 3, 1], [0.1, 1.0])
+    assert (point.count, point.sum, point.min, point.max) == (6, 4.5, None, None)
+
+
+def test_no_batch_has_more_points_than_allowed_and_no_point_is_lost() -> None:
+    """A metric may lie in several batches; a batch may hold several metrics."""
+    series = [Series(RECEIVED, (f"eth{number}",), number) for number in range(7)]
+    series += [Series(STATE, ("run", str(number), "running"), 1) for number in range(6)]
+    batches = list(metric_batches([Collection(series[:4]), Collection(series[4:])], SPAN, max_points=4))
+    sizes = [sum(map(size, batch)) for batch in batches]
+    assert sizes == [4, 4, 4, 1]
+    assert [[each.name for each in batch] for batch in batches] == [
+        ["system.network.io"],
+        ["system.network.io", "rankwatch.rank.state"],
+        ["rankwatch.rank.state"],
+        ["rankwatch.rank.state"],
+    ]
+
+
+def size(of: Metric) -> int:
+    assert not isinstance(of.data, OtelHistogram)
+    points: Sequence[object] = of.data.data_points
+    return len(points)
+
+
+def test_a_series_that_occurs_twice_is_one_point() -> None:
+    """The first, as in the exposition."""
+    (found,) = metrics(Series(LOAD, (), 1), Series(LOAD, (), 2)).values()
+    assert [point.value for point in found.data.data_points if hasattr(point, "value")] == [1.0]
+
+
+def test_odd_labels_and_numbers_are_made_fit() -> None:
+    """Bytes that are no text, labels without a value, numbers too large for 64 bits, and NaN."""
+    mig = metric("rankwatch_gpu_slurm_info")
+    found = metrics(
+        Series(mig, ("GPU-1", "", "7\udcff"), 1),
+        Series(RECEIVED, ("eth0",), 10**400),
+        Series(LOAD, (), math.nan),
+    )
+    points = {name: each.data.data_points[0] for name, each in found.items()}
+    assert dict(attributes(points["rankwatch.gpu.slurm_info"])) == {
+        "hw.id": "GPU-1",
+        "rankwatch.slurm_job": "7?",
+    }
+    assert getattr(points["system.network.io"], "value", None) == math.inf
+    assert math.isnan(getattr(points["rankwatch.host.load1"], "value", 0))
+
+
+def test_a_port_is_known_by_its_device_and_number() -> None:
+    """The conventions want one identifier per component of a host."""
+    up = metric("rankwatch_rdma_port_up")
+    (found,) = metrics(Series(up, ("mlx5_0", "1"), 1)).values()
+    assert attributes(found.data.data_points[0])["hw.id"] == "mlx5_0/1"
+
+
+def test_nothing_makes_no_batch() -> None:
+    """An agent without series has nothing to send."""
+    assert list(metric_batches([Collection()], SPAN)) == []

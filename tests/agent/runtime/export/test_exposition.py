@@ -1,0 +1,150 @@
+"""A snapshot as a scraper reads it."""
+
+from __future__ import annotations
+
+import gzip
+import math
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Histogram, Series
+from rankwatch_agent.runtime.export.exposition import Exposition, constant_labels
+from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+CPU = metric("rankwatch_host_cpu_seconds_total")
+LOAD = metric("rankwatch_host_load1")
+INFO = metric("rankwatch_agent_info")
+DURATION = metric("rankwatch_step_duration_seconds")
+
+
+def render(*collections: Collection, accept: str = "", cluster: str = "") -> str:
+    exposition = Exposition(constant_labels(node="n1", cluster=cluster))
+    return text(exposition, *collections, accept=accept)
+
+
+def text(exposition: Exposition, *collections: Collection, accept: str = "") -> str:
+    reply = exposition.render(Snapshot(collections, ()), accept=accept, accept_encoding="")
+    return reply.body.decode()
+
+
+def own(rendered: str) -> list[str]:
+    """The lines without those of the process itself."""
+    return [line for line in rendered.splitlines() if "process_" not in line]
+
+
+def test_the_text_format_names_counters_and_infos_in_full() -> None:
+    """HELP and TYPE come from the conventions, `node` and `cluster` are on every series."""
+    found = own(render(Collection([Series(CPU, ("user",), 1.5), Series(INFO, ("2.0",), 1)]), cluster="c1"))
+    assert found == [
+        f"# HELP rankwatch_host_cpu_seconds_total {CPU.help}",
+        "# TYPE rankwatch_host_cpu_seconds_total counter",
+        'rankwatch_host_cpu_seconds_total{cluster="c1",mode="user",node="n1"} 1.5',
+        f"# HELP rankwatch_agent_info {INFO.help}",
+        "# TYPE rankwatch_agent_info gauge",
+        'rankwatch_agent_info{cluster="c1",node="n1",version="2.0"} 1.0',
+    ]
+
+
+def test_openmetrics_has_units_types_and_an_end() -> None:
+    """Counters and infos are families without their suffix; the last line is EOF."""
+    found = own(
+        render(Collection([Series(CPU, ("user",), 1.5), Series(INFO, ("2",), 1)]), accept=OPENMETRICS)
+    )
+    assert "# TYPE rankwatch_host_cpu_seconds counter" in found
+    assert "# UNIT rankwatch_host_cpu_seconds seconds" in found
+    assert "# TYPE rankwatch_agent info" in found
+    assert found[-1] == "# EOF"
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        (f"{OPENMETRICS},text/plain;version=0.0.4;q=0.5", "application/openmetrics-text; version=1.0.0"),
+        ("application/openmetrics-text;version=1.x", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=" + "9" * 5000, "text/plain; version=0.0.4"),
+        ("\xff;;;=", "text/plain; version=0.0.4"),
+    ],
+)
+def test_the_format_follows_the_accept_header(accept: str, content_type: str) -> None:
+    """What is not understood gets the text format."""
+    exposition = Exposition(constant_labels(node="n1", cluster=""))
+    reply = exposition.render(Snapshot((), ()), accept=accept, accept_encoding="")
+    assert reply.headers["Content-Type"].startswith(content_type)
+
+
+def test_gzip_is_used_where_it_is_accepted() -> None:
+    """The body unpacks to the same text."""
+    exposition = Exposition(constant_labels(node="n1", cluster=""))
+    snapshot = Snapshot((Collection([Series(LOAD, (), 2)]),), ())
+    reply = exposition.render(snapshot, accept="", accept_encoding="deflate, gzip;q=0.8")
+    assert reply.headers["Content-Encoding"] == "gzip"
+    assert b'rankwatch_host_load1{node="n1"} 2.0\n' in gzip.decompress(reply.body)
+
+
+def test_a_histogram_becomes_buckets_count_and_sum() -> None:
+    """Bounds are written as Prometheus writes numbers."""
+    histogram = Histogram(DURATION, ("r",), ((0.5, 2), (math.inf, 3)), 1.75)
+    found = own(render(Collection(histograms=[histogram])))
+    assert found[2:] == [
+        'rankwatch_step_duration_seconds_bucket{le="0.5",node="n1",run="r"} 2.0',
+        'rankwatch_step_duration_seconds_bucket{le="+Inf",node="n1",run="r"} 3.0',
+        'rankwatch_step_duration_seconds_count{node="n1",run="r"} 3.0',
+        'rankwatch_step_duration_seconds_sum{node="n1",run="r"} 1.75',
+    ]
+
+
+def test_a_metric_of_two_collectors_is_one_family() -> None:
+    """A family that appears twice is refused by Prometheus."""
+    first = Collection([Series(CPU, ("user",), 1), Series(LOAD, (), 1)])
+    found = own(render(first, Collection([Series(CPU, ("idle",), 2)])))
+    assert [line for line in found if line.startswith("# TYPE rankwatch_host_cpu")] == [
+        "# TYPE rankwatch_host_cpu_seconds_total counter"
+    ]
+    assert found[3] == 'rankwatch_host_cpu_seconds_total{mode="idle",node="n1"} 2.0'
+
+
+def test_the_first_of_two_equal_series_is_kept() -> None:
+    """Two values that become the same once they are made fit would cost the whole scrape."""
+    found = own(render(Collection([Series(CPU, ("a\x01",), 1), Series(CPU, ("a\x02",), 2)])))
+    assert found[2:] == ['rankwatch_host_cpu_seconds_total{mode="a\ufffd",node="n1"} 1.0']
+
+
+def test_later_scrapes_show_later_values_and_the_series_of_their_moment() -> None:
+    """What is remembered of a line is all but its value."""
+    exposition = Exposition(constant_labels(node="n1", cluster=""))
+    text(exposition, Collection([Series(CPU, ("user",), 1), Series(CPU, ("idle",), 1)]))
+    later = own(text(exposition, Collection([Series(CPU, ("idle",), 5), Series(CPU, ("irq",), 6)])))
+    assert later[2:] == [
+        'rankwatch_host_cpu_seconds_total{mode="idle",node="n1"} 5.0',
+        'rankwatch_host_cpu_seconds_total{mode="irq",node="n1"} 6.0',
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", ['quo"te', "new\nline", "back\\slash", "x" * 10_000, "\udc80\x00", "", "\x85\u2028", "} 1"]
+)
+def test_odd_label_values_and_numbers_parse_in_both_formats(value: str) -> None:
+    """Every line is understood by an independent parser."""
+    numbers = [math.nan, math.inf, -math.inf, 1e300, 5e-324, 2**63]
+    collection = Collection([Series(CPU, (f"{value}{n}",), each) for n, each in enumerate(numbers)])
+    for accept, parse in (("", parse_text), (OPENMETRICS, parse_openmetrics)):
+        rendered = render(Collection([Series(INFO, (value,), 1)]), accept=accept)
+        samples = [sample for family in parse(rendered) for sample in family.samples]
+        assert any(sample.name == "rankwatch_agent_info" for sample in samples)
+    samples = [sample for family in parse_text(render(collection)) for sample in family.samples]
+    assert [repr(s.value) for s in samples if "cpu" in s.name and "host" in s.name] == [
+        repr(float(n)) for n in numbers
+    ]
+
+
+def test_the_process_describes_itself() -> None:
+    """The usual process_* metrics are there, with the node's label."""
+    rendered = render()
+    assert 'process_resident_memory_bytes{node="n1"}' in rendered
+    assert "# TYPE process_cpu_seconds_total counter" in rendered

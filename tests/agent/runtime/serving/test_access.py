@@ -1,0 +1,112 @@
+"""The metrics are for those who know the token, the probes for everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.export.exposition import Exposition
+from rankwatch_agent.runtime.serving.access import BearerToken, build_token, warning_if_open
+from rankwatch_agent.runtime.serving.pages import build_routes
+from rankwatch_agent.runtime.serving.server import Route
+from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.user_error import UserError
+from support.agent.process import fetch
+from support.servers.routes import serving
+
+TOKEN = "s3cret-Token"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+def routes(file: Path) -> dict[str, Route]:
+    token: BearerToken | None = build_token(file)
+    return build_routes(lambda: Snapshot((), ()), Exposition({"node": "n1"}), token)
+
+
+def status(address: str, path: str = "/metrics", authorization: str | None = None) -> int:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    return fetch(address, path, headers=headers).status
+
+
+def test_metrics_and_index_ask_for_the_token(file: Path) -> None:
+    """With status 401 and what is asked for; the scheme's case does not count, as RFC 9110 says."""
+    with serving(routes(file)) as (_, address):
+        for path in ("/metrics", "/metrics?x=1", "/"):
+            refused = fetch(address, path)
+            assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, 'Bearer realm="rankwatch"')
+            assert b"process_" not in refused.body
+            assert status(address, path, f"Bearer {TOKEN}") == 200
+            assert status(address, path, f"bearer {TOKEN}") == 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer s3cret", "Bearer \xff"],
+)
+def test_a_wrong_token_is_refused(file: Path, wrong: str) -> None:
+    """Also one that begins right."""
+    with serving(routes(file)) as (_, address):
+        assert status(address, authorization=wrong) == 401
+
+
+def test_probes_need_no_token(file: Path) -> None:
+    """The kubelet has none."""
+    with serving(routes(file)) as (_, address):
+        assert [status(address, path) for path in ("/healthz", "/readyz", "/readyz/gpus")] == [200, 200, 503]
+
+
+def test_a_new_token_replaces_the_former_and_an_empty_file_does_not(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody gets in without a token because a file was emptied."""
+    with serving(routes(file)) as (_, address):
+        assert status(address, authorization=f"Bearer {TOKEN}") == 200
+        file.write_text("another-one")
+        assert status(address, authorization=f"Bearer {TOKEN}") == 401
+        assert status(address, authorization="Bearer another-one") == 200
+        file.write_text("\n")
+        assert status(address, authorization="Bearer ") == 401
+        assert status(address, authorization="Bearer another-one") == 200
+        file.unlink()
+        assert status(address, authorization="Bearer another-one") == 200
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    kept = "; what was read before stays in use"
+    assert warned == [
+        f"could not use bearer_token_file {file}: it is empty{kept}",
+        f"could not read bearer_token_file {file}: No such file or directory{kept}",
+    ]
+
+
+def test_a_file_of_no_use_is_told_at_the_start(tmp_path: Path) -> None:
+    """Empty, missing, or more than one word; the sentence does not show the content."""
+    with pytest.raises(UserError, match=r"could not read bearer_token_file .*: No such file or directory$"):
+        build_token(tmp_path / "missing")
+    (tmp_path / "token").write_text(" \n")
+    with pytest.raises(UserError, match=r"could not use bearer_token_file .*: it is empty$"):
+        build_token(tmp_path / "token")
+    (tmp_path / "token").write_text("two words")
+    with pytest.raises(UserError, match=r"expected one word of printable ASCII$"):
+        build_token(tmp_path / "token")
+
+
+@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "0.0.0.0:9477"), ("::", "[::]:9477")])
+def test_an_address_open_to_all_is_warned_of(host: str, shown: str) -> None:
+    """With what to set; not where TLS or a token guards it."""
+    warning = warning_if_open(host, 9477, guarded=False)
+    assert warning is not None
+    assert f"open to whoever reaches {shown}" in warning
+    assert "bearer_token_file" in warning
+    assert warning_if_open(host, 9477, guarded=True) is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3"])
+def test_one_address_is_not_warned_of(host: str) -> None:
+    """Somebody chose it."""
+    assert warning_if_open(host, 9477, guarded=False) is None

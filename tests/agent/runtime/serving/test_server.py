@@ -1,0 +1,180 @@
+"""The HTTP server answers what it can, refuses the rest at once, and outlives its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.message import Message
+from http import HTTPStatus
+
+import pytest
+
+from rankwatch_agent.runtime.export.exposition import Exposition
+from rankwatch_agent.runtime.serving.pages import build_routes
+from rankwatch_agent.runtime.serving.server import (
+    CONNECTIONS_PER_REQUEST,
+    EXHAUSTED_SECONDS,
+    MetricsServer,
+    Page,
+    Route,
+    plain_page,
+)
+from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.user_error import UserError
+from support.agent.process import DEADLINE_SECONDS, ManualClock, fetch, until
+from support.processes.exhaustion import no_descriptors
+from support.servers.routes import outlive, serving
+
+
+def page(text: str) -> Callable[[Message], Page]:
+    return lambda headers: plain_page(HTTPStatus.OK, text)
+
+
+def agent_routes(pending: tuple[str, ...] = ()) -> dict[str, Route]:
+    return build_routes(lambda: Snapshot((), pending), Exposition({"node": "n1"}))
+
+
+def test_metrics_probes_and_index_are_served() -> None:
+    """The index links to the rest."""
+    with serving(agent_routes()) as (_, address):
+        assert b"process_cpu_seconds_total" in fetch(address, "/metrics?x=1").body
+        assert fetch(address, "/healthz").body == b"ok\n"
+        assert fetch(address, "/readyz").status == 200
+        assert b'href="/metrics"' in fetch(address, "/").body
+
+
+def test_readiness_names_the_collectors_it_waits_for() -> None:
+    """Liveness does not depend on them."""
+    with serving(agent_routes(pending=("disk", "ranks"))) as (_, address):
+        ready = fetch(address, "/readyz")
+        assert fetch(address, "/healthz").status == 200
+    assert ready.status == 503
+    assert ready.body == b"waiting for the first run of: disk, ranks\n"
+
+
+def test_head_has_the_headers_of_get_and_no_body() -> None:
+    """Content-Length included."""
+    with serving({"/": Route(page("hello"))}) as (_, address):
+        head = fetch(address, "/", method="HEAD")
+    assert (head.status, head.headers["Content-Length"], head.body) == (200, "6", b"")
+
+
+def test_unknown_paths_and_other_methods_are_refused() -> None:
+    """404 and 405, the latter with the methods allowed."""
+    with serving({"/": Route(page("hello"))}) as (_, address):
+        assert fetch(address, "/nothing").status == 404
+        assert fetch(address, "//[").status == 404
+        refused = fetch(address, "/", method="POST")
+    assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_requests_beyond_the_bound_get_503_while_liveness_still_answers() -> None:
+    """A node busy with scrapes is alive."""
+    entered, release = threading.Event(), threading.Event()
+
+    def slow(headers: Message) -> Page:
+        entered.set()
+        release.wait(DEADLINE_SECONDS)
+        return plain_page(HTTPStatus.OK, "done")
+
+    routes = {"/slow": Route(slow), "/alive": Route(page("ok"), bounded=False)}
+    with serving(routes, max_requests=1) as (_, address):
+        first: list[int] = []
+        client = threading.Thread(target=lambda: first.append(fetch(address, "/slow").status))
+        client.start()
+        assert entered.wait(DEADLINE_SECONDS)
+        assert fetch(address, "/slow").status == 503
+        assert fetch(address, "/alive").status == 200
+        release.set()
+        client.join()
+        assert first == [200]
+        until(lambda: fetch(address, "/slow").status == 200, "the next one is let in")
+
+
+def test_connections_beyond_the_bound_are_closed() -> None:
+    """Clients that connect and say nothing cannot take all threads."""
+    with serving({"/": Route(page("hello"))}, max_requests=1) as (server, _), idle_clients() as idle:
+        for _ in range(CONNECTIONS_PER_REQUEST):
+            idle(server)
+        extra = idle(server)
+        assert extra.recv(1) == b""
+
+
+def test_a_client_that_says_nothing_is_cut_off_in_time() -> None:
+    """Also one that would keep the connection alive by a byte now and then."""
+    clock = ManualClock()
+    with serving({"/": Route(page("hello"))}, monotonic=clock) as (server, address), idle_clients() as idle:
+        silent = idle(server)
+        outlive(silent, clock)
+        assert silent.recv(1) == b""
+        assert fetch(address, "/").status == 200
+
+
+def test_a_client_that_breaks_off_harms_nobody() -> None:
+    """Gone before the answer, or speaking no HTTP at all."""
+    big = b"x" * 10_000_000
+    routes = {"/": Route(lambda headers: Page(HTTPStatus.OK, big, {}))}
+    with serving(routes) as (server, address):
+        for words in (b"GET / HTTP/1.0\r\n\r\n", b"\x00\xff\r\n\r\n", b"GET /" + b"a" * 70_000 + b"\r\n\r\n"):
+            with (
+                socket.create_connection(server.listening_address(), timeout=DEADLINE_SECONDS) as client,
+                contextlib.suppress(ConnectionError),  # closed with words of ours unread, it is reset
+            ):
+                client.sendall(words)
+                client.recv(1)
+        assert len(fetch(address, "/").body) == len(big)
+
+
+def test_a_page_that_fails_costs_its_own_request_only(caplog: pytest.LogCaptureFixture) -> None:
+    """The slot it held is free again, and the log tells of the bug."""
+
+    def broken(headers: Message) -> Page:
+        raise RuntimeError("a bug")
+
+    with serving({"/": Route(page("hello")), "/broken": Route(broken)}, max_requests=1) as (server, address):
+        for _ in range(3):
+            with socket.create_connection(server.listening_address()) as client:
+                client.sendall(b"GET /broken HTTP/1.0\r\n\r\n")
+                assert client.recv(1) == b""
+        until(lambda: fetch(address, "/").status == 200, "the slot is free")
+    assert "could not answer a request from" in caplog.text
+    assert "RuntimeError: a bug" in caplog.text
+
+
+def test_an_address_in_use_is_told_in_one_sentence() -> None:
+    """The sentence names the address."""
+    with serving({}) as (server, address), pytest.raises(UserError, match="could not listen on"):
+        MetricsServer(server.listening_address(), {}, max_requests=1, request_timeout_seconds=1)
+    assert address.startswith("127.0.0.1:")
+
+
+@contextmanager
+def idle_clients() -> Iterator[Callable[[MetricsServer], socket.socket]]:
+    """Opens connections that say nothing, and closes them at the end."""
+    opened: list[socket.socket] = []
+
+    def connect(server: MetricsServer) -> socket.socket:
+        opened.append(socket.create_connection(server.listening_address(), timeout=DEADLINE_SECONDS))
+        return opened[-1]
+
+    try:
+        yield connect
+    finally:
+        for each in opened:
+            each.close()
+
+
+def test_without_descriptors_a_connection_waits_and_the_server_does_not_spin() -> None:
+    """It is accepted once there are some again; each try in vain is followed by a pause."""
+    server = MetricsServer(("127.0.0.1", 0), {}, max_requests=1, request_timeout_seconds=60.0)
+    with socket.create_connection(server.listening_address()):
+        began = time.monotonic()
+        with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+            server.get_request()
+        assert time.monotonic() - began >= EXHAUSTED_SECONDS
+        server.get_request()[0].close()
+    server.server_close()

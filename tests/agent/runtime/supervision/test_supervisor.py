@@ -1,0 +1,190 @@
+"""Collectors are kept apart: what one does never costs another its series, nor a scrape its time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import CollectError, Collection, Collector, NotApplicable, Series
+from rankwatch_agent.runtime.supervision.runner import Clocks
+from rankwatch_agent.runtime.supervision.supervisor import Supervisor
+from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values
+
+LOAD = ("rankwatch_host_load1",)
+
+
+@contextmanager
+def supervising(collectors: Sequence[Collector], clocks: Clocks | None = None) -> Iterator[Supervisor]:
+    supervisor = Supervisor(collectors, version="1", clocks=clocks)
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        for collector in collectors:
+            if isinstance(collector, HungCollector):
+                collector.release.set()
+        supervisor.stop(10)
+
+
+def shown(supervisor: Supervisor) -> dict[tuple[str, ...], float]:
+    return values(supervisor.snapshot().collections)
+
+
+def settled(supervisor: Supervisor) -> None:
+    until(lambda: not supervisor.snapshot().pending, "every collector has run")
+
+
+def raises(error: Exception) -> Callable[[], Collection]:
+    def act() -> Collection:
+        raise error
+
+    return act
+
+
+def runs(supervisor: Supervisor, name: str) -> dict[str, float]:
+    found = shown(supervisor)
+    return {key[2]: n for key, n in found.items() if key[:2] == ("rankwatch_collector_runs_total", name)}
+
+
+def test_a_collector_runs_at_once_and_its_series_and_health_are_shown() -> None:
+    """The first run does not wait for the first interval to pass."""
+    with supervising([FakeCollector(act=lambda: load(1.5))]) as supervisor:
+        settled(supervisor)
+        found = shown(supervisor)
+    assert found[LOAD] == 1.5
+    assert found["rankwatch_agent_info", "1"] == 1
+    assert found["rankwatch_collector_state", "fake", "ok"] == 1
+    assert found["rankwatch_collector_interval_seconds", "fake"] == 3600
+    assert found["rankwatch_collector_duration_seconds", "fake"] >= 0
+    assert found["rankwatch_collector_last_success_timestamp_seconds", "fake"] > 1e9
+
+
+def test_a_hung_collector_costs_neither_the_snapshot_nor_the_others() -> None:
+    """The snapshot is there while a collector waits for an event that does not come."""
+    hung = HungCollector()
+    with supervising([hung, FakeCollector(act=lambda: load(1.0))]) as supervisor:
+        until(hung.entered.is_set, "the collector hangs")
+        until(lambda: LOAD in shown(supervisor), "the other one has run")
+        assert supervisor.snapshot().pending == ("hung",)
+
+
+def test_a_run_past_its_deadline_counts_once_and_hides_its_series_until_it_returns() -> None:
+    """Outcome deadline, state failed, no series; the series are back when the run returns."""
+    clock = ManualClock()
+    hung = HungCollector(deadline_seconds=5)
+    with supervising([hung], Clocks(monotonic=clock, wall=clock)) as supervisor:
+        until(hung.entered.is_set, "the collector hangs")
+        clock.now += 4
+        assert ("rankwatch_collector_state", "hung", "failed") not in shown(supervisor)
+        clock.now += 2
+        for _ in range(3):
+            assert shown(supervisor)["rankwatch_collector_state", "hung", "failed"] == 1
+        assert runs(supervisor, "hung") == {"ok": 0, "failed": 0, "not_applicable": 0, "deadline": 1}
+        hung.release.set()
+        settled(supervisor)
+        assert shown(supervisor)["rankwatch_collector_state", "hung", "ok"] == 1
+        assert shown(supervisor)[LOAD] == 2.0
+        assert runs(supervisor, "hung") == {"ok": 0, "failed": 0, "not_applicable": 0, "deadline": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (CollectError("could not read it"), "failed"),
+        (ZeroDivisionError("a bug"), "failed"),
+        (NotApplicable("no such hardware"), "not_applicable"),
+    ],
+)
+def test_an_error_becomes_the_state_of_its_collector_alone(error: Exception, state: str) -> None:
+    """Broken and absent differ; the other collector's series stay."""
+    collectors = [FakeCollector("sick", act=raises(error)), FakeCollector("well", act=lambda: load(1.0))]
+    with supervising(collectors) as supervisor:
+        settled(supervisor)
+        found = shown(supervisor)
+        assert runs(supervisor, "sick")[state] == 1
+    assert found["rankwatch_collector_state", "sick", state] == 1
+    assert found["rankwatch_collector_state", "well", "ok"] == 1
+    assert found[LOAD] == 1.0
+    assert ("rankwatch_collector_last_success_timestamp_seconds", "sick") not in found
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Series(metric("rankwatch_host_load1"), ("one label too many",), 1.0),
+        Series(metric("rankwatch_host_load1"), (), "text"),  # type: ignore[arg-type]
+        Series(metric("rankwatch_host_cpu_seconds_total"), (7,), 1.0),  # type: ignore[arg-type]
+    ],
+)
+def test_a_sample_that_cannot_be_rendered_fails_its_collector_before_any_scrape(bad: Series) -> None:
+    """A bug in one collector must not break the exposition of all."""
+    with supervising([FakeCollector(act=lambda: Collection([bad]))]) as supervisor:
+        settled(supervisor)
+        assert shown(supervisor)["rankwatch_collector_state", "fake", "failed"] == 1
+
+
+def test_a_failure_that_repeats_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The same message from many runs makes one line."""
+    collector = FakeCollector(interval_seconds=0.001, act=raises(CollectError("could not read /x: gone")))
+    with caplog.at_level(logging.INFO), supervising([collector]):
+        until(lambda: collector.runs > 5, "it failed several times")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["collector fake failed: could not read /x: gone"]
+
+
+def test_a_result_older_than_three_intervals_disappears() -> None:
+    """Old figures are worse than none: the state turns to failed."""
+    clock = ManualClock()
+    ran = threading.Event()
+    collector = FakeCollector(interval_seconds=100, deadline_seconds=10, act=lambda: ran.set() or load(1.0))
+    with supervising([collector], Clocks(monotonic=clock, wall=clock)) as supervisor:
+        settled(supervisor)
+        clock.now += 300
+        assert shown(supervisor)[LOAD] == 1.0
+        clock.now += 1
+        found = shown(supervisor)
+    assert LOAD not in found
+    assert found["rankwatch_collector_state", "fake", "failed"] == 1
+
+
+def test_a_failed_run_takes_the_series_of_the_run_before_with_it() -> None:
+    """What was read before the failure is not shown as if it were of now."""
+    results = iter([load(1.0)])
+
+    def act() -> Collection:
+        try:
+            return next(results)
+        except StopIteration:
+            raise CollectError("could not read it") from None
+
+    with supervising([FakeCollector(interval_seconds=0.01, act=act)]) as supervisor:
+        until(lambda: ("rankwatch_collector_state", "fake", "failed") in shown(supervisor), "it failed")
+        found = shown(supervisor)
+    assert LOAD not in found
+    assert ("rankwatch_collector_last_success_timestamp_seconds", "fake") in found
+
+
+def test_stopping_does_not_wait_for_a_collector_that_hangs() -> None:
+    """The threads are daemons; stop returns after its timeout."""
+    hung = HungCollector()
+    supervisor = Supervisor([hung], version="1")
+    supervisor.start()
+    until(hung.entered.is_set, "the collector hangs")
+    supervisor.stop(0.01)
+    hung.release.set()
+
+
+def test_a_whole_number_that_no_float_can_hold_costs_its_collector_and_no_scrape() -> None:
+    """A garbled file of the kernel may hold a number of any length."""
+    load1 = metric("rankwatch_host_load1")
+    endless = FakeCollector("host", act=lambda: Collection([Series(load1, (), 10**400)]))
+    with supervising([endless]) as supervisor:
+        settled(supervisor)
+        found = shown(supervisor)
+    assert found["rankwatch_collector_state", "host", "failed"] == 1
+    assert LOAD not in found

@@ -1,0 +1,77 @@
+"""The names under which schedulers know a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_agent.sources.attribution.gpu_finder import FoundGpu, GpuFinder
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity
+
+FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
+SECOND = "GPU-22222222-aaaa-bbbb-cccc-0123456789ab"
+SLICE = "MIG-33333333-aaaa-bbbb-cccc-0123456789ab"
+HALF = "MIG-44444444-aaaa-bbbb-cccc-0123456789ab"
+OTHER_HALF = "MIG-55555555-aaaa-bbbb-cccc-0123456789ab"
+
+GPUS = (
+    # Index and minor number differ: which of the two a name means is seen.
+    GpuIdentity(FIRST, "0000:3b:00.0", index=0, minor_number=1, model="H100"),
+    GpuIdentity(SECOND, "0000:5e:00.0", 1, 0, "H100", mig_uuids=(SLICE, HALF, OTHER_HALF)),
+)
+EXPORTED = (
+    ("rankwatch_gpu_mig_info", (SECOND, SLICE, "1g.10gb", "7", "0")),
+    ("rankwatch_gpu_mig_info", (SECOND, HALF, "1c.2g.20gb", "3", "0")),
+    ("rankwatch_gpu_mig_info", (SECOND, OTHER_HALF, "1c.2g.20gb", "3", "1")),
+    ("rankwatch_gpu_mig_memory_used_bytes", (SECOND, SLICE)),
+)
+FINDER = GpuFinder(GPUS, EXPORTED)
+
+
+@pytest.mark.parametrize(
+    ("device_id", "gpu", "mig"),
+    [
+        pytest.param(FIRST, FIRST, "", id="UUID"),
+        pytest.param(f"{FIRST}::3", FIRST, "", id="a share of a GPU by time slicing"),
+        pytest.param(SLICE, SECOND, SLICE, id="UUID of a MIG instance"),
+        pytest.param(f"{SLICE}::0", SECOND, SLICE, id="a share of a MIG instance"),
+        pytest.param(f"MIG-{SECOND}/7/0", SECOND, SLICE, id="MIG instance before R470"),
+        pytest.param(f"MIG-{SECOND}/3/1", SECOND, OTHER_HALF, id="by its compute instance"),
+        pytest.param(f"MIG-{FIRST}/2/0", FIRST, f"MIG-{FIRST}/2/0", id="whose UUID is not known"),
+        pytest.param("nvidia0", SECOND, "", id="device node"),
+        pytest.param("nvidia1/vgpu4", FIRST, "", id="a share on GKE"),
+        pytest.param("nvidia0/gi7", SECOND, SLICE, id="MIG instance on GKE"),
+        pytest.param("nvidia0/gi7/vgpu1", SECOND, SLICE, id="a share of a MIG instance on GKE"),
+        pytest.param("nvidia0/gi3", SECOND, "gpu_instance 3", id="GPU instance with two compute instances"),
+        pytest.param("gpu-0", SECOND, "", id="DRA by minor number"),
+        pytest.param("gpu-0-mig-9-0-4", SECOND, "gpu-0-mig-9-0-4", id="DRA MIG instance"),
+        pytest.param(FIRST.lower(), FIRST, "", id="DRA by UUID"),
+    ],
+)
+def test_each_form_of_a_device_id_leads_to_its_gpu(device_id: str, gpu: str, mig: str) -> None:
+    """An instance whose UUID cannot be told has another name, so that it is no whole GPU."""
+    assert FINDER.by_device_id(device_id) == FoundGpu(gpu, mig)
+
+
+@pytest.mark.parametrize(
+    "device_id",
+    ["", "GPU-unknown", "MIG-unknown", "MIG-GPU-unknown/1/0", "nvidia7", "nvidia7/gi1", "nvidiactl", "gpu-9",
+     "gpu-9-mig-1-2-3", "gpu-vfio-0", "nvidia٣", "nvidia0/gi", "0", "::1", "x" * 100_000, "gpu-0\n"],
+)  # fmt: skip
+def test_what_is_no_gpu_known_here_is_nothing(device_id: str) -> None:
+    """Whatever a device plugin may call a device."""
+    assert FINDER.by_device_id(device_id) is None
+
+
+def test_a_driver_that_hides_minor_numbers_is_asked_for_its_own() -> None:
+    """Both numbers are alike on nearly all machines."""
+    finder = GpuFinder([GpuIdentity(FIRST, "0000:3b:00.0", index=2, minor_number=-1, model="H100")])
+    assert finder.by_device_id("nvidia2") == FoundGpu(FIRST, "")
+
+
+def test_a_number_of_nvml_leads_to_a_gpu_or_to_an_instance_of_it() -> None:
+    """As dcgm-exporter's job map counts them."""
+    assert FINDER.by_index(0) == FoundGpu(FIRST, "")
+    assert FINDER.by_index(1, 7) == FoundGpu(SECOND, SLICE)
+    assert FINDER.by_index(1, 5) == FoundGpu(SECOND, "gpu_instance 5")
+    assert FINDER.by_index(2) is None
+    assert FINDER.by_index(2, 7) is None

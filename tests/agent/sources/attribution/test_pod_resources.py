@@ -1,0 +1,99 @@
+"""What the kubelet's answer says, byte by byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.sources.attribution.pod_resources import MAX_DEVICES, PodDevice, parse_answer
+from support.sources.kubelet import claim, devices, pod, text
+
+
+def ids(answer: bytes) -> list[str]:
+    return [each.device_id for each in parse_answer(answer)]
+
+
+def test_each_device_of_nvidia_is_told_with_its_container() -> None:
+    """GPUs, MIG instances and shares; devices of others are left out."""
+    answer = pod(
+        "train-0",
+        devices("nvidia.com/gpu", "GPU-a", "GPU-b"),
+        devices("nvidia.com/mig-1g.10gb", "MIG-c"),
+        devices("rdma/hca", "mlx5_0"),
+        namespace="research",
+        container="trainer",
+    ) + pod("web-0", devices("nvidia.com/gpu.shared", "GPU-a::1"))
+    assert parse_answer(answer) == [
+        PodDevice("research", "train-0", "trainer", "GPU-a"),
+        PodDevice("research", "train-0", "trainer", "GPU-b"),
+        PodDevice("research", "train-0", "trainer", "MIG-c"),
+        PodDevice("team", "web-0", "main", "GPU-a::1"),
+    ]
+
+
+def test_the_same_device_listed_twice_is_told_once() -> None:
+    """A pod that has ended may be listed beside the one that has its device now: both are told."""
+    twice = pod("a", devices("nvidia.com/gpu", "GPU-a", "GPU-a")) * 2
+    assert parse_answer(twice + pod("b", devices("nvidia.com/gpu", "GPU-a"))) == [
+        PodDevice("team", "a", "main", "GPU-a"),
+        PodDevice("team", "b", "main", "GPU-a"),
+    ]
+
+
+def test_a_device_that_was_claimed_is_told_by_its_name() -> None:
+    """Dynamic Resource Allocation: the driver's name for it, or that of its CDI device."""
+    assert ids(pod("a", claim("gpu-3", cdi=["k8s.gpu.nvidia.com/device=gpu-3"]))) == ["gpu-3"]
+    assert ids(pod("a", claim("gpu-3-mig-9-0-4"))) == ["gpu-3-mig-9-0-4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "device_id"),
+    [
+        ("k8s.gpu.nvidia.com/device=gpu-3", "gpu-3"),
+        ("k8s.gpu.nvidia.com/claim=0f7a-11ee-gpu-3", "gpu-3"),
+        ("k8s.gpu.nvidia.com/claim=0f7a-11ee-gpu-3-mig-9-0-4", "gpu-3-mig-9-0-4"),
+        (
+            "nvidia.com/gpu=GPU-11111111-aaaa-bbbb-cccc-0123456789ab",
+            "GPU-11111111-aaaa-bbbb-cccc-0123456789ab",
+        ),
+    ],
+)
+def test_a_kubelet_that_tells_only_cdi_devices_is_understood(name: str, device_id: str) -> None:
+    """Older ones name neither driver nor device."""
+    assert ids(pod("a", claim(driver="", cdi=[name]))) == [device_id]
+
+
+def test_what_other_drivers_gave_is_no_gpu() -> None:
+    """Channels between nodes, network cards, GPUs handed to a virtual machine."""
+    answer = pod(
+        "a",
+        claim("channel-0", driver="compute-domain.nvidia.com"),
+        claim(driver="", cdi=["k8s.compute-domain.nvidia.com/channel=gpu-3", "vendor.com/nic=gpu-3", "odd"]),
+        devices("nvidia.com/hostdev", "0000:17:00.2"),
+        devices("nvidia.com/GH100_H100", "0000:9A:00.0"),
+    )
+    assert ids(answer) == []
+
+
+@pytest.mark.parametrize("answer", [b"", pod("a"), text(1, b"")])
+def test_no_devices_are_no_devices(answer: bytes) -> None:
+    """A node without pods answers nothing at all."""
+    assert ids(answer) == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\xff" * 20, b"<html>", pod("a", devices("nvidia.com/gpu", "GPU-a"))[:-3], text(1, text(1, b"\xff"))],
+)
+def test_what_is_no_list_of_pods_is_an_error(answer: bytes) -> None:
+    """Garbage, another protocol, half a message, names that are no text."""
+    with pytest.raises(CollectError, match="no list of pod resources"):
+        parse_answer(answer)
+
+
+def test_more_devices_than_a_node_can_have_are_an_error() -> None:
+    """They would each become a series."""
+    many = [f"GPU-a::{number}" for number in range(MAX_DEVICES + 1)]
+    assert len(ids(pod("a", devices("nvidia.com/gpu", *many[1:])))) == MAX_DEVICES
+    with pytest.raises(CollectError, match="more than 4096"):
+        parse_answer(pod("a", devices("nvidia.com/gpu", *many)))

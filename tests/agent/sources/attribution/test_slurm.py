@@ -1,0 +1,174 @@
+"""The SLURM collector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.attribution.slurm import SlurmCollector
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from support.agent.process import values
+
+FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
+SECOND = "GPU-22222222-aaaa-bbbb-cccc-0123456789ab"
+SLICE = "MIG-33333333-aaaa-bbbb-cccc-0123456789ab"
+UNMATCHED = ("rankwatch_gpu_allocations_unmatched", "slurm")
+FAILURES = ("rankwatch_attribution_failures_total", "slurm")
+
+
+class Node:
+    """A node with two GPUs, the second cut into MIG instances."""
+
+    def __init__(self, root: Path) -> None:
+        self.jobs = root / "jobs"
+        self.procfs = root / "proc"
+        self.procfs.mkdir()
+        self.inventory = GpuInventory()
+        self.run_on()
+
+    def run_on(self, *, first: tuple[int, ...] = (), second: tuple[int, ...] = ()) -> None:
+        """The processes NVML shows."""
+        self.inventory.publish(
+            [
+                GpuIdentity(FIRST, "0000:3b:00.0", 0, 0, "H100", pids=first),
+                GpuIdentity(SECOND, "0000:5e:00.0", 1, 1, "H100", (SLICE,), second),
+            ],
+            [("rankwatch_gpu_mig_info", (SECOND, SLICE, "1g.10gb", "7", "0"))],
+        )
+
+    def give(self, **files: str) -> None:
+        """Write files of the job map; `g1_7` is 1.7."""
+        self.jobs.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (self.jobs / name.removeprefix("g").replace("_", ".")).write_text(text)
+
+    def process(self, pid: int, environment: bytes) -> None:
+        """A process with this environment."""
+        (self.procfs / str(pid)).mkdir()
+        (self.procfs / str(pid) / "environ").write_bytes(environment)
+
+    def collector(self, *, mapped: bool = True) -> SlurmCollector:
+        return SlurmCollector(
+            job_map=self.jobs if mapped else None,
+            procfs=self.procfs,
+            inventory=self.inventory,
+            schedule=Schedule(30.0, 10.0),
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def owner(gpu: str, mig: str, job: str) -> tuple[str, ...]:
+    return ("rankwatch_gpu_slurm_info", gpu, mig, job)
+
+
+def test_each_gpu_of_the_job_map_has_its_jobs(node: Node) -> None:
+    """Several where it is shared; an empty file is an idle GPU."""
+    node.give(g0="4711\n4712\n", g1="", g1_7="4713\n")
+    assert values([node.collector().collect()]) == {
+        owner(FIRST, "", "4711"): 1,
+        owner(FIRST, "", "4712"): 1,
+        owner(SECOND, SLICE, "4713"): 1,
+        UNMATCHED: 0,
+        FAILURES: 0,
+    }
+
+
+def test_a_file_of_a_gpu_that_is_not_here_is_counted(node: Node) -> None:
+    """Once per file, and only while it names a job."""
+    node.give(g0="4711\n", g7="4712\n4713\n", g8="", notes="4714\n")
+    assert values([node.collector().collect()]) == {
+        owner(FIRST, "", "4711"): 1,
+        UNMATCHED: 1,
+        FAILURES: 0,
+    }
+
+
+def test_a_file_that_cannot_be_used_costs_only_itself(node: Node) -> None:
+    """It is counted as a failure at each attempt."""
+    node.give(g0="4711\n", g1="what is this\n")
+    (node.jobs / "1.7").mkdir()
+    slurm = node.collector()
+    slurm.collect()
+    assert values([slurm.collect()]) == {owner(FIRST, "", "4711"): 1, UNMATCHED: 0, FAILURES: 4}
+
+
+def test_a_job_map_that_is_not_there_yet_is_a_node_without_jobs(node: Node) -> None:
+    """The first job's prolog makes it."""
+    assert values([node.collector().collect()]) == {UNMATCHED: 0, FAILURES: 0}
+
+
+def test_a_job_map_that_cannot_be_listed_is_an_error(node: Node) -> None:
+    """Told by the next run that succeeds."""
+    slurm = node.collector()
+    node.jobs.write_text("")
+    with pytest.raises(CollectError, match="Not a directory"):
+        slurm.collect()
+    node.jobs.unlink()
+    assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 1}
+
+
+def test_processes_tell_their_job_without_a_map(node: Node) -> None:
+    """Each job once per GPU; those of other users' sessions belong to none."""
+    node.process(100, b"SLURM_JOB_ID=4711\0")
+    node.process(101, b"SLURM_JOB_ID=4711\0")
+    node.process(102, b"PATH=/bin\0")
+    node.process(103, b"SLURM_JOB_ID=4712\0")
+    node.run_on(first=(100, 101, 102, 999), second=(100, 103))
+    assert values([node.collector(mapped=False).collect()]) == {
+        owner(FIRST, "", "4711"): 1,
+        owner(SECOND, "", "4711"): 1,
+        owner(SECOND, "", "4712"): 1,
+        UNMATCHED: 0,
+        FAILURES: 0,
+    }
+
+
+def test_a_process_adds_nothing_to_what_the_map_says_of_its_job(node: Node) -> None:
+    """The map knows the MIG instance."""
+    node.give(g1_7="4711\n")
+    node.process(100, b"SLURM_JOB_ID=4711\0")
+    node.run_on(second=(100,))
+    assert values([node.collector().collect()]) == {
+        owner(SECOND, SLICE, "4711"): 1,
+        UNMATCHED: 0,
+        FAILURES: 0,
+    }
+
+
+def test_a_process_that_may_not_be_looked_at_is_unmatched_and_no_failure(node: Node) -> None:
+    """An agent without the rights still tells how much it does not know."""
+    node.process(100, b"SLURM_JOB_ID=4711\0")
+    (node.procfs / "101").mkdir()
+    # Stands for a file that may not be read, also where the test runs as root.
+    (node.procfs / "101" / "environ").symlink_to("environ")
+    node.run_on(first=(100, 101))
+    assert values([node.collector(mapped=False).collect()]) == {
+        owner(FIRST, "", "4711"): 1,
+        UNMATCHED: 1,
+        FAILURES: 0,
+    }
+
+
+def test_neither_a_map_nor_a_job_is_not_applicable(node: Node) -> None:
+    """A node of Kubernetes, or a workstation."""
+    node.process(100, b"PATH=/bin\0")
+    node.run_on(first=(100,))
+    with pytest.raises(NotApplicable):
+        node.collector(mapped=False).collect()
+
+
+def test_a_node_that_had_a_job_is_idle_afterwards(node: Node) -> None:
+    """Its state does not change with each job that ends."""
+    node.process(100, b"SLURM_JOB_ID=4711\0")
+    node.run_on(first=(100,))
+    slurm = node.collector(mapped=False)
+    slurm.collect()
+    node.run_on()
+    assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 0}

@@ -1,0 +1,212 @@
+"""All GPUs of a node: complete, lost, back again, and the driver that comes and goes."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from rankwatch.conventions import metric
+from rankwatch.conventions.gpus import GPUS
+from rankwatch_agent.sources.gpu.protocol import Reading, Sample
+from support.agent.process import until
+from support.gpu.nvml import split_into_instances
+from support.gpu.reading import Node, node_values, values_of
+
+OF_THE_AGENT = {
+    "rankwatch_gpus_expected",
+    "rankwatch_gpus_visible",
+    "rankwatch_gpu_driver_state",
+    "rankwatch_gpu_driver_unresponsive_total",
+    "rankwatch_gpu_worker_starts_total",
+}
+"""What the agent knows itself, also while the driver does not answer."""
+
+
+def test_every_declared_metric_is_read(node: Node) -> None:
+    """With the labels that are declared, so that nothing was forgotten on either side."""
+    node.driver.update(lambda fake: split_into_instances(fake["gpus"][7]))
+    node.driver.set(5, "power.usage_mw", 4294967295)
+    declared = {each.name for each in GPUS} - OF_THE_AGENT
+    found: set[str] = set()
+
+    def complete() -> bool:
+        samples = all_samples(node.read())
+        for sample in samples:
+            assert len(sample.labels) == len(metric(sample.metric).labels), sample
+        found.clear()
+        found.update(sample.metric for sample in samples)
+        return found >= declared
+
+    until(complete, "every metric is there")
+    assert found == declared
+
+
+def all_samples(reading: Reading) -> list[Sample]:
+    return [*reading.samples, *(sample for gpu in reading.gpus for sample in gpu.samples)]
+
+
+def test_a_gpu_has_an_identity(node: Node) -> None:
+    """The minor number is not the index, and the address is in the kernel's form."""
+    gpu = node.read().gpus[2]
+    fake = node.driver.node["gpus"][2]
+    assert (gpu.uuid, gpu.index, gpu.minor_number) == (fake["uuid"], 2, 6)
+    assert (gpu.pci_bus_id, gpu.model, gpu.up) == ("0000:3b:00.0", "NVIDIA H100 80GB HBM3", True)
+    assert values_of(gpu)["info", "2", "0000:3b:00.0", gpu.model, "hopper", fake["serial"]] == 1.0
+
+
+def test_the_driver_has_versions(node: Node) -> None:
+    """CUDA's number is written as people write it."""
+    assert node_values(node.read())["driver_info", "580.95.05", "13.580.95.05", "12.8"] == 1.0
+
+
+def test_a_gpu_without_a_serial_number_has_an_identity(node: Node) -> None:
+    """The label is empty."""
+    node.driver.unsupport("nvmlDeviceGetSerial", 0)
+    gpu = node.read().gpus[0]
+    assert values_of(gpu)["info", "0", gpu.pci_bus_id, gpu.model, "hopper", ""] == 1.0
+
+
+def test_a_lost_gpu_keeps_its_identity_and_nothing_else(node: Node) -> None:
+    """The driver does not tell even the UUID of a lost GPU; the others go on."""
+    before = node.read().gpus[3]
+    node.driver.lose(3)
+    reading = node.read()
+    lost = reading.gpus[3]
+    assert (lost.uuid, lost.pci_bus_id, lost.up, lost.lost_reason) == (
+        before.uuid,
+        before.pci_bus_id,
+        False,
+        "GPU is lost",
+    )
+    values = values_of(lost)
+    assert values.pop(("up",)) == 0.0
+    assert [key[0] for key in values] == ["info"]
+    assert [gpu.up for gpu in reading.gpus] == [True] * 3 + [False] + [True] * 4
+    assert len(values_of(reading.gpus[4])) > 50
+
+
+def test_a_gpu_that_is_back_is_read_again(node: Node) -> None:
+    """Under the same UUID."""
+    node.read()
+    node.driver.lose(3)
+    node.read()
+    node.driver.find(3)
+    gpu = node.read().gpus[3]
+    assert (gpu.up, gpu.lost_reason) == (True, "")
+    assert values_of(gpu)["power_watts",] == 613.25
+
+
+def test_a_gpu_that_the_driver_does_not_show_any_more_is_lost(node: Node) -> None:
+    """It vanished from the count, and the others have other numbers now."""
+    uuids = [gpu.uuid for gpu in node.read().gpus]
+    taken: list[dict[str, object]] = []
+    node.driver.update(lambda fake: taken.append(fake["gpus"].pop(2)))
+    node.driver.reload()
+    node.fail()
+    found = {gpu.uuid: gpu for gpu in node.read().gpus}
+    assert set(found) == set(uuids)
+    assert [uuid for uuid, gpu in found.items() if not gpu.up] == [uuids[2]]
+    assert found[uuids[2]].lost_reason == "the driver does not show it any more"
+    assert values_of(found[uuids[3]])["power_watts",] == 613.25
+
+
+def test_a_gpu_that_appears_is_read(node: Node) -> None:
+    """After the driver has looked again."""
+    kept: list[dict[str, object]] = []
+    node.driver.update(lambda fake: kept.append(fake["gpus"].pop()))
+    assert len(node.read().gpus) == 7
+    node.driver.update(lambda fake: fake["gpus"].append(kept.pop()))
+    assert len(node.read().gpus) == 8
+
+
+def test_a_gpu_that_was_lost_from_the_start_is_told(node: Node) -> None:
+    """It has no UUID to export anything under."""
+    node.driver.lose(0)
+    reading = node.read()
+    assert len(reading.gpus) == 7
+    assert reading.warnings == ("GPU number 0 does not tell what it is: GPU is lost",)
+
+
+def test_no_gpu_at_all_is_a_failure(node: Node) -> None:
+    """A broken device mount must not look like a healthy idle node."""
+    node.driver.update(lambda fake: fake["gpus"].clear())
+    failure = node.fail()
+    assert failure.message == "the driver answers but shows no GPU"
+    assert not failure.absent
+    assert failure.gpus == ()
+
+
+def test_all_gpus_lost_is_a_failure_that_names_them(node: Node) -> None:
+    """The driver is initialised anew at each collection until one is back."""
+    node.read()
+    for index in range(8):
+        node.driver.lose(index)
+    failure = node.fail()
+    assert [gpu.up for gpu in failure.gpus] == [False] * 8
+    node.driver.find(2)
+    assert sum(gpu.up for gpu in node.read().gpus) == 1
+
+
+def test_a_missing_driver_is_absent_and_seen_when_it_comes(node: Node) -> None:
+    """nvmlInit is tried again at each collection."""
+    node.driver.unload()
+    failure = node.fail()
+    assert failure.absent
+    assert failure.message == "could not initialise NVML: Driver Not Loaded"
+    node.driver.load()
+    assert len(node.read().gpus) == 8
+
+
+def test_a_driver_that_fails_is_not_absent(node: Node) -> None:
+    """Something is there, and it is broken."""
+    node.driver.write_text("{ broken")
+    assert not node.fail().absent
+
+
+def test_a_reload_of_the_driver_costs_one_reading(node: Node) -> None:
+    """The next one initialises it again; counts of NVLinks do not start anew."""
+    before = node.values(0)
+    node.driver.reload()
+    assert node.fail().message == "could not count the GPUs: Uninitialized"
+    assert node.values(0)["nvlink_bytes_total", "transmit"] == before["nvlink_bytes_total", "transmit"]
+
+
+def test_a_driver_replaced_under_the_library_needs_a_new_process(node: Node) -> None:
+    """The library in this process stays what it was."""
+    node.read()
+    assert not node.reader.of_no_use
+    node.driver.reload()
+    node.driver.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    node.fail()
+    node.fail()
+    assert node.reader.of_no_use
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetCount", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetFieldValues"]
+)
+def test_an_uninitialised_driver_is_noticed_in_any_call(node: Node, function: str) -> None:
+    """And initialised again at the next reading."""
+    node.read()
+    node.driver.fail(function, pynvml.NVML_ERROR_UNINITIALIZED)
+    assert "Uninitialized" in node.fail().message
+    node.driver.update(lambda fake: fake["errors"].clear())
+    assert len(node.read().gpus) == 8
+
+
+def test_lost_gpus_are_looked_for_by_initialising_anew_now_and_then(node: Node) -> None:
+    """Each 60th reading while one is lost."""
+    node.read()
+    node.driver.lose(1)
+    for _ in range(61):
+        node.read()
+    assert [function for _, function in node.driver.calls].count("nvmlInit") == 2
+
+
+def test_closing_shuts_the_driver_down(node: Node) -> None:
+    """Once, and the next reading starts it again."""
+    node.read()
+    node.reader.close()
+    node.reader.close()
+    assert [function for _, function in node.driver.calls] == ["nvmlInit", "nvmlShutdown"]
+    assert len(node.read().gpus) == 8

@@ -1,0 +1,113 @@
+"""XID errors as NVML tells them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from rankwatch_agent.sources.gpu.protocol import XidEvent
+from rankwatch_agent.sources.gpu.reading.events import MOST_EVENTS
+from rankwatch_agent.sources.gpu.reading.node import NodeReader
+from support.agent.process import until
+from support.gpu.nvml import FakeDriver
+from support.gpu.reading import Node
+
+PROBE = 1
+LAST_PROBE = 2
+
+
+def collected(node: Node, count: int) -> list[XidEvent]:
+    """The XIDs of readings until there are so many, without those of `listen`."""
+    found: list[XidEvent] = []
+
+    def enough() -> bool:
+        found.extend(each for each in node.read().xids if each.xid not in (PROBE, LAST_PROBE))
+        return len(found) >= count
+
+    until(enough, f"{count} XIDs came")
+    return found
+
+
+def listen(node: Node) -> None:
+    """Start, and wait until errors arrive: only later ones are delivered for sure.
+
+    The first to arrive may have come through the set of events that the listener is about to replace, so
+    that two have to; and after the last one none of the probes is still on its way.
+    """
+    node.read()
+
+    def arrived() -> bool:
+        node.driver.xid(7, PROBE)
+        return bool(node.read().xids)
+
+    for _ in range(2):
+        until(arrived, "an XID came")
+    node.driver.xid(7, LAST_PROBE)
+    until(lambda: LAST_PROBE in [each.xid for each in node.read().xids], "the last probe came")
+
+
+def test_an_xid_is_told_once_with_its_gpu(node: Node) -> None:
+    """Two equal ones are two."""
+    listen(node)
+    begin = time.time()
+    node.driver.xid(2, 79)
+    node.driver.xid(2, 79)
+    node.driver.xid(5, 48)
+    found = collected(node, 3)
+    uuid = {index: gpu["uuid"] for index, gpu in enumerate(node.driver.node["gpus"])}
+    assert sorted((each.uuid, each.xid) for each in found) == sorted(
+        [(uuid[2], 79), (uuid[2], 79), (uuid[5], 48)]
+    )
+    assert all(begin <= each.timestamp_seconds <= time.time() for each in found)
+    assert not node.read().xids
+
+
+def test_xid_0_is_no_error(node: Node) -> None:
+    """NVML delivers it now and then."""
+    listen(node)
+    node.driver.xid(2, 0)
+    node.driver.xid(2, 31)
+    assert [each.xid for each in collected(node, 1)] == [31]
+
+
+def test_xids_of_the_others_are_told_after_a_gpu_is_lost(node: Node) -> None:
+    """The thread listens to those that are left."""
+    listen(node)
+    node.driver.lose(0)
+    node.read()
+    listen(node)
+    node.driver.xid(4, 94)
+    assert [each.xid for each in collected(node, 1)] == [94]
+
+
+def test_a_gpu_that_cannot_tell_xids_does_not_keep_the_others_from_it(node: Node) -> None:
+    """It is left out."""
+    node.driver.set(0, "event_types", 0)
+    listen(node)
+    node.driver.xid(1, 13)
+    assert [each.xid for each in collected(node, 1)] == [13]
+    assert "xid_events" in node.read().gpus[0].unsupported
+
+
+def test_a_flood_of_xids_is_bounded_and_told(fake_driver: FakeDriver) -> None:
+    """The oldest go first, and the log says how many."""
+    told = itertools.count()
+    last: list[int] = []
+
+    def clock() -> float:
+        last.append(next(told))
+        return float(last[-1])
+
+    with fake_driver.in_this_process():
+        node = Node(fake_driver, NodeReader(wall_clock=clock, event_wait_milliseconds=20))
+        listen(node)
+        before = len(last)
+        for _ in range(MOST_EVENTS + 44):
+            fake_driver.xid(0, 45)
+        until(lambda: len(last) >= before + MOST_EVENTS + 44, "all XIDs were delivered")
+        reading = node.read()
+        node.reader.close()
+    assert len(reading.xids) == MOST_EVENTS
+    assert reading.xids[-1].timestamp_seconds == last[-1]
+    assert len(reading.warnings) == 1
+    assert reading.warnings[0].endswith("XID errors came faster than they were collected and were dropped")

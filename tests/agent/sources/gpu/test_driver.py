@@ -1,0 +1,261 @@
+"""The driver as the agent uses it, over real worker processes that misbehave."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import DriverState
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.sources.gpu.driver import FIRST_PAUSE_SECONDS, Driver
+from rankwatch_agent.sources.gpu.worker_process import worker_command
+from support.agent.process import DEADLINE_SECONDS, ManualClock, until
+from support.gpu import worker as fake_worker
+from support.gpu.nvml import FakeDriver
+
+LONG = DEADLINE_SECONDS
+
+
+@dataclass
+class Bench:
+    """A driver over a worker that does what `act` says."""
+
+    driver: Driver
+    file: Path
+    clock: ManualClock
+
+    def act(self, what: str) -> None:
+        self.file.write_text(what)
+
+    def hang(self) -> None:
+        """A collection that ends because the worker, known to be quick, hangs."""
+        self.act("answer")
+        self.driver.collect(LONG)
+        self.act("hang")
+        with pytest.raises(CollectError, match=r"driver unresponsive: no answer within 0\.2 s"):
+            self.driver.collect(0.2)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    clock, file = ManualClock(), tmp_path / "act"
+    file.write_text("answer")
+    driver = Driver(fake_worker.command(file), kill_seconds=LONG, monotonic=clock)
+    yield Bench(driver, file, clock)
+    driver.close()
+
+
+def worker_pid(bench: Bench) -> int:
+    worker = bench.driver._worker
+    assert worker is not None
+    return worker.pid
+
+
+def ended(pid: int) -> bool:
+    """Whether the process has ended, waited for or not."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def gone(pid: int) -> bool:
+    """Whether no process has this id; one that ended and was not waited for still has it."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Number and name of each open file of this process; what other tests left may close at any time."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add((each.name, str(each.readlink())))
+    return found
+
+
+def test_one_worker_answers_again_and_again(bench: Bench) -> None:
+    """It is started once."""
+    answers = [bench.driver.collect(LONG) for _ in range(3)]
+    assert all(answer.reading == fake_worker.reading() for answer in answers)
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+
+
+def test_a_call_that_never_returns_costs_a_killed_worker_a_count_and_an_event(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker is gone, nothing is left behind, and the log has an event to search for."""
+    bench.driver.collect(LONG)
+    pid = worker_pid(bench)
+    bench.hang()
+    assert gone(pid)
+    assert bench.driver.facts() == (DriverState.UNRESPONSIVE, 1, 1, 0)
+    events = [getattr(record, "event", None) for record in caplog.records if record.levelno == logging.ERROR]
+    assert events == ["driver_unresponsive"]
+
+
+def test_a_hung_driver_is_asked_again_after_pauses_that_grow(tmp_path: Path) -> None:
+    """No worker is started in between, and the pause has an end."""
+    clock, file = ManualClock(), tmp_path / "act"
+    file.write_text("hang")
+    command = fake_worker.command(file)
+    driver = Driver(command, start_seconds=0.05, kill_seconds=LONG, monotonic=clock)
+    for hangs, pause in enumerate((5.0, 10.0, 20.0, 40.0, 60.0, 60.0), start=1):
+        with pytest.raises(CollectError, match="no answer within"):
+            driver.collect(0.05)
+        clock.now += pause - 1.0
+        with pytest.raises(CollectError, match="driver unresponsive: tried again in 1 s"):
+            driver.collect(0.05)
+        assert driver.facts() == (DriverState.UNRESPONSIVE, hangs, hangs, 0)
+        clock.now += 1.0
+
+
+def test_a_driver_that_comes_back_is_used_again(bench: Bench) -> None:
+    """After the pause, by a new worker, and the pause is short again."""
+    bench.hang()
+    bench.act("answer")
+    bench.clock.now += FIRST_PAUSE_SECONDS
+    assert bench.driver.collect(LONG).reading
+    assert bench.driver.facts() == (DriverState.IN_USE, 1, 2, 1)
+
+
+def test_a_worker_that_left_of_itself_is_replaced_without_a_failure(bench: Bench) -> None:
+    """As it does when the driver was replaced under the library it holds."""
+    bench.act("leave")
+    bench.driver.collect(LONG)
+    pid = worker_pid(bench)
+    until(lambda: ended(pid), "the worker has left")
+    bench.act("answer")
+    assert bench.driver.collect(LONG).reading
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("die", "the NVML worker ended by signal 11; it is started again"),
+        ("garbage", "MessagePack"),
+        ("huge", "announced an answer of 4294967295 bytes"),
+    ],
+)
+def test_a_worker_that_dies_or_talks_nonsense_is_replaced(bench: Bench, what: str, said: str) -> None:
+    """A crash inside the driver's library is the worker's, not the agent's."""
+    bench.act(what)
+    with pytest.raises(CollectError, match=said):
+        bench.driver.collect(LONG)
+    assert bench.driver.facts() == (DriverState.UNAVAILABLE, 0, 1, 0)
+    bench.act("answer")
+    bench.clock.now += FIRST_PAUSE_SECONDS
+    assert bench.driver.collect(LONG).reading
+
+
+def test_half_an_answer_is_a_hang(bench: Bench) -> None:
+    """What stops in the middle is not waited for longer than what never starts."""
+    bench.driver.collect(LONG)
+    bench.act("half")
+    with pytest.raises(CollectError, match="driver unresponsive"):
+        bench.driver.collect(0.2)
+
+
+def test_a_failure_of_the_driver_keeps_the_worker(bench: Bench) -> None:
+    """It tries again by itself at the next question."""
+    bench.act("fail")
+    assert bench.driver.collect(LONG).failure
+    assert bench.driver.facts() == (DriverState.UNAVAILABLE, 0, 1, 0)
+    bench.act("answer")
+    assert bench.driver.collect(LONG).reading
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+
+
+def test_a_lost_gpu_is_not_visible(bench: Bench) -> None:
+    """It is told of, and does not count."""
+    bench.act("lost")
+    bench.driver.collect(LONG)
+    assert bench.driver.facts().visible == 0
+
+
+def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench) -> None:
+    """So that its module can be unloaded."""
+    bench.driver.collect(LONG)
+    pid = worker_pid(bench)
+    bench.driver.release()
+    assert gone(pid)
+    with pytest.raises(NotApplicable, match="released"):
+        bench.driver.collect(LONG)
+    assert bench.driver.facts() == (DriverState.RELEASED, 0, 1, 0)
+    bench.driver.resume()
+    assert bench.driver.collect(LONG).reading
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 2, 1)
+
+
+def test_releasing_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the worker itself, which ends of itself then where it is given the time."""
+    for name, value in fake_driver.environ.items():
+        monkeypatch.setenv(name, value)
+    driver = Driver(worker_command(None), end_seconds=LONG)
+    assert driver.collect(LONG).reading
+    driver.release()
+    ((first, init), (second, shutdown)) = fake_driver.calls
+    assert (init, shutdown, first) == ("nvmlInit", "nvmlShutdown", second)
+
+
+def test_releasing_does_not_wait_for_a_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The question in progress ends, and is no hang; the log tells of the worker that was killed."""
+    bench.act("hang")
+    ended: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            bench.driver.collect(3600.0)
+        except NotApplicable as error:
+            ended.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: bench.driver.facts().starts == 1, "the worker is started")
+    pid = worker_pid(bench)
+    bench.driver.release()
+    asking.join()
+    assert gone(pid)
+    assert [str(error) for error in ended] == ["the driver is being released"]
+    assert "the NVML worker did not shut the driver down within 1.5 s; it is killed" in caplog.messages
+    assert bench.driver.facts() == (DriverState.RELEASED, 0, 1, 0)
+
+
+def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
+    """Neither process nor file descriptor, whatever comes."""
+    before = open_files()
+    bench.driver.collect(LONG)
+    pid = worker_pid(bench)
+    bench.driver.close()
+    bench.driver.resume()
+    with pytest.raises(NotApplicable):
+        bench.driver.collect(LONG)
+    assert gone(pid)
+    assert open_files() <= before
+
+
+def test_a_worker_that_cannot_be_started_is_one_sentence() -> None:
+    """No Python, no process."""
+    with pytest.raises(CollectError, match="could not start the NVML worker: No such file"):
+        Driver(["/nonexistent"]).collect(1.0)
+
+
+def test_taking_up_a_driver_that_is_in_use_waits_for_no_hung_call_and_changes_nothing(bench: Bench) -> None:
+    """Whoever waits for it could not hear SIGTERM meanwhile."""
+    bench.driver.collect(LONG)
+    bench.act("hang")
+
+    def ask() -> None:
+        with pytest.raises(NotApplicable, match="released"):
+            bench.driver.collect(3600.0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(bench.driver._asking.locked, "the question is asked")
+    bench.driver.resume()
+    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+    bench.driver.release()
+    asking.join()

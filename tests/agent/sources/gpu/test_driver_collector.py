@@ -1,0 +1,110 @@
+"""The collectors `gpu` and `gpu_driver` over real worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.gpu.collector import GpuCollector
+from rankwatch_agent.sources.gpu.driver import Driver
+from rankwatch_agent.sources.gpu.driver_collector import GpuDriverCollector
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.gpu.pci import PciGpus
+from rankwatch_agent.sources.xid.ledger import XidLedger
+from support.agent.process import values
+from support.gpu import worker as fake_worker
+from support.gpu.worker import UUID
+
+SCHEDULE = Schedule(1.0, 20.0)
+
+
+class Node(NamedTuple):
+    """Both collectors of a node, and what its worker does."""
+
+    gpu: GpuCollector
+    driver: GpuDriverCollector
+    inventory: GpuInventory
+    act: Path
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """One GPU on the bus."""
+    bus, act = tmp_path / "bus/pci/devices/0000:1b:00.0", tmp_path / "act"
+    bus.mkdir(parents=True)
+    (bus / "vendor").write_text("0x10de\n")
+    (bus / "class").write_text("0x030200\n")
+    act.write_text("answer")
+    driver, pci, inventory = Driver(fake_worker.command(act)), PciGpus(tmp_path), GpuInventory()
+    gpu = GpuCollector(driver=driver, pci=pci, inventory=inventory, ledger=XidLedger({}), schedule=SCHEDULE)
+    yield Node(gpu, GpuDriverCollector(driver=driver, pci=pci, schedule=SCHEDULE), inventory, act)
+    driver.close()
+
+
+def test_a_gpu_is_exported_and_known_to_the_others(node: Node) -> None:
+    """Its values, that it is up, and who it is."""
+    assert values([node.gpu.collect()]) == {
+        ("rankwatch_gpu_up", UUID): 1,
+        ("rankwatch_gpu_power_watts", UUID): 300,
+    }
+    found = node.inventory.by_bus_id("00000000:1B:00.0")
+    assert found is not None
+    assert found.uuid == UUID
+    assert ("rankwatch_gpu_power_watts", (UUID,)) in node.inventory.exported()
+
+
+def test_a_lost_gpu_stays_known_and_is_exported_as_lost(node: Node) -> None:
+    """It does not become a smaller node."""
+    node.gpu.collect()
+    node.act.write_text("lost")
+    assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 0
+    assert node.inventory.by_uuid(UUID)
+    assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
+
+
+def test_a_gpu_that_a_new_worker_has_never_seen_is_still_exported_as_lost(node: Node) -> None:
+    """A hang often takes GPU and worker together; the agent remembers for both."""
+    node.gpu.collect()
+    node.act.write_text("empty")
+    assert values([node.gpu.collect()]) == {("rankwatch_gpu_up", UUID): 0}
+    node.act.write_text("answer")
+    assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 1
+
+
+def test_when_all_gpus_are_lost_each_is_exported_as_lost(node: Node) -> None:
+    """The driver shows none, and the node is not taken for one without GPUs."""
+    node.act.write_text("all lost")
+    assert values([node.gpu.collect()]) == {("rankwatch_gpu_up", UUID): 0}
+    assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
+
+
+def test_while_the_driver_fails_its_state_and_the_expected_gpus_are_still_told(node: Node) -> None:
+    """The collector of values has none; that of the driver speaks."""
+    node.gpu.collect()
+    node.act.write_text("fail")
+    with pytest.raises(CollectError, match="the driver fails"):
+        node.gpu.collect()
+    assert node.inventory.exported() == frozenset()
+    assert values([node.driver.collect()]) == {
+        ("rankwatch_gpus_expected",): 1,
+        ("rankwatch_gpus_visible",): 0,
+        ("rankwatch_gpu_driver_state", "unavailable"): 1,
+        ("rankwatch_gpu_driver_unresponsive_total",): 0,
+        ("rankwatch_gpu_worker_starts_total",): 1,
+    }
+
+
+def test_a_node_without_a_gpu_starts_no_worker(node: Node, tmp_path: Path) -> None:
+    """The agent idles there and costs nothing for what is not."""
+    (tmp_path / "bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
+    with pytest.raises(NotApplicable, match="no NVIDIA GPU"):
+        node.gpu.collect()
+    assert values([node.driver.collect()]) == {
+        ("rankwatch_gpus_expected",): 0,
+        ("rankwatch_gpus_visible",): 0,
+    }

@@ -1,0 +1,164 @@
+"""The kernel log collector."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector, parse_boot_time
+from rankwatch_agent.sources.kernel_log.events import EVENTS
+from rankwatch_agent.sources.xid.ledger import XidCount, XidLedger
+from rankwatch_agent.sources.xid.table import load_table
+from support.agent.process import values
+
+BOOTED = 1_700_000_000
+UUID = "GPU-8f1c6e0a-0000-1111-2222-333344445555"
+FELL = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+FELL_TOO = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
+OUT_OF_MEMORY = "Out of memory: Killed process 1234 (python) total-vm:1kB"
+
+
+class Node:
+    """A log, a /proc, an inventory and a ledger."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root / "kmsg"
+        self.inventory = GpuInventory()
+        self.ledger = XidLedger(load_table(None))
+        (root / "stat").write_text(f"cpu 1 2 3\nbtime {BOOTED}\n")
+        self.log.touch()
+        self.written = 0
+
+    def collector(self, max_lines: int = 1000) -> KernelLogCollector:
+        return KernelLogCollector(
+            path=self.log,
+            procfs=self.root,
+            inventory=self.inventory,
+            ledger=self.ledger,
+            schedule=Schedule(5, 5),
+            max_lines=max_lines,
+        )
+
+    def write(self, *texts: str) -> None:
+        """One record each, ten seconds apart."""
+        with self.log.open("a") as file:
+            for text in texts:
+                self.written += 1
+                file.write(f"4,{self.written},{self.written * 10_000_000},-;{text}\n")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_every_event_has_a_series_from_the_start(node: Node) -> None:
+    """At 0, so that the first one is an increase."""
+    found = values([node.collector().collect()])
+    assert found == {
+        **{("rankwatch_kernel_log_events_total", event): 0 for event in EVENTS},
+        ("rankwatch_kernel_log_records_missed_total",): 0,
+    }
+
+
+def test_lines_before_and_after_the_start_count(node: Node) -> None:
+    """An agent that restarts keeps what was counted since boot."""
+    node.write(OUT_OF_MEMORY, "nothing of note")
+    kernel_log = node.collector()
+    event = ("rankwatch_kernel_log_events_total", "oom_kill")
+    assert values([kernel_log.collect()])[event] == 1
+    node.write(OUT_OF_MEMORY)
+    assert values([kernel_log.collect()])[event] == 2
+    assert values([node.collector().collect()])[event] == 2
+
+
+def test_an_error_goes_to_the_ledger_with_the_time_it_happened(node: Node) -> None:
+    """Under the UUID where the inventory knows it; both lines about one fall are one error."""
+    node.inventory.publish([GpuIdentity(UUID, "0000:3b:00.0", 0, 0, "H100")], ())
+    node.write(FELL, FELL_TOO)
+    node.collector().collect()
+    assert node.ledger.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
+
+
+def test_an_error_of_an_unknown_gpu_is_kept_under_its_address(node: Node) -> None:
+    """Until somebody knows the UUID: the driver's own line in the log is enough."""
+    node.write(FELL)
+    kernel_log = node.collector()
+    kernel_log.collect()
+    assert node.ledger.counts() == [XidCount("0000:3b:00.0", 79, 1, BOOTED + 10)]
+    node.write(f"NVRM: GPU at PCI:0000:3b:00: {UUID}")
+    kernel_log.collect()
+    assert node.ledger.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
+
+
+def test_the_severity_is_what_the_log_says(node: Node) -> None:
+    """Fatal and Nonfatal of the same code differ."""
+    for word in ("Nonfatal", "Nonfatal", "Fatal"):
+        node.write(f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXPIPE {word} XC0 i0 Link 13 (0x0409a0c2)")
+    node.collector().collect()
+    assert node.ledger.severities() == {("0000:3b:00.0", "warning"): 2, ("0000:3b:00.0", "critical"): 1}
+
+
+def test_the_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """It holds more than any series; a flood of it does not fill the log."""
+    node.write(*[FELL.replace("1234", str(pid)) for pid in range(100)])
+    with caplog.at_level(logging.INFO):
+        node.collector().collect()
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "pid=0, name=python" in record.getMessage()
+    assert "2023-11-14T22:13:30+00:00" in record.getMessage()
+    assert node.ledger.counts()[0].errors == 100
+
+
+def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
+    """No guess takes its place."""
+    (node.root / "stat").write_text("cpu 1 2 3\n")
+    node.write(FELL)
+    node.collector().collect()
+    assert node.ledger.counts() == [XidCount("0000:3b:00.0", 79, 1, None)]
+    with pytest.raises(ValueError):
+        parse_boot_time("cpu 1 2 3\n")
+    with pytest.raises(ValueError):
+        parse_boot_time(f"btime {'9' * 400}\n")
+
+
+def test_old_lines_are_no_new_events(node: Node) -> None:
+    """As long as the history is being read there are no series that could grow by it."""
+    node.write(*[OUT_OF_MEMORY] * 5000)
+    kernel_log = node.collector(max_lines=100)
+    collections = [kernel_log.collect()]
+    while not collections[-1].series:
+        collections.append(kernel_log.collect())
+    assert len(collections) > 1
+    assert values(collections)["rankwatch_kernel_log_events_total", "oom_kill"] == 5000
+
+
+def test_no_log_is_not_applicable(node: Node) -> None:
+    """In most containers there is none."""
+    node.log.unlink()
+    with pytest.raises(NotApplicable):
+        node.collector().collect()
+
+
+def test_nvlink_errors_are_counted_by_subcode_and_by_what_they_ask_for(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that the table does not hold asks for what its code asks for; the log says what to look at."""
+    line = "NVRM: Xid (PCI:0000:3b:00): 149, {} Fatal XC0 i0 Link 01 (0x{:08x} 0x00000000)"
+    node.write(*[line.format("NETIR_LINK_EVT", detail << 20) for detail in (33, 33, 38)])
+    node.write(line.format("NETIR_NEW", 0), line.format("NETIR_NEWER", 0))
+    found = values([node.collector().collect()])
+    gpu, name = "0000:3b:00.0", "rankwatch_gpu_xid_subcode_errors_total"
+    assert {key: value for key, value in found.items() if key[0] == name} == {
+        (name, gpu, "149", "NETIR_LINK_EVT", "reset_gpu"): 2,
+        (name, gpu, "149", "NETIR_LINK_EVT", "none"): 1,
+        (name, gpu, "149", "other", "check_nvlink"): 2,
+    }
+    assert "action reset_gpu, look at the device at the other end of the link;" in caplog.text

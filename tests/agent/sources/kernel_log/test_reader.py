@@ -1,0 +1,185 @@
+"""Following the kernel log, or a file or FIFO of the same form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.sources.kernel_log.reader import KernelLogReader
+from rankwatch_agent.sources.kernel_log.record import Record, parse_record
+
+MANY = 1000
+
+
+def line(sequence: int, text: str = "hello") -> str:
+    return f"6,{sequence},{sequence * 1000},-;{text}\n"
+
+
+def texts(reader: KernelLogReader, max_lines: int = MANY) -> list[str]:
+    return [record.text for record in reader.read(max_lines)]
+
+
+def test_a_record_has_a_number_a_time_and_a_text() -> None:
+    """Newlines inside a message come escaped; other bytes stay escaped, so that a log keeps its lines."""
+    raw = b"6,1234,5678901,-,caller=T12;NVRM: one\\x0aNVRM: two \\x1b[31m"
+    assert parse_record(raw) == Record(1234, 5.678901, "NVRM: one NVRM: two \\x1b[31m")
+
+
+@pytest.mark.parametrize("raw", [b"", b" SUBSYSTEM=pci", b"6,1,2;no flags", b"x,1,2,-;text", b"6,1,2,-"])
+def test_what_is_no_record_is_passed_over(raw: bytes) -> None:
+    """Continuation lines among them."""
+    assert parse_record(raw) is None
+
+
+@settings(deadline=None)  # a busy machine is no fault of the parser
+@given(st.binary(max_size=200))
+def test_no_bytes_upset_the_parser(raw: bytes) -> None:
+    """It gives a record or none."""
+    parse_record(raw)
+
+
+def test_a_file_is_followed_from_where_it_was_left(tmp_path: Path) -> None:
+    """A line that is not finished waits for its end."""
+    log = tmp_path / "kmsg"
+    log.write_text(line(1, "a") + " SUBSYSTEM=pci\n" + line(2, "b") + "6,3,3")
+    reader = KernelLogReader(log)
+    assert texts(reader) == ["a", "b"]
+    assert texts(reader) == []
+    with log.open("a") as file:
+        file.write("000,-;c\n" + line(4, "d"))
+    assert texts(reader) == ["c", "d"]
+    assert reader.missed == 0
+
+
+def test_a_file_that_was_replaced_or_truncated_is_read_anew(tmp_path: Path) -> None:
+    """Its numbers may begin again; that is no gap."""
+    log = tmp_path / "kmsg"
+    log.write_text(line(7, "old") + line(8, "older"))
+    reader = KernelLogReader(log)
+    texts(reader)
+    log.write_text(line(1, "truncated"))
+    assert texts(reader) == ["truncated"]
+    (tmp_path / "next").write_text(line(100, "replaced") + line(101, "more"))
+    (tmp_path / "next").replace(log)
+    assert texts(reader) == ["replaced", "more"]
+    assert reader.missed == 0
+
+
+def test_a_fifo_gives_what_was_written_to_it(tmp_path: Path) -> None:
+    """With and without a writer."""
+    fifo = tmp_path / "kmsg"
+    os.mkfifo(fifo)
+    reader = KernelLogReader(fifo)
+    assert texts(reader) == []
+    for number in (1, 2):
+        with fifo.open("w") as writer:
+            writer.write(line(number, f"record {number}"))
+            writer.flush()
+            assert texts(reader) == [f"record {number}"]
+            assert texts(reader) == []
+
+
+def test_records_that_were_overwritten_are_counted(tmp_path: Path) -> None:
+    """By the gap in their numbers; what was gone before the start is nobody's loss."""
+    log = tmp_path / "kmsg"
+    log.write_text(line(500) + line(501) + line(510))
+    reader = KernelLogReader(log)
+    texts(reader)
+    assert reader.missed == 8
+
+
+def test_one_run_reads_a_bounded_part(tmp_path: Path) -> None:
+    """The rest comes next time; only then is the reader caught up."""
+    log = tmp_path / "kmsg"
+    count = 10_000
+    log.write_text("".join(line(number) for number in range(count)))
+    reader = KernelLogReader(log)
+    first = texts(reader, 100)
+    assert 100 <= len(first) < count
+    assert not reader.caught_up
+    assert len(first) + len(texts(reader, count)) == count
+    texts(reader)
+    assert reader.caught_up
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+    """It costs neither memory nor the next line."""
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"6,1,1,-;" + b"x" * (1 << 20) + b"\n" + line(2, "next").encode())
+    first, second = KernelLogReader(log).read(MANY)
+    assert (len(first.text) < 1 << 15, second.text) == (True, "next")
+
+
+def test_a_missing_log_is_not_applicable(tmp_path: Path) -> None:
+    """In most containers there is none; one that appears later is read."""
+    reader = KernelLogReader(tmp_path / "kmsg")
+    with pytest.raises(NotApplicable):
+        reader.read(MANY)
+    (tmp_path / "kmsg").write_text(line(1, "now"))
+    assert texts(reader) == ["now"]
+    (tmp_path / "kmsg").unlink()
+    with pytest.raises(NotApplicable):
+        reader.read(MANY)
+
+
+def test_a_log_the_agent_may_not_read_is_not_applicable_and_says_what_to_grant(tmp_path: Path) -> None:
+    """A privilege that was not given is no failure; one that was taken away is."""
+    log = tmp_path / "kmsg"
+    log.write_text(line(1))
+    log.chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:  # root reads every file
+            os.seteuid(65534)
+        with pytest.raises(NotApplicable, match="CAP_SYSLOG"):
+            KernelLogReader(log).read(MANY)
+        reader = KernelLogReader(tmp_path / "granted")
+        os.seteuid(user)
+        (tmp_path / "granted").write_text(line(1))
+        reader.read(MANY)
+        (tmp_path / "granted").unlink()
+        log.rename(tmp_path / "granted")
+        if user == 0:
+            os.seteuid(65534)
+        with pytest.raises(CollectError, match="Permission denied"):
+            reader.read(MANY)
+    finally:
+        os.seteuid(user)
+
+
+def test_a_directory_in_its_place_is_an_error(tmp_path: Path) -> None:
+    """It exists and cannot be read."""
+    with pytest.raises(CollectError, match="Is a directory"):
+        KernelLogReader(tmp_path).read(MANY)
+
+
+def test_the_real_device_gives_each_record_once() -> None:
+    """Numbers go up without gaps, also when the device is opened again."""
+    device = Path("/dev/kmsg")
+    if not os.access(device, os.R_OK):
+        pytest.skip("/dev/kmsg is not readable here")
+    reader = KernelLogReader(device)
+    records: list[Record] = []
+    try:
+        while not reader.caught_up:
+            records += reader.read(MANY)
+    except CollectError as error:
+        pytest.skip(f"/dev/kmsg is not readable here: {error}")
+    numbers = [record.sequence for record in records]
+    assert numbers == sorted(set(numbers))
+    reader.close()
+    assert all(record.sequence > numbers[-1] for record in reader.read(MANY))
+    reader.close()
+
+
+def test_what_never_has_the_end_of_a_line_does_not_keep_the_reader() -> None:
+    """The collector has others to answer to than its file."""
+    reader = KernelLogReader(Path("/dev/zero"))
+    assert reader.read(10) == []
+    assert not reader.caught_up
+    reader.close()

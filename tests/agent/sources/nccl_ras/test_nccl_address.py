@@ -1,0 +1,54 @@
+"""Which addresses of RAS services are taken, and which of them every node of a job has."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch_agent.sources.nccl_ras.address import Address, parse_addresses
+
+
+def test_auto_is_the_address_that_nccl_takes_itself() -> None:
+    """And each service counts once."""
+    assert parse_addresses(("auto", "localhost:28028", "10.0.0.1:5")) == (
+        Address("localhost", 28028),
+        Address("10.0.0.1", 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("localhost:1", True),
+        ("LOCALHOST:1", True),
+        ("127.0.0.5:1", True),
+        ("[::1]:1", True),
+        ("10.0.0.1:1", False),
+        ("[fe80::1]:1", False),
+        ("node-7:1", False),
+    ],
+)
+def test_a_loopback_address_is_local(text: str, local: bool) -> None:
+    """Whatever its spelling, and it is told as it was given."""
+    (address,) = parse_addresses((text,))
+    assert (address.local, str(address)) == (local, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "off", "28028", "localhost", "localhost:", "localhost:0", "localhost:65536", ":1", "::1:5"),
+        *("[::1:5", "a b:5", "a\n:5", "\u00fc:5", "a..b:5", "a" * 300 + ":5", "localhost:-1"),
+        "localhost:\u0665",
+    ],
+)
+def test_what_is_no_address_is_refused_at_the_start(text: str) -> None:
+    """The error names the setting."""
+    with pytest.raises(ConfigError, match="nccl_ras_address"):
+        parse_addresses((text,))
+
+
+def test_more_addresses_than_jobs_fit_on_a_node_are_refused() -> None:
+    """Each costs a question to a whole job."""
+    with pytest.raises(ConfigError, match="at most 8"):
+        parse_addresses(tuple(f"localhost:{port}" for port in range(1, 10)))

@@ -1,0 +1,122 @@
+"""From answers of RAS, one after another, to a state: a difference that stays is what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankwatch_agent.sources.nccl_ras.json_form import parse_json
+from rankwatch_agent.sources.nccl_ras.judgement import STUCK_POLLS, SUSPECT_POLLS, Judge, Reason, State
+from rankwatch_agent.sources.nccl_ras.report import Report
+from rankwatch_agent.sources.nccl_ras.text_form import parse_text
+from support.sources.nccl_ras import Comm, Gone, json_status, text_status
+
+ROW = "    0         1         4         8        32        32   RUNNING  MISMATCH\n"
+COUNTS = (
+    "#0-0 (a) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+    "  31 ranks have launched up to operation 7\n  Rank 3 has launched up to operation 6 -- GPU 3\n\n"
+)
+
+
+def report(*comms: Comm) -> Report:
+    return parse_json(json_status(*comms))
+
+
+def course(reports: Sequence[Report]) -> list[tuple[State, Reason]]:
+    """State and reason of the worst communicator after each answer."""
+    judge = Judge()
+    return [(found.state, found.reason) for found in (judge.judge(each)[0] for each in reports)]
+
+
+def test_a_difference_that_moves_is_normal() -> None:
+    """In a run that works, someone is behind at most moments."""
+    found = course([report(Comm((at, at + 1))) for at in range(10)])
+    assert found == [(State.UNKNOWN, Reason.FIRST_ANSWER), *[(State.HEALTHY, Reason.MOVING)] * 9]
+
+
+def test_a_difference_that_stays_is_a_desync() -> None:
+    """Suspect first, stuck after several answers."""
+    found = course([report(Comm((7, 6, 7)))] * 8)
+    assert found[1] == (State.UNKNOWN, Reason.DESYNC)
+    assert found[SUSPECT_POLLS:STUCK_POLLS] == [(State.SUSPECT, Reason.DESYNC)] * 3
+    assert found[STUCK_POLLS:] == [(State.STUCK, Reason.DESYNC)] * 3
+
+
+def test_equal_counts_that_stay_are_a_stall_below_the_launch() -> None:
+    """All have launched it, and nothing moves: RAS itself says OK (NVIDIA/nccl#1730)."""
+    found = course([report(Comm((7, 7)), Comm((2, 2), name=2))] * 8)
+    assert found[STUCK_POLLS:] == [(State.STUCK, Reason.BELOW_LAUNCH)] * 3
+    assert found[STUCK_POLLS - 1] == (State.SUSPECT, Reason.BELOW_LAUNCH)
+
+
+def test_one_launch_ends_the_suspicion() -> None:
+    """And the count of answers begins anew."""
+    still, on = report(Comm((7, 6))), report(Comm((8, 6)))
+    found = course([*[still] * 8, on, on])
+    assert [each[0] for each in found[-3:]] == [State.STUCK, State.HEALTHY, State.UNKNOWN]
+
+
+def test_a_communicator_that_nobody_uses_is_idle_while_the_job_moves() -> None:
+    """Groups for evaluation stand for hours."""
+    judge = Judge()
+    for at in range(9):
+        found = {
+            each.communicator.name[-1]: (each.state, each.reason)
+            for each in judge.judge(report(Comm((at, at), name=1), Comm((4, 4), name=2)))
+        }
+    assert found == {"1": (State.HEALTHY, Reason.MOVING), "2": (State.HEALTHY, Reason.IDLE)}
+
+
+def test_a_difference_that_stays_while_the_job_moves_is_suspect_and_never_stuck() -> None:
+    """A rank may wait at the next barrier while others work on."""
+    judge = Judge()
+    for at in range(12):
+        found = judge.judge(report(Comm((at, at), name=1), Comm((5, 4), name=2)))
+    assert (found[0].communicator.name[-1], found[0].state, found[0].reason) == (
+        "2",
+        State.SUSPECT,
+        Reason.DESYNC,
+    )
+
+
+def test_dead_processes_and_errors_of_nccl_come_first() -> None:
+    """The gravest state of several; it needs no second answer."""
+    error = {0: {"async_error": 6}}
+    assert course([report(Comm((7,), gone=(Gone(1, dead=True),), status=error))]) == [
+        (State.DEAD, Reason.PROCESS_DEAD)
+    ]
+    assert course([report(Comm((7, 6), status=error))]) == [(State.ERROR, Reason.NCCL_ERROR)]
+    assert course([report(Comm((7,), gone=(Gone(1),)))]) == [(State.SUSPECT, Reason.UNRESPONSIVE)]
+
+
+def test_a_communicator_at_its_end_is_never_stuck() -> None:
+    """Its counts stand because the run is over."""
+    ending = {0: {"destroy_flag": True}, 1: {"finalize_called": True}}
+    assert set(course([report(Comm((7, 7), status=ending))] * 9)) == {(State.UNKNOWN, Reason.ENDING)}
+
+
+def test_a_start_that_does_not_end_is_told_as_one() -> None:
+    """Ranks that wait for each other to come up."""
+    starting = {0: {"init_state": 7}, 1: {"init_state": 7}}
+    found = course([report(Comm((0, 0), status=starting))] * 7)
+    assert found[-1] == (State.STUCK, Reason.STARTING)
+
+
+def test_the_text_form_never_says_that_the_whole_job_stands() -> None:
+    """It does not tell the launches of communicators whose ranks agree."""
+    agreeing = "    1         4         4         8        16        32   RUNNING      OK\n"
+    found = course([parse_text(text_status(ROW + agreeing, "", COUNTS))] * 9)
+    assert found[-1] == (State.SUSPECT, Reason.DESYNC)
+    found = course([parse_text(text_status(ROW, "", COUNTS))] * 9)
+    assert found[-1] == (State.STUCK, Reason.DESYNC)
+
+
+def test_the_worst_comes_first_and_then_the_largest() -> None:
+    """So that a bound on what is exported leaves out the least."""
+    judge = Judge()
+    comms = (Comm((5, 5), name=1), Comm((5, 5, 5), name=2), Comm((5,), name=3, gone=(Gone(1, dead=True),)))
+    assert [each.communicator.name[-1] for each in judge.judge(report(*comms))] == ["3", "2", "1"]
+
+
+def test_states_are_in_the_order_of_gravity() -> None:
+    """As others name and order them."""
+    assert list(State) == ["healthy", "unknown", "suspect", "stuck", "error", "dead"]

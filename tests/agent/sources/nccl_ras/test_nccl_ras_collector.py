@@ -1,0 +1,288 @@
+"""The collector of NCCL's RAS service: who asks, what is exported, and services that misbehave."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Collection, NotApplicable
+from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.nccl_ras.address import parse_addresses
+from rankwatch_agent.sources.nccl_ras.client import ask
+from rankwatch_agent.sources.nccl_ras.collector import NcclRasCollector
+from rankwatch_agent.sources.nccl_ras.json_form import parse_json
+from rankwatch_agent.sources.nccl_ras.series import MAX_EXPORTED, MAX_RANKS
+from support.agent.process import until, values
+from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
+from support.training.ranks import rank
+
+SHORT = 0.4
+"""Deadline of a collector whose service is to be given up, in seconds."""
+
+
+@pytest.fixture
+def service() -> Iterator[RasService]:
+    with ras_service() as running:
+        yield running
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[int]:
+    """Process id of rank 0 of run `job`, which has two ranks."""
+    with rank(tmp_path, "ready()", world=2) as process:
+        yield process.pid
+
+
+def collector(directory: Path, *addresses: str, deadline: float = 20.0) -> NcclRasCollector:
+    return NcclRasCollector(addresses=addresses, directory=directory, schedule=Schedule(60, deadline))
+
+
+def told(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
+    """The series of one metric by their labels."""
+    return {
+        key[1:]: value for key, value in values([collection]).items() if key[0] == f"rankwatch_nccl_{name}"
+    }
+
+
+def test_a_job_is_told_with_its_run_and_global_ranks(
+    tmp_path: Path, service: RasService, leader: int
+) -> None:
+    """Once nothing has moved for long, with the rank that holds it up."""
+    at = (service.address, "job")
+    service.json = json_status(
+        Comm((7, 6), first_pid=leader), Comm((3, 2), name=2, first_pid=leader, places=(1, 0)), timeouts=1
+    )
+    watch = collector(tmp_path, service.address)
+    for _ in range(6):
+        found = watch.collect()
+    assert service.commands[:4] == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
+    world, pair = "27a079b828ff1a75", "0000000000000002"
+    assert told(found, "ras_up") == {at: 1}
+    assert told(found, "info") == {(*at, "2.28.9+cuda13.0"): 1}
+    assert told(found, "ras_timeouts") == {at: 1}
+    assert told(found, "communicators")[(*at, "stuck")] == 2
+    assert sum(told(found, "communicators").values()) == 2
+    assert told(found, "communicator_state") == {
+        (*at, world, "stuck", "desync"): 1,
+        (*at, pair, "stuck", "desync"): 1,
+    }
+    assert told(found, "communicator_ranks") == {(*at, world): 2, (*at, pair): 2}
+    assert told(found, "communicator_launch_spread") == {(*at, world): 1, (*at, pair): 1}
+    assert told(found, "communicator_launches_total") == {(*at, world): 7, (*at, pair): 3}
+    assert told(found, "communicator_ranks_behind") == {(*at, world): 1, (*at, pair): 1}
+    assert told(found, "communicator_ranks_missing") == {(*at, world): 0, (*at, pair): 0}
+
+
+def test_ranks_of_smaller_communicators_get_their_global_number(tmp_path: Path, service: RasService) -> None:
+    """By the process, through the communicator of all ranks; where that fits the black boxes here."""
+    with rank(tmp_path, "ready()", world=3) as process:
+        world = Comm((9, 9, 9), first_pid=process.pid)
+        late = Comm((3, 2), name=2, first_pid=process.pid, places=(0, 2))
+        service.json = json_status(world, late)
+        watch = collector(tmp_path, service.address)
+        for _ in range(4):
+            found = watch.collect()
+        key = (service.address, "job", "0000000000000002", "1")
+        assert told(found, "rank_launches_behind") == {(*key, "2"): 1}
+        service.json = json_status(Comm((9, 9, 9), first_pid=process.pid, places=(1, 0, 2)), late)
+        for _ in range(4):
+            found = watch.collect()
+        assert told(found, "rank_launches_behind") == {(*key, ""): 1}
+
+
+def test_missing_ranks_are_named_at_once(tmp_path: Path, service: RasService, leader: int) -> None:
+    """A dead process needs no second look."""
+    service.json = json_status(Comm((7,), first_pid=leader, gone=(Gone(1, dead=True),)), comma=False)
+    found = collector(tmp_path, service.address).collect()
+    at = (service.address, "job")
+    assert told(found, "processes_missing") == {
+        (*at, "dead"): 1,
+        (*at, "unresponsive"): 0,
+        (*at, "left"): 0,
+    }
+    assert told(found, "rank_missing") == {(*at, "27a079b828ff1a75", "1", "1", "dead"): 1}
+    assert told(found, "communicators")[(*at, "dead")] == 1
+
+
+def test_an_old_service_is_read_in_its_form_for_people(
+    tmp_path: Path, service: RasService, leader: int
+) -> None:
+    """NCCL 2.24 to 2.28.6; what it does not tell has no series."""
+    service.mode = "old"
+    row = "    0         8         4         1         4        32   RUNNING      OK\n"
+    service.text = text_status(row)
+    found = collector(tmp_path, service.address).collect()
+    assert service.commands[-1] == "VERBOSE STATUS"
+    at = (service.address, "job")
+    assert told(found, "communicators")[(*at, "unknown")] == 8
+    assert told(found, "info") == {(*at, "2.26.2"): 1}
+    assert told(found, "communicator_launches_total") == {}
+    assert told(found, "processes_missing") == {(*at, "dead"): 0, (*at, "unresponsive"): 0}
+
+
+def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> None:
+    """One question goes to all processes of the job."""
+    with pytest.raises(NotApplicable, match="no rank 0 of a run lives on this node"):
+        collector(tmp_path, service.address).collect()
+    with rank(tmp_path, "ready()", number=1, world=2), pytest.raises(NotApplicable):
+        collector(tmp_path, service.address).collect()
+    with rank(tmp_path, "ready()", world=2) as process:
+        watch = collector(tmp_path, service.address)
+        assert watch.collect().series
+        process.kill()
+        process.wait()
+        with pytest.raises(NotApplicable):
+            watch.collect()
+    assert service.commands.count("STATUS") == 1
+
+
+def test_the_run_is_found_by_process_ids_where_there_are_several(tmp_path: Path) -> None:
+    """And left empty where these do not tell."""
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(ras_service()) for _ in range(2))
+        one = stack.enter_context(rank(tmp_path, "ready()", run="one"))
+        two = stack.enter_context(rank(tmp_path, "ready()", run="two"))
+        first.json = json_status(Comm((1,), first_pid=two.pid))
+        second.json = json_status(Comm((1,), first_pid=one.pid))
+        watch = collector(tmp_path, first.address, second.address)
+        assert told(watch.collect(), "ras_up") == {(first.address, "two"): 1, (second.address, "one"): 1}
+        first.json = json_status(Comm((1,), first_pid=4_000_000))
+        second.mode = "old"
+        assert told(watch.collect(), "ras_up") == {(first.address, ""): 1, (second.address, ""): 1}
+
+
+def test_nothing_that_listens_is_not_applicable(tmp_path: Path, leader: int) -> None:
+    """RAS is switched off, or listens in a network namespace of its own; nor is no address."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(NotApplicable, match=f"nothing listens on 127.0.0.1:{port}"):
+            collector(tmp_path, f"127.0.0.1:{port}").collect()
+    with pytest.raises(NotApplicable, match="no nccl_ras_address is set"):
+        collector(tmp_path).collect()
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("silent", "timed out"),
+        ("drip", "timed out"),
+        ("stranger", "is not NCCL RAS"),
+        ("closes", "no answer to TIMEOUT"),
+        ("huge", "more than 50331648 bytes"),
+    ],
+)
+def test_a_service_that_misbehaves_is_given_up_and_told(
+    tmp_path: Path,
+    service: RasService,
+    leader: int,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    message: str,
+) -> None:
+    """Within the deadline of the whole exchange, with one line in the log; the next good answer counts."""
+    service.mode = mode
+    watch = collector(tmp_path, service.address, deadline=SHORT if message == "timed out" else 20.0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert values([watch.collect()]) == {("rankwatch_nccl_ras_up", service.address, "job"): 0}
+    assert [message in record.getMessage() for record in caplog.records] == [True]
+    service.mode = "normal"
+    service.json = json_status(Comm((1, 1), first_pid=leader))
+    found = collector(tmp_path, service.address).collect()
+    assert told(found, "ras_up") == {(service.address, "job"): 1}
+
+
+def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: RasService, leader: int) -> None:
+    """They are asked side by side: the broken one stays silent until the other was asked."""
+    with ras_service() as broken:
+        broken.mode = "silent"
+        service.json = json_status(Comm((1, 1), first_pid=leader))
+
+        def let_go() -> None:
+            until(lambda: "STATUS" in service.commands, "the other service is asked")
+            broken.released.set()
+
+        letting_go = threading.Thread(target=let_go)
+        letting_go.start()
+        found = collector(tmp_path, broken.address, service.address).collect()
+        letting_go.join()
+    assert told(found, "ras_up") == {(broken.address, "job"): 0, (service.address, "job"): 1}
+    assert told(found, "communicator_ranks")
+
+
+def test_series_are_bounded_however_many_communicators_there_are(
+    tmp_path: Path, service: RasService, leader: int
+) -> None:
+    """All are counted; the worst and largest have series of their own."""
+    gone = tuple(Gone(rank, dead=True) for rank in range(2, 40))
+    service.json = json_status(*(Comm((1, 1), name=name, gone=gone) for name in range(300)))
+    found = collector(tmp_path, service.address).collect()
+    assert sum(told(found, "communicators").values()) == 300
+    assert len(told(found, "communicator_state")) == MAX_EXPORTED
+    assert len(told(found, "rank_missing")) == MAX_RANKS
+    labels = [(each.metric.name, *each.labels) for each in found.series]
+    assert len(labels) == len(set(labels))
+    assert all(len(each.labels) == len(each.metric.labels) for each in found.series)
+
+
+def test_a_wrong_address_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Not at the first question."""
+    with pytest.raises(ConfigError, match="nccl_ras_address"):
+        collector(tmp_path, "localhost")
+
+
+_REAL = """
+import os, sys, torch, torch.distributed as dist
+if not (torch.cuda.is_available() and dist.is_nccl_available()):
+    print("no GPU", flush=True)
+    sys.exit()
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "RANK": "0", "WORLD_SIZE": "1"}
+dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+given = torch.ones(1024, device="cuda")
+for _ in range(3):
+    dist.all_reduce(given)
+torch.cuda.synchronize()
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.gpu
+def test_a_real_ras_service_is_understood() -> None:
+    """NCCL of the PyTorch that is installed, with one rank on one GPU."""
+    with socket.socket() as ras, socket.socket() as store:
+        for each in (ras, store):
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in (ras, store)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _REAL, str(ports[1])],
+        env={**os.environ, "NCCL_RAS_ADDR": f"127.0.0.1:{ports[0]}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            pytest.skip("PyTorch sees no GPU")
+        (address,) = parse_addresses((f"127.0.0.1:{ports[0]}",))
+        answer = ask(address, 20.0)
+        if not answer.json:
+            pytest.skip("NCCL is older than 2.28.7")
+        report = parse_json(answer.body)
+        assert [(each.size, each.launches) for each in report.communicators] == [(1, 3)]
+        assert report.pids == {process.pid}
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,139 @@
+"""The answer of RAS for people, in the words of NCCL 2.24 to 2.28."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.sources.nccl_ras.report import Absence, Communicator
+from rankwatch_agent.sources.nccl_ras.text_form import MAX_TEXT_BYTES, parse_text
+from support.sources.nccl_ras import text_status
+
+ROW = "    0         1         4         8        32        32   RUNNING  {}\n"
+COUNTS = """#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  30 ranks have launched up to operation 641
+  2 ranks have launched up to operation 640
+  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124
+  Rank 13 -- GPU 5 managed by process 323033 on node 10.137.190.124
+
+"""
+
+
+def only(errors: str, warnings: str = "", row: str = ROW.format("MISMATCH")) -> Communicator:
+    (found,) = parse_text(text_status(row, errors, warnings)).communicators
+    return found
+
+
+def test_communicators_whose_ranks_agree_are_counted() -> None:
+    """Nothing else is told of them."""
+    rows = ROW.format("OK") + "    1         8         4         1-2         4        32   RUNNING      OK\n"
+    report = parse_text(text_status(rows))
+    assert (report.version, report.communicators, report.unnamed) == ("2.26.2", (), 9)
+    assert (report.timeouts, report.pids) == (0, frozenset())
+
+
+def test_the_ranks_behind_are_named() -> None:
+    """Where RAS prints them, for they are the smaller part."""
+    found = only("", COUNTS)
+    assert (found.name, found.size, found.uneven, found.spread) == ("fa93daea854b060b", 32, True, 1)
+    assert (found.behind, [(each.rank, each.behind) for each in found.late]) == (2, [(12, 1), (13, 1)])
+
+
+def test_ranks_ahead_are_not_taken_for_those_behind() -> None:
+    """The minority that RAS prints may be ahead (NVIDIA/nccl#1911)."""
+    found = only("", COUNTS.replace("operation 640", "operation 642"))
+    assert (found.behind, found.late) == (30, ())
+
+
+def test_one_rank_alone_stands_in_its_own_line() -> None:
+    """And one that has launched nothing has launched none."""
+    lines = (
+        "#0-0 (1) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+        "  31 ranks have launched up to operation 7\n"
+        "  Rank 3 has not launched any operations -- GPU 3 managed by process 7 on node 10.0.0.1\n\n"
+    )
+    found = only("", lines)
+    assert (found.name, found.spread, [each.rank for each in found.late]) == ("0000000000000001", 7, [3])
+
+
+def test_several_kinds_of_collectives_are_kept_apart() -> None:
+    """In the words of 2.24 there is but one, `collective`."""
+    second = COUNTS.partition("\n")[2].replace("AllGather", "collective").replace("641", "700")
+    found = only("", COUNTS + second)
+    assert (found.spread, [(each.rank, each.behind) for each in found.late]) == (60, [(12, 60), (13, 60)])
+
+
+def test_missing_ranks_and_processes_are_told() -> None:
+    """INCOMPLETE while they are silent, DEAD after a minute."""
+    silent = (
+        "INCOMPLETE\n  Missing communicator data from 1 job process\n"
+        "  Process 3487984 on node 172.16.64.213 managing GPU 5\n\n"
+        "#0-0 (cf264af53edbe986) INCOMPLETE\n  Missing communicator data from 1 rank\n"
+        "  Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213\n\n"
+    )
+    report = parse_text(
+        text_status(ROW.format("INCOMPLETE"), silent, "TIMEOUT\n  Encountered 2 communication timeouts\n")
+    )
+    assert (report.processes_missing[Absence.UNRESPONSIVE], report.timeouts) == (1, 2)
+    found = report.communicators[0]
+    assert (found.size, found.missing, found.absences) == (32, 1, {Absence.UNRESPONSIVE})
+    assert [each.rank for each in found.named_missing] == [21]
+    dead = silent.replace(
+        "INCOMPLETE\n  Missing communicator data from 1 job process",
+        "DEAD\n  1 job process is considered dead (unreachable via the RAS network)",
+        1,
+    )
+    report = parse_text(text_status(ROW.format("INCOMPLETE"), dead))
+    assert report.processes_missing == {Absence.DEAD: 1, Absence.UNRESPONSIVE: 0}
+    assert report.communicators[0].absences == {Absence.DEAD}
+
+
+def test_errors_and_different_status_are_told() -> None:
+    """Of one communicator under two headings."""
+    error = "#0-0 (a) ERROR\n  Asynchronous error on 1 rank\n  Rank 2 reported System error -- GPU 2\n\n"
+    status = (
+        "#0-0 (a) MISMATCH\n  Communicator ranks have different status\n  30 ranks have status RUNNING\n"
+        "  2 ranks have status NOCOMM\n  Rank 4 -- GPU 4 managed by process 4 on node 10.0.0.1\n"
+        "  Rank 5 -- GPU 5 managed by process 5 on node 10.0.0.1\n"
+    )
+    found = only(error, status)
+    assert (found.failed, found.uneven, found.missing, found.absences) == (True, True, 2, {Absence.LEFT})
+    assert (found.spread, found.named_missing) == (None, ())
+
+
+def test_the_mark_changes_with_the_counts() -> None:
+    """And not with the time of the answer."""
+    assert only("", COUNTS).mark == only("", COUNTS).mark
+    assert only("", COUNTS).mark != only("", COUNTS.replace("640", "639")).mark
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"hello\n",
+        text_status(ROW.format("OK")).partition(b"Warnings")[0],
+        text_status(ROW.format("OK"), version="x" * 99),
+        b"\xff" * 1000,
+        b" " * (MAX_TEXT_BYTES + 1),
+    ],
+)
+def test_what_is_no_status_or_cut_off_is_one_clear_error(body: bytes) -> None:
+    """An answer without its end may lack the very communicator that stands."""
+    with pytest.raises(CollectError, match="could not read the answer of NCCL RAS"):
+        parse_text(body)
+
+
+@pytest.mark.parametrize(
+    "warnings",
+    [
+        "#9-0 (aa) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n",
+        "#0-0 (zz) MISMATCH\n  Rank 3 -- x\n",
+        "  Rank 3 -- GPU\n  3 ranks have launched up to operation 99999999999999999999\n",
+        "#0-0 (aa) WHAT\n",
+    ],
+)
+def test_lines_that_make_no_sense_are_left_out(warnings: str) -> None:
+    """They name no communicator."""
+    assert parse_text(text_status(ROW.format("MISMATCH"), "", warnings)).communicators == ()

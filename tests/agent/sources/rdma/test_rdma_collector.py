@@ -1,0 +1,279 @@
+"""The collector of RDMA ports on trees of files."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.interface_choice import InterfaceChoice
+from rankwatch_agent.sources.rdma.collector import RdmaCollector
+from rankwatch_agent.sources.rdma.port import IDENTITY_SECONDS, STATE_RETRY_SECONDS
+from rankwatch_agent.sources.rdma.sysfs_files import PATIENCE
+from support.agent.process import ManualClock, values
+from support.sources.node_tree import (
+    COUNTERS,
+    HARDWARE_COUNTERS,
+    add_interface,
+    add_pci,
+    add_rdma,
+    build_node,
+    port_files,
+)
+
+ALL = InterfaceChoice(exclude=())
+PORT = "class/infiniband/mlx5_0/ports/1"
+
+
+def rdma(sysfs: Path, *, choice: InterfaceChoice = ALL, clock: ManualClock | None = None) -> RdmaCollector:
+    return RdmaCollector(
+        sysfs=sysfs, choice=choice, schedule=Schedule(5, 5), monotonic=clock or ManualClock()
+    )
+
+
+def one_port(
+    tmp_path: Path, counters: dict[str, object], hardware: dict[str, object], **files: object
+) -> Path:
+    """A tree with one device mlx5_0 of one port; its /sys."""
+    device = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x020700", driver="mlx5_core", numa_node=0)
+    add_rdma(tmp_path, device, "mlx5_0", port_files(counters, hardware, **files))
+    return tmp_path
+
+
+def found(collector: RdmaCollector) -> dict[tuple[str, ...], float]:
+    """(name without its prefix, labels...) -> value."""
+    return {
+        (name.removeprefix("rankwatch_rdma_"), *labels): value
+        for (name, *labels), value in values([collector.collect()]).items()
+    }
+
+
+def names(series: dict[tuple[str, ...], float]) -> set[str]:
+    """The metric of plain series, the counter of those that have one."""
+    return {key[3] if len(key) == 4 else key[0] for key in series}
+
+
+def test_a_port_has_identity_state_speed_and_counters(tmp_path: Path) -> None:
+    """Data in bytes, not in words of four; errors apart from congestion and from plain operations."""
+    sysfs = build_node(tmp_path).sysfs
+    series = {key: value for key, value in found(rdma(sysfs)).items() if key[1] == "mlx5_2"}
+    port = ("mlx5_2", "1")
+    identity = ("InfiniBand", "MT_0000000838", "28.39.2002", "MT4129", "ib2", "0000:39:00.0", "0")
+    assert {key: value for key, value in series.items() if len(key) != 4} == {
+        ("port_info", *port, *identity): 1,
+        ("port_up", *port): 1,
+        ("port_rate_bytes", *port): 50e9,
+        ("receive_bytes_total", *port): 4 * (3000 + COUNTERS.index("port_rcv_data")),
+        ("transmit_bytes_total", *port): 4 * (3000 + COUNTERS.index("port_xmit_data")),
+        ("receive_packets_total", *port): 3000 + COUNTERS.index("port_rcv_packets"),
+        ("transmit_packets_total", *port): 3000 + COUNTERS.index("port_xmit_packets"),
+        ("transmit_wait_ticks_total", *port): 3000 + COUNTERS.index("port_xmit_wait"),
+        ("link_downed_total", *port): 3000 + COUNTERS.index("link_downed"),
+    }
+    assert series["port_state", *port, "active"] == 1
+    assert series["port_physical_state", *port, "link_up"] == 1
+    assert series["errors_total", *port, "symbol_error"] == 3000 + COUNTERS.index("symbol_error")
+    assert series["errors_total", *port, "out_of_sequence"] == 300 + HARDWARE_COUNTERS.index(
+        "out_of_sequence"
+    )
+    assert series["congestion_total", *port, "np_cnp_sent"] == 300 + HARDWARE_COUNTERS.index("np_cnp_sent")
+    assert series["operations_total", *port, "rx_read_requests"] == 324
+    # Every counter has one series; lifespan is none.
+    assert len(series) == 5 + len(COUNTERS) + len(HARDWARE_COUNTERS) - 1
+
+
+def test_every_physical_device_is_read_and_none_twice(tmp_path: Path) -> None:
+    """A virtual function shows its host's traffic again."""
+    collection = rdma(build_node(tmp_path).sysfs).collect()
+    keys = [(series.metric.name, series.labels) for series in collection.series]
+    assert len(keys) == len(set(keys))
+    assert {labels[0] for _, labels in keys} == {*(f"mlx5_{index}" for index in range(8)), "efa_0"}
+
+
+def test_virtual_functions_are_read_where_they_are_named(tmp_path: Path) -> None:
+    """And whatever is excluded is not read."""
+    sysfs = build_node(tmp_path).sysfs
+    named = found(rdma(sysfs, choice=InterfaceChoice(include=("mlx5_vf*",), exclude=())))
+    assert {key[1] for key in named} == {"mlx5_vf0"}
+    without = found(rdma(sysfs, choice=InterfaceChoice(exclude=("efa_*", "mlx5_[1-7]"))))
+    assert {key[1] for key in without} == {"mlx5_0"}
+
+
+def test_a_counter_that_firmware_does_not_have_costs_only_itself(tmp_path: Path) -> None:
+    """On the last port of the tree one counter is `N/A (no PMA)`."""
+    series = found(rdma(build_node(tmp_path).sysfs))
+    assert ("errors_total", "mlx5_6", "1", "port_rcv_constraint_errors") in series
+    assert ("errors_total", "mlx5_7", "1", "port_rcv_constraint_errors") not in series
+    assert series["errors_total", "mlx5_7", "1", "port_rcv_errors"] == 8009
+
+
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("state", {"port_up", "active", "port_rate_bytes"}),
+        ("phys_state", {"link_up"}),
+        ("rate", {"port_rate_bytes"}),
+        ("counters/symbol_error", {"symbol_error"}),
+        ("counters/port_rcv_data", {"receive_bytes_total"}),
+        ("hw_counters/out_of_buffer", {"out_of_buffer"}),
+    ],
+)
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "directory", "binary"])
+def test_an_odd_file_costs_only_its_own_series(tmp_path: Path, file: str, lost: set[str], how: str) -> None:
+    """All else of the port stays, and all of the other ports."""
+    sysfs = build_node(tmp_path, gpus=0, ports=2, odd=False).sysfs
+    whole = found(rdma(sysfs))
+    path = sysfs / PORT / file
+    path.unlink()
+    if how == "directory":
+        path.mkdir()
+    elif how != "missing":
+        path.write_bytes({"empty": b"", "garbage": b"garbage\n", "binary": b"\xff\x00"}[how])
+    left = found(rdma(sysfs))
+    gone = set(whole) - set(left)
+    assert {key[3] if len(key) == 4 else key[0] for key in gone} == lost
+    assert {key[1] for key in gone} == {"mlx5_0"}
+    assert set(left) <= set(whole)
+
+
+def test_a_port_that_is_down_has_no_speed(tmp_path: Path) -> None:
+    """The kernel gives the lowest speed as a placeholder."""
+    down = {"state": "1: DOWN", "phys_state": "3: Disabled", "rate": "2.5 Gb/sec (1X SDR)"}
+    series = found(rdma(one_port(tmp_path, {}, {}, **down)))
+    assert {key: value for key, value in series.items() if key[0] != "port_info"} == {
+        ("port_up", "mlx5_0", "1"): 0,
+        ("port_state", "mlx5_0", "1", "down"): 1,
+        ("port_physical_state", "mlx5_0", "1", "disabled"): 1,
+    }
+
+
+def test_a_port_that_came_up_is_asked_again_at_once(tmp_path: Path) -> None:
+    """While it was down its counters failed, and were left alone."""
+    sysfs = one_port(tmp_path, {"symbol_error": "N/A (no PMA)"}, {}, state="1: DOWN")
+    collector = rdma(sysfs)
+    for _ in range(PATIENCE + 1):
+        assert "symbol_error" not in names(found(collector))
+    (sysfs / PORT / "counters/symbol_error").write_text("3\n")
+    assert "symbol_error" not in names(found(collector))
+    (sysfs / PORT / "state").write_text("4: ACTIVE\n")
+    assert found(collector)["errors_total", "mlx5_0", "1", "symbol_error"] == 3
+
+
+def test_a_state_that_could_not_be_read_is_asked_for_again_soon(tmp_path: Path) -> None:
+    """A port that is back must not stay unseen for long."""
+    clock = ManualClock()
+    sysfs = one_port(tmp_path, {}, {}, state="garbage")
+    collector = rdma(sysfs, clock=clock)
+    for _ in range(PATIENCE + 1):
+        assert "port_up" not in names(found(collector))
+    (sysfs / PORT / "state").write_text("4: ACTIVE\n")
+    assert "port_up" not in names(found(collector))
+    clock.now += STATE_RETRY_SECONDS
+    assert found(collector)["port_up", "mlx5_0", "1"] == 1
+
+
+def test_efa_counts_bytes_under_other_names_and_says_nothing_of_its_link(tmp_path: Path) -> None:
+    """Its driver says ACTIVE whatever happens; counters of the device itself have no port."""
+    series = found(rdma(build_node(tmp_path).sysfs))
+    efa = {key: value for key, value in series.items() if key[1] == "efa_0" and key[0] != "port_info"}
+    assert efa == {
+        ("port_rate_bytes", "efa_0", "1"): 12.5e9,
+        ("operations_total", "efa_0", "1", "rdma_read_bytes"): 7000,
+        ("errors_total", "efa_0", "1", "rdma_read_wr_err"): 7001,
+        ("receive_bytes_total", "efa_0", "1"): 7002,
+        ("errors_total", "efa_0", "1", "rx_drops"): 7003,
+        ("receive_packets_total", "efa_0", "1"): 7004,
+        ("transmit_bytes_total", "efa_0", "1"): 7005,
+        ("transmit_packets_total", "efa_0", "1"): 7006,
+        ("errors_total", "efa_0", "", "no_completion_cmds"): 3,
+    }
+
+
+@pytest.mark.parametrize(("state", "up"), [("up", 1), ("down", 0), ("unknown", None)])
+def test_efa_is_as_up_as_its_interface(tmp_path: Path, state: str, up: int | None) -> None:
+    """Where there is one, and where it knows."""
+    device = add_pci(tmp_path, "pci0000:00/0000:00:1d.0", "0x020000", driver="efa")
+    add_rdma(tmp_path, device, "efa_0", port_files({}, {}))
+    add_interface(tmp_path, device, "eth1", operstate=state)
+    assert found(rdma(tmp_path)).get(("port_up", "efa_0", "1")) == up
+
+
+def test_a_total_never_jumps_from_one_counter_to_another(tmp_path: Path) -> None:
+    """The driver's own count of bytes began at another time; a read that fails leaves a gap instead."""
+    sysfs = one_port(tmp_path, {"port_rcv_data": 25}, {"rx_bytes": 101})
+    collector = rdma(sysfs)
+    assert found(collector)["receive_bytes_total", "mlx5_0", "1"] == 100
+    (sysfs / PORT / "counters/port_rcv_data").write_text("N/A (no PMA)\n")
+    assert "receive_bytes_total" not in names(found(collector))
+
+
+def test_counters_a_device_repeats_of_its_ports_are_left_out(tmp_path: Path) -> None:
+    """mlx5 does so in switchdev mode."""
+    sysfs = one_port(tmp_path, {}, {"out_of_buffer": 5})
+    own = sysfs / "class/infiniband/mlx5_0/hw_counters"
+    own.mkdir()
+    (own / "out_of_buffer").write_text("5\n")
+    assert ("errors_total", "mlx5_0", "", "out_of_buffer") not in found(rdma(sysfs))
+
+
+def test_an_identity_is_read_again_after_a_while(tmp_path: Path) -> None:
+    """Firmware is updated, interfaces are renamed."""
+    clock = ManualClock()
+    sysfs = build_node(tmp_path, gpus=0, ports=1, odd=False).sysfs
+    collector = rdma(sysfs, clock=clock)
+
+    def firmware() -> str:
+        (version,) = (key[5] for key in found(collector) if key[0] == "port_info")
+        return version
+
+    assert firmware() == "28.39.2000"
+    (sysfs / "class/infiniband/mlx5_0/fw_ver").write_text("28.40.1000\n")
+    assert firmware() == "28.39.2000"
+    clock.now += IDENTITY_SECONDS
+    assert firmware() == "28.40.1000"
+
+
+def test_a_device_that_vanishes_takes_only_its_own_series_along(tmp_path: Path) -> None:
+    """And brings them back when it returns, whatever failed before."""
+    sysfs = build_node(tmp_path, gpus=0, ports=2, odd=False).sysfs
+    collector = rdma(sysfs)
+    whole = found(collector)
+    link = sysfs / "class/infiniband/mlx5_0"
+    target = link.readlink()
+    link.unlink()
+    assert {key[1] for key in found(collector)} == {"mlx5_1"}
+    link.symlink_to(target)
+    assert found(collector) == whole
+
+
+def test_a_device_without_ports_costs_only_its_own_series(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its driver is half loaded, or its link is broken."""
+    sysfs = build_node(tmp_path, gpus=0, ports=3, odd=False).sysfs
+    shutil.rmtree(sysfs / "class/infiniband/mlx5_0/ports/1")
+    (sysfs / "class/infiniband/mlx5_1").unlink()
+    (sysfs / "class/infiniband/mlx5_1").symlink_to("../../devices/gone")
+    with caplog.at_level(logging.WARNING):
+        assert {key[1] for key in found(rdma(sysfs))} == {"mlx5_2"}
+    assert "holds no port" in caplog.text
+
+
+def test_a_node_without_rdma_is_not_applicable(tmp_path: Path) -> None:
+    """No class, or none of its devices chosen."""
+    with pytest.raises(NotApplicable):
+        rdma(tmp_path).collect()
+    with pytest.raises(NotApplicable):
+        rdma(one_port(tmp_path, {}, {}), choice=InterfaceChoice(exclude=("*",))).collect()
+
+
+def test_a_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    """It is no node without RDMA."""
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/infiniband").symlink_to("infiniband")
+    with pytest.raises(CollectError, match="could not list"):
+        rdma(tmp_path).collect()

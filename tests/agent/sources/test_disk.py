@@ -1,0 +1,98 @@
+"""The disk collector, and finding the block device under a path."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.block_device import (
+    DiskCounters,
+    device_under,
+    parse_diskstats,
+    parse_mount_sources,
+)
+from rankwatch_agent.sources.disk import DiskCollector
+from support.agent.process import values
+
+DISKSTATS = " 259 0 nvme0n1 10 1 2 1500 20 3 4 2500 0 750 4000 0 0 0 0 0 0\n"
+NVME = DiskCounters("nvme0n1", 10, 1.5, 20, 2.5, 0.75)
+MOUNTS = (
+    "27 1 259:0 / / rw,relatime shared:1 - ext4 /dev/nvme0n1 rw\n"
+    "30 27 0:40 / /data rw - btrfs /dev/nvme0n1 rw\n"
+    "31 27 0:41 / /home rw - nfs4 server:/home rw\n"
+)
+
+
+def disk(path: Path, root: Path, **options: object) -> DiskCollector:
+    return DiskCollector(path=path, rootfs=root, procfs=root / "proc", schedule=Schedule(5, 5), **options)  # type: ignore[arg-type]
+
+
+def test_times_of_diskstats_are_seconds() -> None:
+    """The kernel counts milliseconds; older kernels have 14 columns."""
+    assert parse_diskstats(DISKSTATS) == ({(259, 0): NVME}, ())
+    assert parse_diskstats("8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n").found[8, 1].reads == 1
+
+
+@pytest.mark.parametrize("line", ["8 1 sda1 1 2\n", "8 x sda1 1 0 0 0 0 0 0 0 0 0 0\n"])
+def test_an_odd_line_of_diskstats_costs_only_its_own_device(line: str) -> None:
+    """Too few columns, or no numbers."""
+    assert parse_diskstats(line + DISKSTATS) == ({(259, 0): NVME}, ("line 1",))
+
+
+@pytest.mark.parametrize("line", ["garbage\n", "27 1 259:0 / /\n", "27 1 a:b / / rw - ext4 /dev/a rw\n"])
+def test_an_odd_line_of_mountinfo_costs_only_its_own_mount(line: str) -> None:
+    """Without its separator, or without a device number."""
+    assert parse_mount_sources(line + MOUNTS).found == parse_mount_sources(MOUNTS).found
+    assert parse_mount_sources(line + MOUNTS).broken == ("line 1",)
+
+
+def test_the_device_is_found_by_number_or_by_the_source_of_the_mount() -> None:
+    """btrfs has numbers of its own; NFS has no block device."""
+    disks, mounts = parse_diskstats(DISKSTATS).found, parse_mount_sources(MOUNTS).found
+    assert device_under(os.makedev(259, 0), disks, mounts) == NVME
+    assert device_under(os.makedev(0, 40), disks, mounts) == NVME
+    assert device_under(os.makedev(0, 41), disks, mounts) is None
+    assert device_under(os.makedev(0, 99), disks, mounts) is None
+
+
+def test_a_path_has_space_and_the_counters_of_its_device(tmp_path: Path) -> None:
+    """The label is the path as the host sees it, without the root it is mounted at."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "proc").mkdir()
+    number = tmp_path.stat().st_dev
+    line = DISKSTATS.replace("259 0", f"{os.major(number)} {os.minor(number)}")
+    (tmp_path / "proc/diskstats").write_text(line)
+    collector = disk(Path("/checkpoints"), tmp_path)
+    found = values([collector.collect()])
+    assert collector.name == "disk:/checkpoints"
+    assert found["rankwatch_filesystem_size_bytes", "/checkpoints"] > 0
+    assert found["rankwatch_filesystem_read_only", "/checkpoints"] == 0
+    assert found["rankwatch_disk_write_seconds_total", "/checkpoints", "nvme0n1"] == 2.5
+    assert found["rankwatch_disk_io_seconds_total", "/checkpoints", "nvme0n1"] == 0.75
+
+
+def test_space_is_shown_where_the_device_is_not_to_be_found(tmp_path: Path) -> None:
+    """As on a network file system."""
+    found = values([disk(Path("/"), tmp_path).collect()])
+    assert {name for name, *_ in found} == {
+        "rankwatch_filesystem_size_bytes",
+        "rankwatch_filesystem_available_bytes",
+        "rankwatch_filesystem_read_only",
+    }
+
+
+def test_a_path_that_is_gone_or_broken_is_a_failure(tmp_path: Path) -> None:
+    """A volume that is not mounted must not look like one that was never asked for."""
+
+    def stale(path: Path) -> os.statvfs_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with pytest.raises(CollectError, match=r"could not read .*/gone: No such file"):
+        disk(Path("/gone"), tmp_path).collect()
+    with pytest.raises(CollectError, match=r"Stale file handle"):
+        disk(Path("/"), tmp_path, statvfs=stale).collect()

@@ -1,0 +1,155 @@
+"""What a garbled file of the kernel costs: the series that come from it, and no other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Collection, Collector
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.runtime.supervision.supervisor import Supervisor
+from rankwatch_agent.sources.disk import DiskCollector
+from rankwatch_agent.sources.host import HostCollector
+from rankwatch_agent.sources.interface_choice import InterfaceChoice
+from rankwatch_agent.sources.network import NetworkCollector
+from rankwatch_agent.sources.rdma.collector import RdmaCollector
+from rankwatch_agent.sources.tcp import TcpCollector
+from support.agent.process import until, values
+from support.sources.node_tree import NodeTree, build_node
+
+SCHEDULE = Schedule(5, 5)
+SPACE = os.statvfs_result((4096, 4096, 9, 5, 5, 9, 5, 5, 0, 255))
+"""Of a file system that nobody else fills meanwhile."""
+NUMBER = re.compile(rb"\d+")
+GARBLINGS: Mapping[str, Callable[[bytes], bytes]] = {
+    "empty": lambda raw: b"",
+    "binary": lambda raw: b"\xff\x00\xfe\x80" * 20,
+    "no numbers": lambda raw: NUMBER.sub(b"x", raw),
+    "negative": lambda raw: NUMBER.sub(b"-5", raw),
+    "beyond a counter": lambda raw: NUMBER.sub(str(2**64).encode(), raw),
+    "without end": lambda raw: NUMBER.sub(b"9" * 5000, raw),
+    "half": lambda raw: raw[: len(raw) // 2],
+    "missing columns": lambda raw: b"\n".join(line[: len(line) // 2] for line in raw.split(b"\n")),
+}
+
+
+def host(node: NodeTree) -> Collector:
+    return HostCollector(procfs=node.procfs, schedule=SCHEDULE)
+
+
+def network(node: NodeTree) -> Collector:
+    return NetworkCollector(procfs=node.procfs, sysfs=node.sysfs, choice=InterfaceChoice(), schedule=SCHEDULE)
+
+
+def tcp(node: NodeTree) -> Collector:
+    return TcpCollector(procfs=node.procfs, schedule=SCHEDULE)
+
+
+def disk(node: NodeTree) -> Collector:
+    number = node.procfs.stat().st_dev
+    line = f" {os.major(number)} {os.minor(number)} sda 10 1 2 1500 20 3 4 2500 0 750 4000\n"
+    if not (node.procfs / "diskstats").exists():
+        (node.procfs / "diskstats").write_text(line + "   8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n")
+        (node.procfs / "1").mkdir()
+        (node.procfs / "1/mountinfo").write_text("27 1 259:0 / / rw - ext4 /dev/nvme0n1 rw\n")
+    return DiskCollector(
+        path=Path("/"),
+        rootfs=node.procfs,
+        procfs=node.procfs,
+        schedule=SCHEDULE,
+        statvfs=lambda path: SPACE,
+    )
+
+
+def rdma(node: NodeTree) -> Collector:
+    return RdmaCollector(sysfs=node.sysfs, choice=InterfaceChoice(), schedule=SCHEDULE)
+
+
+NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
+
+
+@pytest.mark.parametrize("garbling", GARBLINGS)
+@pytest.mark.parametrize(
+    ("build", "file", "own"),
+    [
+        (host, "proc/stat", "rankwatch_host_cpu.*"),
+        (host, "proc/loadavg", "rankwatch_host_load1"),
+        (host, "proc/meminfo", "rankwatch_host_memory_.*"),
+        (host, "proc/vmstat", "rankwatch_host_oom_kills_total"),
+        (host, "proc/pressure/cpu", "rankwatch_host_pressure_waiting_seconds_total cpu"),
+        (network, "sys/class/net/ib0/operstate", "rankwatch_network_up ib0"),
+        (network, "sys/class/net/ib0/mtu", "rankwatch_network_mtu_bytes ib0"),
+        (network, "sys/class/net/ib0/speed", "rankwatch_network_speed_bytes ib0"),
+        (tcp, "proc/net/snmp", "rankwatch_tcp_.*_segments_total"),
+        (tcp, "proc/net/netstat", "rankwatch_tcp_(timeouts|listen_drops)_total"),
+        (disk, "proc/diskstats", "rankwatch_disk_.*"),
+        (disk, "proc/1/mountinfo", "rankwatch_disk_.*"),
+        (
+            rdma,
+            "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data",
+            "rankwatch_rdma_receive_bytes_total mlx5_0 1",
+        ),
+    ],
+)
+def test_a_garbled_file_costs_no_series_of_another_one(
+    tmp_path: Path, build: Callable[[NodeTree], Collector], file: str, own: str, garbling: str
+) -> None:
+    """Whatever stands in it; the others keep their values."""
+    node = build_node(tmp_path, gpus=0, ports=2, odd=False)
+    before = shown(build(node).collect())
+    path = tmp_path / file
+    path.write_bytes(GARBLINGS[garbling](path.read_bytes()))
+    after = shown(build(node).collect())
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name):
+            assert re.fullmatch(f"{own}( .*)?", name), f"{name} is no series of {file}"
+
+
+@pytest.mark.parametrize("garbling", GARBLINGS)
+def test_a_garbled_line_costs_only_the_counters_of_its_interface_and_is_counted(
+    tmp_path: Path, garbling: str
+) -> None:
+    """What sysfs tells of it stays."""
+    node = build_node(tmp_path, gpus=0, ports=2, odd=False)
+    before = shown(network(node).collect())
+    dev = node.procfs / "net/dev"
+    lines = dev.read_bytes().splitlines(keepends=True)
+    (at,) = (number for number, line in enumerate(lines) if line.lstrip().startswith(b"ib0:"))
+    lines[at] = GARBLINGS[garbling](lines[at].rstrip(b"\n")) + b"\n"
+    dev.write_bytes(b"".join(lines))
+    collection = network(node).collect()
+    after = shown(collection)
+    lost = before.keys() - after.keys()
+    assert after == {name: value for name, value in before.items() if name not in lost}
+    assert len(lost) == 6
+    assert all(re.fullmatch(f"{NET_DEV} ib0", name) for name in lost)
+    assert collection.broken_parts == 1
+
+
+def test_broken_parts_are_counted_over_all_runs(tmp_path: Path) -> None:
+    """The state of the collector stays ok: its other series are there."""
+    node = build_node(tmp_path, gpus=0, ports=0, odd=False)
+    (node.procfs / "loadavg").write_text("x\n")
+    (node.procfs / "vmstat").write_text("oom_kill x\n")
+    collector = HostCollector(procfs=node.procfs, schedule=Schedule(0.01, 5))
+    supervisor = Supervisor([collector], version="1")
+
+    def health() -> Mapping[tuple[str, ...], float]:
+        return values(supervisor.snapshot().collections)
+
+    supervisor.start()
+    try:
+        until(
+            lambda: health().get(("rankwatch_collector_broken_parts_total", "host"), 0) >= 4, "two runs ended"
+        )
+        assert health()["rankwatch_collector_state", "host", "ok"] == 1
+    finally:
+        supervisor.stop(1.0)
+
+
+def shown(collection: Collection) -> dict[str, float]:
+    return {" ".join(key): value for key, value in values([collection]).items()}

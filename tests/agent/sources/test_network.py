@@ -1,0 +1,200 @@
+"""The network collector and its parsers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.interface_choice import InterfaceChoice
+from rankwatch_agent.sources.kernel_files import ExhaustedError
+from rankwatch_agent.sources.network import (
+    InterfaceCounters,
+    NetworkCollector,
+    parse_net_dev,
+    parse_speed,
+)
+from support.agent.process import values
+from support.processes.exhaustion import no_descriptors
+from support.sources.node_tree import build_node
+
+HEAD = "Inter-|   Receive |  Transmit\n face |bytes packets errs drop ...\n"
+ETH0 = "  eth0: 100 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\n"
+
+
+def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
+    """A node with one interface eth0."""
+    files = {
+        "proc/net/dev": HEAD + ETH0,
+        "sys/class/net/eth0/operstate": "up\n",
+        "sys/class/net/eth0/carrier_changes": "2\n",
+        "sys/class/net/eth0/carrier_down_count": "1\n",
+        "sys/class/net/eth0/mtu": "9000\n",
+        "sys/class/net/eth0/speed": f"{speed}\n",
+        "sys/class/net/eth0/device/vendor": "0x15b3\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return NetworkCollector(
+        procfs=root / "proc", sysfs=root / "sys", choice=InterfaceChoice(), schedule=Schedule(5, 5)
+    )
+
+
+def test_the_columns_of_net_dev_are_told_apart() -> None:
+    """Names may touch the first number or hold a colon."""
+    text = HEAD + ETH0 + "eth0:1:7 0 0 0 0 0 0 0 8 0 0 0 0 0 0 0\n"
+    assert parse_net_dev(text) == (
+        {
+            "eth0": InterfaceCounters(100, 3, 4, 900, 11, 12),
+            "eth0:1": InterfaceCounters(7, 0, 0, 8, 0, 0),
+        },
+        (),
+    )
+    assert parse_net_dev(HEAD) == ({}, ())
+
+
+@pytest.mark.parametrize("line", ["eth1 1 2 3\n", "eth1: 1 2 3\n", "eth1: " + "x " * 16 + "\n", ": 1\n"])
+def test_an_odd_line_of_net_dev_costs_only_its_own_interface(line: str) -> None:
+    """Too few columns, no name, no numbers."""
+    assert parse_net_dev(HEAD + line + ETH0) == (
+        {"eth0": InterfaceCounters(100, 3, 4, 900, 11, 12)},
+        ("line 3",),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "Inter-|   Receive |  Transmit\n"])
+def test_net_dev_without_its_heading_is_rejected(text: str) -> None:
+    """An empty file is no network without interfaces."""
+    with pytest.raises(ValueError, match="heading"):
+        parse_net_dev(text)
+
+
+def test_an_unknown_speed_is_none() -> None:
+    """-1 and its unsigned twin mean that the driver does not know; 0 that the link is down."""
+    assert parse_speed("100000\n") == 12.5e9
+    assert [parse_speed(text) for text in ("-1", "0", "4294967295")] == [None, None, None]
+
+
+def test_an_interface_has_counters_state_and_speed(tmp_path: Path) -> None:
+    """Speed in bytes per second."""
+    assert values([node(tmp_path).collect()]) == {
+        ("rankwatch_network_receive_bytes_total", "eth0"): 100,
+        ("rankwatch_network_transmit_bytes_total", "eth0"): 900,
+        ("rankwatch_network_receive_errors_total", "eth0"): 3,
+        ("rankwatch_network_transmit_errors_total", "eth0"): 11,
+        ("rankwatch_network_receive_drops_total", "eth0"): 4,
+        ("rankwatch_network_transmit_drops_total", "eth0"): 12,
+        ("rankwatch_network_carrier_changes_total", "eth0"): 2,
+        ("rankwatch_network_up", "eth0"): 1,
+        ("rankwatch_network_speed_bytes", "eth0"): 3.125e9,
+        ("rankwatch_network_link_flaps_total", "eth0"): 1,
+        ("rankwatch_network_mtu_bytes", "eth0"): 9000,
+        ("rankwatch_network_info", "eth0", "", "", "", ""): 1,
+    }
+
+
+def test_the_speed_is_read_again_only_when_the_carrier_has_changed(tmp_path: Path) -> None:
+    """Each read of it takes the kernel's RTNL lock."""
+    network = node(tmp_path)
+    speed = ("rankwatch_network_speed_bytes", "eth0")
+    network.collect()
+    (tmp_path / "sys/class/net/eth0/speed").write_text("10000\n")
+    assert values([network.collect()])[speed] == 3.125e9
+    (tmp_path / "sys/class/net/eth0/carrier_changes").write_text("4\n")
+    assert values([network.collect()])[speed] == 1.25e9
+
+
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("operstate", {"up"}),
+        ("carrier_changes", {"carrier_changes_total", "speed_bytes"}),
+        ("carrier_down_count", {"link_flaps_total"}),
+        ("mtu", {"mtu_bytes"}),
+        ("speed", {"speed_bytes"}),
+    ],
+)
+def test_a_file_that_a_driver_does_not_have_costs_only_its_value(
+    tmp_path: Path, file: str, lost: set[str]
+) -> None:
+    """Without the count of carrier changes a speed could not be kept up to date."""
+    whole = set(values([node(tmp_path).collect()]))
+    network = node(tmp_path)
+    (tmp_path / "sys/class/net/eth0" / file).unlink()
+    left = set(values([network.collect()]))
+    assert {name for name, *_ in whole - left} == {f"rankwatch_network_{name}" for name in lost}
+
+
+@pytest.mark.parametrize("file", ["carrier_changes", "carrier_down_count", "mtu", "speed"])
+def test_a_file_that_holds_no_number_costs_only_its_value(tmp_path: Path, file: str) -> None:
+    """The state and the counters stay."""
+    network = node(tmp_path)
+    (tmp_path / "sys/class/net/eth0" / file).write_text("garbage\n")
+    found = values([network.collect()])
+    assert found["rankwatch_network_up", "eth0"] == 1
+    assert found["rankwatch_network_receive_bytes_total", "eth0"] == 100
+    assert len(found) >= 10
+
+
+def test_an_interface_says_what_it_is_part_of(tmp_path: Path) -> None:
+    """Driver, PCI address and NUMA node; the RDMA device of the same PCI function, if it has one."""
+    tree = build_node(tmp_path, gpus=0, ports=8)
+    network = NetworkCollector(
+        procfs=tree.procfs, sysfs=tree.sysfs, choice=InterfaceChoice(), schedule=Schedule(5, 5)
+    )
+    found = {key[1:] for key in values([network.collect()]) if key[0] == "rankwatch_network_info"}
+    assert ("eth0", "bnxt_en", "0000:02:00.0", "0", "") in found
+    assert ("ib0", "mlx5_core", "0000:19:00.0", "0", "mlx5_0") in found
+    assert ("ib7", "mlx5_core", "0000:89:00.0", "1", "mlx5_7") in found
+    assert len(found) == 9
+
+
+def test_an_interface_without_hardware_has_no_identity(tmp_path: Path) -> None:
+    """It has all the rest."""
+    network = node(tmp_path)
+    shutil.rmtree(tmp_path / "sys/class/net/eth0/device")
+    found = values([network.collect()])
+    assert found["rankwatch_network_mtu_bytes", "eth0"] == 9000
+    assert "rankwatch_network_info" not in {name for name, *_ in found}
+
+
+def test_no_interface_is_not_applicable(tmp_path: Path) -> None:
+    """A namespace with only a loopback has nothing to watch."""
+    network = node(tmp_path)
+    (tmp_path / "proc/net/dev").write_text(HEAD)
+    with pytest.raises(NotApplicable):
+        network.collect()
+
+
+def test_a_speed_is_asked_for_again_that_only_the_agent_had_no_descriptor_for(tmp_path: Path) -> None:
+    """It would else stay unknown until the carrier changes."""
+    collector = node(tmp_path)
+    with no_descriptors(), pytest.raises(ExhaustedError):
+        collector._read_speed("eth0")
+    assert values([collector.collect()])["rankwatch_network_speed_bytes", "eth0"] == 25e9 / 8
+
+
+@pytest.mark.parametrize("name", ["e" * 300, "e\0h"])
+def test_an_interface_with_an_impossible_name_costs_no_other_one_its_series(
+    tmp_path: Path, name: str
+) -> None:
+    """No path of sysfs can be made of it."""
+    collector = node(tmp_path)
+    (tmp_path / "proc/net/dev").write_text(f"{HEAD}{ETH0}{ETH0.replace('eth0', name)}")
+    assert values([collector.collect()])["rankwatch_network_mtu_bytes", "eth0"] == 9000
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "-1", ""])
+def test_a_garbled_file_costs_only_its_own_series(tmp_path: Path, text: str) -> None:
+    """Numbers that cannot be are no values, and nothing is no state."""
+    collector = node(tmp_path)
+    for name in ("mtu", "operstate"):
+        (tmp_path / "sys/class/net/eth0" / name).write_text(text if name == "mtu" else "")
+    found = values([collector.collect()])
+    assert ("rankwatch_network_mtu_bytes", "eth0") not in found
+    assert ("rankwatch_network_up", "eth0") not in found
+    assert found["rankwatch_network_carrier_changes_total", "eth0"] == 2

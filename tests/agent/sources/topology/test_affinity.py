@@ -1,0 +1,112 @@
+"""The NICs nearest to each GPU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from rankwatch_agent.sources.topology.affinity import AffinityCollector
+from support.agent.process import values
+from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, gpu_buses, link
+
+
+def inventory(*bus_ids: str) -> GpuInventory:
+    """GPU-0, GPU-1, ... at these addresses."""
+    known = GpuInventory()
+    known.publish([GpuIdentity(f"GPU-{n}", bus, n, n, "H100") for n, bus in enumerate(bus_ids)], [])
+    return known
+
+
+def affinity(sysfs: Path, *bus_ids: str) -> AffinityCollector:
+    """A collector for GPUs at these addresses."""
+    return AffinityCollector(sysfs=sysfs, inventory=inventory(*bus_ids), schedule=Schedule(60, 10))
+
+
+def found(collector: AffinityCollector) -> set[tuple[str, ...]]:
+    """(gpu, device, distance) of every series, each of which is 1."""
+    series = values([collector.collect()])
+    assert set(series.values()) == {1}
+    return {key[1:] for key in series}
+
+
+def test_each_gpu_has_the_nics_below_its_switch(tmp_path: Path) -> None:
+    """All that are equally near; no virtual function, no management NIC."""
+    sysfs = build_node(tmp_path).sysfs
+    buses = [f"0000:{bus:02x}:00.0" for bus in gpu_buses(8)]
+    assert found(affinity(sysfs, *buses)) == {
+        (f"GPU-{gpu}", f"mlx5_{nic}", "pix") for gpu in range(8) for nic in (gpu & ~1, gpu | 1)
+    }
+
+
+def test_without_a_nic_below_the_switch_the_nearest_other_one_counts(tmp_path: Path) -> None:
+    """The first switch's two NICs serve the GPUs of their socket by its host bridges, the rest beyond."""
+    sysfs = build_node(tmp_path, ports=2, odd=False).sysfs
+    buses = [f"0000:{bus:02x}:00.0" for bus in gpu_buses(8)]
+    distances = ["pix", "pix", "node", "node", "sys", "sys", "sys", "sys"]
+    assert found(affinity(sysfs, *buses)) == {
+        (f"GPU-{gpu}", nic, each) for gpu, each in enumerate(distances) for nic in ("mlx5_0", "mlx5_1")
+    }
+
+
+def test_without_rdma_the_network_interfaces_count(tmp_path: Path) -> None:
+    """Those with a PCI device behind them, by their own names."""
+    gpu = add_pci(tmp_path, "pci0000:00/0000:00:06.0", "0x030200", "0x10de")
+    nic = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
+    (nic / "virtio2").mkdir()
+    add_interface(tmp_path, nic / "virtio2", "eth0")
+    (tmp_path / "class/net/docker0").mkdir()
+    link(tmp_path / "class/net/broken/device", tmp_path / "devices/gone")
+    assert found(affinity(tmp_path, gpu.name)) == {("GPU-0", "eth0", "phb")}
+
+
+def test_nothing_is_claimed_where_the_numa_nodes_are_unknown(tmp_path: Path) -> None:
+    """Two host bridges may belong to one socket or to two; a NIC whose place is known is taken instead."""
+    gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
+    unknown = add_pci(tmp_path, "pci0000:36/0000:36:01.0", "0x020000", numa_node=-1)
+    add_rdma(tmp_path, unknown, "mlx5_0", {})
+    collector = affinity(tmp_path, gpu.name)
+    assert collector.collect().series == ()
+    far = add_pci(tmp_path, "pci0000:96/0000:96:01.0", "0x020000", numa_node=1)
+    add_rdma(tmp_path, far, "mlx5_1", {})
+    assert found(collector) == {("GPU-0", "mlx5_1", "sys")}
+
+
+def test_a_gpu_that_left_the_bus_costs_only_its_own_series(tmp_path: Path) -> None:
+    """The inventory still knows it; an address that is none leads nowhere."""
+    sysfs = build_node(tmp_path, odd=False).sysfs
+    collector = affinity(sysfs, "0000:1b:00.0", "0000:2b:00.0", "../../../class/net/eth0/device")
+    (sysfs / "bus/pci/devices/0000:2b:00.0").unlink()
+    assert {gpu for gpu, *_ in found(collector)} == {"GPU-0"}
+
+
+def test_a_nic_that_vanishes_is_no_longer_named(tmp_path: Path) -> None:
+    """And one whose link is broken as little."""
+    sysfs = build_node(tmp_path, odd=False).sysfs
+    collector = affinity(sysfs, "0000:1b:00.0")
+    (sysfs / "class/infiniband/mlx5_0").unlink()
+    assert found(collector) == {("GPU-0", "mlx5_1", "pix")}
+    shutil.rmtree((sysfs / "bus/pci/devices/0000:29:00.0").resolve())
+    assert found(collector) == {("GPU-0", nic, "node") for nic in ("mlx5_2", "mlx5_3")}
+
+
+def test_without_gpus_or_nics_it_is_not_applicable(tmp_path: Path) -> None:
+    """Nothing to compare."""
+    with pytest.raises(NotApplicable, match="no GPU"):
+        affinity(build_node(tmp_path / "a").sysfs).collect()
+    gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
+    with pytest.raises(NotApplicable, match="no NIC"):
+        affinity(tmp_path, gpu.name).collect()
+
+
+def test_a_list_of_devices_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """It is no machine without NICs."""
+    gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/infiniband").symlink_to("infiniband")
+    with pytest.raises(CollectError, match="could not list"):
+        affinity(tmp_path, gpu.name).collect()

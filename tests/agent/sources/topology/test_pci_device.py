@@ -1,0 +1,71 @@
+"""Places on the PCI bus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.sources.topology.pci_device import (
+    PciDevice,
+    driver_of,
+    is_address,
+    is_virtual_function,
+    locate,
+)
+from support.sources.node_tree import add_pci, build_node, link
+
+
+def test_a_device_is_found_with_the_bridges_above_it(tmp_path: Path) -> None:
+    """From the host bridge down; the bridges of one switch are its upstream and its downstream port."""
+    sysfs = build_node(tmp_path).sysfs
+    assert locate(str(sysfs / "class/infiniband/mlx5_1/device")) == PciDevice(
+        "0000:29:00.0", ("pci0000:16", "0000:16:01.0", "0000:17:00.0", "0000:18:02.0"), 0
+    )
+    assert locate(str(sysfs / "class/net/ib1/device")) == locate(str(sysfs / "bus/pci/devices/0000:29:00.0"))
+
+
+def test_a_device_on_another_bus_stands_for_its_pci_function(tmp_path: Path) -> None:
+    """As virtio's and the subfunctions of mlx5."""
+    device = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
+    (device / "virtio2").mkdir()
+    link(tmp_path / "class/net/eth0/device", device / "virtio2")
+    assert locate(str(tmp_path / "class/net/eth0/device")) == PciDevice("0000:00:05.0", ("pci0000:00",), None)
+
+
+@pytest.mark.parametrize("text", ["-1", "", "many", None])
+def test_an_unknown_numa_node_is_none(tmp_path: Path, text: str | None) -> None:
+    """Firmware that does not tell gives -1."""
+    device = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
+    (device / "numa_node").unlink()
+    if text is not None:
+        (device / "numa_node").write_text(text)
+    place = locate(str(device))
+    assert place is not None
+    assert place.numa_node is None
+
+
+def test_what_lies_on_no_pci_bus_has_no_place(tmp_path: Path) -> None:
+    """A virtual interface, a link that is broken, one that leads to itself, a name with a NUL."""
+    virtual = tmp_path / "devices/virtual/net/bond0"
+    virtual.mkdir(parents=True)
+    (tmp_path / "broken").symlink_to(tmp_path / "pci0000:00/0000:00:05.0")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (str(virtual), str(tmp_path / "broken"), str(tmp_path / "loop"), "a\0b"):
+        assert locate(path) is None
+
+
+def test_addresses_are_told_from_other_names() -> None:
+    """Domains may have more than four digits; a path is no address."""
+    assert is_address("0000:3b:00.0")
+    assert is_address("10000:01:00.7")
+    assert not any(map(is_address, ("3b:00.0", "0000:3b:00.0/..", "../etc", "0000:3B:00.0", "")))
+
+
+def test_driver_and_virtual_functions_are_known_by_their_links(tmp_path: Path) -> None:
+    """A device without a driver has an empty one."""
+    sysfs = build_node(tmp_path).sysfs
+    assert driver_of(str(sysfs / "class/net/eth0/device")) == "bnxt_en"
+    assert driver_of(str(sysfs / "class/net")) == ""
+    assert is_virtual_function(str(sysfs / "class/infiniband/mlx5_vf0/device"))
+    assert not is_virtual_function(str(sysfs / "class/infiniband/mlx5_0/device"))

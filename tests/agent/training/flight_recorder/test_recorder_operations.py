@@ -1,0 +1,92 @@
+"""What an entry of a flight recorder is."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch_agent.training.flight_recorder.operations import (
+    backend_of,
+    input_bytes,
+    operation_of,
+    signature,
+)
+from rankwatch_agent.training.flight_recorder.reply import Entry
+
+
+def made(name: str = "nccl:all_reduce", **fields: object) -> Entry:
+    return Entry(record_id=0, profiling_name=name, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "operation"),
+    [
+        ("nccl:all_reduce", "nccl", "all_reduce"),
+        ("nccl:_all_gather_base", "nccl", "all_gather"),
+        ("nccl:_reduce_scatter_base", "nccl", "reduce_scatter"),
+        ("nccl:all_reduce_barrier", "nccl", "barrier"),
+        ("nccl:send 0->3", "nccl", "send"),
+        ("gloo:all_to_all", "gloo", "all_to_all"),
+        ("", "", ""),
+        ("odd", "", "odd"),
+    ],
+)
+def test_names_are_those_of_the_dispatchers_hook(name: str, backend: str, operation: str) -> None:
+    """One operation has one label, whichever source tells of it."""
+    assert (backend_of(made(name)), operation_of(made(name))) == (backend, operation)
+
+
+def test_bytes_are_elements_times_the_size_of_their_type() -> None:
+    """Over all tensors of the input."""
+    sizes, types = [[2, 3], [5], []], ["Float", "BFloat16", "Float8_e4m3fn"]
+    assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) == 2 * 3 * 4 + 5 * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "types"),
+    [
+        (None, ["Float"]),
+        ([[1]], None),
+        ([[1]], ["Unheard"]),
+        ([[1], [1]], ["Float"]),
+        ([[-1]], ["Float"]),
+        ([[1 << 60]], ["Float"]),
+        ([[1] * 65], ["Float"]),
+    ],
+)
+def test_bytes_that_cannot_be_known_are_not_guessed(
+    sizes: list[list[int]] | None, types: list[str] | None
+) -> None:
+    """Unknown types, and numbers that no tensor has."""
+    assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) is None
+
+
+def test_ranks_that_call_the_same_collective_have_one_signature() -> None:
+    """The number of elements counts, not their shape, and the same operation has several names."""
+    one = made(input_sizes=[[4, 8]], input_dtypes=["Float"])
+    other = made(input_sizes=[[32]], input_dtypes=["Float"])
+    assert signature(one) == signature(other)
+    assert 0 <= signature(one) < 1 << 32
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        made("nccl:broadcast", input_sizes=[[32]], input_dtypes=["Float"]),
+        made(input_sizes=[[33]], input_dtypes=["Float"]),
+        made(input_sizes=[[32]], input_dtypes=["Half"]),
+    ],
+)
+def test_another_operation_size_or_type_has_another_signature(other: Entry) -> None:
+    """Each of them is a desync."""
+    assert signature(other) != signature(made(input_sizes=[[32]], input_dtypes=["Float"]))
+
+
+def test_uneven_operations_are_compared_by_their_name_alone() -> None:
+    """The parts of an all-to-all differ between the ranks by design."""
+    one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
+    assert signature(one) == signature(other)
+
+
+def test_the_signature_is_the_same_in_every_process() -> None:
+    """Agents of two nodes compare it: no hash with a seed of its own."""
+    assert signature(made(input_sizes=[[32]], output_sizes=[[32]], input_dtypes=["Float"])) == 2184440343

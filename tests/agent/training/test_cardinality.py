@@ -1,0 +1,78 @@
+"""The published number of series per rank is the number there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rankwatch.conventions import METRICS, Label
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
+from support.paths import ROOT
+from support.training.ranks import rank, values
+
+PAGE = ROOT / "docs" / "cardinality.md"
+OWN = (Label.RUN, Label.RANK)
+CHECKPOINT_SERIES = 3 * 2 + 3
+"""Three operations by two outcomes, and the seconds of each."""
+ONE_AT_A_TIME = (
+    "rankwatch_rank_info",
+    "rankwatch_rank_gpu_info",
+    "rankwatch_rank_state",
+    "rankwatch_rank_phase_start_timestamp_seconds",
+)
+PULLS = 2
+VARIATION_TERMS = 6
+
+
+def test_the_fixed_part_of_the_formula_is_what_the_declarations_add_up_to() -> None:
+    """A new per-rank metric changes the page."""
+    plain = [each for each in METRICS if each.labels == OWN]
+    fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS
+    assert fixed == _published_fixed_part()
+
+
+def test_collectives_and_groups_have_the_series_that_the_formula_says() -> None:
+    """The black box knows no signature; else each of a group's figures comes from both sources."""
+    pair = {*OWN, Label.GROUP, Label.MEMBERS, Label.OPERATION}
+    place = {*OWN, Label.GROUP, Label.MEMBERS, Label.SOURCE}
+    of_pair = sum(set(each.labels) == pair for each in METRICS)
+    of_group = 2 * sum(set(each.labels) == place for each in METRICS) - 1
+    assert re.findall(r"\+ (\d+) A \+ (\d+) G$", PAGE.read_text(), flags=re.MULTILINE) == [
+        (str(of_pair), str(of_group))
+    ]
+
+
+def test_a_rank_has_no_more_series_than_the_formula_says(tmp_path: Path) -> None:
+    """Counted on a rank that uses phases, scalars, units, checkpoints and an evaluation."""
+    code = """
+steps(25)
+with run.step():
+    for name in ("backward", "optimizer"):
+        with run.phase(name): pass
+    run.scalar("gradient_norm", 1.0)
+    run.work(samples=2)
+with run.checkpoint("save") as operation:
+    with operation.stage("write"): pass
+with run.evaluation(): pass
+steps(4)
+ready()
+"""
+    with rank(tmp_path, code):
+        collection = RanksCollector(directory=tmp_path).collect()
+    series = [each for each in collection.series if each.labels[:2] == ("job", "0")]
+    phases = len(_labels(collection, "rankwatch_step_phase_seconds_total") | {"checkpoint", "evaluation"})
+    units = len(_labels(collection, "rankwatch_work_total"))
+    names = len(_labels(collection, "rankwatch_scalar"))
+    stages = len(values(collection, "rankwatch_checkpoint_stage_seconds_total"))
+    assert (units, names, stages) == (2, 2, 1)
+    assert len(series) <= _published_fixed_part() + 3 * phases + units + 2 * names + stages
+
+
+def _published_fixed_part() -> int:
+    (published,) = re.findall(r"^(\d+) \+ 3 P", PAGE.read_text(), flags=re.MULTILINE)
+    return int(published)
+
+
+def _labels(collection: Collection, name: str) -> set[str]:
+    return {labels[2] for labels in values(collection, name)}

@@ -1,0 +1,240 @@
+"""The collector of flight recorders: whom it asks and when, and what it tells of each."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.records import GroupNow
+from rankwatch.conventions import RankState
+from rankwatch_agent.runtime.collector import Collection, NotApplicable
+from rankwatch_agent.training.collectives.collector import CollectivesCollector
+from rankwatch_agent.training.suspicion import RankCondition, Suspicion
+from support.training.ranks import values
+from support.training.recorder import completed, entry, reply, worker_server
+
+NCCL, OTHER = "dump_nccl_trace_json", "fr_trace_json"
+PLACE = ("default_pg", "0-1", "flight_recorder")
+
+
+class Node:
+    """Two ranks of a run, each with a recorder that a test may change."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.moment = 1000.0
+        self.suspicion = Suspicion()
+        self.recorders = [{NCCL: reply(completed(0), enqueued=1, done=1)} for _ in range(2)]
+        self.directory = directory
+        self.asked = [
+            stack.enter_context(worker_server(directory / "job" / f"{rank}.sock", self._answer(rank)))
+            for rank in range(2)
+        ]
+        self.collector = CollectivesCollector(
+            directory=directory, suspicion=self.suspicion, monotonic=lambda: self.moment
+        )
+
+    def _answer(self, rank: int):  # type: ignore[no-untyped-def]
+        return lambda: self.recorders[rank]
+
+    def collect(self, after: float = 1.0) -> Collection:
+        self.moment += after
+        return self.collector.collect()
+
+    def pulls(self) -> list[int]:
+        return [sum(target != "/handler/" for target in each) for each in self.asked]
+
+    def told(
+        self, *idle_seconds: float, states: tuple[RankState, ...] = (RankState.RUNNING,) * 2, **more: object
+    ) -> None:
+        """Say how long each rank has made no progress, of a timeout of ten seconds."""
+        self.suspicion.tell(
+            {
+                "job": [
+                    RankCondition(
+                        rank,
+                        self.directory / "job" / f"{rank}.blackbox",
+                        states[rank],
+                        self.moment - idle,
+                        10.0,
+                        open_phase=None,
+                        pid=1,
+                        **more,  # type: ignore[arg-type]
+                    )
+                    for rank, idle in enumerate(idle_seconds)
+                ]
+            },
+            self.moment,
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with ExitStack() as stack:
+        yield Node(tmp_path, stack)
+
+
+def test_a_healthy_rank_is_asked_once_a_minute(node: Node) -> None:
+    """A pull copies its whole ring; in between the last answer stands."""
+    seen = []
+    for _ in range(60):
+        node.told(0.1, 0.1)
+        collection = node.collect()
+        seen.append(values(collection, "rankwatch_collective_last_enqueued"))
+    assert node.pulls() == [1, 1]
+    assert seen == [{("job", str(rank), *PLACE): 1.0 for rank in range(2)}] * 60
+    node.collect()
+    assert node.pulls() == [2, 2]
+
+
+def test_a_suspect_run_is_asked_at_once_and_then_every_few_seconds(node: Node) -> None:
+    """All of its ranks: the one that is late must be told from those that wait."""
+    node.told(0.1, 0.1)
+    node.collect()
+    node.collect(after=10.0)
+    assert node.pulls() == [1, 1]
+    node.recorders[0] = {NCCL: reply(completed(0), entry(1), enqueued=2, done=1)}
+    node.told(5.5, 0.1)
+    collection = node.collect()
+    assert node.pulls() == [2, 2]
+    assert values(collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds") == {
+        ("job", "0", *PLACE): 1001.0
+    }
+    assert list(values(collection, "rankwatch_collective_oldest_incomplete_signature")) == [
+        ("job", "0", *PLACE)
+    ]
+    for _ in range(10):
+        node.told(6.0, 0.1)
+        node.collect()
+    assert node.pulls() == [4, 4]
+    node.told(0.1, 0.1)
+    node.collect(after=10.0)
+    assert node.pulls() == [4, 4]
+
+
+def test_when_a_rank_is_lost_those_that_live_are_asked_and_it_is_not(node: Node) -> None:
+    """Where it stood at its last pull is not where it ended."""
+    node.told(0.1, 0.1)
+    node.collect()
+    node.told(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
+    collection = node.collect(after=10.0)
+    assert node.pulls() == [1, 2]
+    assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
+
+
+def test_both_recorders_of_a_torch_with_cuda_are_read(node: Node) -> None:
+    """NCCL and other backends each have one, with record ids of its own."""
+    names = {"process_group": ["2", "cpu"], "profiling_name": "gloo:all_reduce"}
+    gloo = completed(0, collective_seq_id=3, **names)
+    node.recorders[0] = {OTHER: reply(gloo, enqueued=3, done=3), **node.recorders[0]}
+    collection = node.collect()
+    assert values(collection, "rankwatch_collective_last_completed") == {
+        ("job", "0", *PLACE): 1.0,
+        ("job", "0", "cpu", "", "flight_recorder"): 3.0,
+        ("job", "1", *PLACE): 1.0,
+    }
+    assert values(collection, "rankwatch_flight_recorder_entries_total") == {("job", "0"): 2, ("job", "1"): 1}
+
+
+def test_wait_and_transfer_of_nccl_come_from_timed_entries(node: Node) -> None:
+    """The last arriver spent the least time in it; sends take no part."""
+    for recorder, milliseconds in zip(node.recorders, (5.0, 2.0), strict=True):
+        send = completed(1, 9.0, is_p2p=True, profiling_name="nccl:send 0->1")
+        recorder[NCCL] = reply(completed(0, milliseconds), send, enqueued=1, done=1)
+    collection = node.collect()
+    at = ("default_pg", "0-1", "all_reduce")
+    assert values(collection, "rankwatch_collective_wait_seconds_total") == {
+        ("job", "0", *at): pytest.approx(0.003),
+        ("job", "1", *at): 0.0,
+    }
+    small = ("job", *at, "small")
+    assert values(collection, "rankwatch_collective_transfer_seconds_total") == {small: 0.002}
+    assert values(collection, "rankwatch_collective_bus_bytes_total") == {small: 4096.0}
+    assert values(collection, "rankwatch_collectives_total")["job", "0", "default_pg", "0-1", "send"] == 1.0
+
+
+def test_what_the_black_box_counts_is_not_exported_twice(node: Node) -> None:
+    """A group with two backends: the whole counts, not the sample."""
+    for recorder in node.recorders:
+        recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
+    node.told(0.1, 0.1, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
+    collection = node.collect()
+    for name in ("rankwatch_collectives_total", "rankwatch_collective_transfers_total"):
+        assert values(collection, name) == {}
+    assert values(collection, "rankwatch_collective_last_enqueued")
+
+
+def test_members_of_a_gloo_group_are_those_of_the_black_box(node: Node) -> None:
+    """Gloo's recorder leaves the configuration of groups empty."""
+    for recorder in node.recorders:
+        recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
+    node.told(0.1, 0.1, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
+    labels = set(values(node.collect(), "rankwatch_collective_last_enqueued"))
+    assert labels == {("job", str(rank), "default_pg", "0-7", "flight_recorder") for rank in range(2)}
+
+
+def test_a_rank_that_does_not_answer_shows_no_old_place(node: Node) -> None:
+    """Its peers go on: an old number would make it look behind."""
+    node.collect()
+    del node.recorders[0][NCCL]
+    collection = node.collect(after=60.0)
+    assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
+    assert values(collection, "rankwatch_flight_recorder_pulls_total")["job", "0", "failure"] == 1.0
+    assert values(collection, "rankwatch_collectives_total")["job", "0", *PLACE[:2], "all_reduce"] == 1.0
+
+
+def test_ranks_that_are_gone_are_forgotten(node: Node) -> None:
+    """Their sockets are removed by those who served them."""
+    node.collect()
+    for path in node.directory.glob("*/*.sock"):
+        path.unlink()
+    with pytest.raises(NotApplicable):
+        node.collect(after=10.0)
+
+
+def test_a_run_that_stands_for_long_is_asked_ever_less_often(node: Node) -> None:
+    """Each answer copies a whole ring, and after ten minutes it says what it said before."""
+    for _ in range(3600):
+        node.told(7.0, 7.0)
+        node.collect()
+    assert 120 < node.pulls()[0] < 160, "12 in each minute would be 720"
+
+
+def test_sockets_of_ranks_that_ended_do_not_crowd_out_the_living(tmp_path: Path) -> None:
+    """A job that crashed and was started again all day leaves one with each run."""
+    suspicion = Suspicion()
+    with ExitStack() as stack:
+        for number in range(70):
+            stack.enter_context(_silent_socket(tmp_path / f"crashed{number:02}" / "0.sock"))
+        asked = stack.enter_context(worker_server(tmp_path / "now" / "0.sock", lambda: {NCCL: reply()}))
+        dead = {f"crashed{number:02}": RankState.LOST for number in range(70)}
+        suspicion.tell({run: [_rank(tmp_path / run, state)] for run, state in dead.items()}, 1000.0)
+        CollectivesCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: 1000.0).collect()
+    assert asked == ["/handler/", f"/handler/{NCCL}"]
+
+
+def test_a_link_in_place_of_a_run_leads_nowhere(tmp_path: Path) -> None:
+    """Whoever may make one would have the agent speak to any socket."""
+    with worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()}) as asked:
+        directory = tmp_path / "runs"
+        directory.mkdir()
+        (directory / "job").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(NotApplicable):
+            CollectivesCollector(directory=directory).collect()
+    assert asked == []
+
+
+@contextmanager
+def _silent_socket(path: Path) -> Iterator[None]:
+    """As a rank leaves it that was killed: nobody listens."""
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        yield
+
+
+def _rank(run: Path, state: RankState) -> RankCondition:
+    return RankCondition(0, run / "0.blackbox", state, 990.0, None, None, 1)

@@ -1,0 +1,121 @@
+"""Loss statistics: noise is no alarm, a spike is counted, a divergence stands out for good."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, LossStatistics
+
+
+def curve(seed: int, steps: int, noise: float = 0.05) -> list[float]:
+    """A falling loss with Gaussian noise."""
+    source = random.Random(seed)
+    return [1.5 + 4.0 * math.exp(-step / 80) + source.gauss(0.0, noise) for step in range(steps)]
+
+
+def after(values: list[float]) -> LossStatistics:
+    statistics = LossStatistics()
+    for value in values:
+        statistics.add(value)
+    return statistics
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_curve_never_stands_above_its_trend(seed: int) -> None:
+    """At no step of 1,000, and with hardly a spike."""
+    statistics = LossStatistics()
+    for value in curve(seed, 1000):
+        statistics.add(value)
+        assert not statistics.deviation > 3.0
+    assert statistics.spikes <= 1
+    assert statistics.nonfinite == 0
+    assert statistics.sigma == pytest.approx(0.05, rel=0.5)
+
+
+def test_a_single_spike_is_counted_and_soon_forgotten() -> None:
+    """It recovers at once: information, no divergence."""
+    statistics = after(curve(1, 400))
+    before = statistics.trend
+    statistics.add(before + 5.0)
+    assert statistics.spikes == 1
+    for value in curve(2, 430)[400:]:
+        statistics.add(value)
+    assert abs(statistics.deviation) < 3.0
+    assert statistics.trend == pytest.approx(before, abs=0.1)
+
+
+def test_a_divergence_is_seen_within_twenty_steps_and_stays() -> None:
+    """A loss that climbs stands ever further above its trend."""
+    statistics = after(curve(3, 400))
+    level = statistics.trend
+    for step in range(20):
+        statistics.add(level + 0.1 * step)
+    assert statistics.deviation > 6.0
+    for _ in range(60):
+        statistics.add(level + 3.0)
+        assert statistics.deviation > 6.0
+
+
+def test_a_drift_that_takes_the_trend_along_is_seen_against_the_lowest_level() -> None:
+    """A loss that grows by a thousandth of itself with each step."""
+    losses = [loss * (1.0 + 0.001 * max(0, step - 400)) for step, loss in enumerate(curve(5, 800))]
+    assert not after(losses[:400]).deviation > 3.0
+    statistics = after(losses)
+    assert statistics.deviation > DIVERGENCE_SIGMAS
+    assert statistics.expected < statistics.trend
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_carried_over_from_step_to_step_is_no_divergence(seed: int) -> None:
+    """Neighbours are alike then, but the averages sway."""
+    source, carried = random.Random(seed), 0.0
+    statistics = LossStatistics()
+    for step in range(1500):
+        carried = 0.95 * carried + source.gauss(0.0, 0.015)
+        statistics.add(1.5 + 4.0 * math.exp(-step / 80) + carried)
+        assert not statistics.deviation > DIVERGENCE_SIGMAS
+
+
+def test_another_process_begins_with_another_trend() -> None:
+    """It may go on from an earlier step, with the higher loss of that step; totals go on."""
+    statistics = after([*curve(6, 300), 9.0, math.nan])
+    trend = statistics.trend
+    statistics.begin_process()
+    assert statistics.trend == trend  # until there is a loss: a NaN would be exported
+    assert math.isnan(statistics.deviation)
+    for _ in range(40):
+        statistics.add(4.0)
+    assert abs(statistics.deviation) < 1.0
+    assert (statistics.count, statistics.spikes, statistics.nonfinite) == (341, 1, 1)
+
+
+def test_a_rank_that_restarts_begins_with_another_trend() -> None:
+    """The account of the rank tells its statistics."""
+    account = RankAccount(lambda _: None, max_names=10)
+    for value in curve(7, 100):
+        account.loss.add(value)
+    assert math.isfinite(account.loss.deviation)
+    account.begin_process()
+    assert math.isnan(account.loss.deviation)
+
+
+def test_values_that_are_not_finite_are_counted_and_leave_the_rest_alone() -> None:
+    """NaN must not poison an average."""
+    statistics = after([*curve(4, 100), math.nan, math.inf, -math.inf])
+    assert statistics.nonfinite == 3
+    assert math.isfinite(statistics.trend)
+    assert math.isfinite(statistics.deviation)
+
+
+def test_a_constant_loss_has_no_deviation() -> None:
+    """Zero noise is no reason to divide by it."""
+    assert after([2.0] * 100).deviation == pytest.approx(0.0)
+
+
+def test_a_loss_near_the_end_of_all_numbers_leaves_no_nan() -> None:
+    """The distance of two such values is infinite, and infinity minus itself is NaN."""
+    assert math.isfinite(after([1e308, -1e308, 1e308, 1.0, 2.0] * 20).trend)

@@ -1,0 +1,199 @@
+"""What a rank teaches about how long it may stand still."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.progress import FACTOR, LONGEST_FACTOR, SKIPPED_STEPS, Longest, Progress
+from support.agent.process import until
+from support.training.ranks import go_on, rank, values
+
+TIMEOUT = "rankwatch_progress_timeout_seconds"
+
+
+def _after(*steps: float, progress: Progress | None = None, start: float = 0.0) -> Progress:
+    """A process that began at `start`, made its first steps in 10 s each, and then these."""
+    progress = progress or Progress()
+    progress.begin_process(start)
+    moment = start
+    for seconds in (*[10.0] * SKIPPED_STEPS, *steps):
+        moment += seconds
+        progress.step(seconds, moment)
+    return progress
+
+
+def test_the_longest_step_times_five_is_the_timeout() -> None:
+    """The first steps of a process are left out."""
+    assert _after(1.0, 2.0, 2.0).timeout("forward") == FACTOR * 2.0
+
+
+def test_one_freak_step_is_no_lesson_and_two_are() -> None:
+    """A stall of twenty minutes must not allow a hundred; what comes twice is normal."""
+    assert _after(*[1.0] * 50, 1200.0, *[1.0] * 50).timeout(None) == FACTOR * 1.0
+    assert _after(*[1.0] * 50, 1200.0, 1200.0).timeout(None) == FACTOR * 1200.0
+
+
+def test_a_step_that_an_exception_ended_is_no_lesson() -> None:
+    """It holds the timeout of a collective."""
+    progress = _after(1.0, 1.0)
+    for ended in (2000.0, 4000.0):
+        progress.step_failed(ended)
+        progress.step(1800.0, ended)
+    assert progress.timeout(None) == FACTOR * 1.0
+
+
+def test_while_a_first_process_starts_nothing_is_known() -> None:
+    """Compilation has no history."""
+    progress = Progress()
+    progress.begin_process(0.0)
+    for ended in (100.0, 101.0, 102.0, 103.0, 104.0):
+        assert progress.timeout(None) is None
+        progress.step(1.0, ended)
+    progress.step(1.0, 105.0)
+    assert progress.timeout(None) == FACTOR * 1.0
+
+
+def test_a_restart_is_allowed_what_starts_have_taken() -> None:
+    """From its beginning through its first steps; then the steps count again."""
+    progress = _after(1.0, 1.0)
+    progress.begin_process(1000.0)
+    assert progress.timeout(None) == FACTOR * 10.0
+    progress.step(300.0, 1300.0)
+    assert progress.timeout(None) == FACTOR * 10.0
+    for ended in (1301.0, 1302.0, 1303.0, 1304.0):
+        progress.step(1.0, ended)
+    assert progress.timeout(None) == FACTOR * 1.0
+    progress.begin_process(2000.0)
+    assert progress.timeout(None) == max(FACTOR * 10.0, LONGEST_FACTOR * 300.0)
+
+
+def test_the_last_step_of_the_process_before_is_none_of_the_start() -> None:
+    """It is settled only when the new process has begun."""
+    progress = _after(1.0, 1.0)
+    progress.begin_process(1000.0)
+    progress.step(1.0, 999.0)
+    for number in range(SKIPPED_STEPS - 1):
+        progress.step(1.0, 1001.0 + number)
+    assert progress.timeout(None) == FACTOR * 10.0, "one step of the start is still to come"
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_a_section_has_a_timeout_of_its_own_beside_that_of_steps(phase: str) -> None:
+    """Unknown until the first one has ended; the single longest one is allowed half as much again."""
+    progress = _after(1.0, 1.0)
+    assert progress.timeout(phase) is None
+    progress.section(phase, 30.0)
+    assert progress.timeout(phase) == FACTOR * 30.0 + FACTOR * 1.0
+    progress.section(phase, 300.0)
+    assert progress.timeout(phase) == LONGEST_FACTOR * 300.0 + FACTOR * 1.0
+    assert progress.timeout("forward") == FACTOR * 1.0
+
+
+def test_a_load_at_a_restart_belongs_to_the_start() -> None:
+    """Checkpoints are loaded more slowly than they are saved, or never were."""
+    progress = _after(1.0, 1.0)
+    progress.begin_process(1000.0)
+    assert progress.timeout("checkpoint") == FACTOR * 10.0
+    progress.section("checkpoint", 2.0)
+    assert progress.timeout("checkpoint") == FACTOR * 10.0 + FACTOR * 2.0
+
+
+def test_times_that_are_none_teach_nothing() -> None:
+    """Records may hold anything."""
+    longest = Longest()
+    for seconds in (-1.0, math.nan, math.inf):
+        longest.add(seconds)
+    assert longest.timeout() is None
+
+
+def _timeout(collector: RanksCollector) -> float | None:
+    return next(iter(values(collector.collect(), TIMEOUT).values()), None)
+
+
+def _settled(collector: RanksCollector, steps: int) -> Collection:
+    """What is collected once so many steps are settled."""
+    found: list[Collection] = []
+
+    def enough() -> bool:
+        found.append(collector.collect())
+        return sum(values(found[-1], "rankwatch_steps_total").values()) == steps
+
+    until(enough, f"{steps} steps are settled")
+    return found[-1]
+
+
+def test_a_long_checkpoint_of_a_real_rank_does_not_pass_the_timeout_learnt_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """While it saves, it is allowed five times the save before; afterwards five steps again."""
+    collector = RanksCollector(directory=tmp_path)
+    code = """
+steps(8, 0.01)
+with run.checkpoint("save"): ready()
+steps(1, 0.01)
+with run.checkpoint("save"): ready()
+steps(1, 0.01)
+ready()
+"""
+    with rank(tmp_path, code) as process:
+        began = time.monotonic()
+        assert _timeout(collector) is None, "nobody knows how long a save takes"
+        until(lambda: time.monotonic() - began > 0.2, "the save has taken a while")
+        go_on(process)
+        took = time.monotonic() - began
+        _settled(collector, 9)
+        while_saving = _timeout(collector)
+        assert while_saving is not None
+        assert FACTOR * 0.2 < while_saving < FACTOR * (took + 5.0)
+        go_on(process)
+        _settled(collector, 10)
+        afterwards = _timeout(collector)
+        assert afterwards is not None
+        assert afterwards < while_saving
+
+
+def test_a_real_rank_that_restarts_is_allowed_its_start_and_not_its_steps(tmp_path: Path) -> None:
+    """The agent sees both processes; a start takes longer than a step."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "time.sleep(0.3)\nsteps(8, 0.001)\nready()") as process:
+        _settled(collector, 8)
+        of_steps = _timeout(collector)
+        process.kill()
+        process.wait()
+    assert of_steps is not None
+    with rank(tmp_path, "ready()\nsteps(8, 0.001)\nready()") as process:
+        of_start = _timeout(collector)
+        assert of_start is not None
+        assert of_start > FACTOR * 0.3
+        go_on(process)
+        _settled(collector, 16)
+        again = _timeout(collector)
+    assert again is not None
+    assert again < of_start
+
+
+def test_a_real_step_that_an_exception_ended_teaches_nothing(tmp_path: Path) -> None:
+    """As a collective's timeout does at the end of a hang."""
+    collector = RanksCollector(directory=tmp_path)
+    code = """
+steps(8, 0.001)
+for _ in range(2):
+    try:
+        with run.step():
+            time.sleep(0.5)
+            raise RuntimeError
+    except RuntimeError:
+        pass
+ready()
+"""
+    with rank(tmp_path, code):
+        _settled(collector, 10)
+        timeout = _timeout(collector)
+    assert timeout is not None
+    assert timeout < FACTOR * 0.5

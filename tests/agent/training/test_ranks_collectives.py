@@ -1,0 +1,173 @@
+"""Collectives of real rank processes, through their black boxes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.suspicion import Suspicion
+from support.training.ranks import go_on, rank, state, values
+
+COLLECTIVES = """
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+box = run._writer
+world, all_reduce = box.name_number("default_pg"), box.name_number("all_reduce")
+table = box.integers
+table[Now.GROUP_NAME], table[Now.GROUP_SIZE] = world, 4
+table[Now.GROUP_MEMBERS], table[Now.GROUPS] = box.name_number("0-3"), 1
+def reduce(number, seconds, size=1 << 20):
+    now = time.monotonic()
+    table[Now.GROUP_ENQUEUED] = number + 1
+    values = (layout.COLLECTIVE, size, number, world, 0, 0.0)
+    box.append(RecordKind.COLLECTIVE, all_reduce, now - seconds, now, *values)
+def enqueue(number):
+    table[Now.GROUP_ENQUEUED] = number + 1
+    box.floats[Now.GROUP_OLDEST] = time.monotonic()
+"""
+GROUP = ("default_pg", "0-3")
+AT = (*GROUP, "all_reduce")
+
+
+def until(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
+    deadline = time.monotonic() + 20.0
+    while not good(collection := collector.collect()):
+        assert time.monotonic() < deadline, "what was expected did not come"
+        time.sleep(0.02)
+    return collection
+
+
+def test_ranks_of_a_node_are_compared(tmp_path: Path) -> None:
+    """Wait by rank, transfer by node, from two processes."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, COLLECTIVES + "reduce(0, 0.5)\nreduce(1, 0.5)\nready()", number=0, world=4),
+        rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nreduce(1, 0.7)\nready()", number=1, world=4),
+    ):
+        collection = collector.collect()
+    assert values(collection, "rankwatch_collectives_total") == {
+        ("job", "0", *AT): 2.0,
+        ("job", "1", *AT): 2.0,
+    }
+    assert values(collection, "rankwatch_collective_wait_seconds_total") == {
+        ("job", "0", *AT): pytest.approx(0.4),
+        ("job", "1", *AT): pytest.approx(0.2),
+    }
+    large = ("job", *AT, "large")
+    assert values(collection, "rankwatch_collective_transfers_total") == {large: 2.0}
+    assert values(collection, "rankwatch_collective_transfer_seconds_total") == {large: pytest.approx(0.6)}
+    assert values(collection, "rankwatch_collective_bus_bytes_total") == {large: 2 * (1 << 20) * 1.5}
+
+
+def test_the_place_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
+    """Last enqueued, last completed, and since when the oldest one is open."""
+    collector = RanksCollector(directory=tmp_path)
+    place = ("job", "0", *GROUP, "black_box")
+    before = time.time()
+    with rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()"):
+        collection = collector.collect()
+    assert values(collection, "rankwatch_collective_last_enqueued") == {place: 2.0}
+    assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
+    ((labels, since),) = values(
+        collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds"
+    ).items()
+    assert labels == place
+    assert before - 1.0 < since < time.time() + 1.0
+
+
+def test_a_lost_ranks_last_words_stay_and_a_finished_ones_do_not(tmp_path: Path) -> None:
+    """Where the first stood is what the others wait for."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()", number=0, world=2) as lost,
+        rank(
+            tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()\nrun.finish()\nready()", number=1, world=2
+        ) as finished,
+    ):
+        collector.collect()
+        lost.kill()
+        lost.wait()
+        go_on(finished)
+        for _ in range(2):
+            collection = collector.collect()
+    assert state(collection) == {"0": "lost", "1": "finished"}
+    place = ("job", "0", *GROUP, "black_box")
+    assert values(collection, "rankwatch_collective_last_enqueued") == {place: 2.0}
+    assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
+
+
+def test_a_rank_that_ended_is_not_waited_for(tmp_path: Path) -> None:
+    """The others are compared without it, and not kept for ever."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()", number=0, world=2) as lost,
+        rank(
+            tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()\nreduce(1, 0.5)\nready()", number=1, world=2
+        ) as living,
+    ):
+        collector.collect()
+        lost.kill()
+        lost.wait()
+        collector.collect()
+        go_on(living)
+        collection = collector.collect()
+    assert values(collection, "rankwatch_collective_transfers_total") == {("job", *AT, "large"): 2.0}
+
+
+def test_a_restarted_rank_is_compared_from_its_first_collective_on(tmp_path: Path) -> None:
+    """Numbers begin anew with the process; totals go on."""
+    collector = RanksCollector(directory=tmp_path)
+    code = COLLECTIVES + "reduce(0, {})\nready()"
+    for _ in range(2):
+        with (
+            rank(tmp_path, code.format(0.3), number=0, world=2),
+            rank(tmp_path, code.format(0.1), number=1, world=2),
+        ):
+            collection = collector.collect()
+    assert values(collection, "rankwatch_collective_transfers_total") == {("job", *AT, "large"): 2.0}
+    assert values(collection, "rankwatch_collective_wait_seconds_total")["job", "0", *AT] == pytest.approx(
+        0.4
+    )
+
+
+def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
+    """With what the black box tells about it."""
+    suspicion, moment = Suspicion(), [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: moment[0])
+    code = COLLECTIVES + "steps(20, 0.01)\nreduce(0, 0.1)\nready()"
+    with rank(tmp_path, code, number=3, world=4) as process:
+        collector.collect()
+        (healthy,) = suspicion.runs["job"].ranks
+        moment[0] = healthy.last_progress  # its steps take 10 ms: a busy machine is late by more than five
+        collector.collect()
+        assert suspicion.runs["job"].suspected_since is None
+        moment[0] += 600.0
+        collector.collect()
+        run = suspicion.runs["job"]
+        assert run.suspected_since == moment[0]
+        (told,) = run.suspects()
+        assert (told.rank, told.pid, told.state) == (3, process.pid, "running")
+        assert told.path == tmp_path / "job" / "3.blackbox"
+        assert [group.members for group in told.groups] == ["0-3"]
+        assert told.counted == {AT}
+        process.kill()
+        process.wait()
+        collector.collect()
+    assert [each.rank for each in suspicion.runs["job"].lost] == [3]
+    assert suspicion.runs["job"].suspected_since is None
+
+
+def test_a_rank_killed_before_its_first_record_is_kept_as_lost(tmp_path: Path) -> None:
+    """It has no sign of life but its start, and that was just now."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()") as process:
+        collector.collect()
+        process.kill()
+        process.wait()
+    for _ in range(2):
+        assert state(until(collector, lambda each: bool(state(each)))) == {"0": "lost"}

@@ -1,0 +1,358 @@
+"""The ranks collector on real black boxes: life, death, restarts, and whatever else lies in the directory."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.removal import ASIDE
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import METRICS
+from rankwatch.identity import Identity
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.follower import RankFollower
+from support.training.ranks import go_on, rank, state, values
+
+
+def test_every_declared_metric_of_a_rank_can_be_exported(tmp_path: Path) -> None:
+    """A rank that uses the whole interface gives each series once, with the labels declared."""
+    code = """
+steps(25)
+with run.checkpoint("save") as operation:
+    with operation.stage("write"): pass
+    operation.bytes = 10
+with run.checkpoint("verify"): pass
+with run.evaluation(): pass
+run.resumed(7)
+run._writer.set_gpu("GPU-1")
+with run.step():
+    with run.phase("backward"): ready()
+"""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code):
+        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+    seen = [(each.metric.name, each.labels) for each in collection.series]
+    assert len(seen) == len(set(seen))
+    for each in collection.series:
+        assert len(each.labels) == len(each.metric.labels), each.metric.name
+    declared = {each.name for each in METRICS if "rank" in [str(label) for label in each.labels]}
+    elsewhere = {name for name in declared if "flight_recorder" in name or "collective" in name}
+    elsewhere |= {name for name in declared if "nccl" in name or "incident" in name}
+    elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
+    assert declared - elsewhere <= {name for name, _ in seen}
+
+
+def test_steps_and_their_parts_add_up(tmp_path: Path) -> None:
+    """Phases sum to the steps; work, loss and target come along."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(10, 0.002)\nrun.finish()\nready()"):
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
+    phases = values(collection, "rankwatch_step_phase_seconds_total")
+    assert sum(phases.values()) == pytest.approx(_total(collection, "rankwatch_step_seconds_total"))
+    assert phases["job", "0", "forward"] >= 0.02
+    assert values(collection, "rankwatch_work_total") == {("job", "0", "tokens"): 640.0}
+    assert values(collection, "rankwatch_scalar") == {("job", "0", "loss"): 2.0}
+    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 100.0}
+    assert values(collection, "rankwatch_step") == {("job", "0"): 9.0}
+    (histogram,) = collection.histograms
+    assert histogram.buckets[-1] == (math.inf, 10)
+
+
+def test_states_follow_the_life_of_a_rank(tmp_path: Path) -> None:
+    """Starting, running, finished."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()\nsteps(1)\nready()\nrun.finish()\nready()") as process:
+        assert state(collector.collect()) == {"0": "starting"}
+        go_on(process)
+        assert state(collector.collect()) == {"0": "running"}
+        go_on(process)
+        assert state(collector.collect()) == {"0": "finished"}
+
+
+def test_a_rank_that_was_killed_is_lost_and_one_that_was_terminated_is_not(tmp_path: Path) -> None:
+    """torchrun terminates the others after one has died: only that one is lost."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, "steps(1)\nready()", number=0, world=2) as first,
+        rank(tmp_path, "steps(1)\nready()", number=1, world=2) as second,
+    ):
+        assert state(collector.collect()) == {"0": "running", "1": "running"}
+        first.send_signal(signal.SIGTERM)
+        second.send_signal(signal.SIGKILL)
+        first.wait()
+        second.wait()
+        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
+        assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
+
+
+def test_a_rank_that_failed_tells_the_type_of_the_exception(tmp_path: Path) -> None:
+    """As a counter by type."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()\nraise MemoryError") as process:
+        go_on(process)
+        process.wait()
+        collection = collector.collect()
+    assert state(collection) == {"0": "failed"}
+    assert values(collection, "rankwatch_rank_failures_total") == {("job", "0", "MemoryError"): 1.0}
+
+
+def test_a_restarted_rank_goes_on_counting(tmp_path: Path) -> None:
+    """Counters do not fall back, and the restart is counted."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(3)\nready()") as process:
+        collector.collect()
+        process.kill()
+        process.wait()
+    assert state(collector.collect()) == {"0": "lost"}
+    with rank(tmp_path, "steps(2)\nready()"):
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 5)
+        assert state(collection) == {"0": "running"}
+        assert values(collection, "rankwatch_rank_starts_total") == {("job", "0"): 2.0}
+
+
+def test_the_open_phase_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
+    """The innermost one, and since when."""
+    collector = RanksCollector(directory=tmp_path)
+    code = (
+        "steps(2)\nrun.begin_step()\nrun.begin_phase('backward')\nrun.begin_phase('communication')\nready()"
+    )
+    before = time.time()
+    with rank(tmp_path, code):
+        collection = collector.collect()
+    ((labels, since),) = values(collection, "rankwatch_rank_phase_start_timestamp_seconds").items()
+    assert labels == ("job", "0", "communication")
+    assert before - 1.0 < since < time.time() + 1.0
+
+
+def test_the_timeout_of_progress_is_learnt(tmp_path: Path) -> None:
+    """Unknown at first; then five times the longest step; within an evaluation that of evaluations."""
+    collector = RanksCollector(directory=tmp_path)
+    code = """
+steps(4)
+ready()
+steps(6, 0.01)
+ready()
+with run.evaluation(): time.sleep(0.05)
+with run.evaluation(): ready()
+"""
+    with rank(tmp_path, code) as process:
+        assert values(collector.collect(), "rankwatch_progress_timeout_seconds") == {}
+        go_on(process)
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
+        step = _total(collection, "rankwatch_progress_timeout_seconds")
+        assert step >= 5 * 0.01
+        go_on(process)
+        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+        assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
+
+
+def test_an_ended_run_is_forgotten_and_its_files_removed(tmp_path: Path) -> None:
+    """After the retention, and not while its process still lives on."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=100.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
+        assert state(collector.collect()) == {"0": "finished"}
+    moment[0] += 99.0
+    assert state(collector.collect()) == {"0": "finished"}
+    moment[0] += 10.0
+    assert state(collector.collect()) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_resumed_while_its_old_files_are_removed_keeps_its_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new process has put its box in the place of the old one just before that is removed."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "run.finish()\nready()"):
+        collector.collect()
+    moment[0] += 10.0
+    close = RankFollower.close
+    begun: list[Writer] = []
+
+    def begin_anew(follower: RankFollower) -> None:
+        close(follower)
+        begun.append(Writer(tmp_path, Identity(run="job"), phases=()))
+
+    monkeypatch.setattr(RankFollower, "close", begin_anew)
+    collector.collect()
+    monkeypatch.undo()
+    assert len(begun) == 1
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["0.blackbox"]
+
+
+def test_a_rank_that_appears_in_the_tick_of_a_listing_is_found(tmp_path: Path) -> None:
+    """Its directory has the same mtime as when it was listed."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "ready()", world=2):
+        collector.collect()
+        before = (tmp_path / "job").stat()
+        with rank(tmp_path, "ready()", number=1, world=2):
+            os.utime(tmp_path / "job", ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert set(state(collector.collect())) == {"0", "1"}
+
+
+def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent without the right to remove them still forgets the run, and says so once."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
+    with rank(tmp_path, "run.finish()\nready()"):
+        collector.collect()
+    (tmp_path / "job" / f".0.blackbox.{os.getpid()}{ASIDE}").mkdir()  # no file can be moved to its place
+    moment[0] += 10.0
+    for _ in range(3):
+        assert state(collector.collect()) == {}
+        os.utime(tmp_path / "job")  # has the directory listed again
+    assert (tmp_path / "job" / "0.blackbox").exists()
+    assert sum("could not remove" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_odd_files_are_counted_once_and_named_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The healthy rank beside them is exported all the same."""
+    run = tmp_path / "odd"
+    run.mkdir()
+    (run / "0.blackbox").write_bytes(os.urandom(8192))
+    (run / "1.blackbox").write_bytes(b"")
+    (run / "2.blackbox").symlink_to("/etc/passwd")
+    (run / "3.blackbox").mkdir()
+    (run / "x.blackbox").write_bytes(b"")
+    os.mkfifo(run / "4.blackbox")
+    (tmp_path / "file").write_text("no run")
+    (tmp_path / "link").symlink_to("/")
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(2)\nready()"):
+        (run / "5.blackbox").write_bytes((tmp_path / "job" / "0.blackbox").read_bytes())
+        for _ in range(5):
+            collection = collector.collect()
+            os.utime(run)  # has the directory listed again
+    assert state(collection) == {"0": "running"}
+    assert values(collection, "rankwatch_blackbox_faults_total") == {
+        ("garbage",): 1.0,
+        ("truncated",): 1.0,
+        ("symlink",): 1.0,
+        ("not_a_file",): 2.0,
+        ("name",): 1.0,
+        ("mismatch",): 1.0,
+    }
+    assert len(caplog.records) == 7
+    assert str(run / "1.blackbox") in caplog.text
+
+
+def test_a_thousand_runs_do_not_crowd_out_the_newest(tmp_path: Path) -> None:
+    """At most `max_runs` are followed, the newest first; the others are counted."""
+    for number in range(1000):
+        run = tmp_path / f"old{number}"
+        run.mkdir()
+        os.utime(run, (number, number))
+    collector = RanksCollector(directory=tmp_path, max_runs=3)
+    with rank(tmp_path, "steps(2)\nready()"):
+        collection = collector.collect()
+        assert state(collection) == {"0": "running"}
+
+
+def test_a_missing_directory_is_no_fault(tmp_path: Path) -> None:
+    """No job has run on this node yet."""
+    collection = RanksCollector(directory=tmp_path / "none").collect()
+    assert values(collection, "rankwatch_blackboxes") == {(): 0.0}
+
+
+def test_a_box_that_is_cut_short_while_followed_costs_only_itself(tmp_path: Path) -> None:
+    """Its rank disappears, the fault is counted, the other rank stays."""
+    collector = RanksCollector(directory=tmp_path)
+    with (
+        rank(tmp_path, "steps(2)\nready()", number=0, world=2),
+        rank(tmp_path, "steps(2)\nready()", number=1, world=2) as process,
+    ):
+        assert len(state(collector.collect())) == 2
+        process.kill()
+        process.wait()
+        os.truncate(tmp_path / "job" / "1.blackbox", 5000)
+        for _ in range(2):
+            assert state(collection := collector.collect()) == {"0": "running"}
+    assert values(collection, "rankwatch_blackbox_faults_total") == {("truncated",): 1.0}
+
+
+def test_more_names_than_are_exported_become_one(tmp_path: Path) -> None:
+    """A trainer that puts the step into the name of a scalar does not fill the database."""
+    collector = RanksCollector(directory=tmp_path, max_names=5)
+    with rank(tmp_path, "for each in range(50): run.scalar(f'loss/{each}\\n\"', each)\nready()"):
+        collection = collector.collect()
+    assert len(values(collection, "rankwatch_scalar")) == 6
+    assert values(collection, "rankwatch_blackbox_names_dropped_total") == {("job", "0"): 45.0}
+
+
+def _total(collection: Collection, name: str) -> float:
+    return sum(values(collection, name).values())
+
+
+def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> Collection:
+    """Collect until it is so: the last step is settled a moment after its end."""
+    deadline = time.monotonic() + 20.0
+    while True:
+        collection = collector.collect()
+        if good(collection):
+            return collection
+        assert time.monotonic() < deadline, "what was expected did not come"
+        time.sleep(0.05)
+
+
+def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_crash(tmp_path: Path) -> None:
+    """Quotes, newlines, bytes that are no UTF-8, and a very long name."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(2)\nready()"):
+        content = (tmp_path / "job" / "0.blackbox").read_bytes()
+        for name in (b'qu"ote\n\\', b"\xff\xfe", b"x" * 250):
+            run = os.fsencode(tmp_path) + b"/" + name
+            os.mkdir(run)  # noqa: PTH102 - a name that is no text
+            for claimed in (b"job", name[:128]):
+                at = struct.calcsize("<8sIIIIQQQQQiiiiddd")
+                box = content[:at] + claimed.ljust(128, b"\0") + content[at + 128 :]
+                with open(run + (b"/0.blackbox" if claimed == b"job" else b"/1.blackbox"), "wb") as file:
+                    file.write(box)
+        collection = collector.collect()
+    assert state(collection)["0"] == "running"
+    assert sum(values(collection, "rankwatch_blackbox_faults_total").values()) == 6.0
+
+
+def test_a_phase_whose_end_was_overwritten_is_not_open(tmp_path: Path) -> None:
+    """An agent that starts late has missed the end of an evaluation of long ago."""
+    code = "with run.evaluation(): pass\nsteps(8000)\nrun.begin_step()\nrun.begin_phase('backward')\n"
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code + "run.end_phase('backward')\nready()"):
+        collector.collect()
+        collection = collector.collect()
+    assert _total(collection, "rankwatch_blackbox_records_missed_total") > 0
+    assert values(collection, "rankwatch_rank_phase_start_timestamp_seconds") == {}
+
+
+def test_a_rank_that_cannot_be_asked_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's directory that is closed to the agent must not cost the other runs their series."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "steps(1)\nready()"), rank(tmp_path, "steps(1)\nready()", run="other"):
+        assert len(values(collector.collect(), "rankwatch_rank_state")) == 2
+        sound = RankFollower.poll
+
+        def poll(self: RankFollower, moment: float) -> None:
+            if self.path.parent.name == "other":
+                raise PermissionError(13, "Permission denied")
+            sound(self, moment)
+
+        monkeypatch.setattr(RankFollower, "poll", poll)
+        collection = collector.collect()
+    assert len(values(collection, "rankwatch_rank_state")) == 1
+    assert values(collection, "rankwatch_blackbox_faults_total") == {("unreadable",): 1.0}

@@ -1,0 +1,105 @@
+"""The parts of a step sum to the step, and the time blocked in collectives is told from the rank's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch_agent.training.split import split_step
+from support.fuzzing import BUSY_MACHINE
+from support.processes.lines import lines_run
+
+
+def test_what_no_phase_claims_is_other() -> None:
+    """Four seconds, of which one is nobody's."""
+    parts = split_step(10.0, 14.0, [(10.0, 12.0, "forward"), (12.5, 13.5, "backward")], [])
+    assert parts == pytest.approx({"forward": 2.0, "backward": 1.0, "communication": 0.0, "other": 1.0})
+
+
+def test_an_inner_phase_is_taken_out_of_the_outer_one() -> None:
+    """Each moment counts once."""
+    phases = [(1.0, 2.0, "data_wait"), (3.0, 3.5, "data_wait"), (0.0, 4.0, "forward")]
+    parts = split_step(0.0, 4.0, phases, [])
+    assert parts == pytest.approx({"data_wait": 1.5, "forward": 2.5, "communication": 0.0, "other": 0.0})
+
+
+def test_a_blocking_collective_is_communication_wherever_it_happens() -> None:
+    """Inside a phase and outside of any."""
+    parts = split_step(0.0, 4.0, [(0.0, 2.0, "forward")], [(1.0, 1.5, True), (3.0, 4.5, True)])
+    assert parts == pytest.approx({"forward": 1.5, "communication": 1.5, "other": 1.0})
+
+
+def test_overlapped_buckets_block_from_the_last_enqueue_to_the_last_completion() -> None:
+    """DDP enqueues buckets while it computes; only what follows the last of them is waiting."""
+    buckets = [(1.0, 2.0, False), (2.0, 5.0, False), (3.0, 4.0, False)]
+    parts = split_step(0.0, 6.0, [(0.0, 6.0, "backward")], buckets)
+    assert parts == pytest.approx({"backward": 4.0, "communication": 2.0, "other": 0.0})
+
+
+def test_waits_that_were_seen_are_taken_out_beside_buckets_that_run_on() -> None:
+    """A wait that was seen blocks from its begin, as a blocking collective does; of the asynchronous ones in
+    the same phase only what follows the last enqueue is taken to block, and nothing counts twice."""
+    waits = [(1.0, 2.0, True), (3.0, 3.5, True), (5.5, 6.5, True)]
+    buckets = [(0.5, 4.0, False), (5.0, 6.0, False)]
+    parts = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])
+    assert parts == pytest.approx({"backward": 5.0, "communication": 3.0, "other": 0.0})
+
+
+def test_a_completion_noticed_late_does_not_reach_beyond_its_phase() -> None:
+    """The callback waits for the interpreter; the training thread has gone on."""
+    parts = split_step(0.0, 3.0, [(0.0, 2.0, "backward")], [(1.0, 2.8, False)])
+    assert parts == pytest.approx({"backward": 1.0, "communication": 1.0, "other": 1.0})
+
+
+def test_the_slow_rank_and_its_victim_have_the_same_step_and_different_own_work() -> None:
+    """Step time names nobody; own work does."""
+    victim = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.0, 1.5, False)])
+    culprit = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.48, 1.5, False)])
+    assert sum(victim.values()) == pytest.approx(sum(culprit.values()))
+    assert culprit["backward"] > 1.4 * victim["backward"]
+
+
+times = st.floats(0.0, 10.0, allow_nan=False)
+pairs = st.tuples(times, times).map(sorted)
+
+
+@BUSY_MACHINE
+@given(
+    cuts=st.lists(times, min_size=2, max_size=12, unique=True).map(sorted),
+    collectives=st.lists(st.tuples(pairs, st.booleans()), max_size=8),
+    outer=st.booleans(),
+)
+def test_the_parts_always_sum_to_the_step(
+    cuts: list[float], collectives: list[tuple[list[float], bool]], outer: bool
+) -> None:
+    """Whatever lies in it, nothing is counted twice and nothing is negative."""
+    start, end = cuts[0], cuts[-1]
+    phases = [(a, b, f"p{i % 3}") for i, (a, b) in enumerate(itertools.pairwise(cuts))]
+    if outer:
+        phases.append((start, end, "outer"))
+    inside = [(a, b, blocking) for (a, b), blocking in collectives if start <= a < end]
+    parts = split_step(start, end, phases, inside)
+    assert sum(parts.values()) == pytest.approx(end - start, abs=1e-6)
+    assert all(value >= -1e-9 for value in parts.values())
+
+
+def test_a_phase_that_is_itself_named_other_keeps_its_time() -> None:
+    """A trainer may declare that name."""
+    parts = split_step(0.0, 4.0, [(0.0, 1.0, "other")], [])
+    assert parts == pytest.approx({"other": 4.0, "communication": 0.0})
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_work_grows_with_the_number_of_phases_not_with_its_square(blocking: bool) -> None:
+    """Pipeline schedules have thousands; the square of 4,096 took most of a second for each step."""
+
+    def lines(count: int) -> int:
+        phases = [(1.0 + i / count, 1.0 + (i + 0.5) / count, "a") for i in range(count)]
+        phases.append((0.0, 3.0, "b"))
+        collectives = [(i / count, i / count + 1e-4, blocking) for i in range(count)]
+        return lines_run(lambda: split_step(0.0, 3.0, phases, collectives))
+
+    assert lines(1024) < 8 * 1.2 * lines(128)

@@ -1,0 +1,88 @@
+"""`rankwatch diagnose hang`: a short verdict first, then the evidence, or JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_cli.commands.diagnose.hang import lines, main
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from support.agent.process import rankwatch
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.training.recorder_pickle import recorder_pickle
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Dumps of a job in which rank 5 sleeps."""
+    job = HungJob(Shape(4, 1, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    for rank, document in job.dumps().items():
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(recorder_pickle(document))
+    return tmp_path
+
+
+def test_the_first_line_names_the_state_the_rank_and_the_place(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without colours where the output is no terminal."""
+    assert main([str(directory)]) == 0
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first == "HANG: the run hangs; rank 5 is to blame, in all_reduce of DATA_PARALLEL_GROUP (20001)"
+    assert second.startswith("  rank 5 has not called all_reduce number 3 of DATA_PARALLEL_GROUP (20001)")
+    assert "evidence:" in rest
+
+
+def test_the_json_form_holds_the_fields_of_a_verdict(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program reads these names."""
+    assert main([str(directory), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert list(verdict) == [
+        "state", "ranks", "group", "operation", "missing_ranks", "groups", "evidence",
+    ]  # fmt: skip
+    assert (verdict["state"], verdict["ranks"]) == ("hang", [5])
+
+
+def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    """As the whole program prints it."""
+    done = rankwatch("diagnose", "hang", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    with pytest.raises(UserError):
+        main([str(tmp_path)])
+
+
+def test_names_out_of_a_dump_cannot_steer_a_terminal() -> None:
+    """A group may be called anything."""
+    verdict = HangVerdict(state=State.HANG, ranks=(1,), group="\x1b]0;x\x07", operation="a\nb")
+    assert not any(each < " " for line in lines(verdict) for each in line)
+    assert next(iter(lines(verdict, coloured=True))).startswith("\x1b[1m\x1b[31mHANG")
+
+
+def test_a_mismatch_is_told_in_words() -> None:
+    """Who called what, and no dictionary of Python."""
+    mismatch = {
+        "group": "default_pg (0)",
+        "sequence": 7,
+        "calls": {"all_reduce 8 -> 8 Float": [0, 2], "broadcast 8 -> 8 Float": [1]},
+        "odd_ranks": [1],
+    }
+    verdict = HangVerdict(state=State.DESYNC, ranks=(1,), evidence={"mismatches": [mismatch]})
+    assert list(lines(verdict))[-1] == (
+        "  mismatch: number 7 of default_pg (0): ranks 0, 2 called all_reduce 8 -> 8 Float; "
+        "rank 1 called broadcast 8 -> 8 Float"
+    )
+
+
+def test_dumps_in_which_nothing_waits_are_not_said_to_stand() -> None:
+    """An empty dump is no proof of health, and none of a hang."""
+    first = next(iter(lines(HangVerdict(state=State.INCONCLUSIVE))))
+    assert (
+        first
+        == "INCONCLUSIVE: nothing is seen to wait, and the dumps show too little to say that all is well"
+    )

@@ -1,0 +1,125 @@
+"""`rankwatch diagnose loss`: a verdict first, `--json` for programs, one sentence for mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch_cli.main import main
+from support.diagnosis.loss_curves import curves
+
+
+def file_of(tmp_path: Path, kind: str) -> Path:
+    (curve,) = curves(kind, 1, seed=3)
+    path = tmp_path / "loss.csv"
+    path.write_text(curve.csv())
+    return path
+
+
+def test_a_healthy_run_is_one_line_and_what_was_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict comes first."""
+    assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "no alarm in 2,000 steps (0 to 1999)",
+        "divergence: more than 5 standard deviations above its trend for 30 steps in a row",
+    ]
+
+
+def test_json_is_one_object_with_the_alarms_of_the_issue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers that JSON cannot hold are null."""
+    path = tmp_path / "loss.csv"
+    path.write_text("step,loss\n" + "".join(f"{step},{'nan' if step == 90 else 2}\n" for step in range(99)))
+    assert main(["diagnose", "loss", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["alarms"] == [
+        {"step": 90, "kind": "non_finite", "value": None, "expected": 2.0, "severity": "warning"}
+    ]
+    assert found["evidence"]["steps"] == 99
+    assert len(found["evidence"]["episodes"]) == 1
+
+
+def test_a_divergence_is_told_with_its_step_and_what_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that were skipped are said."""
+    path = tmp_path / "train.log"
+    lines = [f"step {step} | loss {2 if step < 300 else 5}" for step in range(400)]
+    path.write_text("\n".join([*lines, "step 400 | loss nan"]))
+    assert main(["diagnose", "loss", str(path)]) == 0
+    verdict, divergence, nan, _ = capsys.readouterr().out.splitlines()
+    assert verdict == "2 critical in 401 steps (0 to 400)"
+    assert divergence.split(maxsplit=1) == [
+        "critical",
+        "step 300      the loss diverges: 5 where 2 was expected, up to 5; it does not return",
+    ]
+    assert "step 400      the loss is nan" in nan
+
+
+def test_options_name_columns_pattern_and_persistence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A longer persistence asks for more steps."""
+    losses = [2.0] * 200 + [3.0] * 40 + [2.0] * 100
+    table, log = tmp_path / "t.csv", tmp_path / "l.txt"
+    table.write_text("n,l\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))
+    log.write_text("".join(f"n{step}={loss}\n" for step, loss in enumerate(losses)))
+    columns = [str(table), "--column", "step=n", "--column", "loss=l"]
+    for arguments in (columns, [str(log), "--pattern", r"n(?P<step>\d+)=(?P<loss>\S+)"]):
+        assert main(["diagnose", "loss", *arguments]) == 0
+        assert "1 warning in 340 steps" in capsys.readouterr().out
+    assert main(["diagnose", "loss", *columns, "--persistence", "100"]) == 0
+    assert "no divergence; 1 info in 340 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--persistence", "0"],
+        ["--column", "x=y"],
+        ["--column", "loss"],
+        ["--pattern", "x", "--column", "loss=y"],
+    ],
+)
+def test_a_wrong_option_is_one_sentence_and_status_two(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the file is looked at."""
+    assert main(["diagnose", "loss", str(tmp_path / "absent"), *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert flags[0] in said
+
+
+def _on_a_terminal(path: Path, **environment: str) -> str:
+    leader, follower = pty.openpty()
+    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "rankwatch_cli", "diagnose", "loss", str(path)],
+            stdout=follower,
+            env=plain | environment,
+            check=True,
+        )
+        return os.read(leader, 65536).decode()
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_colours_are_for_terminals_that_want_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not in a pipe, and not with NO_COLOR."""
+    path = file_of(tmp_path, "NaN")
+    assert "\x1b[31m" in _on_a_terminal(path)
+    assert "\x1b" not in _on_a_terminal(path, NO_COLOR="1")
+    assert main(["diagnose", "loss", str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,68 @@
+"""`rankwatch diagnose straggler`: a verdict for people, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankwatch_cli.main import main
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from support.diagnosis.operations import SmallJob
+
+
+def write(table: OperationTable, path: Path) -> Path:
+    lines = ["step,rank,operation,kind,start_seconds,duration_seconds,stage,replica,microbatch,group"]
+    for row in range(len(table)):
+        lines.append(
+            f"{table.step[row]},{table.rank[row]},{table.operations[table.operation[row]]},"
+            f"{Kind(table.kind[row]).name.lower()},{table.start_seconds[row]!r},"
+            f"{table.duration_seconds[row]!r},{table.stage[row]},{table.replica[row]},"
+            f"{table.microbatch[row]},{table.groups[table.group[row]]}"
+        )
+    path.write_text("\n".join(lines).replace("np.float64(", "").replace(")", "") + "\n")
+    return path
+
+
+def test_the_json_form_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object with these keys, and rows left out in the evidence."""
+    path = write(SmallJob(steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
+    path.write_text(path.read_text() + "0,0,forward,compute,0,-1,0,0,0,\n")
+    assert main(["diagnose", "straggler", str(path), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    keys = ["cause", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds", "evidence"]
+    assert list(verdict) == keys
+    assert (verdict["cause"], verdict["ranks"], verdict["first_step"]) == ("worker", [3], 0)
+    assert verdict["slowdown"] == pytest.approx(1.2, abs=0.1)
+    assert verdict["evidence"]["skipped_rows"] == {"with a negative duration": 1}
+
+
+def test_the_verdict_comes_first_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then the cost, then the evidence; without colours where nobody looks at a terminal."""
+    path = write(SmallJob(steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
+    assert main(["diagnose", "straggler", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "worker: rank 3: computes more slowly than its peers"
+    assert lines[1].startswith("the run is ") and "rank-seconds lost" in lines[1]
+    assert any("slower_by_ratio" in line for line in lines[2:])
+    assert "\033" not in "".join(lines)
+
+
+def test_a_healthy_run_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No rank, no cost."""
+    path = write(SmallJob(steps=12).table(), tmp_path / "t.csv")
+    assert main(["diagnose", "straggler", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["none: nothing slows the run down", ""]
+
+
+def test_an_unusable_table_exits_2_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing on standard output."""
+    (tmp_path / "t.csv").write_text("step,rank\n0,0\n")
+    assert main(["diagnose", "straggler", str(tmp_path / "t.csv"), "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "column operation, kind" in said.err

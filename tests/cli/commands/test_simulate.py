@@ -1,0 +1,100 @@
+"""`rankwatch simulate` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankwatch_cli.main import main
+from support.agent.process import rankwatch
+
+
+def test_a_slowdown_writes_tables_and_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In each form asked for; what is printed is what is written."""
+    output = tmp_path / "job"
+    flags = ["--fault", "worker", "--ranks", "1,3", "--factor", "1.5", "--first-step", "2", "--steps", "5"]
+    assert main(["simulate", str(output), *flags, "--format", "csv", "--format", "parquet"]) == 0
+    truth = json.loads(capsys.readouterr().out)
+    assert truth == json.loads((output / "truth.json").read_text())
+    assert (truth["cause"], truth["ranks"], truth["first_step"]) == ("worker", [1, 3], 2)
+    assert truth["slowdown"] > 1.1
+    assert {path.name for path in output.iterdir()} == {
+        "operations.csv",
+        "operations.parquet",
+        "truth.json",
+    }
+
+
+def test_a_hang_writes_one_dump_for_each_rank_that_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed rank leaves none."""
+    output = tmp_path / "job"
+    assert main(["simulate", str(output), "--fault", "killed", "--ranks", "6"]) == 0
+    truth = json.loads(capsys.readouterr().out)
+    assert (truth["state"], truth["ranks"], truth["missing_ranks"]) == ("hang", [6], [6])
+    dumps = {path.name for path in (output / "flight_recorder").iterdir()}
+    assert dumps == {f"_dump_{rank}" for rank in range(8) if rank != 6}
+
+
+def test_culprits_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same ones again for the same seed."""
+    chosen = []
+    for number, seed in enumerate(("3", "3", "4", "5", "6")):
+        output = str(tmp_path / str(number))
+        flags = ["--fault", "worker", "--culprits", "2", "--seed", seed, "--steps", "2"]
+        assert main(["simulate", output, *flags]) == 0
+        chosen.append(tuple(json.loads(capsys.readouterr().out)["ranks"]))
+    assert all(len(each) == 2 for each in chosen)
+    assert chosen[0] == chosen[1]
+    assert len(set(chosen)) > 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--fault", "worker", "--ranks", "8"], "rank is 8, expected 0 to 7"),
+        (["--fault", "worker", "--culprits", "9"], "--culprits is 9, expected 1 to 8"),
+        (["--fault", "worker", "--ranks", "x"], "'x' is no list of ranks such as 3,5"),
+        (["--fault", "skip", "--format", "csv"], "--format is 'csv', expected pickle or json for fault skip"),
+        (
+            ["--format", "pickle"],
+            "--format is 'pickle', expected csv or csv.gz or jsonl or parquet for fault",
+        ),
+        (["--sigma", "2"], "sigma is 2.0, expected 0 to 1"),
+        (["--data-parallel", "0"], "data_parallel is 0, expected at least 1"),
+        (["--fault", "bad"], "invalid choice: 'bad'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
+    flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2."""
+    output = tmp_path / "job"
+    try:
+        status: object = main(["simulate", str(output), *flags])
+    except SystemExit as left:
+        status = left.code
+    said = capsys.readouterr()
+    assert (status, said.out) == (2, "")
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    """Files of two jobs would be diagnosed as one."""
+    (tmp_path / "mine").write_text("kept")
+    done = rankwatch("simulate", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"rankwatch simulate: could not write to {tmp_path}: it is not empty\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_slow_stage_that_is_not_named_is_told_as_missing(tmp_path: Path) -> None:
+    """And a stage that the job has not is told with those that it has."""
+    job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "stage")
+    assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault stage needs a stage\n"
+    assert "stage is 2, expected 0 to 1" in rankwatch("simulate", *job, "--stage", "2").stderr

@@ -1,0 +1,30 @@
+"""What the demo reads of the agent's own figures."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from rankwatch_cli.demo.figures import read_figures
+from rankwatch_cli.demo.workspace import DemoError
+
+_BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nrankwatch_steps_total{ra"
+
+
+def test_an_agent_that_dies_in_the_middle_of_its_answer_is_an_error_of_the_demo() -> None:
+    """As one that does not answer at all: the demo tells it in a sentence, without a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+        answering = threading.Thread(target=_break_off, args=(dying,))
+        answering.start()
+        with pytest.raises(DemoError, match=r"could not read http://127\.0\.0\.1:.*/metrics: IncompleteRead"):
+            read_figures(f"127.0.0.1:{dying.getsockname()[1]}")
+        answering.join()
+
+
+def _break_off(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(_BROKEN_OFF)

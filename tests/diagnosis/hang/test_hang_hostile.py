@@ -1,0 +1,226 @@
+"""Dumps that want to run code, fill memory or break the reader: named as broken, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_diagnosis.hang.dumps.reading import read_dumps
+from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.dumps.worker import BOM
+from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.verdict import State
+from rankwatch_diagnosis.memory_bound import bounded_memory
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.training.recorder_pickle import recorder_pickle
+
+
+class _Runs:
+    """Pickles to a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return self._call
+
+
+def payloads(mark: Path) -> dict[str, bytes]:
+    """Pickles that would create the file `mark`, or worse."""
+    command = f"touch {mark}"
+    by_hand = command.encode()
+    nested = b"\x80\x02" + b"(" + b"\x85" * 3_000_000 + b"K\x01s."
+    laughs = b"\x80\x02]q\x00" + b"".join(
+        b"](h%bh%be" % (bytes([i]), bytes([i])) + b"q" + bytes([i + 1]) for i in range(200)
+    )
+    return {
+        "reduce": pickle.dumps({"entries": [_Runs(os.system, command)]}),
+        "reduce of protocol 0": pickle.dumps(_Runs(os.system, command), protocol=0),
+        "global": b"cos\nsystem\n(S'" + by_hand + b"'\ntR.",
+        "inst": b"(S'" + by_hand + b"'\nios\nsystem\n.",
+        "obj": b"(cos\nsystem\nS'" + by_hand + b"'\no.",
+        "newobj": b"\x80\x02cbuiltins\nexec\nX\x01\x00\x00\x001\x85\x81.",
+        "stack global": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x01x\x85R.",
+        "build": b"\x80\x02}(X\x01\x00\x00\x00ai" + b"X\x01\x00\x00\x001ub.",
+        "extension": b"\x80\x02\x82\x01.",
+        "persistent": b"Psecret\n.",
+        "truncated": recorder_pickle({"entries": [], "pg_status": {}})[:-20],
+        "empty": b"",
+        "text": b"no pickle at all",
+        "declared 10 GB of bytes": b"\x80\x04\x8e" + struct.pack("<Q", 10 << 30) + b"x.",
+        "declared 10 GB of text": b"\x80\x04\x8d" + struct.pack("<Q", 10 << 30) + b"x.",
+        "declared frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"N.",
+        "memo bomb": b"\x80\x02Nr\xff\xff\xff\xff.",
+        "memo bomb as text": b"Np99999999999\n.",
+        "deep key": b"\x80\x02}(" + b")" + b"\x85" * 3_000_000 + b"Nu.",
+        "deep tuple": nested,
+        "laughs as key": laughs + b".",
+        "json too deep": b'{"entries": ' + b"[" * 500_000,
+    }
+
+
+NAMES = tuple(payloads(Path("/nowhere")))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Dumps of a job in which rank 5 sleeps."""
+    job = HungJob(Shape(4, 1, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    for rank, document in job.dumps().items():
+        (dumps / f"_dump_{rank}").write_bytes(recorder_pickle(document))
+    return dumps
+
+
+def test_nothing_in_a_hostile_pickle_is_executed_and_the_others_still_count(directory: Path) -> None:
+    """Each payload in the place of a victim's dump."""
+    mark = directory.parent / "executed"
+    hostile = payloads(mark)
+    paths = {100 + index: directory.parent / f"{index}" for index in range(len(hostile))}
+    for path, data in zip(paths.values(), hostile.values(), strict=True):
+        path.write_bytes(data)
+    good = {rank: directory / f"_dump_{rank}" for rank in range(8)}
+    reading = read_dumps({**good, **paths}, deadline_seconds=20.0)
+    assert not mark.exists()
+    accepted = {NAMES[each.rank - 100] for each in reading.snapshots if each.rank >= 100}
+    assert accepted == set()
+    assert set(reading.broken) == set(paths)
+    assert diagnose([each for each in reading.snapshots if each.rank < 100]).ranks == (5,)
+
+
+def test_a_broken_dump_counts_as_missing_and_is_named(directory: Path) -> None:
+    """With the reason."""
+    (directory / "_dump_2").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    reading = read_source(directory)
+    verdict = diagnose(reading.snapshots, broken=reading.broken)
+    assert (verdict.ranks, verdict.missing_ranks) == ((5,), (2,))
+    assert "os.system" in str(verdict.evidence["broken_dumps"])
+
+
+def test_a_directory_without_dumps_is_one_sentence(tmp_path: Path) -> None:
+    """So are two dumps of a rank, no usable dump, and a path that is not there."""
+    with pytest.raises(UserError, match="neither a directory of dumps nor a file"):
+        read_source(tmp_path / "absent")
+    with pytest.raises(UserError, match="no file whose name ends in a rank's number"):
+        read_source(tmp_path)
+    (tmp_path / "rank_3.json").write_text("nonsense")
+    with pytest.raises(UserError, match="holds no usable dump: rank 3: no usable pickle"):
+        read_source(tmp_path)
+    (tmp_path / "_dump_3").write_text("{}")
+    with pytest.raises(UserError, match="are both dumps of rank 3"):
+        read_source(tmp_path)
+
+
+def test_what_is_no_regular_file_is_not_opened(directory: Path) -> None:
+    """A pipe would block for ever."""
+    (directory / "_dump_2").unlink()
+    os.mkfifo(directory / "_dump_2")
+    assert read_source(directory).broken == {2: "is no regular file"}
+
+
+def test_a_file_of_ten_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+    """Sparse files, a dump and a document."""
+    for name in ("_dump_1", "all.json"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10 << 30)
+    with pytest.raises(UserError, match="rank 1: is larger than 256 MiB"):
+        read_source(tmp_path)
+    with pytest.raises(UserError, match="larger than 2 GiB"):
+        read_source(tmp_path / "all.json")
+
+
+@pytest.mark.parametrize("form", ["list", "object", "lines"])
+def test_one_json_file_may_hold_all_ranks(directory: Path, form: str) -> None:
+    """As a list, as an object by rank, or as lines with a rank each."""
+    documents = {rank: _document(directory / f"_dump_{rank}") for rank in range(8)}
+    texts = {
+        "list": json.dumps(list(documents.values())),
+        "object": json.dumps({f"rank{rank}": each for rank, each in documents.items()}),
+        "lines": "\n".join(json.dumps({"rank": rank} | each) for rank, each in documents.items()),
+    }
+    path = directory.parent / "all.json"
+    path.write_text(texts[form])
+    assert diagnose(read_source(path).snapshots).ranks == (5,)
+
+
+@pytest.mark.parametrize("text", ["", "3", "[3]", '{"a": {}}', "[", "[]", "{}", "[{]"])
+def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: str) -> None:
+    """Never a traceback."""
+    path = tmp_path / "all.json"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        read_source(path)
+
+
+def test_a_byte_order_mark_before_json_is_no_mistake(directory: Path) -> None:
+    """Nor are lines that end as on Windows; in a dump and in one file of all."""
+    documents = {
+        rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
+    }
+    (directory / "_dump_2").write_bytes(BOM + documents[2].encode())
+    assert read_source(directory).broken == {}
+    path = directory.parent / "all.json"
+    path.write_bytes(BOM + "\r\n".join(documents.values()).encode())
+    assert diagnose(read_source(path).snapshots).ranks == (5,)
+
+
+def test_a_number_that_is_none_of_a_rank_costs_no_memory(directory: Path) -> None:
+    """In the members of a group it makes these unknown; in the name of a file it is a mistake."""
+    document = _document(directory / "_dump_2")
+    for config in document["pg_config"].values():
+        config["ranks"] = "[0, 9999999]"
+    (directory / "_dump_2").write_bytes(recorder_pickle(document))
+    verdict = diagnose(read_source(directory).snapshots)
+    assert (verdict.ranks, verdict.missing_ranks) == ((5,), ())
+    (directory / "_dump_9999999").write_bytes(recorder_pickle(document))
+    with pytest.raises(UserError, match="rank 9999999; expected one below 131072"):
+        read_source(directory)
+
+
+def test_json_that_asks_for_more_memory_than_allowed_is_one_sentence(tmp_path: Path) -> None:
+    """A list of nothing takes thirty times the memory of its text; the bound is gone afterwards."""
+    path = tmp_path / "all.json"
+    path.write_text("[" + "{}," * 10_000_000 + "{}]")
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
+        "from rankwatch_cli.main import main; sys.exit(main(['diagnose', 'hang', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60.0, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("all.json needs more than 4 GiB of memory, or than there is\n")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with bounded_memory(1 << 40):
+        assert resource.getrlimit(resource.RLIMIT_AS)[0] <= 1 << 40
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_too_few_dumps_are_no_proof_that_nothing_hangs(tmp_path: Path) -> None:
+    """One dump of four in which nothing waits, or four that hold nothing."""
+    job = HungJob(Shape(4), 3, lead=0)
+    job.run(Fault("none", ()))
+    snapshots = [parse_dump(document, rank) for rank, document in job.dumps().items()]
+    assert diagnose(snapshots).state is State.OK
+    assert diagnose(snapshots[:1], broken={3: "it was cut off"}).state is State.INCONCLUSIVE
+    assert diagnose([parse_dump({"entries": []}, rank) for rank in range(4)]).state is State.INCONCLUSIVE
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document = pickle.loads(path.read_bytes())
+    assert isinstance(document, dict)
+    return document

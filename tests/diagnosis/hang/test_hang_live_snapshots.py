@@ -1,0 +1,151 @@
+"""Ranks that were asked one after another, while the run may move: who is named, and when nobody is.
+
+Times are seconds after the first call. A collective is (name, called, ended); without an end it is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rankwatch_diagnosis.hang.dumps.parse import parse_dump
+from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.snapshot import Snapshot
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+
+START = 1_795_000_000.0
+Call = tuple[str, float, float | None]
+READY: Call = ("all_reduce", 0.0, 0.01)
+
+
+def snapshot(
+    rank: int, calls: Sequence[Call], taken: float, *, world: int = 4, gloo: bool = False
+) -> Snapshot:
+    """The recorder of a rank of one group, as it was at `taken`: later calls and ends are not in it."""
+    entries = [
+        _entry(record, name, called, None if ended is None or ended > taken else ended, gloo=gloo)
+        for record, (name, called, ended) in enumerate(calls)
+        if called <= taken
+    ]
+    collectives = messages = 0
+    for entry in entries:
+        collectives += not entry["is_p2p"]
+        messages += entry["is_p2p"]
+        entry |= {"collective_seq_id": collectives, "p2p_seq_id": messages, "op_id": collectives + messages}
+    ranks = {"name": "0", "desc": "default_pg", "ranks": str(list(range(world)))}
+    config = {"": {"name": "", "desc": "", "ranks": "[]"}} if gloo else {"0": ranks}
+    document = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+    return parse_dump(document | {"time_seconds": START + taken}, rank)
+
+
+def _entry(record: int, name: str, called: float, ended: float | None, *, gloo: bool) -> dict[str, Any]:
+    nanoseconds = int((START + called) * 1e9)
+    return {
+        "record_id": record,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"{'gloo' if gloo else 'nccl'}:{name}",
+        "time_created_ns": nanoseconds,
+        "input_sizes": [[8]],
+        "output_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"],
+        "state": "completed" if ended is not None and not gloo else "scheduled",
+        "time_discovered_completed_ns": 0 if ended is None or gloo else int((START + ended) * 1e9),
+        "retired": ended is not None,
+        "is_p2p": "->" in name or "<-" in name,
+    }
+
+
+def paused(rank: int, back: float | None) -> list[Call]:
+    """All call at 1 s but rank 2, which comes at `back` or never; the next step is one second long."""
+    if back is None:
+        return [READY] if rank == 2 else [READY, ("all_reduce", 1.0, None)]
+    return [
+        READY,
+        ("all_reduce", back if rank == 2 else 1.0, back + 0.01),
+        ("all_reduce", back + 1.0, back + 1.02 if rank < 3 else None),
+    ]
+
+
+def asked(order: Sequence[int], first: float, every: float, back: float | None, *, gloo: bool) -> HangVerdict:
+    """The verdict on ranks that are asked in this order."""
+    taken = [(rank, first + place * every) for place, rank in enumerate(order)]
+    return diagnose([snapshot(r, paused(r, back), at, gloo=gloo) for r, at in taken], stall_seconds=5.0)
+
+
+@pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1), (0, 1, 3, 2)])
+def test_who_comes_back_while_the_ranks_are_asked_makes_nobody_a_culprit(
+    order: Sequence[int], *, gloo: bool
+) -> None:
+    """Some are still seen in their wait of twenty seconds, others beyond it."""
+    for first in (20.2, 20.6, 20.95, 21.0, 21.5, 21.9):
+        for every in (0.01, 0.3, 1.0):
+            verdict = asked(order, first, every, 21.0, gloo=gloo)
+            assert verdict.ranks in ((), (2,)), (first, every)
+            if verdict.ranks:  # it was asked before it came back
+                assert first + order.index(2) * every < 21.0
+
+
+@pytest.mark.parametrize("gloo", [False, True], ids=["nccl", "gloo"])
+def test_who_does_not_come_is_named_in_whatever_order_the_ranks_are_asked(*, gloo: bool) -> None:
+    """Once it was away for as long as a stall, when it was asked, and not before."""
+    for order in ((0, 1, 2, 3), (2, 3, 1, 0), (3, 2, 0, 1)):
+        assert asked(order, 7.0, 0.7, None, gloo=gloo).ranks == (2,)
+        assert asked(order, 2.0, 0.7, None, gloo=gloo).ranks == ()
+
+
+def test_a_host_far_ahead_of_its_device_is_not_stuck_in_what_others_just_completed() -> None:
+    """It enqueued the operation twenty seconds ago; all devices came to it now."""
+    calls: list[Call] = [READY, ("all_reduce", 1.0, 21.0), ("all_reduce", 1.01, 22.0)]
+    snapshots = [snapshot(rank, calls, 20.99 if rank == 0 else 21.3) for rank in range(4)]
+    assert diagnose(snapshots, stall_seconds=5.0).ranks == ()
+
+
+def test_a_rank_that_stands_in_what_others_completed_long_ago_is_named() -> None:
+    """Its device or link stands still; the others wait for it in the next operation."""
+    stuck: list[Call] = [READY, ("all_reduce", 1.0, None)]
+    others: list[Call] = [READY, ("all_reduce", 1.0, 1.1), ("all_reduce", 1.2, None)]
+    snapshots = [snapshot(rank, stuck if rank == 1 else others, 10.0 + rank) for rank in range(4)]
+    verdict = diagnose(snapshots, stall_seconds=5.0)
+    assert (verdict.state, verdict.ranks) == (State.HANG, (1,))
+
+
+def test_a_receiver_that_came_after_its_sender_was_asked_is_no_culprit() -> None:
+    """The send was seen to wait for twenty seconds; the receive is over when the receiver is asked."""
+    sender: list[Call] = [READY, ("send 0->1", 1.0, 21.0)]
+    receiver: list[Call] = [READY, ("recv 1<-0", 20.99, 21.0)]
+    early, late = snapshot(0, sender, 20.9, world=2), snapshot(1, receiver, 21.2, world=2)
+    assert diagnose([early, late], stall_seconds=5.0).ranks == ()
+    away = snapshot(1, receiver, 20.9, world=2)
+    assert diagnose([early, away], stall_seconds=5.0).ranks == (1,)
+
+
+def test_several_ranks_in_a_broadcast_that_its_root_has_left_are_not_named() -> None:
+    """One of them may wait for the other: data goes from rank to rank."""
+    root: list[Call] = [READY, ("broadcast", 1.0, 1.1)]
+    waiting: list[Call] = [READY, ("broadcast", 1.0, None)]
+    snapshots = [snapshot(rank, waiting if rank > 1 else root, 60.0) for rank in range(4)]
+    assert diagnose(snapshots, stall_seconds=5.0).ranks == ()
+
+
+def test_an_idle_rank_over_gloo_is_not_named_while_another_one_moves() -> None:
+    """It may wait in a receive, of which gloo records nothing, for the rank that has just come back."""
+    waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
+    for moved, ranks in ((21.0, ()), (1.5, (2,))):
+        elsewhere: list[Call] = [READY, ("all_reduce", 1.0, None), ("all_reduce", moved, None)]
+        calls = {0: waiting, 1: waiting, 2: [READY], 3: elsewhere}
+        snapshots = [snapshot(rank, each, 20.0 + rank, gloo=True) for rank, each in calls.items()]
+        assert diagnose(snapshots, stall_seconds=5.0).ranks == ranks
+
+
+def test_an_idle_rank_over_gloo_is_not_named_where_the_dump_of_another_is_lost() -> None:
+    """It may wait in a receive for that one, and that one may be a victim: neither is named."""
+    waiting: list[Call] = [READY, ("all_reduce", 1.0, None)]
+    calls = {0: waiting, 1: waiting, 2: [READY]}
+    for gloo, ranks in ((True, ()), (False, (2,))):
+        snapshots = [snapshot(rank, each, 60.0, gloo=gloo) for rank, each in calls.items()]
+        assert diagnose(snapshots, broken={3: "lost"}, stall_seconds=5.0).ranks == ranks

@@ -1,0 +1,199 @@
+"""Tables and logs of losses, of all sorts; bad rows are counted, bad files told in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.loss.lines import MAX_LINE_BYTES, read_lines
+from rankwatch_diagnosis.loss.log import default_extract, extract_by, read_log
+from rankwatch_diagnosis.loss.reading import diagnose
+from rankwatch_diagnosis.loss.row import Intake, Row
+from rankwatch_diagnosis.loss.table import delimiter_of, read_table
+
+
+def rows_of(text: str, **columns: str) -> tuple[list[Row], Intake]:
+    intake = Intake()
+    header, *lines = text.splitlines(keepends=True)
+    delimiter = delimiter_of(header) or ","
+    return list(read_table(header, lines, intake, delimiter=delimiter, columns=columns)), intake
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 12 something loss 3.4",
+        "[2026-01-01] global_step=12, train_loss=3.4, lr=1e-4",
+        " iteration       12/  500000 | consumed samples: 96 | lm loss: 3.4E+00 | loss scale: 65536.0 |",
+        "iter 12: loss 3.4000, time 33.1ms, mfu 12.0%",
+        '{"step": 12, "eval_loss": 9.9, "loss": 3.4}',
+        "Epoch 1 Step [12/100] val loss: 9.9 train loss: 3.4",
+        "\x1b[31mstep: 12  \x1b[32mloss:  3.4000  \x1b[33mgrad_norm:  1.5\x1b[39m",
+        "loss tensor(3.4, device='cuda:0') at step #12",
+    ],
+)
+def test_the_default_pattern_finds_step_and_loss_in_many_styles(line: str) -> None:
+    """Trainers differ; the losses of evaluation are left alone."""
+    (row,) = read_log([line], Intake(), extract=default_extract)
+    assert (row.step, row.loss) == (12, 3.4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "step 12/99  held-out loss 3.4",
+        "tokens/step: 500 loss 3.4",
+        "step 12 val loss 3.4",
+        "loss info at step 12",
+        "step_time 12 loss 3",
+    ],
+)
+def test_a_line_that_reports_no_step_passes_by(line: str) -> None:
+    """It is no bad row: a log holds other things."""
+    intake = Intake()
+    assert list(read_log([line], intake, extract=default_extract)) == []
+    assert intake.skipped == 0
+
+
+@pytest.mark.parametrize(
+    "line", ["step" + " " * 16000, "step 1 loss " + "1" * 16000 + "x", "loss step " * 1600]
+)
+def test_a_line_made_to_confuse_takes_no_time(line: str) -> None:
+    """A pattern that goes back and forth over it would take minutes."""
+    assert list(read_log([line], Intake(), extract=default_extract)) == []
+
+
+def test_the_default_pattern_finds_norms_and_loss_scale() -> None:
+    """They move before the loss does."""
+    line = "step 7 loss: nan | loss scale: 1024.0 | grad norm: inf | update_norm: 0.5"
+    (row,) = read_log([line], Intake(), extract=default_extract)
+    assert row[2:] == (float("inf"), 0.5, 1024.0)
+    assert row.loss != row.loss
+
+
+def test_a_pattern_of_the_user_finds_its_groups() -> None:
+    """Text where a number belongs is skipped and counted."""
+    intake = Intake()
+    extract = extract_by(r"n(?P<step>\S+) L(?P<loss>\S+)(?: G(?P<grad_norm>\S+))?")
+    lines = ["n5 L2.5 G1.5", "n6 L2.25", "nothing", "n7 Lbad", "n-1 L2"]
+    assert list(read_log(lines, intake, extract=extract)) == [Row(5, 2.5, 1.5), Row(6, 2.25)]
+    assert intake.skipped == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("(", "is no regular expression"),
+        (r"(?P<loss>\d+)", "no group (?P<step>"),
+        ("x", "no group (?P<step>"),
+    ],
+)
+def test_a_pattern_that_cannot_serve_is_told(pattern: str, said: str) -> None:
+    """One sentence says what it lacks."""
+    with pytest.raises(UserError, match=said.replace("(", r"\(").replace("?", r"\?")):
+        extract_by(pattern)
+
+
+def test_a_table_is_read_by_its_header_with_bad_rows_counted() -> None:
+    """Order and case of columns, other columns and quotation marks do not matter."""
+    rows, intake = rows_of(
+        '"time","Loss","Step"\n1,2.5,3\n"1","2.25","4.0"\n1,,5\n1,x,6\n1,2,-1\n1,2,6.5\n1\n\n1,nan,7\n"1,2,8\n'
+    )
+    assert rows[:2] == [Row(3, 2.5), Row(4, 2.25)]
+    assert [row.step for row in rows[2:]] == [7]
+    assert intake.skipped == 6
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters_are_seen_in_the_header(delimiter: str) -> None:
+    """Semicolons and tabs."""
+    assert rows_of("step,loss,grad_norm\n1,2,3\n".replace(",", delimiter))[0] == [Row(1, 2.0, 3.0)]
+
+
+def test_columns_of_other_names_are_named_by_the_user() -> None:
+    """A row without a loss still has its norm."""
+    rows, _ = rows_of("it,train/loss,gn\n1,2,3\n2,,4\n", step="it", loss="train/loss", grad_norm="gn")
+    assert rows == [Row(1, 2.0, 3.0), Row(2, None, 4.0)]
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
+    """So that the person can name the right one."""
+    with pytest.raises(UserError, match="no column 'loss'; its columns are 'step', 'train/loss'"):
+        rows_of("step,train/loss\n1,2\n")
+
+
+def test_compressed_files_are_known_by_their_content(tmp_path: Path) -> None:
+    """Whatever they are called; a byte order mark is left out."""
+    path = tmp_path / "losses"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
+    assert diagnose(path).intake.rows == 2
+
+
+def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_path: Path) -> None:
+    """As a dying machine leaves it; the findings say so."""
+    path = tmp_path / "losses.csv.gz"
+    whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    found = diagnose(path)
+    assert found.intake.truncated
+    assert 1000 < found.intake.rows < 20000
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\x7fELF\0\0", "is binary or UTF-16"),
+        ("step,loss\n1,2\n".encode("utf-16"), "is binary or UTF-16"),
+        (gzip.compress(b"\0\1\2", mtime=0), "is binary or UTF-16"),
+        (b"\x1f\x8bnonsense", "damaged"),
+        (b"hello\nworld\n", "holds no step with a loss; expected CSV"),
+        (b"step,loss\n1,x\n2,y\n", "holds no step with a loss; 2 rows were skipped"),
+        (b"step,loss\n", "holds no step with a loss"),
+        (b"x" * 100_000, "1 rows were skipped"),
+    ],
+)
+def test_a_file_without_losses_is_told_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    """Never a traceback, never `no alarm`."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        diagnose(path)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """A directory, or nothing at all."""
+    with pytest.raises(UserError, match=r"could not read .*: Is a directory"):
+        diagnose(tmp_path)
+    with pytest.raises(UserError, match=r"could not read .*: No such file"):
+        diagnose(tmp_path / "absent.csv")
+
+
+def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) -> None:
+    """A file of one line of gigabytes is no reason to hold it."""
+    path = tmp_path / "wide.csv.gz"
+    wide = b"9" * (1000 * MAX_LINE_BYTES)
+    path.write_bytes(gzip.compress(b"step,loss\n1,2\n" + wide + b"\n3,2\n", mtime=0))
+    intake = Intake()
+    tracemalloc.start()
+    try:
+        lines = list(read_lines(path, intake))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (lines, intake.skipped) == (["step,loss\n", "1,2\n", "3,2\n"], 1)
+    assert peak < 1_000_000
+
+
+def test_lines_without_end_and_without_a_loss_are_given_up(tmp_path: Path) -> None:
+    """A small gzip can hold a billion blank lines."""
+    path = tmp_path / "blank.csv.gz"
+    path.write_bytes(gzip.compress(b"step,loss\n" + b"\n" * 5000))
+    with pytest.raises(UserError, match="no step with a loss in its first 1,000 lines"):
+        list(read_lines(path, Intake(), most_fruitless=1000))
+    assert len(list(read_lines(path, Intake(losses=1), most_fruitless=1000))) == 5001

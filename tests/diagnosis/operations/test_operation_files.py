@@ -1,0 +1,200 @@
+"""Files of operations: the same table from each format, and one clear sentence for what is none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.operations.reading import Reading, read_operations
+from rankwatch_diagnosis.operations.table import Kind
+
+HEADER = "step,rank,operation,kind,start_seconds,duration_seconds"
+ROWS = (
+    {"step": 0, "rank": 0, "operation": "forward", "kind": "compute", "start": 0.0, "duration": 1.5},
+    {"step": 0, "rank": 1, "operation": "all_reduce", "kind": "communication", "start": 1.5, "duration": 0.5},
+    {"step": 1, "rank": 0, "operation": "load", "kind": "data", "start": 2.0, "duration": 0.25},
+)
+
+
+def full_rows() -> list[dict[str, object]]:
+    return [
+        {
+            **{key: row[key] for key in ("step", "rank", "operation", "kind")},
+            "start_seconds": row["start"],
+            "duration_seconds": row["duration"],
+            "stage": 1,
+            "replica": row["rank"],
+            "microbatch": 2,
+            "group": "dp" if row["kind"] == "communication" else "",
+            "work": 512.0,
+        }
+        for row in ROWS
+    ]
+
+
+def write(path: Path) -> Path:
+    rows = full_rows()
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    if ".jsonl" in path.name:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        lines = [",".join(str(value) for value in row.values()) for row in rows]
+        text = "\n".join([",".join(rows[0]), *lines]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def csv(tmp_path: Path, *lines: str, header: str = HEADER) -> Reading:
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return read_operations(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.jsonl", "t.jsonl.gz", "t.parquet"])
+def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
+    """All columns, in their types."""
+    table, skipped = read_operations(write(tmp_path / name))
+    assert skipped == {}
+    assert (table.step.tolist(), table.rank.tolist()) == ([0, 0, 1], [0, 1, 0])
+    assert [table.operations[each] for each in table.operation] == ["forward", "all_reduce", "load"]
+    assert table.kind.tolist() == [Kind.COMPUTE, Kind.COMMUNICATION, Kind.DATA]
+    assert [table.groups[each] for each in table.group] == ["", "dp", ""]
+    assert (table.start_seconds.tolist(), table.duration_seconds.tolist()) == ([0, 1.5, 2], [1.5, 0.5, 0.25])
+    assert (table.stage.tolist(), table.replica.tolist()) == ([1, 1, 1], [0, 1, 0])
+    assert (table.microbatch.tolist(), table.work.tolist()) == ([2, 2, 2], [512.0] * 3)
+
+
+def test_a_missing_optional_column_is_zero_or_none(tmp_path: Path) -> None:
+    """The work is unknown, which is not 0."""
+    table, _ = csv(tmp_path, "0,0,forward,compute,0,1")
+    assert (table.stage.tolist(), table.replica.tolist(), table.microbatch.tolist()) == ([0], [0], [0])
+    assert (table.groups[table.group[0]], np.isnan(table.work[0])) == ("", True)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    """With what was expected."""
+    with pytest.raises(UserError, match=r"column kind, duration_seconds is missing; expected step, rank"):
+        csv(tmp_path, "0,0,forward,0", header="step,rank,operation,start_seconds")
+    (tmp_path / "t.jsonl").write_text('{"step": 1, "rank": 0}\n')
+    with pytest.raises(UserError, match="column operation"):
+        read_operations(tmp_path / "t.jsonl")
+    pyarrow.parquet.write_table(pa.table({"step": [1]}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="column rank"):
+        read_operations(tmp_path / "t.parquet")
+
+
+def test_a_column_of_the_wrong_type_is_one_sentence(tmp_path: Path) -> None:
+    """In every format."""
+    with pytest.raises(UserError, match="'soon'") as told:
+        csv(tmp_path, "0,0,forward,compute,0,soon")
+    assert "\n" not in str(told.value)
+    line = dict(full_rows()[0], rank=[1, 2])
+    (tmp_path / "t.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match="rank"):
+        read_operations(tmp_path / "t.jsonl")
+    pyarrow.parquet.write_table(
+        pa.Table.from_pylist([dict(full_rows()[0], step="x")]), tmp_path / "t.parquet"
+    )
+    with pytest.raises(UserError, match="column step"):
+        read_operations(tmp_path / "t.parquet")
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Each by its reason."""
+    good = "0,0,forward,compute,0,1"
+    table, skipped = csv(
+        tmp_path,
+        good,
+        good,
+        "0,1,forward,compute,0,nan",
+        "0,1,forward,compute,inf,1",
+        "0,1,forward,compute,0,-1",
+        "0,1,forward,compute,0,",
+        "0,1,forward,dreaming,0,1",
+        "0,,forward,compute,0,1",
+        "0.5,1,forward,compute,0,1",
+        "-1,1,forward,compute,0,1",
+        "0,1,forw",
+    )
+    assert len(table) == 1
+    assert sorted(skipped.values()) == [1, 1, 1, 1, 1, 2, 3]
+    assert skipped["that repeat step, rank, operation and start"] == 1
+    assert skipped["with a start or duration that is no number"] == 3
+    assert skipped["with the wrong number of columns"] == 1
+
+
+def test_a_rank_told_by_two_replicas_keeps_the_first(tmp_path: Path) -> None:
+    """Two processes that claim one rank are not averaged."""
+    table, skipped = csv(
+        tmp_path,
+        "0,3,forward,compute,0,1,0",
+        "0,3,forward,compute,5,9,1",
+        header=HEADER + ",replica",
+    )
+    assert table.duration_seconds.tolist() == [1.0]
+    assert skipped == {"that put a rank into a second replica": 1}
+
+
+def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
+    """As pandas does where a column has a gap."""
+    table, _ = csv(
+        tmp_path, "0.0,3.0,forward,compute,0,1,", "0,3,x,compute,0,1,2.0", header=HEADER + ",stage"
+    )
+    assert (table.rank.tolist(), table.stage.tolist()) == ([3, 3], [0, 2])
+
+
+@pytest.mark.parametrize("content", ["", "\n", HEADER + "\n"])
+def test_an_empty_table_is_one_sentence(tmp_path: Path, content: str) -> None:
+    """Without rows there is nothing to diagnose."""
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(UserError, match=r"empty|holds no operations"):
+        read_operations(tmp_path / "t.csv")
+    (tmp_path / "t.jsonl").write_text("")
+    with pytest.raises(UserError, match="holds no operations"):
+        read_operations(tmp_path / "t.jsonl")
+
+
+def test_a_table_of_unusable_rows_says_why(tmp_path: Path) -> None:
+    """Instead of a verdict on nothing."""
+    with pytest.raises(UserError, match="no usable operation: 1 with a negative duration"):
+        csv(tmp_path, "0,0,forward,compute,0,-1")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x00\xff\xfe" * 100, b"PAR1 and no more", b"\x1f\x8b\x08broken", b"{{{\n"]
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_what_is_no_table_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    """Whatever the file's name says."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as told:
+        read_operations(tmp_path / name)
+    assert "\n" not in str(told.value)
+
+
+def test_a_truncated_archive_and_a_missing_file_are_one_sentence(tmp_path: Path) -> None:
+    """The path is in it."""
+    whole = gzip.compress((HEADER + "\n" + "0,0,forward,compute,0,1\n" * 1000).encode())
+    (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"t\.csv\.gz"):
+        read_operations(tmp_path / "t.csv.gz")
+    with pytest.raises(UserError, match=r"nowhere\.csv: No such file"):
+        read_operations(tmp_path / "nowhere.csv")
+
+
+def test_reading_stops_at_the_row_limit(tmp_path: Path) -> None:
+    """So that a file of any size costs bounded memory."""
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "\n" + "".join(f"{step},0,forward,compute,{step},1\n" for step in range(100)))
+    with pytest.raises(UserError, match="more than 50 operations"):
+        read_operations(path, most_rows=50)
+    assert len(read_operations(path, most_rows=100).table) == 100

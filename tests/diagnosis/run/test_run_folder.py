@@ -1,0 +1,168 @@
+"""Which files are a run's, and what becomes of those that are broken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_cli.main import main
+from rankwatch_diagnosis.run.boxes import read_boxes
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.recorders import ask
+from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC
+from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
+from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
+from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
+from rankwatch_diagnosis.simulation.shape import JobShape
+
+
+def hung(directory: Path, kind: HangKind = HangKind.SLEEP) -> SimulatedHang:
+    """Four ranks of run `job`, of which rank 2 is to blame."""
+    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=kind, ranks=(2,)))
+    hang = simulate_hang(job)
+    write_hang_boxes(hang, job, directory, run="job")
+    return hang
+
+
+def test_a_runs_directory_and_the_one_above_it_are_the_same_run(tmp_path: Path) -> None:
+    """As long as there is one run in it."""
+    hung(tmp_path)
+    assert find_run(tmp_path) == find_run(tmp_path / "job")
+    shutil.copytree(tmp_path / "job", tmp_path / "other")
+    with pytest.raises(UserError, match=r"holds 2 runs \(job, other\): give the directory of one"):
+        find_run(tmp_path)
+
+
+def test_a_bundle_is_read_with_its_flight_recorders(tmp_path: Path) -> None:
+    """Raw replies by handler or one recorder alone; they know of sizes what boxes do not."""
+    hang = hung(tmp_path / "blackboxes", HangKind.OTHER_SIZE)
+    assert diagnose_run(tmp_path).ranks == ()
+    recorders = tmp_path / "flight_recorder"
+    write_snapshots(hang.snapshots, recorders, "json")
+    for rank in range(4):
+        reply = json.loads((recorders / f"_dump_{rank}.json").read_text())
+        wrapped = {"dump_nccl_trace_json": reply, "fr_trace_json": {"entries": []}} if rank % 2 else reply
+        (recorders / f"{rank}.json").write_text(json.dumps(wrapped))
+        (recorders / f"_dump_{rank}.json").unlink()
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state.value, verdict.hang.state.value, verdict.ranks) == ("stalled", "desync", (2,))
+    assert verdict.hang.evidence["source"] == "flight recorders"
+    assert verdict.sources["copies"] is True
+
+
+def test_a_bundle_tells_which_ranks_lived_when_they_were_copied(tmp_path: Path) -> None:
+    """And when that was: a copy alone knows neither."""
+    hung(tmp_path / "blackboxes", HangKind.DATA_LOADING)
+    ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
+    told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
+    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    verdict = diagnose_run(tmp_path)
+    assert verdict.ranks == (2,)
+    assert "it is in data_wait, step 3, for 5" in verdict.why
+    ranks[2]["state"] = "lost"
+    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state.value, verdict.ranks) == ("lost", (2,))
+    (tmp_path / "ranks.json").write_text('{"moment_monotonic_seconds": "now", "ranks": [1, {"rank": 1}]}')
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
+
+
+def test_broken_boxes_and_dumps_are_skipped_and_counted(tmp_path: Path) -> None:
+    """Those that are left give the verdict; the broken rank is missing on a node that is seen."""
+    hung(tmp_path)
+    run = tmp_path / "job"
+    (run / "0.blackbox").write_bytes(b"no black box")
+    (run / "7.blackbox").symlink_to(run / "1.blackbox")
+    (run / "_dump_1").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    (run / "3.json").write_text("{")
+    verdict = diagnose_run(run)
+    assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
+    assert verdict.sources["boxes_skipped"] == {"truncated": 1, "symlink": 1}
+    assert verdict.hang.missing_ranks == (0,)
+    assert verdict.sources["boxes_missing_on_seen_hosts"] == [0]
+    silent = verdict.hang.evidence["flight_recorders_silent"]
+    assert isinstance(silent, dict)
+    assert set(silent) == {"1", "3"}
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\x7f", b"\x01"])
+def test_a_torn_box_costs_only_itself(byte: bytes, tmp_path: Path) -> None:
+    """Whatever its bytes are: every page of it is overwritten in turn."""
+    hung(tmp_path)
+    path = tmp_path / "job" / "1.blackbox"
+    whole = path.read_bytes()
+    for start in range(0, len(whole), 4096):
+        path.write_bytes(whole[:start] + byte * min(4096, len(whole) - start) + whole[start + 4096 :])
+        verdict = diagnose_run(tmp_path)
+        assert set(verdict.ranks) <= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (None, "is no directory"),
+        ("", "holds no black box (RANK.blackbox), and neither does a folder in it"),
+        ("0.blackbox", "none of the 1 black boxes can be used"),
+    ],
+)
+def test_a_directory_without_a_usable_box_is_one_sentence(
+    made: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2."""
+    run = tmp_path / "run"
+    if made is not None:
+        run.mkdir()
+        (run / (made or "readme")).write_text("x")
+    assert main(["diagnose", "run", str(run)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_recorder_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank is told as silent, with the reason."""
+    monkeypatch.setattr("rankwatch_diagnosis.run.recorders.ANSWER_SECONDS", 0.2)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "3.sock"))
+        server.listen()
+        found = ask([(3, tmp_path / "3.blackbox"), (4, tmp_path / "4.blackbox")])
+    assert (found.snapshots, list(found.broken)) == ([], [3])
+    assert "timed out" in found.broken[3]
+
+
+def test_two_boxes_of_one_rank_and_boxes_of_another_run_are_counted(tmp_path: Path) -> None:
+    """One of them counts."""
+    hung(tmp_path)
+    run = tmp_path / "job"
+    shutil.copy(run / "1.blackbox", run / "9.blackbox")
+    boxes = read_boxes(find_run(run).boxes, copied=None)
+    assert (list(boxes.by_rank), boxes.skipped) == ([0, 1, 2, 3], {"second of a rank": 1})
+
+
+def test_the_human_form_begins_with_the_verdict_and_json_says_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """State, rank, group and phase in one line; no colours where no terminal is."""
+    hung(tmp_path, HangKind.DATA_LOADING)
+    assert main(["diagnose", "run", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    first = (
+        "STALLED: rank 2 is waited for in all_reduce of DATA_PARALLEL_GROUP (0-3); it is in data_wait, step 3"
+    )
+    assert text.splitlines()[0] == first
+    assert "\x1b" not in text
+    assert main(["diagnose", "run", str(tmp_path), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["state"], verdict["ranks"], verdict["hang"]["ranks"]) == ("stalled", [2], [2])
+    assert verdict["straggler"]["cause"] == "inconclusive"
+    assert verdict["loss"]["alarms"] == []
+    assert verdict["ranks_seen"][2]["phase"] == "data_wait"

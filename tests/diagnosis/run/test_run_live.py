@@ -1,0 +1,73 @@
+"""Real runs over gloo that go wrong, diagnosed while their processes live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
+from rankwatch_diagnosis.straggler.verdict import Cause
+from support.diagnosis.run_ranks import gloo_run
+
+DEADLINE_SECONDS = 120.0
+"""Three processes import torch at once."""
+
+
+def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerdict:
+    """The first verdict of which this is true."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        try:
+            verdict = diagnose_run(directory, stall=1.0)
+        except UserError:
+            time.sleep(0.2)  # nothing to read yet
+            continue
+        if told(verdict):
+            return verdict
+    raise AssertionError("no such verdict came")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("wrong", "state"), [("asleep", "hang"), ("gathers", "desync")])
+def test_a_rank_that_holds_up_a_living_run_is_named(wrong: str, state: str, tmp_path: Path) -> None:
+    """With the phase that it is in; the flight recorders of all ranks answer meanwhile."""
+    with gloo_run(tmp_path, {1: wrong}):
+        verdict = verdict_when(tmp_path, lambda each: each.state is RunState.STALLED and bool(each.ranks))
+    assert (verdict.ranks, verdict.hang.state.value) == ((1,), state)
+    assert verdict.sources["flight_recorders_live"] == 3
+    assert ("data_wait" in verdict.why) is (wrong == "asleep")
+    good = verdict.checkpoints["last_good"]
+    assert isinstance(good, dict)
+    assert good["step"] == 2
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("wrong", "state"), [("killed", RunState.LOST), ("raises", RunState.FAILED)])
+def test_a_rank_that_dies_is_named_and_not_those_that_fail_after_it(
+    wrong: str, state: RunState, tmp_path: Path
+) -> None:
+    """Gloo lets the others fail as soon as its connection is gone."""
+    with gloo_run(tmp_path, {2: wrong}):
+        verdict = verdict_when(tmp_path, lambda each: each.state is state)
+    assert verdict.ranks == (2,)
+    assert set(verdict.hang.ranks) <= {2}
+    reasons = verdict.hang.evidence.get("reasons", {})
+    assert isinstance(reasons, dict)
+    assert set(reasons) <= {"2"}
+    assert wrong != "killed" or reasons.get("2", "is gone") == "is gone"
+
+
+@pytest.mark.e2e
+def test_a_living_run_with_a_slow_rank_is_running_and_names_it(tmp_path: Path) -> None:
+    """Boxes are read while they are written."""
+    with gloo_run(tmp_path, {2: "slow"}, at=10_000, steps=10_000):
+        verdict = verdict_when(tmp_path, lambda each: bool(each.ranks))
+    assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (2,))
+    assert verdict.straggler is not None
+    assert verdict.straggler.cause is Cause.WORKER
+    assert verdict.straggler.slowdown > 1.5

@@ -1,0 +1,97 @@
+"""Boxes are read one after another, while their ranks go on: nobody is blamed for that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import Lifecycle, RankState
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.recorders import Recorders
+from rankwatch_diagnosis.run.waiting import judge_waiting
+from support.diagnosis.run_boxes import RankBox, boxes_seen, stalled_for
+
+STANDS = (State.HANG, State.DESYNC)
+
+
+def judged(boxes: Boxes, *, stall: float = 5.0) -> HangVerdict:
+    """Whom they wait for."""
+    return judge_waiting(boxes, Recorders(), stall=stall, complete=False)
+
+
+def test_a_rank_that_does_not_come_for_longer_than_the_limit_is_named(tmp_path: Path) -> None:
+    """And for less than that nobody."""
+    stalled_for(tmp_path, 8.0)
+    seen = dict.fromkeys(range(3), 0.0)
+    assert judged(boxes_seen(tmp_path, seen)).ranks == (1,)
+    assert judged(boxes_seen(tmp_path, seen), stall=10.0).state not in STANDS
+
+
+@pytest.mark.parametrize("late", [(0, 2), (1,)])
+def test_the_time_that_reading_takes_makes_no_wait_older(late: tuple[int, ...], tmp_path: Path) -> None:
+    """Some boxes are read 7 seconds after the others: who waits, or who is waited for."""
+    stalled_for(tmp_path, 8.0)
+    seen = {rank: 0.0 if rank in late else 7.0 for rank in range(3)}
+    found = judged(boxes_seen(tmp_path, seen))
+    assert (found.state in STANDS, found.ranks) == (False, ())
+
+
+def test_a_collective_that_ends_while_its_box_is_read_is_no_receive_from_everyone(tmp_path: Path) -> None:
+    """The words are older than the records: what they call open has its record, and nothing else is open."""
+    boxes = stalled_for(tmp_path, 8.0)
+    boxes[0].completes(6, 8.0, 0.0)
+    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    assert not [each for each in found.groups if "recv" in each.operation]
+    assert 2 not in found.ranks
+
+
+def test_a_rank_that_comes_at_last_does_not_make_those_that_waited_the_culprits(tmp_path: Path) -> None:
+    """Its words say that it has called, and not yet that the call is open: it looks as if it had left it."""
+    boxes = stalled_for(tmp_path, 8.0)
+    boxes[1].enqueues(6)
+    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    assert not {0, 2} & set(found.ranks)
+
+
+def test_those_that_waited_long_and_have_just_been_served_are_not_stuck(tmp_path: Path) -> None:
+    """Rank 1 came a moment ago and has left the collective; rank 0 was read before it had."""
+    boxes = stalled_for(tmp_path, 8.0)
+    boxes[1].completes(6, 0.01, 0.0)
+    boxes[1].enqueues(6)
+    found = judged(boxes_seen(tmp_path, {0: 0.0, 1: 0.0, 2: 0.0}))
+    assert (found.state in STANDS, found.ranks) == (False, ())
+
+
+def test_a_clock_that_was_set_makes_no_wait_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A box of this host is read by the clock that goes on."""
+    monkeypatch.setattr("socket.gethostname", lambda: "node")
+    real = time.time
+    stalled_for(tmp_path, 100.0)
+    monkeypatch.setattr("time.time", lambda: real() + 3600.0)
+    found = read_boxes(find_run(tmp_path).boxes, copied=None)
+    assert all(abs(each.seen_wall - real()) < 600.0 for each in found.by_rank.values())
+
+
+def test_a_step_counts_as_progress_where_its_record_is_overwritten(tmp_path: Path) -> None:
+    """The words tell when the last one ended."""
+    box = RankBox(tmp_path, 0, world=1)
+    box.steps(6, 3.0, 2.0)
+    for _ in range(2_000):
+        box.completes(5, 900.0, 900.0)
+    found = read_boxes(find_run(tmp_path).boxes, copied=None).by_rank[0]
+    assert found.last_progress == pytest.approx(box.now - 2.0)
+
+
+def test_the_last_word_is_read_behind_slots_that_were_never_filled(tmp_path: Path) -> None:
+    """Threads that ended between taking a slot and filling it: a reader waits at each for some polls."""
+    box = RankBox(tmp_path, 0, world=1)
+    for step in range(3):
+        box.writer.next_slot()
+        box.steps(step, 3.0 - step, 2.5 - step)
+    box.says(Lifecycle.FINISHED, 0.0)
+    (found,) = read_boxes(find_run(tmp_path).boxes, copied=None).by_rank.values()
+    assert found.state is RankState.FINISHED

@@ -1,0 +1,76 @@
+"""What a person reads first about a run, and what would mislead them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_diagnosis.hang.verdict import State
+from rankwatch_diagnosis.run.engine import diagnose_run, unclear
+from rankwatch_diagnosis.run.report import lines
+from rankwatch_diagnosis.run.verdict import RunState
+from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.hangs.fault import HangFault
+from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The boxes of a job of 8 ranks in which rank 3 stopped."""
+    job = HangJob(shape=JobShape(data_parallel=8), fault=HangFault(ranks=(3,)))
+    write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
+    return tmp_path / "job"
+
+
+def test_only_a_run_that_goes_on_has_time_left(run: Path) -> None:
+    """A pace says nothing about a run that stands."""
+    stalled = diagnose_run(run)
+    running = replace(stalled, state=RunState.RUNNING)
+    assert "remaining_seconds" in stalled.progress
+    assert not any("left at this pace" in line for line in lines(stalled))
+    assert any("left at this pace" in line for line in lines(running))
+
+
+def test_ranks_that_wait_for_a_moment_are_not_shown_as_waiting_for_somebody(run: Path) -> None:
+    """In a healthy run some rank is always last."""
+    stalled = diagnose_run(run)
+    slow = replace(stalled, hang=replace(stalled.hang, state=State.SLOW))
+    assert any("it waits for rank 3" in line for line in lines(stalled))
+    assert not any("it waits for rank 3" in line for line in lines(slow))
+    assert any(
+        "waiting:     slow for rank 3: ranks wait for each other, and all of" in x for x in lines(slow)
+    )
+
+
+def test_a_run_that_was_terminated_tells_whom_it_waited_for_at_its_end(run: Path) -> None:
+    """Someone, or a watchdog, has ended a run that hung: the boxes still know the rank."""
+    for box in list(run.iterdir()):
+        box.with_suffix(TERMINATED_SUFFIX).write_text("Current thread (most recent call first):\n")
+    verdict = diagnose_run(run)
+    assert (verdict.state, verdict.ranks) == (RunState.TERMINATED, ())
+    assert verdict.why.startswith(
+        "8 ranks are terminated; at the end rank 3 was waited for in all_reduce of "
+    )
+
+
+def test_a_slowdown_whose_cause_cannot_be_told_is_not_called_none() -> None:
+    """The suspects and the reason are in the first sentence."""
+    seen = Verdict(
+        cause=Cause.INCONCLUSIVE,
+        ranks=(),
+        stages=(),
+        first_step=4,
+        slowdown=1.2,
+        lost_rank_seconds=3.0,
+        evidence={"suspected_ranks": [{"rank": 2}], "why": "there are two ranks"},
+    )
+    assert unclear(seen) == "rank 2 may slow it down, but that cannot be told for sure: there are two ranks"
+    few = replace(seen, evidence={"why": "the table holds 2 steps, a verdict needs 4"})
+    assert unclear(few) == (
+        "whether anything slows it down cannot be told: the table holds 2 steps, a verdict needs 4"
+    )

@@ -1,0 +1,140 @@
+"""Simulated black boxes tell the same truth as the table and the dumps of their job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_cli.main import main
+from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
+from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.operation_table import operation_table
+from rankwatch_diagnosis.run.recorders import Recorders
+from rankwatch_diagnosis.run.waiting import judge_waiting
+from rankwatch_diagnosis.simulation.black_boxes import check_size
+from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.black_boxes_of_jobs import write_job_boxes
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
+from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
+from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.verdict import Cause
+from support.training.blackbox import of_kind
+
+_MESH = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
+_FAULTS = {
+    "none": Fault(),
+    "worker": Fault(cause=Cause.WORKER, ranks=(5,), factor=1.3, first_step=8),
+    "stage": Fault(cause=Cause.STAGE, stage=1, factor=1.5),
+    "data": Fault(cause=Cause.DATA, factor=1.5),
+    "network": Fault(cause=Cause.NETWORK, factor=3.0, first_step=12),
+    "host": Fault(cause=Cause.HOST, ranks=(2,), factor=10.0),
+}
+
+
+def boxes_of(directory: Path) -> Boxes:
+    folder = find_run(directory)
+    return read_boxes(folder.boxes, copied=None)
+
+
+@pytest.mark.parametrize("fault", _FAULTS.values(), ids=_FAULTS.keys())
+@pytest.mark.parametrize("shape", [JobShape(data_parallel=8), _MESH], ids=["data parallel", "mesh"])
+def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape, tmp_path: Path) -> None:
+    """Cause, ranks and stages, and nearly the same cost: the first step of a process is left out."""
+    if fault.cause is Cause.STAGE and shape.pipeline_parallel == 1:
+        fault = Fault()
+    job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, tell_work=True))
+    write_job_boxes(job.table, shape, tmp_path, run="job", seed=3)
+    by_table, by_boxes = diagnose(job.table), diagnose(operation_table(boxes_of(tmp_path)))
+    assert (by_boxes.cause, by_boxes.ranks, by_boxes.stages) == (
+        by_table.cause,
+        by_table.ranks,
+        by_table.stages,
+    )
+    assert by_boxes.cause is fault.cause
+    assert by_boxes.slowdown == pytest.approx(by_table.slowdown, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plane"),
+    [
+        (HangKind.NONE, Plane.DATA),
+        (HangKind.SLEEP, Plane.DATA),
+        (HangKind.SLEEP, Plane.PIPELINE),
+        (HangKind.KILLED, Plane.WORLD),
+        (HangKind.DATA_LOADING, Plane.DATA),
+        (HangKind.SKIP, Plane.TENSOR),
+        (HangKind.OTHER_OPERATION, Plane.DATA),
+    ],
+)
+def test_boxes_and_dumps_of_a_hang_give_one_verdict(kind: HangKind, plane: Plane, tmp_path: Path) -> None:
+    """State and culprits; a box tells no sizes, so a wrong size is left to the dumps."""
+    job = HangJob(shape=_MESH, fault=HangFault(kind=kind, ranks=(6,), plane=plane))
+    hang = simulate_hang(job)
+    write_hang_boxes(hang, job, tmp_path / "boxes", run="job")
+    write_snapshots(hang.snapshots, tmp_path / "dumps", "json")
+    by_dumps = diagnose_hang(read_source(tmp_path / "dumps").snapshots)
+    boxes = boxes_of(tmp_path / "boxes")
+    by_boxes = judge_waiting(boxes, Recorders(), stall=30.0, complete=True)
+    assert (by_boxes.state, by_boxes.ranks) == (by_dumps.state, by_dumps.ranks)
+    assert by_boxes.ranks == (() if kind is HangKind.NONE else (6,))
+
+
+def test_a_wrong_size_is_not_seen_in_boxes_and_nobody_is_named(tmp_path: Path) -> None:
+    """All came, and none goes on."""
+    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.OTHER_SIZE, ranks=(2,)))
+    write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
+    found = judge_waiting(boxes_of(tmp_path), Recorders(), stall=30.0, complete=True)
+    assert (found.state.value, found.ranks) == ("inconclusive", ())
+    assert found.evidence["stands_together"]
+
+
+def test_a_seed_gives_the_same_boxes_again(tmp_path: Path) -> None:
+    """Clocks and process ids are simulated, too."""
+    shape = JobShape(data_parallel=2)
+    for name in ("one", "two"):
+        job = simulate(Job(shape=shape, steps=4, seed=5))
+        write_job_boxes(job.table, shape, tmp_path / name, run="job", seed=5)
+    one, two = ((tmp_path / name / "job" / "1.blackbox").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert len(of_kind(tmp_path / "one" / "job" / "1.blackbox", RecordKind.STEP)) == 4
+
+
+def test_a_rank_that_sleeps_in_the_loader_has_that_phase_open(tmp_path: Path) -> None:
+    """And the others have enqueued what they wait in."""
+    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.DATA_LOADING, ranks=(1,)))
+    write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
+    boxes = boxes_of(tmp_path).by_rank
+    assert boxes[1].open_phase is not None
+    assert boxes[1].open_phase[0] == "data_wait"
+    assert {rank: box.now.groups[0].enqueued for rank, box in boxes.items()} == {0: 10, 1: 9, 2: 10, 3: 10}
+    assert [rank for rank, box in boxes.items() if not box.now.groups[0].oldest] == [1]
+
+
+def test_boxes_that_would_fill_a_disk_are_refused() -> None:
+    """One sentence, before anything is written."""
+    with pytest.raises(UserError, match="the black boxes would take"):
+        check_size(65_536, 10_000)
+
+
+@pytest.mark.parametrize("fault", ["worker", "skip"])
+def test_the_command_writes_boxes_beside_its_other_files(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same truth, for slowdowns and hangs."""
+    flags = ["--fault", fault, "--ranks", "3", "--data-parallel", "4", "--pipeline-parallel", "2"]
+    boxes = tmp_path / "boxes"
+    assert main(["simulate", str(tmp_path / "job"), *flags, "--black-boxes", str(boxes)]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == [3]
+    assert {path.name for path in (boxes / "simulated").iterdir()} == {f"{n}.blackbox" for n in range(8)}
+    assert main(["simulate", str(tmp_path / "again"), *flags, "--black-boxes", str(boxes)]) == 2
+    assert "it is not empty" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""A simulated job: what its fault touches, and what is true about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.noise import Noise
+from rankwatch_diagnosis.simulation.sequence_lengths import squared_lengths
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Cause
+
+SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
+CLEAN = Job(shape=SHAPE, steps=20, seed=7)
+FAULTS = [
+    Fault(cause=Cause.WORKER, ranks=(3, 9), factor=1.3),
+    Fault(cause=Cause.STAGE, stage=1, factor=1.3),
+    Fault(cause=Cause.DATA, factor=1.5),
+    Fault(cause=Cause.NETWORK, factor=3.0),
+    Fault(cause=Cause.NETWORK, ranks=(5,), factor=3.0),
+    Fault(cause=Cause.HOST, ranks=(2,), factor=30.0),
+    Fault(cause=Cause.JITTER, factor=1.3, probability=0.2),
+]
+
+
+def local(table: OperationTable, kind: Kind) -> np.ndarray:
+    """Durations of one kind, in the order of the table."""
+    return table.duration_seconds[table.kind == kind]
+
+
+def test_the_same_seed_is_the_same_job_and_another_seed_is_not() -> None:
+    """To the last bit."""
+    one, same, other = (simulate(replace(CLEAN, seed=seed)).table for seed in (1, 1, 2))
+    assert (one.duration_seconds == same.duration_seconds).all()
+    assert not np.allclose(one.duration_seconds, other.duration_seconds)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{len(fault.ranks)}")
+def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -> None:
+    """Compute of a worker, a stage, long data and pauses; host work of a host; transfers of a network."""
+    clean = simulate(CLEAN).table
+    faulty = simulate(replace(CLEAN, fault=fault)).table
+    compute = local(faulty, Kind.COMPUTE) / local(clean, Kind.COMPUTE)
+    host = local(faulty, Kind.OTHER) / local(clean, Kind.OTHER)
+    rank = clean.rank[clean.kind == Kind.COMPUTE]
+    if fault.cause is Cause.WORKER:
+        assert compute[np.isin(rank, fault.ranks)] == pytest.approx(1.3)
+        assert compute[~np.isin(rank, fault.ranks)] == pytest.approx(1.0)
+    elif fault.cause is Cause.STAGE:
+        optimizer = clean.operation[clean.kind == Kind.COMPUTE] == clean.operations.index("optimizer")
+        assert compute[(rank >= 8) & ~optimizer] == pytest.approx(1.3)
+        assert compute[(rank < 8) | optimizer] == pytest.approx(1.0)
+    elif fault.cause in (Cause.NETWORK, Cause.HOST):
+        assert compute == pytest.approx(1.0)
+    else:
+        assert compute.std() > 0.05
+    struck = clean.rank[clean.kind == Kind.OTHER] == 2
+    assert host[~struck] == pytest.approx(1.0)
+    assert host[struck] == pytest.approx(30.0 if fault.cause is Cause.HOST else 1.0)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{len(fault.ranks)}")
+def test_a_fault_costs_time_and_the_truth_says_how_much(fault: Fault) -> None:
+    """Slowdown and lost rank-seconds are those of the measured run against the run without the fault."""
+    clean, faulty = simulate(CLEAN), simulate(replace(CLEAN, fault=fault))
+    ideal, measured = clean.step_seconds.sum(), faulty.step_seconds.sum()
+    assert faulty.truth.cause is fault.cause
+    assert faulty.truth.slowdown == pytest.approx(measured / ideal)
+    assert faulty.truth.slowdown > 1.005
+    assert faulty.truth.lost_rank_seconds == pytest.approx((measured - ideal) * 16)
+
+
+def test_a_clean_job_costs_nothing() -> None:
+    """And nobody is to blame."""
+    truth = simulate(CLEAN).truth
+    assert (truth.cause, truth.ranks, truth.stages, truth.first_step) == (Cause.NONE, (), (), None)
+    assert (truth.slowdown, truth.active_slowdown, truth.lost_rank_seconds) == (1.0, 1.0, 0.0)
+
+
+def test_a_fault_that_comes_and_goes_is_there_in_its_episodes_only() -> None:
+    """From step 4, for 12 steps, 2 of every 4."""
+    fault = Fault(
+        cause=Cause.WORKER, ranks=(0,), factor=2.0, first_step=4, duration=12, period=4, active_share=0.5
+    )
+    expected = [4, 5, 8, 9, 12, 13]
+    assert np.flatnonzero(fault.active(20)).tolist() == expected
+    clean, faulty = simulate(CLEAN).table, simulate(replace(CLEAN, fault=fault)).table
+    slow = faulty.duration_seconds > 1.9 * clean.duration_seconds
+    own = slow & (clean.rank == 0) & (clean.kind == Kind.COMPUTE)
+    assert np.unique(clean.step[own]).tolist() == expected
+
+
+def test_work_units_tell_the_cost_of_each_microbatch() -> None:
+    """Without noise, duration over work is the same for all microbatches of a stage."""
+    noise = Noise(
+        **dict.fromkeys(
+            [
+                "sigma",
+                "communication_sigma",
+                "host_sigma",
+                "rank_sigma",
+                "drift_sigma",
+                "outlier_probability",
+            ],
+            0.0,
+        )
+    )
+    fault = Fault(cause=Cause.DATA, factor=1.6)
+    table = simulate(replace(CLEAN, noise=noise, fault=fault, tell_work=True)).table
+    forward = (table.operation == table.operations.index("forward")) & (table.stage == 0)
+    rate = table.duration_seconds[forward] / table.work[forward]
+    assert rate == pytest.approx(rate[0])
+    assert np.ptp(table.work[forward]) > 0.2 * table.work[forward].mean()
+    assert np.isnan(table.work[table.kind == Kind.COMMUNICATION]).all()
+
+
+def test_no_work_is_told_where_none_was_asked_for() -> None:
+    """NaN stands for unknown."""
+    assert np.isnan(simulate(CLEAN).table.work).all()
+
+
+def test_noise_has_the_spread_it_was_given() -> None:
+    """Standard deviation of the logarithm, and a mean of the durations that does not move."""
+    job = replace(
+        CLEAN, noise=Noise(sigma=0.04, rank_sigma=0.0, drift_sigma=0.0, outlier_probability=0.0), steps=60
+    )
+    table = simulate(job).table
+    forward = (table.operation == table.operations.index("forward")) & (table.stage == 0)
+    logs = np.log(table.duration_seconds[forward])
+    assert logs.std() == pytest.approx(0.04, rel=0.05)
+    assert table.duration_seconds[forward].mean() == pytest.approx(0.0103, rel=0.01)
+
+
+def test_a_device_drifts_slowly() -> None:
+    """Neighbouring steps are alike, distant ones are not."""
+    noise = Noise(sigma=0.0, rank_sigma=0.0, drift_sigma=0.01, outlier_probability=0.0)
+    table = simulate(replace(CLEAN, shape=JobShape(data_parallel=64), noise=noise, steps=80)).table
+    optimizer = table.operation == table.operations.index("optimizer")
+    logs = np.log(table.duration_seconds[optimizer].reshape(80, 64))
+    assert logs.std() == pytest.approx(0.01, rel=0.2)
+    assert np.corrcoef(logs[:-1].ravel(), logs[1:].ravel())[0, 1] == pytest.approx(0.905, abs=0.03)
+    assert abs(np.corrcoef(logs[:-50].ravel(), logs[50:].ravel())[0, 1]) < 0.25
+
+
+def test_squared_lengths_vary_with_a_heavy_tail_around_one() -> None:
+    """A few microbatches hold one document that fills the context."""
+    sums = squared_lengths(JobShape(data_parallel=64, microbatches=8), 10, np.random.default_rng(1))
+    assert sums.mean() == pytest.approx(1.0)
+    assert sums.min() > 0.0
+    assert np.quantile(sums, 0.99) - 1.0 > 1.5 * (1.0 - np.quantile(sums, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        (replace(CLEAN, steps=0), "steps is 0, expected at least 1"),
+        (replace(CLEAN, seed=-1), "seed is -1, expected at least 0"),
+        (replace(CLEAN, fault=Fault(cause=Cause.WORKER)), "fault worker needs ranks"),
+        (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(16,))), "rank is 16, expected 0 to 15"),
+        (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(1, 1))), "expected each one once"),
+        (replace(CLEAN, fault=Fault(cause=Cause.STAGE)), "fault stage needs a stage"),
+        (replace(CLEAN, fault=Fault(factor=1.0)), "factor is 1.0, expected above 1"),
+        (replace(CLEAN, fault=Fault(factor=float("nan"))), "factor is nan, expected above 1"),
+        (replace(CLEAN, fault=Fault(cause=Cause.DATA, factor=3.0)), "expected at most 2 for data"),
+        (replace(CLEAN, fault=Fault(first_step=20)), "first step is 20, expected 0 to 19"),
+        (replace(CLEAN, fault=Fault(duration=0)), "duration is 0, expected at least 1 step"),
+        (replace(CLEAN, fault=Fault(period=1)), "period is 1, expected at least 2 steps"),
+        (replace(CLEAN, fault=Fault(probability=0.0)), "probability is 0.0, expected above 0"),
+        (replace(CLEAN, fault=Fault(cause=Cause.INCONCLUSIVE)), "fault is inconclusive"),
+        (replace(CLEAN, shape=JobShape(data_parallel=65_536), steps=100), "expected at most 20,000,000"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_in_one_sentence(job: Job, sentence: str) -> None:
+    """Before anything is computed."""
+    with pytest.raises(UserError, match=sentence):
+        simulate(job)
+
+
+def test_a_shape_that_cannot_be_is_refused_in_one_sentence() -> None:
+    """As soon as it is written down."""
+    with pytest.raises(UserError, match="tensor_parallel is 0, expected at least 1"):
+        JobShape(tensor_parallel=0)
+    with pytest.raises(UserError, match="131072 ranks, expected at most 65536"):
+        JobShape(data_parallel=65_536, pipeline_parallel=2)

@@ -1,0 +1,58 @@
+"""The order of operations in a simulated step."""
+
+from __future__ import annotations
+
+from rankwatch_diagnosis.simulation.program import Meeting, in_order, one_forward_one_backward, plan
+from rankwatch_diagnosis.simulation.shape import JobShape
+
+
+def order(stage: int, stages: int, microbatches: int) -> str:
+    return " ".join(
+        f"{operation[0].upper()}{microbatch}"
+        for operation, microbatch in one_forward_one_backward(stage, stages, microbatches)
+    )
+
+
+def test_a_stage_runs_one_forward_and_one_backward_after_its_warm_up() -> None:
+    """The figure of the paper: four stages, four microbatches."""
+    assert order(0, 4, 4) == "F0 F1 F2 F3 B0 B1 B2 B3"
+    assert order(1, 4, 4) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert order(2, 4, 4) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert order(3, 4, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
+
+
+def test_fewer_microbatches_than_stages_are_all_warm_up() -> None:
+    """The first stages then run all forwards first."""
+    assert order(0, 4, 2) == "F0 F1 B0 B1"
+
+
+def test_every_operation_has_its_turn_and_every_message_is_sent_before_it_is_received() -> None:
+    """With all three kinds of parallelism."""
+    program = plan(JobShape(data_parallel=2, pipeline_parallel=4, tensor_parallel=2, microbatches=6))
+    turns = in_order(program)
+    assert sorted(turns) == [
+        (stage, index) for stage, each in enumerate(program) for index in range(len(each))
+    ]
+    sent = set()
+    for stage, index in turns:
+        planned = program[stage][index]
+        if planned.meeting is Meeting.SEND:
+            sent.add(planned.message)
+        if planned.meeting is Meeting.RECEIVE:
+            sent.remove(planned.message)
+    assert not sent
+
+
+def test_all_stages_meet_in_a_row() -> None:
+    """The job-wide collective is one event."""
+    program = plan(JobShape(data_parallel=1, pipeline_parallel=3, microbatches=2))
+    meetings = [program[stage][index].meeting for stage, index in in_order(program)]
+    first = meetings.index(Meeting.WORLD)
+    assert meetings[first : first + 3] == [Meeting.WORLD] * 3
+    assert meetings.count(Meeting.WORLD) == 3
+
+
+def test_a_job_without_parallelism_communicates_nothing() -> None:
+    """One rank has nobody to talk to."""
+    (stage,) = plan(JobShape(data_parallel=1))
+    assert {each.meeting for each in stage} == {Meeting.NOBODY}

@@ -1,0 +1,59 @@
+"""Tables on disk, read back with the libraries that a person would use."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.table_files import FORMS, write_table
+
+COLUMNS = [
+    *("step", "rank", "operation", "kind", "start_seconds", "duration_seconds"),
+    *("stage", "replica", "microbatch", "group"),
+]
+
+
+def table(*, work: bool) -> OperationTable:
+    return simulate(Job(shape=JobShape(data_parallel=2, pipeline_parallel=2), steps=2, tell_work=work)).table
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    if path.name.endswith(".parquet"):
+        rows: list[dict[str, object]] = pyarrow.parquet.read_table(str(path)).to_pylist()
+        return rows
+    content = path.read_bytes()
+    lines = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode().splitlines()
+    if path.name.endswith(".jsonl"):
+        return [json.loads(line) for line in lines]
+    return list(csv.DictReader(lines))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("work", [True, False])
+def test_every_form_holds_every_row_and_the_columns_of_the_documentation(
+    form: str, work: bool, tmp_path: Path
+) -> None:
+    """Exact to the last digit; work units where there are any."""
+    written = table(work=work)
+    path = tmp_path / f"operations.{form}"
+    write_table(written, path, form)
+    rows = read(path)
+    assert list(rows[0]) == [*COLUMNS, *(["work"] if work else [])]
+    assert [float(str(row["duration_seconds"])) for row in rows] == written.duration_seconds.tolist()
+    assert [int(str(row["rank"])) for row in rows] == written.rank.tolist()
+    names = [written.operations[number] for number in written.operation]
+    assert [row["operation"] for row in rows] == names
+    assert {row["kind"] for row in rows} == {"compute", "communication", "data", "other"}
+    assert {row["group"] or "" for row in rows} == set(written.groups)
+    if work:
+        units = [float(str(row["work"])) if row["work"] not in (None, "") else np.nan for row in rows]
+        assert np.array_equal(units, written.work, equal_nan=True)

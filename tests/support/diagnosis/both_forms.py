@@ -1,0 +1,147 @@
+"""The verdicts of both forms of the straggler diagnosis on one job: the engine's, and that of the alerts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rankwatch_alerts import RuleConfig
+from rankwatch_alerts.generation import write_rules
+from rankwatch_alerts.names import Alert
+from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.verdict import Cause
+from support.servers.prometheus import require
+from support.training.replayed_job import Scrapes, scrape_live
+
+_CAUSES = {
+    Alert.SLOW_STAGE: Cause.STAGE,
+    Alert.DATA_IMBALANCE: Cause.DATA,
+    Alert.DATA_STARVATION: Cause.HOST,
+    Alert.NETWORK_DEGRADED: Cause.NETWORK,
+    Alert.JITTER: Cause.JITTER,
+}
+"""Alerts that name no rank, in the engine's words. Any other alert has no place in these runs."""
+_STRAGGLER_CAUSES = {"compute": Cause.WORKER, "data": Cause.HOST, "host": Cause.HOST, "other": Cause.HOST}
+"""The annotation `cause` of a straggler, in the engine's words."""
+_CONFIG = RuleConfig(scrape_interval_seconds=30.0)
+"""The rules of everybody but for twice the interval, which many have, and which makes half the work."""
+_FIRING = 'ALERTS{alertstate="firing"}'
+_NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
+_REASONS = (
+    f"rank_cause:rankwatch_step_local_seconds:excess_share > {_CONFIG.cause_share:g}"
+    f" and on (cluster, run, rank, node) {_NAMED}"
+)
+_WATCHED = "rank:rankwatch_step_local_seconds:mean"
+_GROUPS = ("rankwatch-steps", "rankwatch-performance")
+"""Rules about slowness. Those about standstill, loss and silence have tests of their own."""
+_FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
+
+
+class Said(NamedTuple):
+    """What a form says about a run."""
+
+    cause: Cause
+    ranks: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+
+
+NOTHING = Said(Cause.NONE)
+
+
+def lasting(job: Job, seconds: float) -> Job:
+    """The same job at a pace at which its run takes so long: windows of rules are minutes."""
+    factor = seconds / float(simulate(job).step_seconds.sum())
+    paced = {name: value * factor for name, value in vars(job.workload).items() if name.endswith("_seconds")}
+    return replace(job, workload=replace(job.workload, **paced))
+
+
+def said_by_engine(run: SimulatedJob) -> Said:
+    """What it says of the table of operations."""
+    verdict = diagnose(run.table)
+    return Said(verdict.cause, verdict.ranks, verdict.stages)
+
+
+def said_by_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Said:
+    """Which alerts fire as the run ends, from what agents exported while it went on.
+
+    Fails where alerts tell several causes at once, or do not see each rank.
+    """
+    rules = directory / "rules.json"
+    text = json.dumps(_rules(directory))
+    rules.write_text(text)
+    names = frozenset(re.findall(r"\brankwatch_\w+", text))
+    interval = _CONFIG.scrape_interval_seconds
+    scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
+    case = _case(scrapes, rules, (_FIRING, _REASONS, _WATCHED))
+    firing, reasons, watched = _ask(case, directory / "case.json")
+    assert len(watched) == shape.ranks, "the silence of rules that see nothing says nothing"
+    return _verdict(firing, reasons)
+
+
+def _rules(directory: Path) -> dict[str, Any]:
+    """The generated rules about slowness."""
+    files = write_rules(_CONFIG, directory / "rules")
+    groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
+    return {"groups": [each for each in groups if each["name"] in _GROUPS]}
+
+
+def _verdict(firing: Sequence[Mapping[str, str]], reasons: Sequence[Mapping[str, str]]) -> Said:
+    """Fails where alerts tell several causes at once."""
+    named = {int(each["rank"]) for each in firing if each["alertname"] == Alert.STRAGGLER}
+    others = [each for each in firing if each["alertname"] != Alert.STRAGGLER]
+    reason_of = {int(each["rank"]): _STRAGGLER_CAUSES[each["cause"]] for each in reasons}
+    causes = {reason_of.get(rank, Cause.INCONCLUSIVE) for rank in named}
+    causes |= {_CAUSES[Alert(each["alertname"])] for each in others}
+    assert len(causes) <= 1, f"several causes at once: {firing}"
+    stages = {int(each["stage"]) for each in others if "stage" in each}
+    return Said(causes.pop() if causes else Cause.NONE, tuple(sorted(named)), tuple(sorted(stages)))
+
+
+def _case(scrapes: Scrapes, rules: Path, expressions: Sequence[str]) -> dict[str, Any]:
+    """A rule test that expects nothing of each expression at the last scrape."""
+    interval = f"{scrapes.interval_seconds:g}s"
+    end = f"{(scrapes.count - 1) * scrapes.interval_seconds:g}s"
+    series = [{"series": name, "values": _written(each)} for name, each in scrapes.values.items()]
+    tests = [{"expr": each, "eval_time": end, "exp_samples": []} for each in expressions]
+    return {
+        "rule_files": [str(rules)],
+        "evaluation_interval": interval,
+        "group_eval_order": list(_GROUPS),
+        "tests": [{"interval": interval, "input_series": series, "promql_expr_test": tests}],
+    }
+
+
+def _written(values: Sequence[float | None]) -> str:
+    first, *rest = values
+    if first is not None and all(each == first for each in rest):
+        return f"{first:.9f}x{len(rest)}"
+    return " ".join("_" if each is None else f"{each:.9f}" for each in values)
+
+
+def _ask(case: Mapping[str, Any], path: Path) -> list[list[dict[str, str]]]:
+    """Labels of the series there are, for each expression of a case that expects none: promtool tells them
+    as its reason to fail."""
+    require("promtool")
+    path.write_text(json.dumps(case))
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
+    assert bool(found) == bool(done.returncode), done.stdout
+    expressions = [each["expr"] for each in case["tests"][0]["promql_expr_test"]]
+    assert found.keys() <= set(expressions)
+    return [list(_labels(found.get(each, ""))) for each in expressions]
+
+
+def _labels(got: str) -> Iterator[dict[str, str]]:
+    """Series are listed as name{label="value", ...} value, one behind the other."""
+    for each in re.findall(r"\{([^}]*)\}", got):
+        yield dict(re.findall(r'(\w+)="([^"]*)"', each))

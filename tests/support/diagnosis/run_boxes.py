@@ -1,0 +1,101 @@
+"""Black boxes of a run, word by word: what its ranks wrote up to the moments at which each is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES, Lifecycle, RankState
+from rankwatch.identity import Identity
+from rankwatch.members import members_text
+from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+
+_CLOCKS = (14, 15)
+"""Places of the start in the header: monotonic and wall."""
+
+
+class RankBox:
+    """The box of one rank of run `job`, and its words about the group of all ranks.
+
+    Moments are seconds before now; the rank has begun 1,000 seconds ago.
+    """
+
+    def __init__(self, directory: Path, rank: int, *, world: int = 3, began: float = 1000.0) -> None:
+        identity = Identity(run="job", rank=rank, world_size=world, local_rank=rank, host="node")
+        self.now = time.monotonic()
+        self.writer = Writer(directory, identity, phases=PHASES, capacity=256)
+        self._shift_start(began)
+        integers = self.writer.integers
+        self._group = integers[Now.GROUP_NAME] = self.writer.new_name("default_pg")
+        integers[Now.GROUP_MEMBERS] = self.writer.new_name(members_text(range(world)))
+        integers[Now.GROUP_SIZE] = world
+        integers[Now.GROUPS] = 1
+        self.says(Lifecycle.STARTED, began)
+
+    def _shift_start(self, began: float) -> None:
+        fields = list(layout.FIXED.unpack_from(self.writer.target))
+        for clock in _CLOCKS:
+            fields[clock] -= began
+        layout.FIXED.pack_into(self.writer.target, 0, *fields)
+
+    def enqueues(self, number: int, *, open_since: float | None = None) -> None:
+        """Its words: this collective is the last one, and the oldest open one began so long ago."""
+        integers = self.writer.integers
+        integers[Now.GROUP_OPERATION] = self.writer.name_number("all_reduce")
+        integers[Now.GROUP_ENQUEUED] = number + 1
+        self.writer.floats[Now.GROUP_OLDEST] = 0.0 if open_since is None else self.now - open_since
+
+    def completes(self, number: int, begin: float, end: float, *, failed: bool = False) -> None:
+        """The record of a collective."""
+        flags = layout.BLOCKING | (layout.FAILED if failed else 0)
+        values = (64, number, self._group, flags, 0.0)
+        tag = layout.tag(RecordKind.COLLECTIVE, self.writer.name_number("all_reduce"))
+        self.writer.collective(tag, self.now - begin, self.now - end, *values)
+
+    def steps(self, number: int, begin: float, end: float) -> None:
+        """The record of a step, and its words."""
+        span = (self.now - begin, self.now - end)
+        self.writer.append(RecordKind.STEP, 0, *span, layout.STEP, number, 0)
+        self.writer.integers[Now.STEP] = number
+        self.writer.integers[Now.STEPS_COMPLETED] = number + 1
+        self.writer.floats[Now.STEP_ENDED] = self.now - end
+
+    def in_phase(self, name: str, since: float) -> None:
+        """Its words: this phase is open."""
+        self.writer.floats[Now.PHASE_BEGAN + self.writer.name_number(name)] = self.now - since
+
+    def says(self, event: Lifecycle, ago: float, reason: str = "") -> None:
+        """A word about its life."""
+        at = self.now - ago
+        number, detail = self.writer.name_number(event), self.writer.name_number(reason) if reason else 0
+        self.writer.append(RecordKind.LIFECYCLE, number, at, at, layout.LIFECYCLE, 0, detail)
+
+
+def boxes_seen(directory: Path, ago: Mapping[int, float]) -> Boxes:
+    """The boxes as if their ranks lived, each as of when it was read, so many seconds before now."""
+    found = read_boxes(find_run(directory).boxes, copied=None)
+    now = time.time()
+    by_rank = {
+        rank: replace(box, alive=True, state=RankState.RUNNING, seen_wall=now - ago[rank])
+        for rank, box in found.by_rank.items()
+    }
+    return replace(found, by_rank=by_rank, moment=now - min(ago.values()), copied_alive=False)
+
+
+def stalled_for(directory: Path, seconds: float) -> list[RankBox]:
+    """Three ranks at collective 6; rank 1 has not come to it for so long."""
+    boxes = [RankBox(directory, rank) for rank in range(3)]
+    for each in boxes:
+        for step in range(8):
+            each.steps(step, seconds + 1.0 - 0.1 * step, seconds + 0.9 - 0.1 * step)
+        each.completes(5, seconds + 0.02, seconds + 0.01)
+        each.enqueues(5)
+    for each in (boxes[0], boxes[2]):
+        each.enqueues(6, open_since=seconds)
+    return boxes

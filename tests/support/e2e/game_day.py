@@ -1,0 +1,157 @@
+"""A whole monitored system for game days: agent, Prometheus, Alertmanager and receiver, and jobs to break."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
+from rankwatch_cli.demo.receiver import Alert, Receiver
+from support.agent.process import AgentProcess, agent_process
+from support.jobs.forked_ranks import ForkedRanks, forked_ranks
+from support.processes.family import ProcessFamily
+from support.servers.prometheus import alertmanager, poll, prometheus, query
+
+SECONDS_TO_ALERT = 240.0
+"""Longest wait for an alert, from the moment a test asks for it."""
+_TRAINER = (
+    *("-m", "rankwatch_trainer", "--device", "emulated", "--steps", "100000", "--corpus-bytes", "200000"),
+    *("--layers", "2", "--layer-forward-seconds", "0.03", "--layer-backward-seconds", "0.05"),
+    *("--checkpoint-every", "20"),
+)
+"""Steps of about 0.16 s, nearly all of it asleep, and a checkpoint every few seconds."""
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0")
+
+
+@dataclass
+class MonitoredSystem:
+    """Two watched nodes; `alerts` holds what the receiver got so far."""
+
+    directory: Path
+    prometheus_url: str
+    agents: Mapping[str, AgentProcess]
+    """By the name of the node."""
+    receiver: Receiver
+    alerts: list[Alert] = field(default_factory=list)
+    _family: ProcessFamily = field(default_factory=ProcessFamily)
+    _jobs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    @cached_property
+    def forked(self) -> ForkedRanks:
+        """Ranks that start at once."""
+        return self.forked_under()
+
+    def forked_under(self, *prefix: str) -> ForkedRanks:
+        """Ranks that start at once, below a command such as `ip netns exec`."""
+        return self._stack.enter_context(forked_ranks(self._family.environ, prefix=prefix))
+
+    def start(
+        self, run: str, arguments: Sequence[str], *, node: str, ranks: int, forked: ForkedRanks | None = None
+    ) -> None:
+        """Start a job of ranks, with these arguments of Python."""
+        log = self.directory / f"{run}.log"
+        (forked or self.forked).start(arguments, self._place(run, node), ranks=ranks, log=log)
+
+    def train(
+        self,
+        run: str,
+        faults: Sequence[str],
+        *,
+        node: str,
+        ranks: int = 1,
+        flags: Sequence[str] = (),
+        forked: ForkedRanks | None = None,
+    ) -> None:
+        """Start the reference trainer with these faults."""
+        self.start(run, self._trainer(run, faults, flags), node=node, ranks=ranks, forked=forked)
+
+    def train_under_torchrun(self, run: str, faults: Sequence[str], *, node: str, ranks: int) -> None:
+        """The same, by the launcher, which ends all ranks where one has ended; it takes seconds longer."""
+        launcher = (*_TORCHRUN, f"--nproc-per-node={ranks}")
+        command = [sys.executable, *launcher, *self._trainer(run, faults)]
+        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environ = {**self._family.environ, **quiet, **self._place(run, node)}
+        with (self.directory / f"{run}.log").open("wb") as log:
+            self._jobs.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+
+    def _trainer(self, run: str, faults: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+        checkpoints = self.directory / "checkpoints" / run
+        given = [part for fault in faults for part in ("--fault", fault)]
+        return [*_TRAINER, "--checkpoint-dir", str(checkpoints), *flags, *given]
+
+    def _place(self, run: str, node: str) -> dict[str, str]:
+        return {"RANKWATCH_RUN": run, "RANKWATCH_DIR": str(self.directory / node / "blackboxes")}
+
+    def end_jobs(self) -> None:
+        """Kill every process of every job."""
+        self._family.kill()
+        for job in self._jobs:
+            job.wait()
+        self._stack.close()
+
+    def alert(self, run: str, name: str, **labels: str) -> Alert:
+        """The alert with these labels, as soon as it has been delivered; an empty run is no run."""
+        wanted = {"alertname": name, **({"run": run} if run else {}), **labels}
+
+        def find() -> Alert | None:
+            return next((each for each in self.delivered() if wanted.items() <= each.labels.items()), None)
+
+        return poll(find, SECONDS_TO_ALERT, f"alert {wanted}")
+
+    def delivered(self) -> list[Alert]:
+        """Every firing alert the receiver got up to now."""
+        while True:
+            try:
+                alert = self.receiver.alerts.get_nowait()
+            except queue.Empty:
+                return self.alerts
+            if alert.firing:
+                self.alerts.append(alert)
+
+    def steps(self, run: str) -> float:
+        """Steps of a run, as Prometheus knows them; 0 for none."""
+        found = query(self.prometheus_url, f'max(rankwatch_steps_total{{run="{run}"}})')
+        return float(found[0]["value"][1]) if found else 0.0
+
+
+def complete(alert: Alert, config: RuleConfig) -> bool:
+    """Every annotation says something, and no template of it found nothing."""
+    texts = alert.annotations
+    nothing = ("no value", "  ", "not known", "unknown")
+    return (
+        {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
+        and texts["runbook_url"] == f"{config.runbook_base_url}/{alert.name}"
+        and not any(each in text for text in texts.values() for each in nothing)
+        and all(text.strip() for text in texts.values())
+    )
+
+
+@contextmanager
+def monitored_system(directory: Path, config: RuleConfig, nodes: Sequence[str]) -> Iterator[MonitoredSystem]:
+    """An agent for each node, and one of everything else; all jobs end with it."""
+    with ExitStack() as stack:
+        receiver = stack.enter_context(Receiver())
+        agents = {}
+        for node in nodes:
+            (directory / node).mkdir()
+            agents[node] = stack.enter_context(agent_process(directory / node, "--node", node))
+        alertmanager_url = stack.enter_context(
+            alertmanager(alertmanager_config(config, receiver.url), directory)
+        )
+        content = prometheus_config(
+            config,
+            rule_files=write_rules(config, directory / "rules"),
+            agent_targets=[agent.address for agent in agents.values()],
+            alertmanager_targets=[alertmanager_url.removeprefix("http://")],
+        )
+        prometheus_url = stack.enter_context(prometheus(content, directory))
+        system = MonitoredSystem(directory, prometheus_url, agents, receiver)
+        stack.callback(system.end_jobs)
+        yield system

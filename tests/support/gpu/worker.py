@@ -1,0 +1,88 @@
+"""A worker process that does what it is told: answers, hangs, dies, or says what nobody understands.
+
+Run as a program it is that worker; imported it tells how to start it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample
+
+LENGTH = struct.Struct(">I")
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+
+
+def command(act: Path) -> list[str]:
+    """How to start it; it reads the file at each request and does what it says."""
+    return [sys.executable, __file__, str(act)]
+
+
+def reading(*, up: bool = True, unsupported: tuple[str, ...] = ()) -> Reading:
+    """One GPU that draws 300 W."""
+    power = Sample("rankwatch_gpu_power_watts", (UUID,), 300.0)
+    is_up = Sample("rankwatch_gpu_up", (UUID,), float(up))
+    gpu = Gpu(
+        uuid=UUID,
+        pci_bus_id="0000:1b:00.0",
+        index=0,
+        minor_number=0,
+        model="H100",
+        up=up,
+        samples=(is_up, power) if up else (is_up,),
+        supported=("power",),
+        unsupported=unsupported,
+    )
+    return Reading(gpus=(gpu,))
+
+
+def main(act: Path) -> None:
+    requests = sys.stdin.buffer
+    while head := requests.read(LENGTH.size):
+        requests.read(LENGTH.unpack(head)[0])
+        _do(act.read_text())
+
+
+def _do(what: str) -> None:
+    if what == "hang":
+        time.sleep(3600)
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif what == "leave":
+        _send(msgspec.msgpack.encode(Answer(reading=reading())))
+        sys.exit(0)
+    elif what == "garbage":
+        _send(b"\xc1garbage")
+    elif what == "huge":
+        sys.stdout.buffer.write(LENGTH.pack(0xFFFFFFFF))
+        sys.stdout.buffer.flush()
+    elif what == "half":
+        sys.stdout.buffer.write(LENGTH.pack(100) + b"x")
+        sys.stdout.buffer.flush()
+    elif what == "fail":
+        _send(msgspec.msgpack.encode(Answer(failure=Failure(message="the driver fails"))))
+    elif what == "lost":
+        _send(msgspec.msgpack.encode(Answer(reading=reading(up=False))))
+    elif what == "all lost":
+        failure = Failure(message="the driver answers but shows no GPU", gpus=reading(up=False).gpus)
+        _send(msgspec.msgpack.encode(Answer(failure=failure)))
+    elif what == "empty":
+        _send(msgspec.msgpack.encode(Answer(reading=Reading(gpus=()))))
+    else:
+        _send(msgspec.msgpack.encode(Answer(reading=reading())))
+
+
+def _send(message: bytes) -> None:
+    sys.stdout.buffer.write(LENGTH.pack(len(message)) + message)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,106 @@
+"""Made-up ranks and incidents, real black boxes, and programs called py-spy, for tests of incidents."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.reader import Reader
+from rankwatch.conventions import RankState
+from rankwatch.conventions.incidents import IncidentCause
+from rankwatch_agent.incidents.bundle import BundleWriter
+from rankwatch_agent.incidents.episodes import Incident
+from rankwatch_agent.incidents.limited_process import Limits
+from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.training.suspicion import RankCondition, RunCondition
+from support.agent.process import DEADLINE_SECONDS
+
+NO_DIAGNOSIS = ("/bin/sh", "-c", """echo '{"state": "stalled", "hang": {"state": "hang", "ranks": [1]}}'""")
+"""A command that names rank 1 whatever the bundle: for tests of all the rest."""
+
+
+def condition(
+    number: int = 0,
+    *,
+    state: RankState = RankState.RUNNING,
+    progress: float = 100.0,
+    timeout: float | None = 10.0,
+    path: Path | None = None,
+    pid: int = 1,
+    started: float | None = None,
+) -> RankCondition:
+    """How a rank is; its last progress and its start are moments."""
+    box = path or Path(f"/nowhere/job/{number}.blackbox")
+    return RankCondition(number, box, state, progress, timeout, ("forward", progress), pid, started=started)
+
+
+def run_of(ranks: Sequence[RankCondition], *, run: str = "job", moment: float = 100.0) -> RunCondition:
+    """How a run is at a moment."""
+    return RunCondition(run=run, moment=moment, ranks=tuple(ranks), suspected_since=None)
+
+
+def incident(
+    ranks: Sequence[RankCondition],
+    *,
+    run: str = "job",
+    cause: IncidentCause = IncidentCause.STALL,
+    moment: float = 200.0,
+    number: int = 1,
+) -> Incident:
+    """An incident that is opened at a moment."""
+    return Incident(number, run, cause, moment, 100.0, run_of(ranks, run=run, moment=moment))
+
+
+def boxed(path: Path, **how: object) -> RankCondition:
+    """A rank by its real black box."""
+    reader = Reader(path)
+    try:
+        header = reader.header
+        made = condition(header.identity.rank, path=path, pid=header.pid)
+        return made._replace(**{"last_progress": header.started_monotonic, **how})
+    finally:
+        reader.close()
+
+
+def writer(**how: object) -> BundleWriter:
+    """A writer of bundles that waits for whatever answers; a test of what does not sets its own deadline."""
+    settings = {
+        "pages": MetricsPages(),
+        "node": "n1",
+        "most_bytes": 64 << 20,
+        "diagnosis": NO_DIAGNOSIS,
+        "recorder_seconds": DEADLINE_SECONDS,
+        "stack_seconds": DEADLINE_SECONDS,
+        "verdict_limits": Limits(seconds=DEADLINE_SECONDS, output_bytes=1 << 20, memory_bytes=1 << 30),
+        "environ": {"PATH": "/nowhere"},
+        **how,
+    }
+    return BundleWriter(**settings)  # type: ignore[arg-type]  # of all settings at once
+
+
+def py_spy(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose PATH begins with a program called py-spy that runs this shell script."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "py-spy"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A file system of its own."""
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False, capture_output=True
+    )
+    if done.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)

@@ -1,0 +1,134 @@
+"""Real Prometheus and Alertmanager servers on free loopback ports, ended by their process id."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rankwatch_alerts import to_yaml
+from support.servers.ports import reserved_port
+
+Answer = TypeVar("Answer")
+
+_SECONDS_TO_START = 60.0
+_SECONDS_TO_ANSWER = 30.0
+_SECONDS_TO_END = 10.0
+
+
+def require(*programs: str) -> None:
+    """Skip the test where a program is missing, and say how to get it."""
+    missing = [each for each in programs if shutil.which(each) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: apt install prometheus prometheus-alertmanager")
+
+
+def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
+    """The first answer that is not None or empty; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.05)
+    pytest.fail(f"no {what} within {seconds:g} s")
+
+
+def get_json(url: str, parameters: Mapping[str, str] | None = None) -> Any:
+    """The JSON document at a URL."""
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    with urllib.request.urlopen(url + query, timeout=_SECONDS_TO_ANSWER) as answer:
+        return json.load(answer)
+
+
+def post_json(url: str, document: object) -> None:
+    """Post a JSON document."""
+    request = urllib.request.Request(
+        url, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER):
+        pass
+
+
+def query(prometheus_url: str, expression: str) -> list[dict[str, Any]]:
+    """The series of an instant query."""
+    answer = get_json(f"{prometheus_url}/api/v1/query", {"query": expression})
+    series: list[dict[str, Any]] = answer["data"]["result"]
+    return series
+
+
+@contextmanager
+def prometheus(config: Mapping[str, object], directory: Path) -> Iterator[str]:
+    """A Prometheus with this configuration; yields its URL once it is ready."""
+    require("prometheus")
+    path = directory / "prometheus.yml"
+    path.write_text(to_yaml(config))
+    command = [
+        "prometheus",
+        f"--config.file={path}",
+        f"--storage.tsdb.path={directory / 'prometheus-data'}",
+        "--log.level=warn",
+    ]
+    with _server(command, directory / "prometheus.log") as url:
+        yield url
+
+
+@contextmanager
+def alertmanager(config: Mapping[str, object], directory: Path) -> Iterator[str]:
+    """An Alertmanager with this configuration and no cluster; yields its URL once it is ready."""
+    require("prometheus-alertmanager")
+    path = directory / "alertmanager.yml"
+    path.write_text(to_yaml(config))
+    command = [
+        "prometheus-alertmanager",
+        f"--config.file={path}",
+        f"--storage.path={directory / 'alertmanager-data'}",
+        "--cluster.listen-address=",
+        "--log.level=warn",
+    ]
+    with _server(command, directory / "alertmanager.log") as url:
+        yield url
+
+
+@contextmanager
+def _server(command: list[str], log: Path) -> Iterator[str]:
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        with _running([*command, f"--web.listen-address=127.0.0.1:{port}"], log) as process:
+            poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
+            yield url
+
+
+@contextmanager
+def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    if process.poll() is not None:
+        pytest.fail(f"server ended with status {process.returncode}: {log.read_text()[-2000:]}")
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=1):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

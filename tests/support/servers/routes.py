@@ -1,0 +1,57 @@
+"""A server with given routes, running while a test does."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rankwatch_agent.runtime.serving.server import MetricsServer, Route, join_address
+from rankwatch_agent.runtime.serving.tls import TlsContext
+from support.agent.process import ManualClock, until
+
+TIMEOUT_SECONDS = 60.0
+"""Of a connection of `serving`, on the clock of the server."""
+
+
+@contextmanager
+def serving(
+    routes: Mapping[str, Route],
+    *,
+    max_requests: int = 4,
+    tls: TlsContext | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Iterator[tuple[MetricsServer, str]]:
+    """The server and its HOST:PORT, on a free port of loopback."""
+    server = MetricsServer(
+        ("127.0.0.1", 0),
+        routes,
+        max_requests=max_requests,
+        request_timeout_seconds=TIMEOUT_SECONDS,
+        tls=tls,
+        monotonic=monotonic,
+    )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server, join_address(*server.listening_address())
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def outlive(client: socket.socket, clock: ManualClock) -> None:
+    """Let the clock of the server pass until it has cut the client off.
+
+    More than once: the server may not have accepted the connection yet, whose time counts from then.
+    """
+
+    def cut() -> bool:
+        clock.now += 2 * TIMEOUT_SECONDS
+        return bool(select.select([client], [], [], 0.02)[0])
+
+    until(cut, "the client is cut off")
