@@ -89,8 +89,7 @@ def _host(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
 
 def _network(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    from rankwatch_agent.sources.interface_choice import InterfaceChoice
-    from rankwatch_agent.sources.network import NetworkCollector
+    from rankwatch_agent.sources.network import InterfaceChoice, NetworkCollector
 
     choice = InterfaceChoice(include=config.network_include, exclude=config.network_exclude)
     return [
@@ -175,7 +174,7 @@ def _dcgm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
 
 def _rdma(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    from rankwatch_agent.sources.interface_choice import InterfaceChoice
+    from rankwatch_agent.sources.network import InterfaceChoice
     from rankwatch_agent.sources.rdma.collector import RdmaCollector
 
     choice = InterfaceChoice(include=config.rdma_include, exclude=config.rdma_exclude)
@@ -184,7 +183,7 @@ def _rdma(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
 def _ethtool(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-    from rankwatch_agent.sources.interface_choice import InterfaceChoice
+    from rankwatch_agent.sources.network import InterfaceChoice
 
     choice = InterfaceChoice(include=config.network_include, exclude=config.network_exclude)
     return [EthtoolCollector(sysfs=config.sysfs, choice=choice, schedule=config.schedule("ethtool"))]

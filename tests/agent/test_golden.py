@@ -10,10 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from support_agent import agent_process, fetch, until
-from support_kubelet import devices, kubelet, pod
-from support_node_tree import build_node
-from support_nvml import FakeDriver, nvml_library
+
+from support.agent.process import agent_process, fetch, until
+from support.gpu.nvml import FakeDriver, nvml_library
+from support.sources.kubelet import devices, kubelet, pod
+from support.sources.node_tree import build_node
 
 __all__ = ["nvml_library"]
 

@@ -12,9 +12,8 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import CollectError, Collection, Series
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
+from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.parts import collect_parts
-from rankwatch_agent.sources.table import Table, parse_fields
 
 _CPU_SECONDS = metric("rankwatch_host_cpu_seconds_total")
 _CPUS = metric("rankwatch_host_cpus")

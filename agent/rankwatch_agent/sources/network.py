@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +18,56 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
-from rankwatch_agent.sources.kernel_files import ExhaustedError, parse_count, parse_kernel_file
-from rankwatch_agent.sources.node_net import node_net
+from rankwatch_agent.sources.kernel_files import (
+    EXHAUSTED,
+    ExhaustedError,
+    Table,
+    names_or_none,
+    parse_count,
+    parse_kernel_file,
+    parse_lines,
+)
 from rankwatch_agent.sources.parts import Part, collect_parts
-from rankwatch_agent.sources.table import Table, parse_lines
-from rankwatch_agent.sources.topology.listing import names_or_none
 from rankwatch_agent.sources.topology.pci_device import driver_of, locate
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterfaceChoice:
+    """Globs over interface names; `include` empty means those with hardware behind them."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ("lo",)
+
+    def choose(self, names: Iterable[str], physical: frozenset[str]) -> list[str]:
+        """The names to watch, sorted; `physical` are those with a device behind them.
+
+        Where nothing physical is to be seen, as in a pod with its own network namespace, all that
+        is not excluded is watched: it is the only sign of traffic there.
+        """
+        left = sorted(name for name in names if not _matches(name, self.exclude))
+        if self.include:
+            return [name for name in left if _matches(name, self.include)]
+        return [name for name in left if name in physical] or left
+
+
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def node_net(procfs: Path) -> Path:
+    """`procfs`/1/net: the network of the node's first process, also for an agent in a pod's namespace.
+
+    `procfs`/net, the reader's own network, where that one cannot be read.
+    """
+    first = procfs / "1" / "net"
+    try:
+        with (first / "dev").open("rb"):
+            return first
+    except OSError as error:
+        if error.errno in EXHAUSTED:  # not the other network for want of a file descriptor
+            return first
+        return procfs / "net"
+
 
 _COUNTERS = {
     "receive_bytes": metric("rankwatch_network_receive_bytes_total"),

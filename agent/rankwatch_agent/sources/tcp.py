@@ -10,10 +10,9 @@ from rankwatch.conventions import Metric, metric
 from rankwatch_agent.runtime.collector import CollectError, Collection, Series
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
-from rankwatch_agent.sources.node_net import node_net
+from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
+from rankwatch_agent.sources.network import node_net
 from rankwatch_agent.sources.parts import collect_parts
-from rankwatch_agent.sources.table import Table, parse_fields
 
 _SNMP = {
     "OutSegs": metric("rankwatch_tcp_sent_segments_total"),

@@ -10,13 +10,13 @@ import pytest
 
 from rankwatch_agent.runtime.collector import CollectError
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.block_device import (
+from rankwatch_agent.sources.disk import (
+    DiskCollector,
     DiskCounters,
     device_under,
     parse_diskstats,
     parse_mount_sources,
 )
-from rankwatch_agent.sources.disk import DiskCollector
 from support.agent.process import values
 
 DISKSTATS = " 259 0 nvme0n1 10 1 2 1500 20 3 4 2500 0 750 4000 0 0 0 0 0 0\n"

@@ -14,8 +14,7 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.runtime.supervision.supervisor import Supervisor
 from rankwatch_agent.sources.disk import DiskCollector
 from rankwatch_agent.sources.host import HostCollector
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
-from rankwatch_agent.sources.network import NetworkCollector
+from rankwatch_agent.sources.network import InterfaceChoice, NetworkCollector
 from rankwatch_agent.sources.rdma.collector import RdmaCollector
 from rankwatch_agent.sources.tcp import TcpCollector
 from support.agent.process import until, values

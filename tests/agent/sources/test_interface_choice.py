@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
+from rankwatch_agent.sources.network import InterfaceChoice
 
 NODE = ["lo", "eth0", "ib0", "docker0", "veth1a2b"]
 PHYSICAL = frozenset({"eth0", "ib0"})

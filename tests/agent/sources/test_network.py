@@ -9,9 +9,9 @@ import pytest
 
 from rankwatch_agent.runtime.collector import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
 from rankwatch_agent.sources.kernel_files import ExhaustedError
 from rankwatch_agent.sources.network import (
+    InterfaceChoice,
     InterfaceCounters,
     NetworkCollector,
     parse_net_dev,

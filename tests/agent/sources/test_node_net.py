@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankwatch_agent.sources.node_net import node_net
+from rankwatch_agent.sources.network import node_net
 
 
 def test_the_first_process_of_the_node_is_asked_where_it_can_be(tmp_path: Path) -> None:

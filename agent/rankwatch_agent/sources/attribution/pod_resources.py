@@ -5,17 +5,61 @@ Importing this costs 25 MB of memory (gRPC and protobuf), so it is left to nodes
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from rankwatch_agent.runtime.collector import CollectError
-from rankwatch_agent.sources.attribution.pod_resources_messages import response_class
+
+_PACKAGE = "rankwatch.v1"
+"""Not the kubelet's own: its name is no part of what travels, and `v1` may be taken in another pool."""
+
+_FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "ListPodResourcesResponse": {"pod_resources": (1, "PodResources")},
+    "PodResources": {"name": (1, ""), "namespace": (2, ""), "containers": (3, "ContainerResources")},
+    "ContainerResources": {
+        "name": (1, ""),
+        "devices": (2, "ContainerDevices"),
+        "dynamic_resources": (5, "DynamicResource"),
+    },
+    "ContainerDevices": {"resource_name": (1, ""), "device_ids": (2, "string")},
+    # Number 1 was class_name, which the kubelet no longer sends.
+    "DynamicResource": {"claim_resources": (4, "ClaimResource")},
+    "ClaimResource": {"cdi_devices": (1, "CDIDevice"), "driver_name": (2, ""), "device_name": (4, "")},
+    "CDIDevice": {"name": (1, "")},
+}
+"""Message -> field -> its number and what it repeats: another message, strings, or nothing (one string)."""
+
+
+@functools.cache
+def response_class() -> Any:
+    """The class of ListPodResourcesResponse; made once, in a pool of its own."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ListPodResourcesResponse"))
+
+
+def _file() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="rankwatch/pod_resources.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field, (number, repeats) in fields.items():
+            added = message.field.add(name=field, number=number)
+            added.label = added.LABEL_REPEATED if repeats else added.LABEL_OPTIONAL
+            added.type = added.TYPE_MESSAGE if repeats in _FIELDS else added.TYPE_STRING
+            if repeats in _FIELDS:
+                added.type_name = f".{_PACKAGE}.{repeats}"
+    return file
+
 
 MAX_ANSWER_BYTES = 16 << 20
 """gRPC's own 4 MiB are too few for a full node: NVIDIA/dcgm-exporter#509. 20,000 pods have 6.7 MB."""

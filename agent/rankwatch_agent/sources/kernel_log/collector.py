@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
@@ -18,18 +20,91 @@ from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
-from rankwatch_agent.sources.kernel_log.events import EVENTS, events_in
-from rankwatch_agent.sources.kernel_log.falls import Falls
-from rankwatch_agent.sources.kernel_log.nvlink5_count import Advice, Nvlink5Counts
-from rankwatch_agent.sources.kernel_log.nvlink5_line import parse_nvlink5
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader
-from rankwatch_agent.sources.kernel_log.record import Record
-from rankwatch_agent.sources.kernel_log.xid_line import XidLine, parse_identity, parse_xid
+from rankwatch_agent.sources.kernel_log.lines import (
+    EVENTS,
+    FALLEN_OFF_THE_BUS,
+    XidLine,
+    events_in,
+    parse_identity,
+    parse_nvlink5,
+    parse_xid,
+)
+from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, Record
 from rankwatch_agent.sources.xid.ledger import XidLedger
-from rankwatch_agent.sources.xid.nvlink5 import load_rules
+from rankwatch_agent.sources.xid.nvlink5 import Nvlink5Error, Rule, load_rules, rule_for
 from rankwatch_agent.sources.xid.table import CRITICAL, WARNING
 
 logger = logging.getLogger(__name__)
+
+_ERRORS = metric("rankwatch_gpu_xid_subcode_errors_total")
+
+OTHER_SUBCODE = "other"
+"""Of all subcodes that no rule names."""
+MAX_KEYS = 1024
+"""Counts kept; a node of 16 GPUs on which everything fails has fewer. What comes beyond is not counted."""
+
+
+class Advice(NamedTuple):
+    """What one occurrence asks for."""
+
+    action: str
+    investigate: str
+    """Empty where there is nothing to be looked at."""
+
+
+class Nvlink5Counts:
+    """Not for several threads at once. GPUs go by their PCI bus id until they are exported."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._named = frozenset[str]().union(*(rule.subcodes for rule in rules))
+        self._counts: Counter[tuple[str, int, str, str]] = Counter()
+
+    def take(self, error: Nvlink5Error, bus_id: str, *, otherwise: str) -> Advice:
+        """Count one error; `otherwise` is the action of its code, for what no rule holds."""
+        rule = rule_for(self._rules, error)
+        action = otherwise if rule is None else rule.action_for(error)
+        key = (bus_id, error.xid, error.subcode if error.subcode in self._named else OTHER_SUBCODE, action)
+        if key in self._counts or len(self._counts) < MAX_KEYS:
+            self._counts[key] += 1
+        return Advice(action, "" if rule is None else rule.investigate)
+
+    def series(self, name_of: Callable[[str], str]) -> Iterator[Series]:
+        """Every count; `name_of` gives the GPU at a bus id."""
+        for (bus_id, xid, subcode, action), count in self._counts.items():
+            yield Series(_ERRORS, (name_of(bus_id), str(xid), subcode, action), count)
+
+
+SAME_FALL_SECONDS = 60.0
+"""Lines about one fall lie closer together than this; some drivers repeat them for as long as it is down."""
+_MAX_GPUS = 64
+
+
+class _Fall(NamedTuple):
+    seconds: float
+    """Time of the latest line, on the log's clock."""
+    explicit: bool
+    """Whether a line with the code was among them."""
+
+
+class Falls:
+    """Says which of the lines count."""
+
+    def __init__(self) -> None:
+        self._falls: dict[str, _Fall] = {}
+
+    def counts(self, line: XidLine, seconds: float) -> bool:
+        """False for a line that tells again of a fall that was counted; True for all other errors."""
+        if line.xid != FALLEN_OFF_THE_BUS:
+            return True
+        known = self._falls.get(line.bus_id)
+        if known is None and len(self._falls) >= _MAX_GPUS:
+            self._falls.clear()
+        same = known if known is not None and abs(seconds - known.seconds) < SAME_FALL_SECONDS else None
+        explicit = not line.implied
+        self._falls[line.bus_id] = _Fall(seconds, explicit or (same is not None and same.explicit))
+        return same is None or (explicit and same.explicit)
+
 
 _EVENTS = metric("rankwatch_kernel_log_events_total")
 _MISSED = metric("rankwatch_kernel_log_records_missed_total")

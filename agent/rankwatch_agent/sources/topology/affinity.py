@@ -3,15 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, NotApplicable, Series
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.topology.distance import NEAREST_FIRST, Distance, distance
-from rankwatch_agent.sources.topology.nics import find_nics
-from rankwatch_agent.sources.topology.pci_device import PciDevice, is_address, locate
+from rankwatch_agent.sources.kernel_files import list_names
+from rankwatch_agent.sources.topology.pci_device import PciDevice, is_address, is_virtual_function, locate
+
+
+def find_nics(sysfs: Path) -> dict[str, PciDevice]:
+    """The RDMA devices; on a machine without any, the network interfaces with a PCI device behind them.
+
+    Virtual functions are left out. Raises CollectError where they cannot be listed.
+    """
+    return _devices(sysfs / "class" / "infiniband") or _devices(sysfs / "class" / "net")
+
+
+def _devices(directory: Path) -> dict[str, PciDevice]:
+    try:
+        names = list_names(str(directory))
+    except NotApplicable:
+        return {}
+    found = {}
+    for name in names:
+        link = f"{directory}/{name}/device"
+        device = locate(link)
+        if device is not None and not is_virtual_function(link):
+            found[name] = device
+    return found
+
+
+class Distance(StrEnum):
+    """What a transfer between two devices passes, nearest first."""
+
+    PIX = "pix"
+    """At most one PCIe switch."""
+    PXB = "pxb"
+    """Several PCIe switches, not the host bridge."""
+    PHB = "phb"
+    """The PCIe host bridge of a CPU."""
+    NODE = "node"
+    """Host bridges of one NUMA node."""
+    SYS = "sys"
+    """The link between NUMA nodes."""
+
+
+NEAREST_FIRST = tuple(Distance)
+
+
+def distance(one: PciDevice, other: PciDevice) -> Distance | None:
+    """What lies between the two; None where the firmware does not tell their NUMA nodes and it matters."""
+    shared = _shared(one.bridges, other.bridges)
+    if shared == 0:
+        if one.numa_node is None or other.numa_node is None:
+            return None
+        return Distance.NODE if one.numa_node == other.numa_node else Distance.SYS
+    if shared == 1:
+        return Distance.PHB
+    # Inside one switch each device has one bridge, the downstream port, below the shared upstream port.
+    own = max(len(one.bridges), len(other.bridges)) - shared
+    return Distance.PIX if own <= 1 else Distance.PXB
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Length of the common beginning of both paths; the first entry is the host bridge."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
 
 _AFFINITY = metric("rankwatch_gpu_nic_affinity_info")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.collector import CollectError, NotApplicable
-from rankwatch_agent.sources.attribution.job_map import GpuFile, gpu_files, parse_jobs, read_jobs
+from rankwatch_agent.sources.attribution.slurm import GpuFile, gpu_files, parse_jobs, read_jobs
 
 
 def test_files_are_told_apart_by_their_names(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.attribution.process_job import (
+from rankwatch_agent.sources.attribution.slurm import (
     MAX_ENVIRONMENT_BYTES,
     job_of_process,
     parse_environment,

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from rankwatch_agent.runtime.collector import NotApplicable
-from rankwatch_agent.sources.ethtool.driver_statistics import DriverStatistics
+from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics
 from support.servers.netns import Namespace, namespace_with_cable
 
 READ = """
 import json, socket
 from pathlib import Path
-from rankwatch_agent.sources.ethtool.driver_statistics import DriverStatistics
+from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     statistics = DriverStatistics(any_socket, "v0")
     names = statistics.names()

@@ -11,7 +11,7 @@ import pytest
 from rankwatch_agent.runtime.collector import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
+from rankwatch_agent.sources.network import InterfaceChoice
 from support.servers.netns import Namespace, namespace_with_cable
 
 IN_NAMESPACE = """
@@ -20,9 +20,9 @@ from pathlib import Path
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import NotApplicable
 from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
-from rankwatch_agent.sources.ethtool.structs import SIOCETHTOOL, interface_request
-from rankwatch_agent.sources.ethtool.table import Statistic
+from rankwatch_agent.sources.network import InterfaceChoice
+from rankwatch_agent.sources.ethtool.ioctl import SIOCETHTOOL, interface_request
+from rankwatch_agent.sources.ethtool.collector import Statistic
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 
 asked = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.ethtool import structs
+from rankwatch_agent.sources.ethtool import ioctl as structs
 
 
 def test_a_request_names_the_interface_and_points_to_the_command() -> None:

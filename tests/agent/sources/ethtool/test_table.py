@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.ethtool.table import select
+from rankwatch_agent.sources.ethtool.collector import select
 
 PAUSE = "rankwatch_network_pause_frames_total"
 SECONDS = "rankwatch_network_pause_seconds_total"

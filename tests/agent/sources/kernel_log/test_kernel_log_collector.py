@@ -11,7 +11,7 @@ from rankwatch_agent.runtime.collector import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector, parse_boot_time
-from rankwatch_agent.sources.kernel_log.events import EVENTS
+from rankwatch_agent.sources.kernel_log.lines import EVENTS
 from rankwatch_agent.sources.xid.ledger import XidCount, XidLedger
 from rankwatch_agent.sources.xid.table import load_table
 from support.agent.process import values

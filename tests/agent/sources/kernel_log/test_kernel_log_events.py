@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.kernel_log.events import EVENTS, events_in
+from rankwatch_agent.sources.kernel_log.lines import EVENTS, events_in
 
 LINES = {
     "gpu_fallen_off_bus": "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.collector import CollectError, NotApplicable
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader
-from rankwatch_agent.sources.kernel_log.record import Record, parse_record
+from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, Record, parse_record
 
 MANY = 1000
 

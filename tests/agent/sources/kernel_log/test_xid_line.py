@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.kernel_log.falls import SAME_FALL_SECONDS, Falls
-from rankwatch_agent.sources.kernel_log.xid_line import XidLine, parse_identity, parse_xid
+from rankwatch_agent.sources.kernel_log.collector import SAME_FALL_SECONDS, Falls
+from rankwatch_agent.sources.kernel_log.lines import XidLine, parse_identity, parse_xid
 
 BUS = "0000:3b:00.0"
 REGISTERS = "(0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_agent.runtime.config.error import ConfigError
-from rankwatch_agent.sources.nccl_ras.address import Address, parse_addresses
+from rankwatch_agent.sources.nccl_ras.client import Address, parse_addresses
 
 
 def test_auto_is_the_address_that_nccl_takes_itself() -> None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rankwatch_agent.sources.nccl_ras.communicators import (
+    STUCK_POLLS,
+    SUSPECT_POLLS,
+    Judge,
+    Reason,
+    Report,
+    State,
+)
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
-from rankwatch_agent.sources.nccl_ras.judgement import STUCK_POLLS, SUSPECT_POLLS, Judge, Reason, State
-from rankwatch_agent.sources.nccl_ras.report import Report
 from rankwatch_agent.sources.nccl_ras.text_form import parse_text
 from support.sources.nccl_ras import Comm, Gone, json_status, text_status
 

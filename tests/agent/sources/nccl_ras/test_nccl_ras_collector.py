@@ -17,11 +17,9 @@ import pytest
 from rankwatch_agent.runtime.collector import Collection, NotApplicable
 from rankwatch_agent.runtime.config.error import ConfigError
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.nccl_ras.address import parse_addresses
-from rankwatch_agent.sources.nccl_ras.client import ask
-from rankwatch_agent.sources.nccl_ras.collector import NcclRasCollector
+from rankwatch_agent.sources.nccl_ras.client import ask, parse_addresses
+from rankwatch_agent.sources.nccl_ras.collector import MAX_EXPORTED, MAX_RANKS, NcclRasCollector
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
-from rankwatch_agent.sources.nccl_ras.series import MAX_EXPORTED, MAX_RANKS
 from support.agent.process import until, values
 from support.sources.nccl_ras import Comm, Gone, RasService, json_status, ras_service, text_status
 from support.training.ranks import rank

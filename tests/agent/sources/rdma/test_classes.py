@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.rdma.classes import CONGESTION, ERRORS, OPERATIONS, class_of, is_counter
+from rankwatch_agent.sources.rdma.counters import CONGESTION, ERRORS, OPERATIONS, class_of, is_counter
 
 
 @pytest.mark.parametrize(

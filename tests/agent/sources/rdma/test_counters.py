@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankwatch_agent.sources.rdma.counters import MAX_COUNTERS, MAX_OPERATIONS, counter_series, read_counters
-from rankwatch_agent.sources.rdma.sysfs_files import SysfsFiles
+from rankwatch_agent.sources.rdma.sysfs import SysfsFiles
 from support.sources.node_tree import write
 
 

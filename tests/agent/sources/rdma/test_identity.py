@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.rdma.identity import PortIdentity, read_identity
-from rankwatch_agent.sources.rdma.sysfs_files import SysfsFiles
+from rankwatch_agent.sources.rdma.collector import PortIdentity, read_identity
+from rankwatch_agent.sources.rdma.sysfs import SysfsFiles
 from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, port_files
 
 WHOLE = PortIdentity(

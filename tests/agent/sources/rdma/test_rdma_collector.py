@@ -10,10 +10,9 @@ import pytest
 
 from rankwatch_agent.runtime.collector import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.interface_choice import InterfaceChoice
-from rankwatch_agent.sources.rdma.collector import RdmaCollector
-from rankwatch_agent.sources.rdma.port import IDENTITY_SECONDS, STATE_RETRY_SECONDS
-from rankwatch_agent.sources.rdma.sysfs_files import PATIENCE
+from rankwatch_agent.sources.network import InterfaceChoice
+from rankwatch_agent.sources.rdma.collector import IDENTITY_SECONDS, STATE_RETRY_SECONDS, RdmaCollector
+from rankwatch_agent.sources.rdma.sysfs import PATIENCE
 from support.agent.process import ManualClock, values
 from support.sources.node_tree import (
     COUNTERS,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.sources.kernel_files import ExhaustedError
-from rankwatch_agent.sources.rdma.sysfs_files import PATIENCE, RETRY_SECONDS, SysfsFiles
-from rankwatch_agent.sources.rdma.values import parse_counter
+from rankwatch_agent.sources.rdma.sysfs import PATIENCE, RETRY_SECONDS, SysfsFiles, parse_counter
 from support.agent.process import ManualClock
 from support.processes.exhaustion import no_descriptors
 

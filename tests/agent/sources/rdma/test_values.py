@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.rdma.values import (
+from rankwatch_agent.sources.rdma.sysfs import (
     parse_counter,
     parse_physical_state,
     parse_rate,

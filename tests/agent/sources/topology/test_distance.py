@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.topology.distance import Distance, distance
+from rankwatch_agent.sources.topology.affinity import Distance, distance
 from rankwatch_agent.sources.topology.pci_device import PciDevice
 
 ROOT = ("pci0000:16", "0000:16:01.0")

@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
+from rankwatch_agent.sources.xid.nvlink5 import Nvlink5Error
+from rankwatch_agent.sources.xid.table import CRITICAL, SEVERITY_IN_LOG, WARNING
+
 
 class KnownFault(NamedTuple):
     """A fault and how its line is known."""
@@ -67,3 +71,68 @@ def events_in(text: str) -> Iterator[str]:
     for event, mark, pattern in KNOWN_FAULTS:
         if mark in text and pattern.search(text):
             yield event
+
+
+FALLEN_OFF_THE_BUS = 79
+
+_ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})[^)]{{0,40}}\): ([0-9]{{1,5}})\b(.*)")
+_FALLEN = re.compile(rf"NVRM: .{{0,20}}GPU (?:at )?(?:PCI:)?({_ADDRESS}).{{0,120}}fallen off the bus")
+_IDENTITY = re.compile(rf"NVRM: GPU at PCI:({_ADDRESS}): (GPU-[0-9a-fA-F-]{{36}})")
+_SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
+
+
+class XidLine(NamedTuple):
+    """An XID error as the log tells of it."""
+
+    bus_id: str
+    """In the kernel's form."""
+    xid: int
+    severity: str | None
+    """Of this occurrence, where the line says; None where the table has to."""
+    implied: bool
+    """True where the line has no code: a GPU said to have fallen off the bus."""
+
+
+def parse_xid(text: str) -> XidLine | None:
+    """The XID error in a line; None where there is none."""
+    if "NVRM" not in text:
+        return None
+    found = _XID.search(text)
+    if found is not None:
+        xid = int(found[2])
+        return XidLine(normalise_bus_id(found[1]), xid, _severity(xid, found[3]), False) if xid else None
+    fallen = _FALLEN.search(text)
+    if fallen is not None:
+        return XidLine(normalise_bus_id(fallen[1]), FALLEN_OFF_THE_BUS, None, True)
+    return None
+
+
+def parse_identity(text: str) -> tuple[str, str] | None:
+    """PCI address and UUID, which the driver logs once before a GPU's first error."""
+    found = _IDENTITY.search(text) if "NVRM" in text else None
+    return (normalise_bus_id(found[1]), found[2]) if found else None
+
+
+def _severity(xid: int, rest: str) -> str | None:
+    """Fatal and Nonfatal count only for the codes that have both; other texts use the words freely."""
+    found = _SEVERITY.search(rest) if xid in SEVERITY_IN_LOG else None
+    if found is None:
+        return None
+    return WARNING if found[1] else CRITICAL
+
+
+_REGISTER = r"(0x[0-9a-fA-F]{1,8})"
+_ERROR = re.compile(
+    r"\): (14[4-9]|150),(?:.{0,200}?[, ])?([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
+    rf"XC ?\d{{1,3}} +i ?\d{{1,3}} +Link +(-?\d{{1,3}}) *[(\[]{_REGISTER}(?: +{_REGISTER})?"
+)
+
+
+def parse_nvlink5(text: str) -> Nvlink5Error | None:
+    """The error in a line; None where there is none, or without its registers."""
+    found = _ERROR.search(text) if "NVRM: Xid" in text else None
+    if found is None:
+        return None
+    status = int(found[5], 16) if found[5] else None
+    return Nvlink5Error(int(found[1]), found[2], int(found[3]), int(found[4], 16), status)
