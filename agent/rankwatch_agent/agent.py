@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.export.exposition import Exposition, constant_labels
 from rankwatch_agent.runtime.serving.access import build_token, warning_if_open
 from rankwatch_agent.runtime.serving.pages import build_routes
@@ -20,7 +21,6 @@ from rankwatch_agent.runtime.serving.server import MetricsServer, join_address
 from rankwatch_agent.runtime.serving.tls import build_tls
 from rankwatch_agent.runtime.supervision.snapshot import Snapshot
 from rankwatch_agent.runtime.supervision.supervisor import Supervisor
-from rankwatch_agent.runtime.user_error import UserError
 from rankwatch_agent.runtime.version import version
 
 if TYPE_CHECKING:

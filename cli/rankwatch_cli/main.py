@@ -14,9 +14,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.printable import printable
 from rankwatch_agent.runtime.sentence_parser import SentenceParser
-from rankwatch_agent.runtime.user_error import UserError
 
 USAGE_STATUS = 2
 """Exit status where the person at the keyboard can put it right."""

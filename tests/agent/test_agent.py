@@ -14,7 +14,7 @@ import trustme
 
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.runtime.config import AgentConfig
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from support.agent.process import DEADLINE_SECONDS, FakeCollector, fetch, load, until
 from support.servers.otlp import Mode, numbers, otlp_receiver
 

@@ -10,7 +10,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import RawRecord
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.incidents.printable import printable
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.training.suspicion import RankCondition
 

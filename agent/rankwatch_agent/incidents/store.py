@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.error import write_error
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 _NAME_BYTES = 100

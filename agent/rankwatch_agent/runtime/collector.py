@@ -7,15 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from rankwatch.conventions import Metric
-from rankwatch_agent.runtime.errors import AgentError
-
-
-class NotApplicable(AgentError):  # noqa: N818 - a state of the world, no error
-    """The source does not exist on this machine; it is absent, not broken."""
-
-
-class CollectError(AgentError):
-    """The source exists and could not be read; the message says what and why."""
 
 
 class Series(NamedTuple):

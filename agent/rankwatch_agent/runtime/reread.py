@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.kernel_files import (

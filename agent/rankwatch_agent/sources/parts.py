@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.sentence_parser import SentenceParser
-from rankwatch_agent.runtime.user_error import UserError
 from rankwatch_agent.training.account import RankAccount
 from rankwatch_agent.training.follower import RankFollower
 

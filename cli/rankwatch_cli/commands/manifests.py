@@ -6,8 +6,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.sentence_parser import SentenceParser
-from rankwatch_agent.runtime.user_error import UserError
 from rankwatch_cli.deployment.monitoring import Monitoring
 from rankwatch_cli.deployment.tiers import TIERS
 from rankwatch_cli.deployment.values import Values

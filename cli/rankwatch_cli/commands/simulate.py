@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.errors import BlackBoxError
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.flags import DUMPS, HANGS, TABLES, simulate_parser
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.groups import Naming

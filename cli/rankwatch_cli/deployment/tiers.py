@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.deployment.access_tiers import MUTUAL_TLS, TLS, TOKEN
 from rankwatch_cli.deployment.privilege_tiers import (
     HOST_NETWORK,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from rankwatch_agent.runtime.config.fields import FIELD_NAMES
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.version import version
 
 IMAGE_NAME = "rankwatch-agent"

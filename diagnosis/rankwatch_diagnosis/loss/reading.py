@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.detection import Findings, detect
 from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.lines import read_lines

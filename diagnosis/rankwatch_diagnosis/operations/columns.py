@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 # pandas writes a column of whole numbers with a gap as 3.0, so they are read as what may be whole.

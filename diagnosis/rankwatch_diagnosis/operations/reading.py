@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations import columns
 from rankwatch_diagnosis.operations.blocks import blocks
 from rankwatch_diagnosis.operations.cleaning import clean

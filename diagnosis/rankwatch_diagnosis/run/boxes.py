@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rankwatch.conventions import RankState
 from rankwatch.errors import BlackBoxError
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.box import Box, read_box
 from rankwatch_diagnosis.run.copied_ranks import CopiedRanks
 

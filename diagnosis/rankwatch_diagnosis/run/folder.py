@@ -11,7 +11,7 @@ from pathlib import Path
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 
 BOXES_FOLDER = "blackboxes"
 DUMPS_FOLDER = "flight_recorder"

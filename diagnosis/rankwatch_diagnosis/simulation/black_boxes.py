@@ -11,7 +11,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import LOSS, PHASES, Lifecycle
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 BEGAN_MONOTONIC = 1_000.0

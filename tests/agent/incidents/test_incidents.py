@@ -19,8 +19,8 @@ from rankwatch_agent.hardware import build_hardware
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.evidence import build_evidence
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from support.agent.process import agent_process, fetch, until
 from support.incidents.incidents import incident, small_disk
 from support.training.ranks import go_on, rank

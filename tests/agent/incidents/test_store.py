@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.incidents.store import BundleStore
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from support.incidents.incidents import incident
 
 

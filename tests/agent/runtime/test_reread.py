@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.reread import Reread
-from rankwatch_agent.runtime.user_error import UserError
 
 
 class Loader:

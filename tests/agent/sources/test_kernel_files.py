@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import (
     MAX_FILE_BYTES,
     ExhaustedError,

@@ -11,7 +11,8 @@ import pytest
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import RankState
-from rankwatch_agent.runtime.collector import Collection, NotApplicable
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.suspicion import RankCondition, Suspicion
 from support.training.ranks import values

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.blackbox import main
 from support.training.ranks import rank
 

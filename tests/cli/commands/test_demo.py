@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.demo import main
 
 

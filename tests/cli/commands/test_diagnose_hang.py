@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose.hang import lines, main
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.agent.process import rankwatch

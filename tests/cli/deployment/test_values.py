@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.runtime.config import AgentConfig
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.deployment.manifests import agent_manifests
 from rankwatch_cli.deployment.values import Values
 

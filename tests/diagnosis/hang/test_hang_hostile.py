@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.hang.dumps.parse import parse_dump
 from rankwatch_diagnosis.hang.dumps.reading import read_dumps
 from rankwatch_diagnosis.hang.dumps.source import read_source

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.lines import MAX_LINE_BYTES, read_lines
 from rankwatch_diagnosis.loss.log import default_extract, extract_by, read_log
 from rankwatch_diagnosis.loss.reading import diagnose

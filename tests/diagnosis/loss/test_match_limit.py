@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.loss.reading import diagnose
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run

@@ -10,7 +10,7 @@ from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 
 

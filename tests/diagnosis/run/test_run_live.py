@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.straggler.verdict import Cause

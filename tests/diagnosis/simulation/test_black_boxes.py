@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.hang.dumps.source import read_source
 from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang

@@ -13,7 +13,7 @@ from rankwatch.conventions import environment
 from rankwatch_agent.runtime.config.error import ConfigError
 from rankwatch_agent.runtime.config.fields import FIELD_NAMES, AgentConfig
 from rankwatch_agent.runtime.config.values import from_text, from_toml
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 
 ENVIRONMENT_PREFIX = "RANKWATCH_AGENT_"
 """`RANKWATCH_AGENT_LISTEN` sets `listen`, and so on; `RANKWATCH_AGENT_CONFIG` names the TOML file."""

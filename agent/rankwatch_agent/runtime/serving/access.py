@@ -8,9 +8,9 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.reread import Reread
 from rankwatch_agent.runtime.serving.server import Page, Route, join_address, plain_page
-from rankwatch_agent.runtime.user_error import UserError
 
 BearerToken = Reread[bytes]
 """The token in force; another one after its file has changed."""

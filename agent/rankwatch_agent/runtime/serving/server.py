@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.serving.tls import TlsContext
-from rankwatch_agent.runtime.user_error import UserError
 
 logger = logging.getLogger(__name__)
 

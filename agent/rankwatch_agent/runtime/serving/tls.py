@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.reread import Reread
-from rankwatch_agent.runtime.user_error import UserError
 
 TlsContext = Reread[ssl.SSLContext]
 """The context for the next connection; a new one after its files have changed."""

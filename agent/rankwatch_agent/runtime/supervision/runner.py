@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.collector import Collection, Collector, NotApplicable
-from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_agent.runtime.collector import Collection, Collector
+from rankwatch_agent.runtime.errors import AgentError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.run_record import Outcome, RunRecord
 from rankwatch_agent.runtime.supervision.schedule import next_start, stale_after

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 
 _PACKAGE = "rankwatch.v1"
 """Not the kubelet's own: its name is no part of what travels, and `v1` may be taken in another pool."""

@@ -13,9 +13,9 @@ import time
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from rankwatch_agent.runtime.collector import CollectError
 from rankwatch_agent.runtime.config.error import ConfigError
 from rankwatch_agent.runtime.connect import dial, seconds_left
+from rankwatch_agent.runtime.errors import CollectError
 
 MAX_ANSWER_BYTES = 16 << 20
 """Sixteen GPUs with every field of DCGM and the labels of their pods stay below 5 MB. It is held twice."""

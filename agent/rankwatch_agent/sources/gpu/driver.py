@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankwatch.conventions import DriverState
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.protocol import Answer, Request
 from rankwatch_agent.sources.gpu.worker_process import WorkerEndedError, WorkerProcess, WorkerTimeoutError
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES
 
 _LENGTH = struct.Struct(">I")

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 _HEADER = re.compile(rb"\d{1,6},(\d{1,18}),(\d{1,18}),[^;]{0,200};")
 _ESCAPED_NEWLINE = "\\x0a"

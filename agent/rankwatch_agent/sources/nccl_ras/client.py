@@ -12,9 +12,9 @@ import socket
 import time
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
 from rankwatch_agent.runtime.config.error import ConfigError
 from rankwatch_agent.runtime.connect import dial, seconds_left
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 AUTO = "auto"
 DEFAULT_PORT = 28028

@@ -18,7 +18,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import metric
 from rankwatch.errors import BlackBoxError
-from rankwatch_agent.runtime.collector import CollectError, Collection, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.nccl_ras.client import Address, ask, parse_addresses

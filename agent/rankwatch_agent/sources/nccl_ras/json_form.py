@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.nccl_ras.communicators import (
     MAX_COMMUNICATORS,
     MAX_NAMED_RANKS,

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.nccl_ras.communicators import (
     MAX_COMMUNICATORS,
     MAX_NAMED_RANKS,

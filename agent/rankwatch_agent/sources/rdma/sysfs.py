@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.kernel_files import EXHAUSTED, ExhaustedError, parse_count
 
 STATES = MappingProxyType({0: "nop", 1: "down", 2: "init", 3: "armed", 4: "active", 5: "active_defer"})

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Collection, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.xid.ledger import XidCount, XidLedger

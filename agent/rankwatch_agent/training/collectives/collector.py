@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankwatch.flight_recorder import SUFFIX
-from rankwatch_agent.runtime.collector import Collection, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.meeting import RunMeetings
 from rankwatch_agent.training.collectives.series import run_series
 from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.hang.dumps.files import RANK, dumps_in, without_strangers
 from rankwatch_diagnosis.hang.dumps.parse import DumpError, parse_dump
 from rankwatch_diagnosis.hang.dumps.reading import Reading, read_dumps

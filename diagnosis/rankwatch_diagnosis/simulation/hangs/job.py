@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.hangs.calls import Calls, calls_of
 from rankwatch_diagnosis.simulation.hangs.execution import Execution, Track
 from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, HangFault, HangKind

@@ -11,7 +11,7 @@ from rankwatch_agent.runtime.config import AgentConfig, ConfigError, load_config
 from rankwatch_agent.runtime.config.fields import FIELD_NAMES
 from rankwatch_agent.runtime.config.help import field_help
 from rankwatch_agent.runtime.config.show import to_toml
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 
 
 def write(directory: Path, text: str) -> Path:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.export.exposition import Exposition
 from rankwatch_agent.runtime.serving.access import BearerToken, build_token, warning_if_open
 from rankwatch_agent.runtime.serving.pages import build_routes
 from rankwatch_agent.runtime.serving.server import Route
 from rankwatch_agent.runtime.supervision.snapshot import Snapshot
-from rankwatch_agent.runtime.user_error import UserError
 from support.agent.process import fetch
 from support.servers.routes import serving
 

@@ -13,6 +13,7 @@ from http import HTTPStatus
 
 import pytest
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.export.exposition import Exposition
 from rankwatch_agent.runtime.serving.pages import build_routes
 from rankwatch_agent.runtime.serving.server import (
@@ -24,7 +25,6 @@ from rankwatch_agent.runtime.serving.server import (
     plain_page,
 )
 from rankwatch_agent.runtime.supervision.snapshot import Snapshot
-from rankwatch_agent.runtime.user_error import UserError
 from support.agent.process import DEADLINE_SECONDS, ManualClock, fetch, until
 from support.processes.exhaustion import no_descriptors
 from support.servers.routes import outlive, serving

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.serving.server import Page, Route
 from rankwatch_agent.runtime.serving.tls import TlsContext, build_tls, load_context
-from rankwatch_agent.runtime.user_error import UserError
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 from support.servers.routes import TIMEOUT_SECONDS, outlive, serving
 

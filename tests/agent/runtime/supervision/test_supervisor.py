@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import CollectError, Collection, Collector, NotApplicable, Series
+from rankwatch_agent.runtime.collector import Collection, Collector, Series
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.runner import Clocks
 from rankwatch_agent.runtime.supervision.supervisor import Supervisor
 from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.attribution.slurm import GpuFile, gpu_files, parse_jobs, read_jobs
 
 

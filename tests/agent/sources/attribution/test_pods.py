@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.attribution.pods import PodsCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory

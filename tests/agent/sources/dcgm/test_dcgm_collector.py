@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
 from rankwatch_agent.runtime.config.error import ConfigError
 from rankwatch_agent.runtime.config.fields import DCGM_FIELDS
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.dcgm.collector import DcgmCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory

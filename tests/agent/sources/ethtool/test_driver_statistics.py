@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwatch_agent.runtime.collector import NotApplicable
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics
 from support.servers.netns import Namespace, namespace_with_cable
 

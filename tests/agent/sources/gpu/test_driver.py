@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import DriverState
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.gpu.driver import FIRST_PAUSE_SECONDS, Driver
 from rankwatch_agent.sources.gpu.worker_process import worker_command
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until

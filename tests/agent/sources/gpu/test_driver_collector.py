@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.collector import GpuCollector
 from rankwatch_agent.sources.gpu.driver import Driver

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.nccl_ras.communicators import Absence, Communicator, Process
 from rankwatch_agent.sources.nccl_ras.json_form import MAX_OBJECTS, parse_json
 from support.sources.nccl_ras import Comm, Gone, json_status

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import Collection, NotApplicable
+from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.nccl_ras.client import ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.collector import MAX_EXPORTED, MAX_RANKS, NcclRasCollector

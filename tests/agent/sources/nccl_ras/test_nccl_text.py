@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError
+from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.sources.nccl_ras.communicators import Absence, Communicator
 from rankwatch_agent.sources.nccl_ras.text_form import MAX_TEXT_BYTES, parse_text
 from support.sources.nccl_ras import text_status

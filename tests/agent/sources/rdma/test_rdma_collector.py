@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import CollectError, NotApplicable
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.network import InterfaceChoice
 from rankwatch_agent.sources.rdma.collector import IDENTITY_SECONDS, STATE_RETRY_SECONDS, RdmaCollector

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.runtime.collector import NotApplicable
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collectives.ledger import GroupKey
 from rankwatch_agent.training.collectives.series import Place

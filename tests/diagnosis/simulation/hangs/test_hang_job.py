@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_agent.runtime.user_error import UserError
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.groups import Naming
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang

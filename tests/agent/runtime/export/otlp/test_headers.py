@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.export.otlp.headers import load_headers, parse_headers
-from rankwatch_agent.runtime.user_error import UserError
 
 
 def test_lines_are_names_and_values() -> None:
