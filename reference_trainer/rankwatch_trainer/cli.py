@@ -7,25 +7,26 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 import rankwatch
 from rankwatch_trainer.config import TrainerConfig
-from rankwatch_trainer.corpus import read_corpus, standard_library
+from rankwatch_trainer.data import read_corpus, standard_library
 from rankwatch_trainer.errors import TrainerError, UsageError
 from rankwatch_trainer.faults.file import FaultFile
 from rankwatch_trainer.faults.injection import Injection
+from rankwatch_trainer.faults.kinds import CheckpointCorruption, CheckpointWriteFailure, ScheduledFault
 from rankwatch_trainer.faults.specification import parse_fault
 from rankwatch_trainer.flags import parse_config
-from rankwatch_trainer.outputs import require_checkpoints_for, require_writable_outputs
 from rankwatch_trainer.preemption import watch_for_preemption
-from rankwatch_trainer.progress import Progress
+from rankwatch_trainer.report import RunReport
 from rankwatch_trainer.training import train
 from rankwatch_trainer.world import World, process_group
 
 _SILENT_RANK_WAITS_SECONDS = 5.0
-"""Longer than ranks that were started together need to import torch one after the other."""
+"""Ranks started together import torch one after the other in less time than this."""
 
 
 def main(
@@ -33,14 +34,14 @@ def main(
     environment: Mapping[str, str] = os.environ,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Trains as the arguments say. Exit status 0; 1 where training failed; 2 for what cannot be asked for.
+    """Train as the arguments ask. Exit status 0, 1 if training failed, 2 for a mistake of the user.
 
-    A mistake in the arguments is the same on every rank, so rank 0 alone tells it.
+    A mistake in the arguments is the same on every rank, so only rank 0 reports it.
     """
     try:
         world = World.from_environment(environment)
     except UsageError as error:
-        return _tell(error, status=2)
+        return _report(error, status=2)
     try:
         config = parse_config(sys.argv[1:] if arguments is None else arguments)
         injection = _injection(config, world)
@@ -55,7 +56,7 @@ def main(
     except UsageError as error:
         return _refuse(error, world, sleep)
     except TrainerError as error:
-        return _tell(error, status=1)
+        return _report(error, status=1)
     return 0
 
 
@@ -66,28 +67,28 @@ def _run(config: TrainerConfig, world: World, injection: Injection) -> None:
     device = world.device(config.device)
     coordinates = {"dp": (world.rank, world.size)}
     with (
-        Progress(
-            speaks=world.rank == 0,
+        RunReport(
+            is_writer=world.rank == 0,
             steps=config.steps,
             log_every=config.log_every,
             history=config.history,
             output=sys.stdout,
-        ) as progress,
-        # before rankwatch.start, whose own watch for SIGTERM passes the signal on to what it finds
+        ) as report,
+        # before rankwatch.start, whose own handler of SIGTERM calls the one it finds
         watch_for_preemption(config.preempt_on_sigterm) as preemption,
         rankwatch.start(target_steps=config.steps, coordinates=coordinates) as run,
         process_group(world, device, config.collective_timeout_seconds),
     ):
-        train(config, world, corpus, run, injection, preemption, progress)
+        train(config, world, corpus, run, injection, preemption, report)
 
 
 def _injection(config: TrainerConfig, world: World) -> Injection:
-    """The faults of the command line, whose steps count from the first of the run, and of the fault file."""
+    """The faults of the command line, counted from the first step of the run, and of the fault file."""
     faults = [parse_fault(text, present_step=1, world_size=world.size) for text in config.fault]
     require_checkpoints_for(faults, config)
     file = None
     if config.fault_file is not None:
-        file = FaultFile(config.fault_file, world.size, tells=world.rank == 0)
+        file = FaultFile(config.fault_file, world.size, reports_errors=world.rank == 0)
     return Injection(world.rank, faults, file)
 
 
@@ -97,13 +98,55 @@ def _configure_logging(world: World) -> None:
 
 def _refuse(error: UsageError, world: World, sleep: Callable[[float], None]) -> int:
     if world.rank == 0:
-        return _tell(error, status=2)
-    # torchrun ends all ranks as soon as one has exited, and would silence a rank 0 that starts later;
-    # once rank 0 has exited it ends this one too, so nobody waits for all of this time
+        return _report(error, status=2)
+    # torchrun ends all ranks as soon as one exits, and would silence a rank 0 that starts later. Once rank 0
+    # has exited, torchrun ends this rank too, so nobody waits for the whole time.
     sleep(_SILENT_RANK_WAITS_SECONDS)
     return 2
 
 
-def _tell(error: TrainerError, *, status: int) -> int:
+def _report(error: TrainerError, *, status: int) -> int:
     print(f"rankwatch_trainer: {error}", file=sys.stderr)
     return status
+
+
+def require_writable_outputs(config: TrainerConfig) -> None:
+    """Create the checkpoint directory and try the history file. For rank 0, which writes both.
+
+    Raises UsageError that names the path which cannot be written.
+    """
+    if config.checkpoint_dir is not None:
+        _require_writable_directory(config.checkpoint_dir)
+    if config.history is not None:
+        _require_writable_file(config.history)
+
+
+def require_checkpoints_for(faults: Sequence[ScheduledFault], config: TrainerConfig) -> None:
+    """Raise UsageError for a fault that strikes checkpoints in a run that writes none."""
+    for scheduled in faults:
+        of_checkpoints = isinstance(scheduled.fault, CheckpointWriteFailure | CheckpointCorruption)
+        if of_checkpoints and config.checkpoint_dir is None:
+            raise UsageError(
+                "checkpoint_dir is None, expected a directory, "
+                f"because fault {scheduled.fault.name} strikes checkpoints"
+            )
+
+
+def _require_writable_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise UsageError(f"could not create checkpoint_dir {path}: {cause.strerror}") from cause
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"could not write to checkpoint_dir {path}: it is not writable")
+
+
+def _require_writable_file(path: Path) -> None:
+    """Open the file as the end of the run does, but leave it as it was."""
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as cause:
+        raise UsageError(f"could not write history {path}: {cause.strerror}") from cause
+    if not existed:
+        path.unlink()  # an empty file would look like the history of a run that was killed

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.description import describe_faults
+from rankwatch_trainer.faults.specification import describe_faults
 
 
 def parse_config(arguments: Sequence[str]) -> TrainerConfig:

@@ -1,4 +1,4 @@
-"""SIGTERM as a wish to stop in order: all ranks leave after the same step."""
+"""SIGTERM as a request to stop: all ranks leave after the same step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 class Preemption:
-    """Whether some rank was asked to stop."""
+    """Knows whether any rank was asked to stop."""
 
     def __init__(self, *, watching: bool) -> None:
         self._watching = watching
@@ -20,7 +20,7 @@ class Preemption:
         """Set by the signal on this rank; the others learn of it in `agreed`."""
 
     def agreed(self, device: torch.device) -> bool:
-        """True on all ranks once any was asked. A collective where watching, nothing where not."""
+        """True on all ranks once any rank was asked. A collective, unless nothing is watched."""
         if not self._watching:
             return False
         asked = torch.tensor(int(self.signalled), device=device)
@@ -30,7 +30,7 @@ class Preemption:
 
 @contextmanager
 def watch_for_preemption(wanted: bool) -> Iterator[Preemption]:
-    """Catches SIGTERM for the length of the block, where that is wanted; main thread only."""
+    """Catch SIGTERM within the block, if `wanted`. Main thread only."""
     preemption = Preemption(watching=wanted)
 
     def remember(_signal: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from rankwatch_trainer.batches import ShardedBatches
 from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.data import ShardedBatches
 from rankwatch_trainer.errors import CheckpointError
-from rankwatch_trainer.faults.conditions import Conditions
-from rankwatch_trainer.pacing.paced_model import paced_model
-from rankwatch_trainer.schedule import warmup_then_cosine
+from rankwatch_trainer.faults.kinds import Conditions
+from rankwatch_trainer.pacing import paced_model
 from rankwatch_trainer.world import World
 
 
@@ -96,6 +96,21 @@ def fresh_state(
         batches=batches,
         device=device,
     )
+
+
+def learning_rate(config: TrainerConfig, completed_steps: int) -> float:
+    """Learning rate of the step that follows `completed_steps`."""
+    if completed_steps < config.warmup_steps:
+        return config.learning_rate * (completed_steps + 1) / config.warmup_steps
+    decay_steps = max(1, config.steps - 1 - config.warmup_steps)
+    progress = min(1.0, (completed_steps - config.warmup_steps) / decay_steps)
+    above_final = config.learning_rate - config.final_learning_rate
+    return config.final_learning_rate + above_final * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def warmup_then_cosine(optimizer: Optimizer, config: TrainerConfig) -> LambdaLR:
+    """The schedule as PyTorch's scheduler, so that a checkpoint holds it like any other."""
+    return LambdaLR(optimizer, lambda completed: learning_rate(config, completed) / config.learning_rate)
 
 
 def _settle_gradient_buckets(model: DistributedDataParallel, text: Tensor) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rankwatch_trainer.config import Device
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.meeting import meet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class World:
     size: int = 1
     local_rank: int = 0
     launched: bool = False
-    """True under torchrun, which says where the ranks meet; False for a process on its own."""
+    """True under torchrun, which provides the rendezvous; False for a process on its own."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> World:
-        """What torchrun says in RANK, WORLD_SIZE and LOCAL_RANK; rank 0 of 1 where it says nothing."""
+        """Read RANK, WORLD_SIZE and LOCAL_RANK, which torchrun sets; without them rank 0 of 1."""
         if "RANK" not in environment:
             return cls()
         try:
@@ -38,7 +38,7 @@ class World:
         return cls(rank=rank, size=size, local_rank=local_rank, launched="MASTER_ADDR" in environment)
 
     def device(self, device: Device) -> torch.device:
-        """Where this rank's tensors live. Raises UsageError where there is no such GPU."""
+        """Where this rank's tensors live. Raises UsageError if there is no such GPU."""
         if device != "cuda":
             return torch.device("cpu")
         if self.local_rank >= torch.cuda.device_count():
@@ -48,14 +48,12 @@ class World:
 
 @contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: float) -> Iterator[None]:
-    """Joins the job's process group, gloo or NCCL, and leaves it when the body ends in order.
+    """Join the job's process group, gloo or NCCL, and leave it when the body ends normally.
 
-    timeout_seconds is for collectives; ranks may start further apart than that.
-
-    After an exception the group is left to the end of the process: peers may be gone, and NCCL would
-    wait for them.
+    `timeout_seconds` limits collectives, not the start. After an exception the group stays until the process
+    ends: peers may be gone, and NCCL would wait for them.
     """
-    store = meet(world.rank, world.size) if world.launched else dist.HashStore()  # type: ignore[attr-defined]
+    store = rendezvous(world.rank, world.size) if world.launched else dist.HashStore()  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -67,3 +65,21 @@ def process_group(world: World, device: torch.device, timeout_seconds: float) ->
     )
     yield
     dist.destroy_process_group()
+
+
+def rendezvous(rank: int, size: int) -> Any:
+    """Wait until all ranks are here, and return the store of the job (torch exports no type for it).
+
+    Ranks wait for each other for half an hour, torch's default. `init_process_group` would wait no longer
+    than a collective may take, but ranks may start further apart.
+    """
+    # DistributedDataParallel imports this between two collectives. On a busy machine one rank needs seconds
+    # more for it than another, and that belongs to the start.
+    import torch._dynamo  # noqa: F401 - imported for later
+
+    store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size))  # type: ignore[attr-defined]
+    start = dist.PrefixStore("start", store)  # type: ignore[attr-defined]
+    if start.add("arrived", 1) == size:
+        start.set("complete", "")
+    start.wait(["complete"])
+    return dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined]

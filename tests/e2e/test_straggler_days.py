@@ -24,7 +24,7 @@ CONFIG = RuleConfig.for_demo()
 UNEVEN, JITTERY, STARVED, HEALTHY = "uneven-data", "jittery", "starved", "healthy"
 SLOW_STAGE, SLOW_NETWORK = "slow-stage", "slow-network"
 FAULTS: dict[str, tuple[str, ...]] = {
-    UNEVEN: ("data-imbalance:ratio=4",),
+    UNEVEN: ("unequal-batches:ratio=4",),
     JITTERY: ("jitter:seconds=0.4,every=5",),
     STARVED: ("slow-data:seconds=0.2",),
     HEALTHY: (),

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch_trainer.config import TrainerConfig
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.catalogue import FAULTS
+from rankwatch_trainer.faults.kinds import FAULTS
 from rankwatch_trainer.flags import parse_config
 
 

@@ -9,8 +9,7 @@ from dataclasses import fields
 import pytest
 
 from rankwatch_trainer.config import TrainerConfig
-from rankwatch_trainer.faults.catalogue import FAULTS
-from rankwatch_trainer.faults.fault import Fault
+from rankwatch_trainer.faults.kinds import FAULTS, Fault
 from rankwatch_trainer.faults.specification import parse_fault
 from rankwatch_trainer.flags import parse_config
 from support.paths import ROOT

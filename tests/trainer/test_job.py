@@ -54,7 +54,7 @@ def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> No
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("fault", "last_step"),
-    [("skip-collective", 3), ("other-collective", 2), ("data-stuck", 2)],
+    [("skip-collective", 3), ("mismatched-collective", 2), ("stuck-data", 2)],
 )
 def test_a_rank_out_of_line_hangs_the_job_until_the_timeout_of_collectives(
     fault: str, last_step: int, tmp_path: Path
@@ -63,7 +63,7 @@ def test_a_rank_out_of_line_hangs_the_job_until_the_timeout_of_collectives(
     flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "4")
     hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "3")
     with started_ranks(2, (*flags, *hang)) as ranks:
-        ending = ranks[:1] if fault == "data-stuck" else ranks  # who is stuck in its data never ends
+        ending = ranks[:1] if fault == "stuck-data" else ranks  # who is stuck in its data never ends
         said = [process.communicate(timeout=DEADLINE_SECONDS) for process in ending]
     assert [process.returncode for process in ending] == [1] * len(ending)
     # Who waits out the time first closes its connections, and that ends the other's wait.

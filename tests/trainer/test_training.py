@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
+from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.state import learning_rate
 from support.jobs.trainer import EMULATED, TINY, end_record, flip_a_byte, read_history
 from support.training.blackbox import box, of_kind
 
@@ -84,7 +86,7 @@ def test_unequal_sequences_are_trained_on_and_their_tokens_reported(
     monkeypatch.delenv("RANKWATCH_DISABLE")
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     flags = (*TINY, "--steps", 12, "--batch-size", 2, "--accumulation", 2)
-    assert trainer(*flags, "--fault", "data-imbalance:ratio=4,from=4") == 0
+    assert trainer(*flags, "--fault", "unequal-batches:ratio=4,from=4") == 0
     work = of_kind(box(tmp_path), RecordKind.WORK)
     tokens = [each.payload[0] for each in work if each.name == "tokens"]
     assert tokens[:3] == [128.0] * 3
@@ -156,3 +158,21 @@ def test_a_checkpoint_of_another_model_is_told(
     assert trainer(*common) == 0
     assert trainer(*common, "--resume", "auto", "--width", 8) == 1
     assert "could not resume: the checkpoint is of a model of other shape" in capsys.readouterr().err
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_final_value() -> None:
+    """The last step trains with the final learning rate, the first after the warm-up with the peak."""
+    config = TrainerConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_learning_rate=0.1)
+    rates = [learning_rate(config, completed) for completed in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == pytest.approx(1.0)
+    assert rates[99] == pytest.approx(0.1)
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_run_shorter_than_its_warm_up_works() -> None:
+    """No division by nothing."""
+    config = TrainerConfig(steps=3, warmup_steps=10)
+    assert learning_rate(config, 2) < config.learning_rate
+    assert learning_rate(TrainerConfig(steps=1, warmup_steps=0), 0) == TrainerConfig().learning_rate

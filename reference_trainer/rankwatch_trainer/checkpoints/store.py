@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import re
 import shutil
@@ -15,7 +16,6 @@ import torch
 
 from rankwatch import DisabledRun, Run
 from rankwatch_trainer.checkpoints import manifest
-from rankwatch_trainer.checkpoints.durable import fsync, rename_durably
 from rankwatch_trainer.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -116,6 +116,21 @@ class CheckpointStore:
         older = [each for each in self.steps() if each < step]
         for each in older[self._keep - 1 :]:
             shutil.rmtree(self._path(each), ignore_errors=True)
+
+
+def fsync(path: Path) -> None:
+    """Waits until the disk holds the file's content, or the directory's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Renames within a directory; afterwards target is whole or absent, whatever happens."""
+    source.rename(target)
+    fsync(target.parent)
 
 
 def _serialize(state: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Faults for a job that already runs: a file with one fault per line, looked at once per step."""
+"""Faults for a running job: a file with one fault per line, checked once per step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.fault import ScheduledFault
+from rankwatch_trainer.faults.kinds import ScheduledFault
 from rankwatch_trainer.faults.specification import parse_fault
 
 _log = logging.getLogger(__name__)
@@ -16,21 +16,21 @@ _log = logging.getLogger(__name__)
 class FaultFile:
     """The faults that a file asks for.
 
-    A line counts from the step in which it is first seen; when it is taken out of the file, its fault
-    ends. A line that cannot be read is ignored, and told once by the rank that `tells`; blank lines and
-    # comments are free.
+    The steps of a line count from the step in which the line is first seen. A fault ends when its line is
+    removed. A line that cannot be read is ignored, and logged once on the rank that reports errors. Blank
+    lines and # comments are allowed.
     """
 
-    def __init__(self, path: Path, world_size: int, *, tells: bool = True) -> None:
+    def __init__(self, path: Path, world_size: int, *, reports_errors: bool = True) -> None:
         self._path = path
         self._world_size = world_size
-        self._tells = tells
+        self._reports_errors = reports_errors
         self._seen: tuple[int, int, int] | None = None
         self._faults: dict[str, ScheduledFault] = {}
         self._malformed: set[str] = set()
 
     def faults(self, present_step: int) -> Sequence[ScheduledFault]:
-        """The faults now in the file; one stat call where it has not changed."""
+        """The faults now in the file. Costs one stat call while the file does not change."""
         try:
             status = self._path.stat()
         except OSError:
@@ -61,7 +61,7 @@ class FaultFile:
         try:
             return parse_fault(line, present_step=present_step, world_size=self._world_size)
         except UsageError as cause:
-            if self._tells and line not in self._malformed:
+            if self._reports_errors and line not in self._malformed:
                 self._malformed.add(line)
                 _log.warning("ignored a line of fault file %s: %s", self._path, cause)
             return None

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rankwatch_trainer.faults.conditions import Conditions
-from rankwatch_trainer.faults.fault import ScheduledFault
 from rankwatch_trainer.faults.file import FaultFile
+from rankwatch_trainer.faults.kinds import Conditions, ScheduledFault
 
 
 class Injection:

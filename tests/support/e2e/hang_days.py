@@ -35,8 +35,8 @@ HANG_FAULTS: dict[str, HangFault] = {
     "asleep": HangFault("stall", Alert.RUN_STALLED),
     "killed": HangFault("kill", Alert.RANK_LOST),
     "skips-a-collective": HangFault("skip-collective", Alert.COLLECTIVES_DESYNCHRONISED),
-    "calls-another-collective": HangFault("other-collective", Alert.COLLECTIVES_DESYNCHRONISED),
-    "stuck-in-data": HangFault("data-stuck", Alert.RUN_STALLED),
+    "calls-another-collective": HangFault("mismatched-collective", Alert.COLLECTIVES_DESYNCHRONISED),
+    "stuck-in-data": HangFault("stuck-data", Alert.RUN_STALLED),
 }
 """By the name of the run."""
 

@@ -54,7 +54,7 @@ def test_data_that_is_stuck_never_comes() -> None:
         if len(slept) == 3:
             raise InterruptedError
 
-    faults = Injection(0, [parse_fault("data-stuck:from=2", present_step=1, world_size=4)], sleep=sleep)
+    faults = Injection(0, [parse_fault("stuck-data:from=2", present_step=1, world_size=4)], sleep=sleep)
     batches = faults.delayed(torch.zeros(1) for _ in range(3))
     with pytest.raises(InterruptedError):
         for _ in zip(faults.steps(1, 3), batches, strict=False):
@@ -62,7 +62,7 @@ def test_data_that_is_stuck_never_comes() -> None:
     assert all(0 < seconds < math.inf for seconds in slept)
 
 
-@pytest.mark.parametrize("fault", ["skip-collective", "other-collective"])
+@pytest.mark.parametrize("fault", ["skip-collective", "mismatched-collective"])
 def test_a_rank_out_of_line_keeps_its_gradients_in_that_step_only(fault: str) -> None:
     """The last backward of a step reduces them otherwise, and no other one does."""
 
@@ -183,7 +183,7 @@ def test_data_imbalance_cuts_micro_batches_to_lengths_of_their_own() -> None:
     text = torch.arange(34).view(2, 17)
     lengths = {}
     for rank in range(2):
-        faults = injection("data-imbalance:ratio=4,until=101", rank=rank)
+        faults = injection("unequal-batches:ratio=4,until=101", rank=rank)
         cut = [faults.cut(text) for _ in faults.steps(1, 101)]
         assert all(torch.equal(each, text[:, : each.shape[1]]) for each in cut)
         assert cut.pop() is text, "the fault is over"

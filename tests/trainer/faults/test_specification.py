@@ -7,12 +7,8 @@ import math
 import pytest
 
 from rankwatch_trainer.errors import UsageError
-from rankwatch_trainer.faults.catalogue import FAULTS
-from rankwatch_trainer.faults.fault import ScheduledFault
-from rankwatch_trainer.faults.kill import Kill
+from rankwatch_trainer.faults.kinds import FAULTS, Kill, ScheduledFault, Stall, Straggler
 from rankwatch_trainer.faults.specification import parse_fault
-from rankwatch_trainer.faults.stall import Stall
-from rankwatch_trainer.faults.straggler import Straggler
 
 
 def parse(text: str) -> ScheduledFault:

@@ -1,11 +1,13 @@
-"""A rank's share of the text, and its position in it."""
+"""The training text and its batches."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from rankwatch_trainer.batches import ShardedBatches
+from rankwatch_trainer.data import ShardedBatches, read_corpus, standard_library
 from rankwatch_trainer.errors import UsageError
 
 TEXT = torch.arange(240, dtype=torch.uint8)
@@ -62,3 +64,32 @@ def test_a_text_shorter_than_one_sequence_is_told() -> None:
     """It holds none."""
     with pytest.raises(UsageError, match="the text of 9 bytes holds 0 sequences of 65 bytes"):
         ShardedBatches(TEXT[:9], shape=(1, 1), context=64, rank=0, world_size=1, seed=5)
+
+
+def test_the_standard_library_gives_the_same_text_each_time() -> None:
+    """Two ranks on one machine read the same bytes."""
+    one, other = (read_corpus(standard_library(), 300_000) for _ in range(2))
+    assert torch.equal(one.training, other.training)
+    assert torch.equal(one.held_out, other.held_out)
+    assert len(one.training) + len(one.held_out) == 300_000
+    assert b"import" in bytes(one.training.tolist())
+
+
+def test_files_come_in_the_order_of_their_names_and_packages_installed_later_not_at_all(
+    tmp_path: Path,
+) -> None:
+    """The order does not depend on the file system; the last tenth is held out."""
+    for name, content in {"b.py": "bbbb", "a.py": "aaaa", "sub/c.py": "cc", "notes.txt": "x"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "later.py").write_text("later")
+    corpus = read_corpus(tmp_path, 1000)
+    assert bytes(corpus.training.tolist()) == b"aaaabbbbc"
+    assert bytes(corpus.held_out.tolist()) == b"c"
+
+
+def test_a_folder_without_source_files_is_told(tmp_path: Path) -> None:
+    """An empty installation is the user's to mend."""
+    with pytest.raises(UsageError, match=r"could not read the training text: no \*\.py file under"):
+        read_corpus(tmp_path, 1000)

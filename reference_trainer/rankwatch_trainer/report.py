@@ -1,4 +1,4 @@
-"""What rank 0 tells of the run: a line every few steps, the history, and the record of its end."""
+"""What rank 0 reports of the run: a line every few steps, the history, and the end record."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 
-class Progress:
-    """A context manager around the whole run; at its end, in order or not, it writes the end record.
+class RunReport:
+    """A context manager around the whole run. It writes the end record also after an exception.
 
     The end record is one line of JSON: outcome (finished, preempted, failed), exception, steps done by
-    this process, last step, final_loss (of rank 0; null where not finite), mean_step_seconds and
-    steps_per_second. Step times run from the end of one step to the end of the next.
+    this process, last step, final_loss (of rank 0; null if not finite), mean_step_seconds and
+    steps_per_second. The time of a step runs from the end of the step before to its own end.
     """
 
     def __init__(
         self,
         *,
-        speaks: bool,
+        is_writer: bool,
         steps: int,
         log_every: int,
         history: Path | None,
         output: TextIO,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._speaks = speaks
+        self._is_writer = is_writer
         self._steps = steps
         self._log_every = log_every
         self._history_path = history
@@ -46,35 +46,35 @@ class Progress:
         self._loss: Tensor | None = None
         self._history: list[tuple[int, float, Tensor]] = []
         self.outcome = "finished"
-        """Set to `preempted` by the loop where it stops early."""
+        """The loop sets it to `preempted` when it stops early."""
 
     def begin(self) -> None:
-        """The loop begins now: start-up is no step."""
+        """Start the clock of the first step: the start of the run is no step."""
         self._began = self._previous = self._clock()
 
     def step(self, number: int, loss: Tensor, learning_rate: float) -> None:
-        """A step has ended; the loss is read (which waits for a GPU) only where a line is due."""
+        """Record the end of a step. The loss is read, which waits for a GPU, only when a line is due."""
         now = self._clock()
         seconds, self._previous = now - self._previous, now
         self._done, self._last_step, self._loss = self._done + 1, number, loss
-        if self._speaks and self._history_path is not None:
+        if self._is_writer and self._history_path is not None:
             self._history.append((number, seconds, loss))
-        if self._speaks and (number % self._log_every == 0 or number == self._steps):
+        if self._is_writer and (number % self._log_every == 0 or number == self._steps):
             template = "step %d/%d  loss %.4f  learning rate %.2e  %.3f s"
             _log.info(template, number, self._steps, loss.item(), learning_rate, seconds)
 
     def evaluated(self, number: int, loss: Tensor) -> None:
-        """An evaluation after a step has ended."""
-        if self._speaks:
+        """Log the loss of an evaluation after a step."""
+        if self._is_writer:
             _log.info("step %d/%d  held-out loss %.4f", number, self._steps, loss.item())
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RunReport:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._speaks:
+        if not self._is_writer:
             return
         if kind is not None:
             self.outcome = "failed"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankwatch_trainer.meeting import meet
+from rankwatch_trainer.world import rendezvous
 from support.jobs.trainer import DEADLINE_SECONDS
 from support.servers.ports import reserved_port
 from support.servers.prometheus import poll
@@ -18,10 +18,10 @@ def test_a_rank_waits_for_the_last_one_and_then_all_share_a_store(monkeypatch: p
     with reserved_port() as port, ThreadPoolExecutor() as ranks:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
-        first = ranks.submit(meet, 0, 2)
+        first = ranks.submit(rendezvous, 0, 2)
         poll(lambda: _answers(port), DEADLINE_SECONDS, "store of the first rank")
         assert not first.done()
-        other = ranks.submit(meet, 1, 2).result()
+        other = ranks.submit(rendezvous, 1, 2).result()
         first.result().set("word", "heard")
         assert other.get("word") == b"heard"
 

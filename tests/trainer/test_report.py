@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankwatch_trainer.progress import Progress
+from rankwatch_trainer.report import RunReport
 from support.jobs.trainer import end_record, read_history
 
 
@@ -22,15 +22,15 @@ class Clock:
         return self.now
 
 
-def progress(clock: Clock, output: io.StringIO, history: Path | None = None) -> Progress:
+def run_report(clock: Clock, output: io.StringIO, history: Path | None = None) -> RunReport:
     """Of rank 0 of a run of ten steps."""
-    return Progress(speaks=True, steps=10, log_every=5, history=history, output=output, clock=clock)
+    return RunReport(is_writer=True, steps=10, log_every=5, history=history, output=output, clock=clock)
 
 
 def test_the_end_record_holds_the_figures_of_the_run(tmp_path: Path) -> None:
     """Times run from the begin of the loop; start-up does not count."""
     clock, output = Clock(), io.StringIO()
-    with progress(clock, output, tmp_path / "history.json") as told:
+    with run_report(clock, output, tmp_path / "history.json") as told:
         clock.now = 150.0
         told.begin()
         for step, seconds in ((3, 0.25), (4, 0.75)):
@@ -57,7 +57,7 @@ def test_the_end_record_holds_the_figures_of_the_run(tmp_path: Path) -> None:
 def test_an_exception_is_in_the_end_record_and_goes_on_its_way() -> None:
     """Also before the first step; a loss that is no number is null, as JSON has no NaN."""
     output = io.StringIO()
-    with pytest.raises(ZeroDivisionError), progress(Clock(), output) as told:
+    with pytest.raises(ZeroDivisionError), run_report(Clock(), output) as told:
         told.step(1, torch.tensor(float("nan")), 0.1)
         raise ZeroDivisionError
     record = json.loads(output.getvalue())
@@ -69,6 +69,6 @@ def test_a_history_that_cannot_be_written_is_told_and_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run has ended well all the same."""
-    with progress(Clock(), io.StringIO(), tmp_path / "missing" / "history.json"):
+    with run_report(Clock(), io.StringIO(), tmp_path / "missing" / "history.json"):
         pass
     assert "could not write the history to" in caplog.text
