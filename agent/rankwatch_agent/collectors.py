@@ -124,14 +124,14 @@ def _gpu(config: AgentConfig, hardware: Hardware) -> list[Collector]:
             driver=hardware.driver,
             pci=PciGpus(config.sysfs),
             inventory=hardware.inventory,
-            ledger=hardware.ledger,
+            xids=hardware.xids,
             schedule=config.schedule("gpu"),
         )
     ]
 
 
 def _gpu_driver(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    from rankwatch_agent.sources.gpu.driver_collector import GpuDriverCollector
+    from rankwatch_agent.sources.gpu.collector import GpuDriverCollector
     from rankwatch_agent.sources.gpu.pci import PciGpus
 
     pci = PciGpus(config.sysfs)
@@ -146,7 +146,7 @@ def _kernel_log(config: AgentConfig, hardware: Hardware) -> list[Collector]:
             path=config.kernel_log,
             procfs=config.procfs,
             inventory=hardware.inventory,
-            ledger=hardware.ledger,
+            xids=hardware.xids,
             schedule=config.schedule("kernel_log"),
         )
     ]
@@ -155,9 +155,7 @@ def _kernel_log(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 def _xid(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.sources.xid.collector import XidCollector
 
-    return [
-        XidCollector(inventory=hardware.inventory, ledger=hardware.ledger, schedule=config.schedule("xid"))
-    ]
+    return [XidCollector(inventory=hardware.inventory, xids=hardware.xids, schedule=config.schedule("xid"))]
 
 
 def _dcgm(config: AgentConfig, hardware: Hardware) -> list[Collector]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.runtime.config import AgentConfig
-from rankwatch_agent.sources.gpu.driver import Driver
+from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
-from rankwatch_agent.sources.gpu.worker_process import worker_command
-from rankwatch_agent.sources.xid.ledger import XidLedger
-from rankwatch_agent.sources.xid.table import load_table
+from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
 from rankwatch_agent.training.suspicion import Suspicion
 
 FIRST_LOOK_SECONDS = 3.0
@@ -24,7 +23,7 @@ class Hardware:
 
     driver: Driver
     inventory: GpuInventory
-    ledger: XidLedger
+    xids: XidCounter
     suspicion: Suspicion
     incidents: IncidentBoard
     pages: MetricsPages
@@ -35,7 +34,7 @@ def build_hardware(config: AgentConfig) -> Hardware:
     return Hardware(
         driver=Driver(worker_command(config.nvml_library)),
         inventory=GpuInventory(FIRST_LOOK_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
-        ledger=XidLedger(load_table(config.xid_table)),
+        xids=XidCounter(load_table(config.xid_table)),
         suspicion=Suspicion(),
         incidents=IncidentBoard(),
         pages=MetricsPages(),

@@ -1,6 +1,6 @@
-"""Fields of DCGM and the metrics of ours that say the same: the one table of them.
+"""The table that maps fields of DCGM to our metrics.
 
-Units and names follow DCGM's dcgm_fields.h; profiling fields are averages of dcgm-exporter's own interval.
+Names and units follow dcgm_fields.h. Profiling fields are averages over dcgm-exporter's own interval.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ _MAX_COUNT = 2.0**53
 
 
 class KnownField(NamedTuple):
-    """What a field is in our terms; raw values are multiplied by `scale` and have to lie in the range."""
+    """The metric of a field, and how a raw value becomes a value of the metric."""
 
     metric: Metric
     extra: tuple[str, ...]
     """Values of the labels after gpu (and mig)."""
     scale: float
+    """Our value = raw value * scale."""
     highest: float
-    """In our unit; the lowest is 0, for temperatures the coldest place on earth."""
+    """Largest plausible value in our unit. The lowest is 0, for temperatures -90."""
     mig: Metric | None = None
-    """The metric of a MIG instance; without one the value is of the whole GPU, whatever the line says."""
+    """The metric for a MIG instance. Where it is None, the value belongs to the whole GPU, even if the line
+    names an instance."""
 
     def value(self, raw: float) -> float | None:
-        """In our unit; None for what cannot be."""
+        """The value in our unit; None where it is implausible."""
         scaled = raw * self.scale
         lowest = -90.0 if self.metric.unit == "celsius" else 0.0
         return scaled if lowest <= scaled <= self.highest else None
@@ -126,29 +128,29 @@ _NEW_NAMES: Mapping[str, str] = MappingProxyType(
         "DCGM_FI_DEV_ROW_REMAP_FAILED": "DCGM_FI_DEV_ROW_REMAP_FAILURE",
     }
 )
-"""DCGM 4 renamed fields without changing their numbers or units. GPU_UTIL_RATIO is left out: whether it
-counts to 1 or to 100 differs between what its name and what its number say."""
+"""DCGM 4 renamed fields but kept their numbers and units. GPU_UTIL_RATIO is left out: its name says 0 to 1,
+its number 0 to 100."""
 
 _BLANKS = ((2.0**31 - 16, 2.0**31 - 1), (2.0**47, 2.0**47 + 15), (2.0**63 - 2048, math.inf))
-"""DCGM's marks for not found, not supported, not permitted: near the ends of 32-bit and 64-bit integers and
-at 2^47 for floating point (dcgm_structs.h, DCGM_*_BLANK). Doubles near 2^63 are 1,024 apart or more."""
+"""DCGM's values for not found, not supported and not permitted (dcgm_structs.h, DCGM_*_BLANK): near the ends
+of 32-bit and 64-bit integers, and at 2^47 for doubles. Doubles near 2^63 are at least 1,024 apart."""
 _UNKNOWN = 2.0**32 - 1
-"""NVML's own mark for an unknown 32-bit value."""
+"""NVML's value for an unknown 32-bit number."""
 
 
 def old_name(field: str) -> str:
-    """The name of a field before DCGM 4, under which it is known here; others stay as they are."""
+    """The name of a field before DCGM 4, which the table uses; other names come back unchanged."""
     return _NEW_NAMES.get(field, field)
 
 
 def all_names(fields: tuple[str, ...]) -> frozenset[str]:
-    """The fields under every name they go by."""
+    """The names of these fields before and since DCGM 4."""
     wanted = {old_name(field) for field in fields}
     return frozenset(wanted | {new for new, old in _NEW_NAMES.items() if old in wanted})
 
 
 def is_blank(value: float) -> bool:
-    """Whether a value is one of the marks that mean `there is none`."""
+    """Whether a value stands for 'no value'."""
     if not math.isfinite(value) or value == _UNKNOWN:
         return True
     return any(low <= value <= high for low, high in _BLANKS)

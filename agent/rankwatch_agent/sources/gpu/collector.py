@@ -1,8 +1,15 @@
-"""Collector `gpu`: what NVML tells of each GPU, asked through a worker process."""
+"""Collectors `gpu` and `gpu_driver`: what NVML reports of each GPU, and whether the driver answers.
+
+`gpu` asks the driver through a worker process. `gpu_driver` reads only the PCI bus and the state that
+`Driver` keeps, so its series stay when the driver hangs.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+
+import msgspec
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Series
@@ -12,18 +19,27 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
-from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading
-from rankwatch_agent.sources.gpu.remembered import GpuMemory
-from rankwatch_agent.sources.xid.ledger import XidLedger
+from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample
+from rankwatch_agent.sources.xid.counter import XidCounter
 
 logger = logging.getLogger(__name__)
 
-_ASK_SHARE = 0.8
-"""Part of the collector's deadline that the driver may use; the rest is for killing its worker."""
+MAX_REMEMBERED_GPUS = 256
+"""GPUs remembered after they were lost; no node has had as many."""
+_DRIVER_SHARE = 0.8
+"""Share of the collector's deadline that the driver may use; the rest is for killing its worker."""
+
+_UP = metric("rankwatch_gpu_up").name
+_INFO = metric("rankwatch_gpu_info").name
+_EXPECTED = metric("rankwatch_gpus_expected")
+_VISIBLE = metric("rankwatch_gpus_visible")
+_STATE = metric("rankwatch_gpu_driver_state")
+_UNRESPONSIVE = metric("rankwatch_gpu_driver_unresponsive_total")
+_STARTS = metric("rankwatch_gpu_worker_starts_total")
 
 
 class GpuCollector:
-    """Publishes what it finds in the inventory, for the collectors that speak of GPUs too."""
+    """Exports the GPUs and publishes them in the inventory for the collectors that label by GPU."""
 
     name = "gpu"
 
@@ -33,15 +49,15 @@ class GpuCollector:
         driver: Driver,
         pci: PciGpus,
         inventory: GpuInventory,
-        ledger: XidLedger,
+        xids: XidCounter,
         schedule: Schedule,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._driver = driver
         self._pci = pci
         self._inventory = inventory
-        self._ledger = ledger
-        self._memory = GpuMemory()
+        self._xids = xids
+        self._remembered: dict[str, Gpu] = {}
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -59,43 +75,81 @@ class GpuCollector:
     def _collect(self) -> Collection:
         if self._expected() == 0:
             raise NotApplicable("there is no NVIDIA GPU on the PCI bus")
-        answer = self._driver.collect(_ASK_SHARE * self.deadline_seconds)
-        told = answer.reading or answer.failure
-        if told is None:
-            raise CollectError("the NVML worker answered nothing")
-        for event in told.xids:
-            self._ledger.note("nvml", event.uuid, event.xid, event.timestamp_seconds)
-        if isinstance(told, Failure) and not told.gpus:
-            raise self._failure(told)
-        return self._publish(told)
+        answer = self._driver.collect(_DRIVER_SHARE * self.deadline_seconds)
+        result = answer.reading or answer.failure
+        if result is None:
+            raise CollectError("the NVML worker sent an empty answer")
+        for event in result.xids:
+            self._xids.add("nvml", event.uuid, event.xid, event.timestamp_seconds)
+        if isinstance(result, Failure) and not result.gpus:
+            raise self._error(result)
+        return self._publish(result)
 
-    def _publish(self, told: Reading | Failure) -> Collection:
-        """All GPUs, those among them that an earlier worker saw and this one never did."""
-        gpus = self._memory.with_lost(told.gpus)
+    def _publish(self, result: Reading | Failure) -> Collection:
+        gpus = self._with_lost(result.gpus)
         samples = [sample for gpu in gpus for sample in gpu.samples]
-        if isinstance(told, Reading):
-            samples += told.samples
-        for warning in told.warnings if isinstance(told, Reading) else (told.message,):
+        if isinstance(result, Reading):
+            samples += result.samples
+        for warning in result.warnings if isinstance(result, Reading) else (result.message,):
             self._warn(warning)
         series = tuple(Series(metric(each.metric), each.labels, each.value) for each in samples)
         self._inventory.publish(map(_identity, gpus), ((each.metric.name, each.labels) for each in series))
         return Collection(series)
 
+    def _with_lost(self, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+        """These GPUs, and as lost those that were seen earlier: a new worker knows nothing of them."""
+        present = {gpu.uuid: gpu for gpu in gpus}
+        missing = tuple(gpu for uuid, gpu in self._remembered.items() if uuid not in present)
+        for uuid, gpu in present.items():
+            if uuid in self._remembered or len(self._remembered) < MAX_REMEMBERED_GPUS:
+                self._remembered[uuid] = _as_lost(gpu)
+        return (*present.values(), *missing)
+
     def _expected(self) -> int | None:
-        """GPUs on the bus; None where the bus cannot be seen, so that only the driver can tell."""
+        """GPUs on the bus; None where the bus cannot be read, so that only the driver knows."""
         try:
             return len(self._pci.expected())
         except (CollectError, NotApplicable):
             return None
 
-    def _failure(self, failure: Failure) -> CollectError | NotApplicable:
+    def _error(self, failure: Failure) -> CollectError | NotApplicable:
         if failure.absent and self._expected() is None:
             return NotApplicable(failure.message)
         return CollectError(failure.message)
 
-    def _warn(self, sentence: str) -> None:
-        if self._log_limit.allows(sentence):
-            logger.warning("collector gpu goes on without a part: %s", sentence)
+    def _warn(self, message: str) -> None:
+        if self._log_limit.allows(message):
+            logger.warning("collector gpu goes on without a part: %s", message)
+
+
+class GpuDriverCollector:
+    """Exports expected and visible GPUs, the driver's state, and how often the driver hung."""
+
+    name = "gpu_driver"
+
+    def __init__(self, *, driver: Driver, pci: PciGpus, schedule: Schedule) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._driver = driver
+        self._pci = pci
+
+    def collect(self) -> Collection:
+        """Read the bus once; raises NotApplicable where there is none, CollectError.
+
+        On a node without a GPU, where no worker ever ran, only the two numbers of GPUs are exported.
+        """
+        expected = len(self._pci.expected())
+        status = self._driver.status()
+        counts = (Series(_EXPECTED, (), expected), Series(_VISIBLE, (), status.visible))
+        if expected == 0 and status.starts == 0:
+            return Collection(counts)
+        return Collection(
+            (
+                *counts,
+                Series(_STATE, (status.state.value,), 1),
+                Series(_UNRESPONSIVE, (), status.unresponsive),
+                Series(_STARTS, (), status.starts),
+            )
+        )
 
 
 def _identity(gpu: Gpu) -> GpuIdentity:
@@ -107,4 +161,16 @@ def _identity(gpu: Gpu) -> GpuIdentity:
         model=gpu.model,
         mig_uuids=gpu.mig_uuids,
         pids=gpu.pids,
+    )
+
+
+def _as_lost(gpu: Gpu) -> Gpu:
+    """The GPU with its identity alone."""
+    identity = tuple(sample for sample in gpu.samples if sample.metric == _INFO)
+    return msgspec.structs.replace(
+        gpu,
+        up=False,
+        lost_reason="the driver does not show it any more",
+        pids=(),
+        samples=(Sample(_UP, (gpu.uuid,), 0.0), *identity),
     )

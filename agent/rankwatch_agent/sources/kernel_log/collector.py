@@ -1,4 +1,4 @@
-"""Collector `kernel_log`: what the kernel says of GPUs, NICs and the host; its XID errors go to the ledger.
+"""Collector `kernel_log`: what the kernel says of GPUs, NICs and the host; it counts XID errors.
 
 At the start it reads all that the kernel still has since boot, so that a restart of the agent keeps its
 counts. Only root can write to /dev/kmsg; a line that a process wrote there counts like the kernel's own,
@@ -31,9 +31,15 @@ from rankwatch_agent.sources.kernel_log.lines import (
     parse_xid,
 )
 from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, Record
-from rankwatch_agent.sources.xid.ledger import XidLedger
-from rankwatch_agent.sources.xid.nvlink5 import Nvlink5Error, Rule, load_rules, rule_for
-from rankwatch_agent.sources.xid.table import CRITICAL, WARNING
+from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import (
+    CRITICAL,
+    WARNING,
+    Nvlink5Error,
+    Nvlink5Rule,
+    load_rules,
+    rule_for,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +62,7 @@ class Advice(NamedTuple):
 class Nvlink5Counts:
     """Not for several threads at once. GPUs go by their PCI bus id until they are exported."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Nvlink5Rule]) -> None:
         self._rules = rules
         self._named = frozenset[str]().union(*(rule.subcodes for rule in rules))
         self._counts: Counter[tuple[str, int, str, str]] = Counter()
@@ -126,7 +132,7 @@ class KernelLogCollector:
         path: Path,
         procfs: Path,
         inventory: GpuInventory,
-        ledger: XidLedger,
+        xids: XidCounter,
         schedule: Schedule,
         max_lines: int = MAX_LINES,
     ) -> None:
@@ -134,7 +140,7 @@ class KernelLogCollector:
         self._reader = KernelLogReader(path)
         self._stat = procfs / "stat"
         self._inventory = inventory
-        self._ledger = ledger
+        self._xids = xids
         self._max_lines = max_lines
         self._events: Counter[str] = Counter()
         self._falls = Falls()
@@ -168,15 +174,15 @@ class KernelLogCollector:
     def _take_xid(self, record: Record, booted: float | None) -> None:
         identity = parse_identity(record.text)
         if identity is not None:
-            self._ledger.learn(*identity)
+            self._xids.identify(*identity)
         line = parse_xid(record.text)
         if line is None or not self._falls.counts(line, record.seconds):
             return
         gpu = self._gpu_at(line.bus_id)
-        meaning = self._ledger.meaning(line.xid)
+        meaning = self._xids.meaning(line.xid)
         severity = line.severity or meaning.severity
         timestamp = booted + record.seconds if booted is not None else None
-        self._ledger.note(self.name, gpu, line.xid, timestamp, severity=severity)
+        self._xids.add(self.name, gpu, line.xid, timestamp, severity=severity)
         error = parse_nvlink5(record.text)
         advice = Advice(meaning.action, "")
         if error is not None:
@@ -197,7 +203,7 @@ class KernelLogCollector:
             line.xid,
             gpu,
             f" at {_utc(timestamp)}" if timestamp is not None else "",
-            self._ledger.meaning(line.xid).meaning,
+            self._xids.meaning(line.xid).meaning,
             line.severity,
             advice.action,
             f", look at {advice.investigate}" if advice.investigate else "",

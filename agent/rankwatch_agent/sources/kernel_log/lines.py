@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
-from rankwatch_agent.sources.xid.nvlink5 import Nvlink5Error
-from rankwatch_agent.sources.xid.table import CRITICAL, SEVERITY_IN_LOG, WARNING
+from rankwatch_agent.sources.xid.meanings import CRITICAL, SEVERITY_IN_LOG, WARNING, Nvlink5Error
 
 
 class KnownFault(NamedTuple):

@@ -1,7 +1,4 @@
-"""Collector `xid`: the XID errors that NVML events and the kernel log told of.
-
-It reads no source itself: the collectors `gpu` and `kernel_log` note what they find in the ledger.
-"""
+"""Collector `xid`: exports the XID errors that the collectors `gpu` and `kernel_log` counted."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.xid.ledger import XidCount, XidLedger
-from rankwatch_agent.sources.xid.table import SEVERITIES
+from rankwatch_agent.sources.xid.counter import XidCount, XidCounter
+from rankwatch_agent.sources.xid.meanings import SEVERITIES
 
 _ERRORS = metric("rankwatch_gpu_xid_errors_total")
 _LAST = metric("rankwatch_gpu_xid_last_timestamp_seconds")
@@ -24,28 +21,28 @@ _OTHER_CODES = "other"
 
 
 class XidCollector:
-    """Counts by GPU and code, by GPU and severity, and the meaning of the codes that occurred."""
+    """Exports counts by GPU and code, counts by GPU and severity, and what each code that occurred means."""
 
     name = "xid"
 
-    def __init__(self, *, inventory: GpuInventory, ledger: XidLedger, schedule: Schedule) -> None:
+    def __init__(self, *, inventory: GpuInventory, xids: XidCounter, schedule: Schedule) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._inventory = inventory
-        self._ledger = ledger
+        self._xids = xids
 
     def collect(self) -> Collection:
-        """Export the ledger; raises NotApplicable where no GPU is known and no error occurred."""
+        """The counts; raises NotApplicable where no GPU is known and no error occurred."""
         gpus = self._inventory.gpus()
         for gpu in gpus:
-            self._ledger.learn(gpu.pci_bus_id, gpu.uuid)
-        counts = self._ledger.counts()
+            self._xids.identify(gpu.pci_bus_id, gpu.uuid)
+        counts = self._xids.counts()
         if not gpus and not counts:
-            raise NotApplicable("no GPU is known and no XID error was seen")
+            raise NotApplicable("no GPU is known and no XID error occurred")
         return Collection((*_errors(counts), *self._events(gpus, counts), *self._meanings(counts)))
 
     def _events(self, gpus: Iterable[GpuIdentity], counts: Iterable[XidCount]) -> Iterator[Series]:
-        """Every severity of every GPU from the start, at 0: rate() needs the sample before the first."""
-        severities = self._ledger.severities()
+        """Every severity of every GPU, 0 before its first error: increase() needs a sample before it."""
+        severities = self._xids.severities()
         names = dict.fromkeys((*(gpu.uuid for gpu in gpus), *(each.gpu for each in counts)))
         for gpu in names:
             for severity in SEVERITIES:
@@ -53,7 +50,7 @@ class XidCollector:
 
     def _meanings(self, counts: Iterable[XidCount]) -> Iterator[Series]:
         for xid in sorted({each.xid for each in counts if each.xid is not None}):
-            meaning, severity, action = self._ledger.meaning(xid)
+            meaning, severity, action = self._xids.meaning(xid)
             yield Series(_INFO, (str(xid), severity, action, meaning), 1)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwatch_agent.sources.dcgm import samples
-from rankwatch_agent.sources.dcgm.samples import DcgmSample, parse_answer
+from rankwatch_agent.sources.dcgm import client
+from rankwatch_agent.sources.dcgm.client import DcgmSample, parse_answer
 
 HEAD = 'gpu="0",UUID="GPU-a",pci_bus_id="00000000:3B:00.0"'
 FIELD = "DCGM_FI_DEV_GPU_TEMP"
@@ -64,9 +64,9 @@ def test_fields_nobody_asked_for_are_only_counted() -> None:
 def test_an_answer_beyond_the_limits_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """By wanted samples and by lines."""
     line = f"{FIELD}{{{HEAD}}} 41\n".encode()
-    monkeypatch.setattr(samples, "MAX_SAMPLES", 3)
+    monkeypatch.setattr(client, "MAX_SAMPLES", 3)
     assert parse_answer(line * 5, {FIELD})[0::2] == ((SAMPLE,) * 3, True)
-    monkeypatch.setattr(samples, "MAX_LINES", 2)
+    monkeypatch.setattr(client, "MAX_LINES", 2)
     assert parse_answer(b"\n" * 5, {FIELD}).cut
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from rankwatch.conventions import DriverState
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.gpu.driver import FIRST_PAUSE_SECONDS, Driver
-from rankwatch_agent.sources.gpu.worker_process import worker_command
+from rankwatch_agent.sources.gpu.driver import FIRST_PAUSE_SECONDS, Driver, worker_command
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 from support.gpu import worker as fake_worker
 from support.gpu.nvml import FakeDriver
@@ -80,7 +79,7 @@ def test_one_worker_answers_again_and_again(bench: Bench) -> None:
     """It is started once."""
     answers = [bench.driver.collect(LONG) for _ in range(3)]
     assert all(answer.reading == fake_worker.reading() for answer in answers)
-    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
 def test_a_call_that_never_returns_costs_a_killed_worker_a_count_and_an_event(
@@ -91,7 +90,7 @@ def test_a_call_that_never_returns_costs_a_killed_worker_a_count_and_an_event(
     pid = worker_pid(bench)
     bench.hang()
     assert gone(pid)
-    assert bench.driver.facts() == (DriverState.UNRESPONSIVE, 1, 1, 0)
+    assert bench.driver.status() == (DriverState.UNRESPONSIVE, 1, 1, 0)
     events = [getattr(record, "event", None) for record in caplog.records if record.levelno == logging.ERROR]
     assert events == ["driver_unresponsive"]
 
@@ -106,9 +105,9 @@ def test_a_hung_driver_is_asked_again_after_pauses_that_grow(tmp_path: Path) -> 
         with pytest.raises(CollectError, match="no answer within"):
             driver.collect(0.05)
         clock.now += pause - 1.0
-        with pytest.raises(CollectError, match="driver unresponsive: tried again in 1 s"):
+        with pytest.raises(CollectError, match="driver unresponsive: next try in 1 s"):
             driver.collect(0.05)
-        assert driver.facts() == (DriverState.UNRESPONSIVE, hangs, hangs, 0)
+        assert driver.status() == (DriverState.UNRESPONSIVE, hangs, hangs, 0)
         clock.now += 1.0
 
 
@@ -118,7 +117,7 @@ def test_a_driver_that_comes_back_is_used_again(bench: Bench) -> None:
     bench.act("answer")
     bench.clock.now += FIRST_PAUSE_SECONDS
     assert bench.driver.collect(LONG).reading
-    assert bench.driver.facts() == (DriverState.IN_USE, 1, 2, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 1, 2, 1)
 
 
 def test_a_worker_that_left_of_itself_is_replaced_without_a_failure(bench: Bench) -> None:
@@ -129,13 +128,13 @@ def test_a_worker_that_left_of_itself_is_replaced_without_a_failure(bench: Bench
     until(lambda: ended(pid), "the worker has left")
     bench.act("answer")
     assert bench.driver.collect(LONG).reading
-    assert bench.driver.facts() == (DriverState.IN_USE, 0, 2, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 0, 2, 1)
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("die", "the NVML worker ended by signal 11; it is started again"),
+        ("die", "the NVML worker ended by signal 11; it will be started again"),
         ("garbage", "MessagePack"),
         ("huge", "announced an answer of 4294967295 bytes"),
     ],
@@ -145,7 +144,7 @@ def test_a_worker_that_dies_or_talks_nonsense_is_replaced(bench: Bench, what: st
     bench.act(what)
     with pytest.raises(CollectError, match=said):
         bench.driver.collect(LONG)
-    assert bench.driver.facts() == (DriverState.UNAVAILABLE, 0, 1, 0)
+    assert bench.driver.status() == (DriverState.UNAVAILABLE, 0, 1, 0)
     bench.act("answer")
     bench.clock.now += FIRST_PAUSE_SECONDS
     assert bench.driver.collect(LONG).reading
@@ -163,17 +162,17 @@ def test_a_failure_of_the_driver_keeps_the_worker(bench: Bench) -> None:
     """It tries again by itself at the next question."""
     bench.act("fail")
     assert bench.driver.collect(LONG).failure
-    assert bench.driver.facts() == (DriverState.UNAVAILABLE, 0, 1, 0)
+    assert bench.driver.status() == (DriverState.UNAVAILABLE, 0, 1, 0)
     bench.act("answer")
     assert bench.driver.collect(LONG).reading
-    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
 def test_a_lost_gpu_is_not_visible(bench: Bench) -> None:
     """It is told of, and does not count."""
     bench.act("lost")
     bench.driver.collect(LONG)
-    assert bench.driver.facts().visible == 0
+    assert bench.driver.status().visible == 0
 
 
 def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench) -> None:
@@ -184,10 +183,10 @@ def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench
     assert gone(pid)
     with pytest.raises(NotApplicable, match="released"):
         bench.driver.collect(LONG)
-    assert bench.driver.facts() == (DriverState.RELEASED, 0, 1, 0)
+    assert bench.driver.status() == (DriverState.RELEASED, 0, 1, 0)
     bench.driver.resume()
     assert bench.driver.collect(LONG).reading
-    assert bench.driver.facts() == (DriverState.IN_USE, 0, 2, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 0, 2, 1)
 
 
 def test_releasing_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,14 +213,14 @@ def test_releasing_does_not_wait_for_a_hung_call(bench: Bench, caplog: pytest.Lo
 
     asking = threading.Thread(target=ask)
     asking.start()
-    until(lambda: bench.driver.facts().starts == 1, "the worker is started")
+    until(lambda: bench.driver.status().starts == 1, "the worker is started")
     pid = worker_pid(bench)
     bench.driver.release()
     asking.join()
     assert gone(pid)
     assert [str(error) for error in ended] == ["the driver is being released"]
     assert "the NVML worker did not shut the driver down within 1.5 s; it is killed" in caplog.messages
-    assert bench.driver.facts() == (DriverState.RELEASED, 0, 1, 0)
+    assert bench.driver.status() == (DriverState.RELEASED, 0, 1, 0)
 
 
 def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
@@ -254,8 +253,8 @@ def test_taking_up_a_driver_that_is_in_use_waits_for_no_hung_call_and_changes_no
 
     asking = threading.Thread(target=ask)
     asking.start()
-    until(bench.driver._asking.locked, "the question is asked")
+    until(bench.driver._request_lock.locked, "the question is asked")
     bench.driver.resume()
-    assert bench.driver.facts() == (DriverState.IN_USE, 0, 1, 1)
+    assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
     bench.driver.release()
     asking.join()

@@ -10,12 +10,11 @@ import pytest
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.gpu.collector import GpuCollector
+from rankwatch_agent.sources.gpu.collector import GpuCollector, GpuDriverCollector
 from rankwatch_agent.sources.gpu.driver import Driver
-from rankwatch_agent.sources.gpu.driver_collector import GpuDriverCollector
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
-from rankwatch_agent.sources.xid.ledger import XidLedger
+from rankwatch_agent.sources.xid.counter import XidCounter
 from support.agent.process import values
 from support.gpu import worker as fake_worker
 from support.gpu.worker import UUID
@@ -41,7 +40,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     (bus / "class").write_text("0x030200\n")
     act.write_text("answer")
     driver, pci, inventory = Driver(fake_worker.command(act)), PciGpus(tmp_path), GpuInventory()
-    gpu = GpuCollector(driver=driver, pci=pci, inventory=inventory, ledger=XidLedger({}), schedule=SCHEDULE)
+    gpu = GpuCollector(driver=driver, pci=pci, inventory=inventory, xids=XidCounter({}), schedule=SCHEDULE)
     yield Node(gpu, GpuDriverCollector(driver=driver, pci=pci, schedule=SCHEDULE), inventory, act)
     driver.close()
 

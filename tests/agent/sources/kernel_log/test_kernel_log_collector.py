@@ -12,8 +12,8 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector, parse_boot_time
 from rankwatch_agent.sources.kernel_log.lines import EVENTS
-from rankwatch_agent.sources.xid.ledger import XidCount, XidLedger
-from rankwatch_agent.sources.xid.table import load_table
+from rankwatch_agent.sources.xid.counter import XidCount, XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
 from support.agent.process import values
 
 BOOTED = 1_700_000_000
@@ -24,13 +24,13 @@ OUT_OF_MEMORY = "Out of memory: Killed process 1234 (python) total-vm:1kB"
 
 
 class Node:
-    """A log, a /proc, an inventory and a ledger."""
+    """A log, a /proc, an inventory and a counter of XID errors."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.log = root / "kmsg"
         self.inventory = GpuInventory()
-        self.ledger = XidLedger(load_table(None))
+        self.xids = XidCounter(load_table(None))
         (root / "stat").write_text(f"cpu 1 2 3\nbtime {BOOTED}\n")
         self.log.touch()
         self.written = 0
@@ -40,7 +40,7 @@ class Node:
             path=self.log,
             procfs=self.root,
             inventory=self.inventory,
-            ledger=self.ledger,
+            xids=self.xids,
             schedule=Schedule(5, 5),
             max_lines=max_lines,
         )
@@ -78,12 +78,12 @@ def test_lines_before_and_after_the_start_count(node: Node) -> None:
     assert values([node.collector().collect()])[event] == 2
 
 
-def test_an_error_goes_to_the_ledger_with_the_time_it_happened(node: Node) -> None:
+def test_an_error_is_counted_with_the_time_it_happened(node: Node) -> None:
     """Under the UUID where the inventory knows it; both lines about one fall are one error."""
     node.inventory.publish([GpuIdentity(UUID, "0000:3b:00.0", 0, 0, "H100")], ())
     node.write(FELL, FELL_TOO)
     node.collector().collect()
-    assert node.ledger.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
+    assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
 
 
 def test_an_error_of_an_unknown_gpu_is_kept_under_its_address(node: Node) -> None:
@@ -91,10 +91,10 @@ def test_an_error_of_an_unknown_gpu_is_kept_under_its_address(node: Node) -> Non
     node.write(FELL)
     kernel_log = node.collector()
     kernel_log.collect()
-    assert node.ledger.counts() == [XidCount("0000:3b:00.0", 79, 1, BOOTED + 10)]
+    assert node.xids.counts() == [XidCount("0000:3b:00.0", 79, 1, BOOTED + 10)]
     node.write(f"NVRM: GPU at PCI:0000:3b:00: {UUID}")
     kernel_log.collect()
-    assert node.ledger.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
+    assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
 
 
 def test_the_severity_is_what_the_log_says(node: Node) -> None:
@@ -102,7 +102,7 @@ def test_the_severity_is_what_the_log_says(node: Node) -> None:
     for word in ("Nonfatal", "Nonfatal", "Fatal"):
         node.write(f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXPIPE {word} XC0 i0 Link 13 (0x0409a0c2)")
     node.collector().collect()
-    assert node.ledger.severities() == {("0000:3b:00.0", "warning"): 2, ("0000:3b:00.0", "critical"): 1}
+    assert node.xids.severities() == {("0000:3b:00.0", "warning"): 2, ("0000:3b:00.0", "critical"): 1}
 
 
 def test_the_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,7 +114,7 @@ def test_the_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixtur
     assert record.levelno == logging.ERROR
     assert "pid=0, name=python" in record.getMessage()
     assert "2023-11-14T22:13:30+00:00" in record.getMessage()
-    assert node.ledger.counts()[0].errors == 100
+    assert node.xids.counts()[0].errors == 100
 
 
 def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
@@ -122,7 +122,7 @@ def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
     (node.root / "stat").write_text("cpu 1 2 3\n")
     node.write(FELL)
     node.collector().collect()
-    assert node.ledger.counts() == [XidCount("0000:3b:00.0", 79, 1, None)]
+    assert node.xids.counts() == [XidCount("0000:3b:00.0", 79, 1, None)]
     with pytest.raises(ValueError):
         parse_boot_time("cpu 1 2 3\n")
     with pytest.raises(ValueError):

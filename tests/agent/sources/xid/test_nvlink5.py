@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch_agent.sources.kernel_log.lines import parse_nvlink5
-from rankwatch_agent.sources.xid.nvlink5 import Nvlink5Error, load_rules, rule_for
-from rankwatch_agent.sources.xid.table import load_table
+from rankwatch_agent.sources.xid.meanings import Nvlink5Error, load_rules, load_table, rule_for
 
 RULES = load_rules()
 

@@ -8,17 +8,17 @@ from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.xid.collector import XidCollector
-from rankwatch_agent.sources.xid.ledger import MAX_CODES, XidLedger
-from rankwatch_agent.sources.xid.table import load_table
+from rankwatch_agent.sources.xid.counter import MAX_CODES, XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
 from support.agent.process import values
 
 GPU = GpuIdentity(uuid="GPU-a", pci_bus_id="0000:3b:00.0", index=0, minor_number=0, model="H100")
 
 
-def collector(*gpus: GpuIdentity) -> tuple[XidCollector, GpuInventory, XidLedger]:
-    inventory, ledger = GpuInventory(), XidLedger(load_table(None))
+def collector(*gpus: GpuIdentity) -> tuple[XidCollector, GpuInventory, XidCounter]:
+    inventory, xids = GpuInventory(), XidCounter(load_table(None))
     inventory.publish(gpus, ())
-    return XidCollector(inventory=inventory, ledger=ledger, schedule=Schedule(5, 5)), inventory, ledger
+    return XidCollector(inventory=inventory, xids=xids, schedule=Schedule(5, 5)), inventory, xids
 
 
 def test_every_severity_of_every_gpu_is_0_from_the_start() -> None:
@@ -32,8 +32,8 @@ def test_every_severity_of_every_gpu_is_0_from_the_start() -> None:
 
 def test_an_error_has_a_count_a_time_and_a_meaning() -> None:
     """Under the code that occurred."""
-    xid, _, ledger = collector(GPU)
-    ledger.note("nvml", "GPU-a", 79, 1234.5)
+    xid, _, xids = collector(GPU)
+    xids.add("nvml", "GPU-a", 79, 1234.5)
     found = values([xid.collect()])
     meaning = ("79", "critical", "reboot_node", "GPU has fallen off the bus")
     assert found["rankwatch_gpu_xid_errors_total", "GPU-a", "79"] == 1
@@ -45,15 +45,15 @@ def test_an_error_has_a_count_a_time_and_a_meaning() -> None:
 
 def test_an_error_at_an_address_moves_to_the_gpu_once_that_is_known() -> None:
     """And stays there when the driver no longer shows the GPU."""
-    xid, inventory, ledger = collector()
-    ledger.note("kernel_log", "0000:3b:00.0", 79, None, severity="critical")
+    xid, inventory, xids = collector()
+    xids.add("kernel_log", "0000:3b:00.0", 79, None, severity="critical")
     found = values([xid.collect()])
     assert found["rankwatch_gpu_xid_errors_total", "0000:3b:00.0", "79"] == 1
     assert not [key for key in found if key[0] == "rankwatch_gpu_xid_last_timestamp_seconds"]
     inventory.publish([GPU], ())
     assert values([xid.collect()])["rankwatch_gpu_xid_errors_total", "GPU-a", "79"] == 1
     inventory.publish([], ())
-    ledger.note("kernel_log", "0000:3b:00.0", 79, None, severity="critical")
+    xids.add("kernel_log", "0000:3b:00.0", 79, None, severity="critical")
     found = values([xid.collect()])
     assert found["rankwatch_gpu_xid_errors_total", "GPU-a", "79"] == 2
     assert ("rankwatch_gpu_xid_errors_total", "0000:3b:00.0", "79") not in found
@@ -61,9 +61,9 @@ def test_an_error_at_an_address_moves_to_the_gpu_once_that_is_known() -> None:
 
 def test_codes_beyond_the_limit_are_one_series() -> None:
     """Without a meaning, which only a code has."""
-    xid, _, ledger = collector(GPU)
+    xid, _, xids = collector(GPU)
     for code in range(1, MAX_CODES + 3):
-        ledger.note("kernel_log", "GPU-a", code, 1.0, severity="info")
+        xids.add("kernel_log", "GPU-a", code, 1.0, severity="info")
     found = values([xid.collect()])
     assert found["rankwatch_gpu_xid_errors_total", "GPU-a", "other"] == 2
     assert found["rankwatch_gpu_xid_events_total", "GPU-a", "info"] == MAX_CODES + 2

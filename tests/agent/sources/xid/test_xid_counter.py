@@ -1,0 +1,98 @@
+"""Counting XID errors that two sources tell of."""
+
+from __future__ import annotations
+
+from rankwatch_agent.sources.xid.counter import (
+    MAX_CODES,
+    MAX_GPUS,
+    OTHER_GPU,
+    SEVERITY_WAIT_SECONDS,
+    XidCount,
+    XidCounter,
+)
+from rankwatch_agent.sources.xid.meanings import XidMeaning
+from support.agent.process import ManualClock
+
+TABLE = {
+    79: XidMeaning("fell", "critical", "reboot_node"),
+    13: XidMeaning("app", "application", "restart_app"),
+    145: XidMeaning("nvlink", "critical", "check_nvlink"),
+}
+
+
+def counter(clock: ManualClock | None = None) -> XidCounter:
+    return XidCounter(TABLE, monotonic=clock or ManualClock())
+
+
+def test_an_error_both_sources_tell_of_counts_once() -> None:
+    """The larger count is right; the latest time is kept."""
+    xids = counter()
+    xids.add("kernel_log", "GPU-a", 79, 100.0, severity="critical")
+    xids.add("nvml", "GPU-a", 79, 101.0)
+    xids.add("nvml", "GPU-a", 13, None)
+    assert xids.counts() == [XidCount("GPU-a", 13, 1, None), XidCount("GPU-a", 79, 1, 101.0)]
+    assert xids.severities() == {("GPU-a", "critical"): 1, ("GPU-a", "application"): 1}
+    xids.add("nvml", "GPU-a", 79, 50.0)
+    assert xids.counts()[1] == XidCount("GPU-a", 79, 2, 101.0)
+    assert xids.severities()["GPU-a", "critical"] == 2
+
+
+def test_a_code_no_table_holds_is_a_warning() -> None:
+    """It is to be looked up."""
+    xids = counter()
+    xids.add("nvml", "GPU-a", 4242, 1.0)
+    assert xids.severities() == {("GPU-a", "warning"): 1}
+    assert xids.meaning(4242).action == "look_up"
+
+
+def test_the_log_says_how_severe_an_nvlink_error_is_even_when_nvml_is_first() -> None:
+    """Nonfatal in the log wins over the table's critical."""
+    clock = ManualClock()
+    xids = counter(clock)
+    xids.add("nvml", "GPU-a", 145, 1.0)
+    assert xids.severities() == {}
+    clock.now += 5
+    xids.add("kernel_log", "GPU-a", 145, 1.0, severity="warning")
+    clock.now += 2 * SEVERITY_WAIT_SECONDS
+    assert xids.severities() == {("GPU-a", "warning"): 1}
+    assert xids.counts()[0].errors == 1
+
+
+def test_without_a_log_the_table_says_how_severe_an_nvlink_error_is() -> None:
+    """After some patience; a log that comes later changes nothing that was exported."""
+    clock = ManualClock()
+    xids = counter(clock)
+    xids.add("nvml", "GPU-a", 145, 1.0)
+    clock.now += SEVERITY_WAIT_SECONDS
+    assert xids.severities() == {("GPU-a", "critical"): 1}
+    xids.add("kernel_log", "GPU-a", 145, 1.0, severity="warning")
+    assert xids.severities() == {("GPU-a", "critical"): 1}
+
+
+def test_what_was_counted_at_an_address_becomes_the_gpus_own() -> None:
+    """An error that NVML told of by UUID and the log by address counts once after all; later ones too."""
+    xids = counter()
+    xids.add("kernel_log", "0000:3b:00.0", 79, 100.0, severity="critical")
+    xids.add("kernel_log", "0000:3b:00.0", 13, 90.0, severity="application")
+    xids.add("nvml", "GPU-a", 79, 101.0)
+    xids.identify("0000:3b:00.0", "GPU-a")
+    assert xids.counts() == [XidCount("GPU-a", 13, 1, 90.0), XidCount("GPU-a", 79, 1, 101.0)]
+    assert xids.severities() == {("GPU-a", "critical"): 1, ("GPU-a", "application"): 1}
+    xids.add("kernel_log", "0000:3b:00.0", 79, 110.0, severity="critical")
+    assert xids.counts()[1] == XidCount("GPU-a", 79, 2, 110.0)
+
+
+def test_codes_and_gpus_are_bounded() -> None:
+    """Further ones are counted together, so that garbage in a log cannot fill the database."""
+    xids = counter()
+    for xid in range(1, 3 * MAX_CODES):
+        xids.add("kernel_log", "GPU-a", xid, 1.0, severity="info")
+    counts = xids.counts()
+    assert len(counts) == MAX_CODES + 1
+    assert counts[-1] == XidCount("GPU-a", None, 2 * MAX_CODES - 1, 1.0)
+    for number in range(3 * MAX_GPUS):
+        xids.add("kernel_log", f"GPU-{number}", 13, 1.0)
+        xids.identify(f"0000:{number:02x}:00.0", f"GPU-{number}")
+    gpus = {each.gpu for each in xids.counts()}
+    assert len(gpus) == MAX_GPUS + 1
+    assert OTHER_GPU in gpus
