@@ -113,7 +113,7 @@ def _texts() -> Iterator[Path]:
 
 
 def test_every_python_file_fits_on_a_few_screens() -> None:
-    """A file that needs a table of contents is two files."""
+    """A file is one concept; one that needs a table of contents is two."""
     for package in FOLDERS:
         for path in modules(package):
-            assert len(path.read_text().splitlines()) <= 300, path
+            assert len(path.read_text().splitlines()) <= 400, path
