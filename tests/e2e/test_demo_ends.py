@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def test_a_signal_at_any_moment_leaves_no_process_and_no_file(
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ("agent", ("rankwatch_agent", "agent")),
+        ("agent", ("rankwatch_cli", "agent")),
         ("prometheus", ("--storage.tsdb.path={directory}/prometheus",)),
         ("alertmanager", ("--storage.path={directory}/alertmanager",)),
     ],
@@ -82,7 +83,7 @@ def test_a_killed_server_ends_the_demo_with_its_name(
         victim = running.part(*(word.format(directory=running.directory) for word in words))
         os.kill(victim, signal.SIGKILL)
         assert running.ended() == 1, running.said
-        assert f"rankwatch demo: {part} ended with status -9; its last words:" in running.said
+        assert f"rankwatch demo: {part} ended with status -9; the end of its log:" in running.said
         assert "Traceback" not in running.said
 
 
@@ -93,18 +94,18 @@ def test_a_killed_rank_ends_the_demo_with_the_last_words_of_the_trainer(tmp_path
         _importing(running)
         os.kill(_rank(running), signal.SIGKILL)
         assert running.ended() == 1, running.said
-        assert "rankwatch demo: trainer ended with status 1; its last words:" in running.said
+        assert "rankwatch demo: trainer ended with status 1; the end of its log:" in running.said
         assert "SIGKILL" in running.said
 
 
-def test_without_prometheus_the_agents_own_figures_name_the_straggler(tmp_path: Path) -> None:
+def test_without_prometheus_the_engine_names_the_straggler(tmp_path: Path) -> None:
     """With neither server on PATH the demo says so, and still finds the rank it injected."""
     with demo(tmp_path, *FEWEST_RANKS, environ={"PATH": str(tmp_path)}) as running:
         running.wait_for("Prometheus or Alertmanager is not installed")
         running.wait_for("injected: ")
         assert running.ended() == 0, running.said
-        assert "from the agent's own figures (no Prometheus, no alert)" in running.said
-        assert "grown phase   " in running.said
+        assert "as `rankwatch diagnose run` names it (no Prometheus, no alert)" in running.said
+        assert re.search(r"slowdown      1\.\d\d", running.said)
         assert "RIGHT: rank " in running.said
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +18,17 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.sentence_parser import SentenceParser
 
 if TYPE_CHECKING:
-    from rankwatch_cli.demo.scenario import Addresses
+    from rankwatch_cli.demo.scenario import Addresses, Outcome
 
 FAILED_STATUS = 1
 _EXTRAS = {"agent": "prometheus_client", "alerts": "yaml", "trainer": "torch"}
 """Extra -> a module that it brings."""
+_FIRST = ("alertname", "severity", "run", "rank", "node", "cause", "phase", "slowdown", "runbook_url")
+"""Labels and annotations that somebody who was woken reads first."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play the demo; 0 where the right rank was named in time, 1 where not. Raises UserError."""
+    """Play the demo. Exit status 0 if the right rank was named in time, else 1. Raises UserError."""
     given = _parser().parse_args(arguments)
     _check(given)
     return _play(given)
@@ -31,9 +36,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _play(given: Namespace) -> int:
     # Only here: these need the extras that `_check` asks for.
-    from rankwatch_cli.demo.report import as_json, report
     from rankwatch_cli.demo.scenario import Demo, Options
-    from rankwatch_cli.demo.signals import Leaving
+    from rankwatch_cli.demo.signals import EndSignals
     from rankwatch_cli.demo.workspace import DemoError, Workspace
 
     options = Options(
@@ -44,28 +48,28 @@ def _play(given: Namespace) -> int:
         deadline_seconds=given.deadline,
         seed=given.seed,
     )
-    leaving = Leaving()
-    leaving.listen()
+    signals = EndSignals()
+    signals.install()
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:5.1f} s] {text}", flush=True)
 
-    with Workspace(leaving.check) as workspace:
+    with Workspace(signals.check) as workspace:
         try:
             outcome = Demo(workspace, options, say).play(
-                ready=lambda addresses: _show(addresses, say), tell=lambda outcome: print(report(outcome))
+                ready=lambda addresses: _show(addresses, say), show=lambda outcome: print(_report(outcome))
             )
         except DemoError as error:
             print(f"rankwatch demo: {error}", file=sys.stderr)
             return FAILED_STATUS
     if given.result:
-        given.result.write_text(as_json(outcome))
+        given.result.write_text(json.dumps({"right": outcome.right, **asdict(outcome)}, indent=2))
     return 0 if outcome.right else FAILED_STATUS
 
 
 def _check(given: Namespace) -> None:
-    """Raises UserError for what would be found out only at the end, or never."""
+    """Raise UserError for what would otherwise show only at the end, or never."""
     if given.ranks < 3:
         raise UserError(f"--ranks is {given.ranks}, expected at least 3: of two, neither can be named")
     for name in ("healthy", "deadline"):
@@ -89,6 +93,39 @@ def _show(addresses: Addresses, say: Callable[[str], None]) -> None:
     for name in ("agent", "prometheus", "alertmanager"):
         if address := getattr(addresses, name):
             say(f"{name:<13} http://{address}")
+
+
+def _report(outcome: Outcome) -> str:
+    """The outcome, in lines for a person."""
+    if outcome.injected_rank is None:
+        count = len(outcome.false_alarms)
+        return "healthy run: no alert" if not count else f"healthy run: {count} false alarm(s)"
+    lines: list[str] = []
+    if outcome.alert is not None:
+        lines += ["", "The alert as Alertmanager delivered it:"]
+        shown = {**outcome.alert.labels, **outcome.alert.annotations}
+        first = [name for name in _FIRST if name in shown]
+        for name in [*first, *sorted(shown.keys() - set(first))]:
+            lines += textwrap.wrap(f"  {name:<13} {shown[name]}", 110, subsequent_indent=" " * 16)
+    elif outcome.verdict is not None:
+        lines += ["", "The straggler as `rankwatch diagnose run` names it (no Prometheus, no alert):"]
+        lines += [f"  rank          {outcome.named_rank}"]
+        lines += [f"  cause         {outcome.verdict.cause}"]
+        lines += [f"  slowdown      {outcome.verdict.slowdown:.2f}"]
+    return "\n".join([*lines, "", _comparison(outcome)])
+
+
+def _comparison(outcome: Outcome) -> str:
+    """The named rank against the injected one."""
+    injected = outcome.injected_rank
+    if outcome.named_rank is None:
+        return f"MISSED: rank {injected} was slowed down and nobody was named in time"
+    if outcome.named_rank != injected:
+        return f"WRONG: rank {injected} was slowed down, rank {outcome.named_rank} was named"
+    if outcome.false_alarms:
+        names = ", ".join(alert.name for alert in outcome.false_alarms)
+        return f"RIGHT rank {injected}, but with false alarms: {names}"
+    return f"RIGHT: rank {injected} was slowed down and named {outcome.detection_seconds:.0f} s later"
 
 
 def _parser() -> SentenceParser:

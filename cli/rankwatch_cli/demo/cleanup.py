@@ -1,9 +1,9 @@
 """Ends the demo's processes and removes its files, however the demo itself ended.
 
-It is a process of its own that waits for the end of its standard input. The demo holds the other
-end of that pipe, so the end comes when the demo closes it, crashes, or is killed. There is no other
-clean-up, and so none that can be missed. Processes are recognised by a variable in their
-environment, which also those inherit that have left their parent (ranks of torchrun do).
+The cleanup is a process of its own that waits for the end of its standard input. The demo holds the
+other end of that pipe, so the end comes when the demo closes it, crashes, or is killed. A variable in the
+environment marks the processes of a demo. They inherit it even after they have left their parent, as the
+ranks of torchrun do.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ GRACE_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 
 
-class Janitor:
-    """Cleans up behind a demo in `directory`, at `close` or at the death of this process."""
+class Cleanup:
+    """Cleans up after the demo in `directory`, at `close` or when this process dies."""
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-m", __name__, str(directory)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
-        """Clean up now, and return when it is done."""
+        """Clean up now and wait until that is done."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -40,12 +40,12 @@ class Janitor:
 def clean(directory: Path, *, grace_seconds: float = GRACE_SECONDS) -> None:
     """End every process that carries the mark of this demo, then remove its directory."""
     deadline = time.monotonic() + grace_seconds
-    told: set[int] = set()
+    terminated: set[int] = set()
     while found := list(_marked(directory)):
         overdue = time.monotonic() > deadline
         for pid in found:
-            if overdue or pid not in told:
-                told.add(pid)
+            if overdue or pid not in terminated:
+                terminated.add(pid)
                 _signal(pid, signal.SIGKILL if overdue else signal.SIGTERM)
         time.sleep(0.05)
     shutil.rmtree(directory, ignore_errors=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from rankwatch.conventions import environment
 from rankwatch_alerts import RuleConfig, alertmanager_config, prometheus_config, write_rules
 from rankwatch_cli.demo.workspace import DemoError, Workspace, reserved_address
@@ -23,19 +25,19 @@ _EMULATED = (
     *("--device", "emulated", "--layers", str(_LAYERS)),
     *("--layer-forward-seconds", "0.02", "--layer-backward-seconds", "0.03"),
 )
-"""Steps of about 0.2 s, nearly all of it asleep: four ranks run true to life on two cores."""
+"""Steps of about 0.2 s, nearly all of it asleep, so that four ranks run undisturbed on two cores."""
 _COMPUTING = ("--device", "cpu", "--layers", str(_LAYERS), "--width", "64", "--batch-size", "4")
 
 
 def find_servers() -> dict[str, str]:
-    """Prometheus and Alertmanager on this machine, by name; those that are missing are left out."""
+    """Paths of Prometheus and Alertmanager by name, of those that are installed."""
     names = {"prometheus": ("prometheus",), "alertmanager": ("prometheus-alertmanager", "alertmanager")}
     found = {name: next(filter(None, map(shutil.which, commands)), None) for name, commands in names.items()}
     return {name: path for name, path in found.items() if path}
 
 
 def start_trainer(workspace: Workspace, *, ranks: int, computing: bool, faults: Path) -> None:
-    """The reference trainer under torchrun, with as many steps as the demo may need."""
+    """Start the reference trainer under torchrun, with more steps than the demo needs."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
         *("-m", "rankwatch_trainer", "--steps", "100000", *(_COMPUTING if computing else _EMULATED)),
@@ -57,7 +59,7 @@ def black_boxes(workspace: Workspace) -> Path:
 
 
 def start_agent(workspace: Workspace) -> str:
-    """The agent; returns its address, HOST:PORT."""
+    """Start the agent; returns its address, HOST:PORT."""
     address_file = workspace.directory / "agent.address"
     command = [
         *(sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"),
@@ -70,7 +72,7 @@ def start_agent(workspace: Workspace) -> str:
 
 
 def start_alertmanager(workspace: Workspace, binary: str, config: RuleConfig, webhook_url: str) -> str:
-    """Alertmanager, delivering to the webhook; returns its address."""
+    """Start Alertmanager, which delivers to the webhook; returns its address."""
     file = workspace.directory / "alertmanager.yml"
     file.write_text(json.dumps(alertmanager_config(config, webhook_url)))  # JSON is YAML
     command = [
@@ -83,7 +85,7 @@ def start_alertmanager(workspace: Workspace, binary: str, config: RuleConfig, we
 def start_prometheus(
     workspace: Workspace, binary: str, config: RuleConfig, *, agent: str, alertmanager: str
 ) -> str:
-    """Prometheus, with the shipped rules at the demo's time scale; returns its address."""
+    """Start Prometheus with the shipped rules at the demo's time scale; returns its address."""
     rules = workspace.directory / "rules"
     rules.mkdir()
     content = prometheus_config(
@@ -110,7 +112,7 @@ def _start_server(workspace: Workspace, name: str, command: Sequence[str]) -> st
 def wait_until(
     workspace: Workspace, true: Callable[[], bool], what: str, *, seconds: float = START_SECONDS
 ) -> None:
-    """Poll until it is true; raises DemoError when it takes too long or a part ends."""
+    """Poll until the condition holds; raises DemoError if that takes too long or a part ends."""
     deadline = time.monotonic() + seconds
     while not true():
         workspace.check()
@@ -119,8 +121,24 @@ def wait_until(
         time.sleep(0.1)
 
 
+def read_steps(agent: str) -> dict[int, float]:
+    """Steps of each rank by the agent's metrics, from one scrape; raises DemoError."""
+    url = f"http://{agent}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=5.0) as reply:
+            text = reply.read().decode()
+    except (OSError, HTTPException) as error:  # URLError is an OSError
+        raise DemoError(f"could not read {url}: {error}") from error
+    return {
+        int(sample.labels["rank"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "rankwatch_steps_total"
+    }
+
+
 def answers(url: str) -> bool:
-    """Whether the URL answers with status 200."""
+    """True if the URL answers with status 200."""
     try:
         with urllib.request.urlopen(url, timeout=2.0) as reply:
             return bool(reply.status == 200)
@@ -134,5 +152,5 @@ def missing_servers(found: Sequence[str]) -> str | None:
         return None
     return (
         "Prometheus or Alertmanager is not installed (Debian: apt-get install prometheus "
-        "prometheus-alertmanager); the straggler is named from the agent's own figures instead"
+        "prometheus-alertmanager); `rankwatch diagnose run` names the straggler instead"
     )

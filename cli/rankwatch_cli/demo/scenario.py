@@ -1,4 +1,4 @@
-"""The story of the demo: a healthy run, a fault nobody announced, and the page that names the rank."""
+"""What the demo does: a healthy run, a fault on a random rank, and the verdict that names the rank."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pathlib import Path
 
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts
-from rankwatch_cli.demo.figures import Figures, Suspect, read_figures, suspect
 from rankwatch_cli.demo.receiver import Alert, Receiver
 from rankwatch_cli.demo.workspace import DemoError, Workspace
+from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
 
 STRAGGLER = "RankwatchStraggler"
 HEALTHY_SECONDS = 12.0
-"""Time the run is watched before the fault: longer than the rules' window at the demo's scale."""
-_WINDOW_SECONDS = 10.0
-_PATIENCE_SECONDS = 10.0
+"""Time without a fault before the injection: longer than the rules' window at the demo's scale."""
+_RETRY_SECONDS = 10.0
 """Longest time for which the agent may leave scrapes unanswered."""
-_CONFIRMATIONS = 10
-"""Without Prometheus: scrapes in a row, one a second, that must name the same rank."""
+_CONFIRMATIONS = 3
+"""Without Prometheus: verdicts in a row that must name the same rank."""
+_PROGRESS_SECONDS = 4.0
+"""Time between two lines of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the person at the keyboard chose."""
+    """The flags of the command line."""
 
     ranks: int
     computing: bool
@@ -36,7 +37,7 @@ class Options:
     healthy_seconds: float | None
     """Watch a healthy run this long and inject nothing."""
     deadline_seconds: float
-    """Longest time from the first line to the alert."""
+    """Longest time from the first line to the verdict."""
     seed: int | None
 
 
@@ -47,20 +48,21 @@ class Outcome:
     injected_rank: int | None
     named_rank: int | None
     detection_seconds: float | None
-    """From the injection to the alert's arrival."""
+    """From the injection to the alert's arrival, or to the engine's verdict."""
     alert: Alert | None
-    suspect: Suspect | None
+    verdict: Verdict | None
+    """What the straggler engine says of the black boxes, without Prometheus."""
     false_alarms: tuple[Alert, ...]
 
     @property
     def right(self) -> bool:
-        """The injected rank was named and nothing else was said."""
+        """True if the injected rank was named and there was no other alert."""
         return self.named_rank == self.injected_rank and not self.false_alarms
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the parts listen, HOST:PORT; empty for those that do not run."""
+    """Where the parts listen, HOST:PORT; empty for a part that does not run."""
 
     black_boxes: Path
     agent: str
@@ -80,36 +82,36 @@ class Demo:
         self._config = RuleConfig.for_demo()
         self._receiver: Receiver | None = None
         self._false_alarms: list[Alert] = []
-        self._history: list[tuple[float, Figures]] = []
-        self._suspects: list[int] = []
-        self._told_at = 0.0
+        self._last_progress: tuple[float, float] | None = None
+        """(moment, step) of the last line of progress."""
 
-    def play(self, ready: Callable[[Addresses], None], tell: Callable[[Outcome], None]) -> Outcome:
+    def play(self, ready: Callable[[Addresses], None], show: Callable[[Outcome], None]) -> Outcome:
         """Run the demo; raises DemoError.
 
         ready: called with the addresses once all parts run.
-        tell: called with the outcome, before `keep` keeps everything running.
+        show: called with the outcome, before `keep` keeps everything running.
         """
         servers = parts.find_servers()
-        sentence = parts.missing_servers(list(servers))
-        with self._receive(enabled=sentence is None) as receiver:
+        missing = parts.missing_servers(list(servers))
+        with self._receive(enabled=missing is None) as receiver:
             self._receiver = receiver
-            if sentence:
-                self._say(sentence)
+            if missing:
+                self._say(missing)
             addresses = self._start(servers)
             ready(addresses)
             self._wait_for_steps(addresses)
             if self._options.healthy_seconds is not None:
-                outcome = self._watch_healthy(addresses, self._options.healthy_seconds)
-                tell(outcome)
+                self._watch(addresses, self._options.healthy_seconds)
+                outcome = self._outcome()
+                show(outcome)
                 return outcome
-            self._watch(addresses, HEALTHY_SECONDS, "healthy")
+            self._watch(addresses, HEALTHY_SECONDS)
             outcome = self._inject_and_wait(addresses)
-            tell(outcome)
+            show(outcome)
             if self._options.keep:
                 self._say("kept running; Ctrl-C ends everything")
                 while True:
-                    self._tick(addresses, "kept running")
+                    self._wait_a_second(addresses, "kept running")
             return outcome
 
     def _receive(self, *, enabled: bool) -> AbstractContextManager[Receiver | None]:
@@ -133,21 +135,18 @@ class Demo:
         self._say(f"waiting for the first steps of {self._options.ranks} ranks")
 
         def stepping() -> bool:
-            figures = self._figures(addresses)
-            return len(figures) == self._options.ranks and all(each.steps >= 3 for each in figures.values())
+            steps = self._steps(addresses)
+            return len(steps) == self._options.ranks and min(steps.values()) >= 3
 
         left = self._options.deadline_seconds - (time.monotonic() - self._began)
         seconds = max(parts.START_SECONDS, left)
         parts.wait_until(self._workspace, stepping, "the trainer's first steps", seconds=seconds)
 
-    def _watch_healthy(self, addresses: Addresses, seconds: float) -> Outcome:
-        self._watch(addresses, seconds, "healthy")
-        return self._outcome(None, None, None)
-
-    def _watch(self, addresses: Addresses, seconds: float, what: str) -> None:
+    def _watch(self, addresses: Addresses, seconds: float) -> None:
+        """Watch a healthy run; each alert is a false alarm."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            alert = self._tick(addresses, what)
+            alert = self._wait_a_second(addresses, "healthy")
             if alert is not None:
                 self._false_alarms.append(alert)
                 self._say(f"FALSE ALARM: {alert.name} {alert.labels}")
@@ -159,37 +158,42 @@ class Demo:
         write_atomically(self._faults, f"straggler:rank={rank},factor={factor}\n")
         injected = time.monotonic()
         self._say(f"injected: a rank chosen at random now computes {factor} times as long")
+        named: list[int] = []
         while time.monotonic() - self._began < self._options.deadline_seconds:
-            alert = self._tick(addresses, "one rank slow")
+            alert = self._wait_a_second(addresses, "one rank slow")
             if alert is not None and alert.name == STRAGGLER:
                 return self._outcome(rank, injected, alert)
             if alert is not None:
                 self._false_alarms.append(alert)
-            if self._receiver is None and (found := self._suspect()):
-                return self._outcome(rank, injected, None, found)
-        return self._outcome(rank, injected, None)
+            if self._receiver is None:
+                verdict = _straggler(addresses)
+                named = [*named, verdict.ranks[0]] if verdict else []
+                if len(named) >= _CONFIRMATIONS and len(set(named[-_CONFIRMATIONS:])) == 1:
+                    return self._outcome(rank, injected, verdict=verdict)
+        return self._outcome(rank, injected)
 
     def _outcome(
-        self, injected: int | None, since: float | None, alert: Alert | None, found: Suspect | None = None
+        self,
+        injected: int | None = None,
+        since: float | None = None,
+        alert: Alert | None = None,
+        verdict: Verdict | None = None,
     ) -> Outcome:
         at = alert.received_at if alert else time.monotonic()
-        named = int(alert.labels.get("rank", "-1")) if alert else found.rank if found else None
+        named = int(alert.labels.get("rank", "-1")) if alert else verdict.ranks[0] if verdict else None
         return Outcome(
             injected_rank=injected,
             named_rank=named,
             detection_seconds=at - since if since is not None and named is not None else None,
             alert=alert,
-            suspect=found,
+            verdict=verdict,
             false_alarms=tuple(self._false_alarms),
         )
 
-    def _tick(self, addresses: Addresses, what: str) -> Alert | None:
-        """About a second of the demo: look at every part, show progress, return an alert if one came."""
+    def _wait_a_second(self, addresses: Addresses, what: str) -> Alert | None:
+        """Check every part and show progress; returns an alert if one comes within about a second."""
         self._workspace.check()
-        moment = time.monotonic()
-        self._history = [each for each in self._history if each[0] > moment - 3 * _WINDOW_SECONDS]
-        self._history.append((moment, self._figures(addresses)))
-        self._show(what)
+        self._show_progress(addresses, what)
         if self._receiver is None:
             time.sleep(1.0)
             return None
@@ -199,61 +203,43 @@ class Demo:
             return None
         return alert if alert.firing else None
 
-    def _figures(self, addresses: Addresses) -> Figures:
-        """One scrape of the agent; what fails is tried again, for a busy machine must not end the demo."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+    def _show_progress(self, addresses: Addresses, what: str) -> None:
+        moment = time.monotonic()
+        if self._last_progress and moment - self._last_progress[0] < _PROGRESS_SECONDS:
+            return
+        steps = self._steps(addresses)
+        step = max(steps.values(), default=0.0)
+        if self._last_progress:
+            then, earlier = self._last_progress
+            pace = (step - earlier) / (moment - then)
+            self._say(f"step {step:.0f}, {pace:.1f} steps/s, {len(steps)} ranks, {what}")
+        self._last_progress = (moment, step)
+
+    def _steps(self, addresses: Addresses) -> dict[int, float]:
+        """One scrape of the agent. A failed one is repeated: a busy machine must not end the demo."""
+        deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
-                return read_figures(addresses.agent)
+                return parts.read_steps(addresses.agent)
             except DemoError:
-                # An agent that has ended says more than one that does not answer. A process that dies
-                # closes its connections a moment before it counts as ended.
+                # That the agent has ended says more than that it does not answer. A process that dies closes
+                # its connections a moment before it counts as ended.
                 self._workspace.check()
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    def _show(self, what: str) -> None:
-        before, then, figures = self._window()
-        if figures is None or time.monotonic() - self._told_at < 4.0:
-            return
-        self._told_at = time.monotonic()
-        steps = max((each.steps for each in figures.values()), default=0.0)
-        pace = (steps - max(each.steps for each in then.values())) / max(self._history[-1][0] - before, 1e-9)
-        self._say(f"step {steps:.0f}, {pace:.1f} steps/s, {len(figures)} ranks, {what}")
 
-    def _window(self) -> tuple[float, Figures, Figures | None]:
-        """(moment, figures) of the start of the window, and the newest figures."""
-        moment, now = self._history[-1]
-        for at, figures in self._history:
-            if at >= moment - _WINDOW_SECONDS:
-                return at, figures, now if at < moment else None
-        return moment, now, None
+def _straggler(addresses: Addresses) -> Verdict | None:
+    """What the engine says of the black boxes, if it names a slow rank."""
+    from rankwatch_diagnosis.run.engine import diagnose_run  # needs NumPy
 
-    def _suspect(self) -> Suspect | None:
-        """The rank that the agent's own figures have named several times in a row."""
-        _, then, now = self._window()
-        config = self._config
-        found = (
-            suspect(
-                then,
-                now,
-                least_residual=config.straggler_residual,
-                least_ranks=config.straggler_cohort_ranks,
-            )
-            if now
-            else None
-        )
-        self._suspects = [*self._suspects, found.rank] if found else []
-        last = self._suspects[-_CONFIRMATIONS:]
-        return found if found and len(last) == _CONFIRMATIONS and len(set(last)) == 1 else None
+    verdict = diagnose_run(addresses.black_boxes / parts.RUN).straggler
+    return verdict if verdict and verdict.cause is Cause.WORKER else None
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Put a file in place complete."""
+    """Replace the file with a complete new one."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     temporary.replace(path)
-
-
-__all__ = ["Addresses", "Demo", "DemoError", "Options", "Outcome"]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, heard wherever they come."""
+"""Ctrl-C and SIGTERM, which end the demo whenever they come."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import signal
 from types import FrameType
 
 
-class Leaving:
-    """Raises what ends the demo when a signal comes, and at every `check` from then on.
+class EndSignals:
+    """Raises when SIGINT or SIGTERM comes, and again at every `check` from then on.
 
-    The second is needed because Python may lose the first: where a signal comes while the message of an error
-    is put together, that error is raised in its stead. The parser of metrics makes and catches such an error
-    at each value with a decimal point, so that Ctrl-C went unheard now and then.
+    The second is needed because Python may lose the first. An exception raised by a signal handler is
+    replaced if it comes while another error's message is formatted, and the parser of metrics raises and
+    catches such an error at each value with a decimal point.
     """
 
     def __init__(self) -> None:
-        self._asked: int | None = None
+        self._received: int | None = None
 
-    def listen(self) -> None:
-        """From now on SIGINT and SIGTERM are heard; main thread only."""
+    def install(self) -> None:
+        """Handle SIGINT and SIGTERM from now on. Main thread only."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.hear)
+            signal.signal(number, self.handle)
 
-    def hear(self, number: int, _frame: FrameType | None) -> None:
-        """A signal has come; raises as `check` does."""
-        self._asked = number
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler; raises as `check` does."""
+        self._received = number
         self.check()
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt after SIGINT, SystemExit with the status a shell expects after SIGTERM."""
-        if self._asked == signal.SIGINT:
+        """Raise KeyboardInterrupt after SIGINT, SystemExit with a shell's exit status after SIGTERM."""
+        if self._received == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._asked is not None:
-            raise SystemExit(128 + self._asked)
+        if self._received is not None:
+            raise SystemExit(128 + self._received)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rankwatch_agent.runtime.errors import AgentError
-from rankwatch_cli.demo.cleanup import MARK, Janitor
+from rankwatch_cli.demo.cleanup import MARK, Cleanup
 
 _MEMORY = Path("/dev/shm")
 _TAIL_BYTES = 4000
@@ -26,14 +26,14 @@ class DemoError(AgentError):
 class Workspace:
     """A temporary directory with processes; both are gone when the `with` block or this process ends.
 
-    leaving: raises where the demo is to end; called at each `check`.
+    check_signals: called at each `check`; raises if the demo has to end.
     """
 
-    def __init__(self, leaving: Callable[[], None]) -> None:
-        self._leaving = leaving
+    def __init__(self, check_signals: Callable[[], None]) -> None:
+        self._check_signals = check_signals
         base = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         self.directory = base / f"rankwatch-demo-{secrets.token_hex(4)}"
-        self._janitor = Janitor(self.directory)  # before there is a directory: a signal may come between
+        self._cleanup = Cleanup(self.directory)  # before the directory exists: a signal may come between
         self.directory.mkdir(mode=0o700)
         self._parts: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -55,12 +55,12 @@ class Workspace:
                 raise DemoError(f"could not start {name}: {error.strerror}") from error
 
     def check(self) -> None:
-        """Raises DemoError, with the end of its log, when a part has ended; or what `leaving` raises."""
-        self._leaving()
+        """Raise DemoError with the end of its log if a part has ended; or what `check_signals` raises."""
+        self._check_signals()
         for name, process in self._parts.items():
             if process.poll() is not None:
                 raise DemoError(
-                    f"{name} ended with status {process.returncode}; its last words:\n{self.tail(name)}"
+                    f"{name} ended with status {process.returncode}; the end of its log:\n{self.tail(name)}"
                 )
 
     def log(self, name: str) -> Path:
@@ -77,16 +77,16 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._janitor.close()
+        self._cleanup.close()
         for process in self._parts.values():
             process.wait()
 
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """HOST:PORT on the loopback interface that the kernel gives to nobody else until the block ends.
+    """HOST:PORT on the loopback interface that the kernel gives to no other socket within the block.
 
-    A server that sets SO_REUSEADDR, as Prometheus and Alertmanager do, can listen there all the same.
+    A server that sets SO_REUSEADDR, as Prometheus and Alertmanager do, can still listen there.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

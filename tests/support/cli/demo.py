@@ -27,8 +27,8 @@ class RunningDemo:
         self.process = process
         self._family = family
         self._output = output
-        janitor = self.part("rankwatch_cli.demo.cleanup")
-        self.directory = Path(family.members()[janitor][-1])
+        cleanup = self.part("rankwatch_cli.demo.cleanup")
+        self.directory = Path(family.members()[cleanup][-1])
         """Where the demo keeps its files."""
 
     @property
@@ -78,8 +78,8 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
     finally:
         process.kill()
         process.wait()
-        try:  # its janitor cleans up; only what that leaves is killed
-            poll(lambda: not family.members(), SECONDS_TO_END, "end of the demo's janitor")
+        try:  # the demo cleans up; only what that leaves is killed
+            poll(lambda: not family.members(), SECONDS_TO_END, "end of the demo's cleanup")
         finally:
             family.kill()
 

@@ -1,4 +1,4 @@
-"""What the demo reads of the agent's own figures."""
+"""What the demo reads of the agent."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import threading
 
 import pytest
 
-from rankwatch_cli.demo.figures import read_figures
+from rankwatch_cli.demo.parts import read_steps
 from rankwatch_cli.demo.workspace import DemoError
 
 _BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nrankwatch_steps_total{ra"
 
 
-def test_an_agent_that_dies_in_the_middle_of_its_answer_is_an_error_of_the_demo() -> None:
-    """As one that does not answer at all: the demo tells it in a sentence, without a traceback."""
+def test_broken_answer() -> None:
+    """An agent that dies in the middle of its answer is one sentence, as one that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as dying:
         answering = threading.Thread(target=_break_off, args=(dying,))
         answering.start()
         with pytest.raises(DemoError, match=r"could not read http://127\.0\.0\.1:.*/metrics: IncompleteRead"):
-            read_figures(f"127.0.0.1:{dying.getsockname()[1]}")
+            read_steps(f"127.0.0.1:{dying.getsockname()[1]}")
         answering.join()
 
 
