@@ -29,7 +29,7 @@ def _ranks(config: AgentConfig, hardware: Hardware) -> list[Collector]:
             retention_seconds=config.retention_seconds,
             max_runs=config.max_runs,
             max_names=config.max_names,
-            suspicion=hardware.suspicion,
+            conditions=hardware.run_conditions,
         )
     ]
 
@@ -46,7 +46,7 @@ def _collectives(config: AgentConfig, hardware: Hardware) -> list[Collector]:
             pull_seconds=schedule.interval_seconds,
             deadline_seconds=schedule.deadline_seconds,
             max_names=config.max_names,
-            suspicion=hardware.suspicion,
+            conditions=hardware.run_conditions,
         )
     ]
 
@@ -68,7 +68,7 @@ def _incidents(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
     return [
         IncidentsCollector(
-            suspicion=hardware.suspicion,
+            conditions=hardware.run_conditions,
             board=hardware.incidents,
             stall_seconds=config.stall_seconds,
             schedule=config.schedule("incidents"),

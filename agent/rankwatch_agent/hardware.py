@@ -11,7 +11,7 @@ from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
-from rankwatch_agent.training.suspicion import Suspicion
+from rankwatch_agent.training.conditions import RunConditions
 
 FIRST_LOOK_SECONDS = 3.0
 """Starting the worker and a first reading take about half a second where the driver is awake."""
@@ -24,7 +24,7 @@ class Hardware:
     driver: Driver
     inventory: GpuInventory
     xids: XidCounter
-    suspicion: Suspicion
+    run_conditions: RunConditions
     incidents: IncidentBoard
     pages: MetricsPages
 
@@ -35,7 +35,7 @@ def build_hardware(config: AgentConfig) -> Hardware:
         driver=Driver(worker_command(config.nvml_library)),
         inventory=GpuInventory(FIRST_LOOK_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
         xids=XidCounter(load_table(config.xid_table)),
-        suspicion=Suspicion(),
+        run_conditions=RunConditions(),
         incidents=IncidentBoard(),
         pages=MetricsPages(),
     )

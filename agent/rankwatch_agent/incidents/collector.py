@@ -12,7 +12,7 @@ from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.training.suspicion import Suspicion
+from rankwatch_agent.training.conditions import RunConditions
 
 _TOTAL = metric("rankwatch_incidents_total")
 _OPEN = metric("rankwatch_incident_open")
@@ -22,7 +22,7 @@ _CULPRIT = metric("rankwatch_incident_culprit")
 class IncidentsCollector:
     """Opens and closes incidents.
 
-    suspicion: what the collector `ranks` says about the ranks; without it nothing is ever seen.
+    conditions: what the collector `ranks` says about the ranks; without it nothing is ever seen.
     board: is told which incidents are open, and tells what was found about them.
     stall_seconds: least time without progress of all ranks that is an incident.
     """
@@ -32,14 +32,14 @@ class IncidentsCollector:
     def __init__(
         self,
         *,
-        suspicion: Suspicion,
+        conditions: RunConditions,
         board: IncidentBoard,
         stall_seconds: float,
         schedule: Schedule,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
-        self._suspicion = suspicion
+        self._conditions = conditions
         self._board = board
         self._episodes = Episodes(stall_seconds)
         self._monotonic = monotonic
@@ -47,7 +47,7 @@ class IncidentsCollector:
     def collect(self) -> Collection:
         """Compare the runs with how they were."""
         episodes = self._episodes
-        opened = episodes.observe(self._suspicion.runs, self._monotonic())
+        opened = episodes.observe(self._conditions.runs, self._monotonic())
         self._board.tell(episodes.open, opened)
         return Collection(series=[*self._counts(), *self._culprits()])
 
@@ -59,7 +59,7 @@ class IncidentsCollector:
 
     def _culprits(self) -> Iterator[Series]:
         for incident in self._episodes.open.values():
-            condition = self._suspicion.runs.get(incident.run)
+            condition = self._conditions.runs.get(incident.run)
             stall = incident.cause is IncidentCause.STALL
             if stall and condition is not None and resumed(incident, condition):
                 continue  # nobody is waited for now, and evidence that was taken after that is of no stall

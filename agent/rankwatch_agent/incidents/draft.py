@@ -11,7 +11,7 @@ from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.folder import BundleFolder
 from rankwatch_agent.incidents.manifest import Missing
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 
 MOST_RANKS = 64
 """Ranks of a bundle: more than any node has GPUs."""

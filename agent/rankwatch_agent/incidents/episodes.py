@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankwatch.conventions.incidents import IncidentCause
-from rankwatch_agent.incidents.attempts import present
 from rankwatch_agent.incidents.printable import printable
-from rankwatch_agent.training.suspicion import RankCondition, RunCondition
+from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 LEAST_OPEN_SECONDS = 60.0
 """An incident is open at least this long, so that a scrape or two see it. Prometheus commonly scrapes each 15
@@ -69,7 +68,7 @@ class Episodes:
         self._forget(runs, moment)
         opened = []
         for run, everything in runs.items():
-            condition = present(everything)
+            condition = everything.present_attempt()
             if run not in self._deaths:
                 self._deaths[run] = _old_deaths(condition)
                 self.totals |= {(run, cause): 0 for cause in IncidentCause}

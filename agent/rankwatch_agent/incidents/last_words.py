@@ -12,7 +12,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch_agent.incidents.printable import printable
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import read_kernel_file
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 
 LAST_RECORDS = 20
 """Records of the ring that are told."""

@@ -13,7 +13,7 @@ from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.folder import Written
 from rankwatch_agent.runtime.version import version
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 
 NAME = "manifest.json"
 RANKS_NAME = "ranks.json"

@@ -12,7 +12,7 @@ from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.last_words import last_words, process_words
 from rankwatch_agent.incidents.stacks import LIMITS, PROGRAM, find_py_spy, python_stacks
 from rankwatch_agent.incidents.writer_process import writer_process
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 
 ALL_SECONDS = 40.0
 """For the stacks of all ranks together, and for their last words."""

@@ -12,12 +12,12 @@ from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.incidents.draft import Draft
 from rankwatch_agent.incidents.error import EvidenceError
+from rankwatch_agent.training.conditions import RankCondition
 from rankwatch_agent.training.flight_recorder.client import (
     RECORDERS,
     FlightRecorderClient,
     FlightRecorderError,
 )
-from rankwatch_agent.training.suspicion import RankCondition
 
 ALL_SECONDS = 30.0
 """For the recorders of all ranks together: of eight that are stopped each takes its whole time."""

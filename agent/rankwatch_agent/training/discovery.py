@@ -13,13 +13,34 @@ from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.training.faults import Faults
 from rankwatch_agent.training.follower import RankFollower
 
-_log = logging.getLogger("rankwatch_agent")
+_MAX_REMEMBERED = 10_000
 
 
-class Census:
+class BoxFaults:
+    """Counts what was wrong with black boxes, by reason."""
+
+    def __init__(self) -> None:
+        self.by_reason: dict[str, int] = {}
+        self._told: set[tuple[Path, str]] = set()
+
+    def note(self, path: Path, reason: str, message: str) -> None:
+        """Count the fault unless this file has had it before."""
+        if (path, reason) in self._told:
+            return
+        if len(self._told) >= _MAX_REMEMBERED:
+            self._told.clear()
+        self._told.add((path, reason))
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        # Names of files are bytes that somebody else chose: no line break, and nothing that is no text.
+        _log.warning("black box left out (%s): %s", reason, message.encode("unicode_escape").decode("ascii"))
+
+
+_log = logging.getLogger(__name__)
+
+
+class Discovery:
     """The ranks of this node.
 
     directory: holds `<run>/<rank>.blackbox`.
@@ -37,7 +58,7 @@ class Census:
         retention_seconds: float,
     ) -> None:
         self.ranks: dict[Path, RankFollower] = {}
-        self.faults = Faults()
+        self.faults = BoxFaults()
         self._directory = directory
         self._follow = follow
         self._max_runs = max_runs

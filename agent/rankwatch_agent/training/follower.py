@@ -14,7 +14,7 @@ from rankwatch.blackbox.records import GroupNow, Header, NowBlock
 from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.totals import RankTotals
 
 _STATE_OF = {
     Lifecycle.FINISHED: RankState.FINISHED,
@@ -34,10 +34,10 @@ class RankFollower:
     Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
     """
 
-    def __init__(self, path: Path, account: RankAccount, *, in_its_place: bool = True) -> None:
+    def __init__(self, path: Path, totals: RankTotals, *, in_its_place: bool = True) -> None:
         self.path = path
         self._in_its_place = in_its_place
-        self.account = account
+        self.totals = totals
         self.starts = 1
         self.state = RankState.STARTING
         self.ended_at: float | None = None
@@ -47,7 +47,7 @@ class RankFollower:
         """Innermost open phase and when it began, monotonic."""
         self._reader = self._open()
         self._missed_before = 0
-        account.collectives.expect(self._reader.name, self._groups_now)
+        totals.collectives.expect(self._reader.name, self._groups_now)
 
     @property
     def header(self) -> Header:
@@ -66,9 +66,9 @@ class RankFollower:
         alive = self._reader.writer_alive()  # asked before reading: what it wrote before it died is read
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
-        self.account.collectives.observe(self.now.groups)
-        self.account.add(self._reader.poll_columns(), self._reader.name)
-        self.account.steps.settle(moment, idle_until)
+        self.totals.collectives.observe(self.now.groups)
+        self.totals.add(self._reader.poll_columns(), self._reader.name)
+        self.totals.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
         self._judge(alive, moment)
 
@@ -100,12 +100,12 @@ class RankFollower:
     def _take_new_process(self) -> None:
         reader = self._open()
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
-            self.account.add(self._reader.poll_columns(), self._reader.name)
+            self.totals.add(self._reader.poll_columns(), self._reader.name)
         self._reader.close()
         self._missed_before += self._reader.missed
         self._reader = reader
-        self.account.begin_process()
-        self.account.collectives.expect(reader.name, self._groups_now)
+        self.totals.begin_process()
+        self.totals.collectives.expect(reader.name, self._groups_now)
         self.starts += 1
         self.ended_at = None
 
@@ -116,7 +116,7 @@ class RankFollower:
     def _innermost_open(self) -> tuple[str, float] | None:
         """The open phase that began last. None outlasts the end of a step: one that began before it is over,
         even where the record of its end was overwritten before it could be read."""
-        closed = self.account.closed_phases
+        closed = self.totals.closed_phases
         step_ended = self.now.step_ended
         still_open = [
             (began, number)
@@ -129,11 +129,11 @@ class RankFollower:
         if not still_open:
             return None
         began, number = max(still_open)
-        name = self.account.names.bound("phase", self._reader.name(number))
+        name = self.totals.names.bound("phase", self._reader.name(number))
         return (name, began)
 
     def _judge(self, alive: bool, moment: float) -> None:
-        said = self.account.life.ended_by
+        said = self.totals.lifecycle.ended_by
         if said is not None:
             self.state = _STATE_OF[said]
         elif alive:
@@ -147,7 +147,7 @@ class RankFollower:
 
     def _end_of_life(self, moment: float) -> float:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""
-        signs = (self.header.started_monotonic, self.account.last_record, self.now.step_ended)
+        signs = (self.header.started_monotonic, self.totals.last_record, self.now.step_ended)
         last = max(*signs, *self.now.phases_began.values())
         return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.training.account import RankAccount
 from rankwatch_agent.training.collectives.series import (
     BLACK_BOX,
-    black_box_places,
-    place_series,
+    black_box_positions,
+    position_series,
     totals_series,
 )
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.totals import RankTotals
 
 _STAGE = "pp"
 """Name of the pipeline-parallel coordinate."""
@@ -31,11 +31,11 @@ class RankSeries:
         identity = rank.header.identity
         key = (identity.run, str(identity.rank))
         found = [*self._who(rank, key), *self._life(rank, key)]
-        account = rank.account
+        totals = rank.totals
         for part in (_steps, _scalars, _telemetry):
-            found.extend(part(account, key))
+            found.extend(part(totals, key))
         found.extend(self._collectives(rank, key))
-        found.extend(self._checkpoints(account, key))
+        found.extend(self._checkpoints(totals, key))
         found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
         found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
         return found
@@ -62,51 +62,51 @@ class RankSeries:
             yield _one("rankwatch_target_steps", key, header.target_steps)
 
     def _life(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
-        account = rank.account
-        life = account.life
+        totals = rank.totals
+        life = totals.lifecycle
         yield _one("rankwatch_rank_resumes_total", key, life.resumes)
         yield _one("rankwatch_rank_preemptions_total", key, life.preemptions)
         for exception, count in life.failures.items():
             yield _one("rankwatch_rank_failures_total", (*key, exception), count)
-        sign = max(account.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0)
+        sign = max(totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0)
         yield _one("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(sign))
-        progress = account.last_progress or rank.header.started_monotonic
+        progress = totals.last_progress or rank.header.started_monotonic
         yield _one("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
         if rank.state in ENDED_STATES:
             return
         phase = rank.open_phase
         if phase is not None:
             yield _one("rankwatch_rank_phase_start_timestamp_seconds", (*key, phase[0]), self._wall(phase[1]))
-        timeout = account.progress.timeout(phase[0] if phase else None)
+        timeout = totals.timeouts.timeout(phase[0] if phase else None)
         if timeout is not None:
             yield _one("rankwatch_progress_timeout_seconds", key, timeout)
 
     def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
-        account = rank.account.collectives
-        yield from totals_series(key, account.totals)
+        totals = rank.totals.collectives
+        yield from totals_series(key, totals.totals)
         if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
             return  # it said goodbye; where a lost one stood are its last words
-        yield from place_series(key, BLACK_BOX, black_box_places(account, rank.now.groups, self._wall))
+        yield from position_series(key, BLACK_BOX, black_box_positions(totals, rank.now.groups, self._wall))
 
-    def _checkpoints(self, account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
-        for operation, totals in account.checkpoints.items():
+    def _checkpoints(self, totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
+        for operation, found in totals.checkpoints.items():
             at = (*key, operation)
-            yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
-            yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
-            if totals.succeeded or totals.failed:
-                yield _one("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
-            for stage, seconds in totals.stage_seconds.items():
+            yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), found.succeeded)
+            yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), found.failed)
+            if found.succeeded or found.failed:
+                yield _one("rankwatch_checkpoint_operation_seconds_total", at, found.seconds)
+            for stage, seconds in found.stage_seconds.items():
                 yield _one("rankwatch_checkpoint_stage_seconds_total", (*at, stage), seconds)
-        if account.checkpoint_bytes is not None:
-            yield _one("rankwatch_checkpoint_bytes", key, account.checkpoint_bytes)
-        good = account.last_good_checkpoint
+        if totals.checkpoint_bytes is not None:
+            yield _one("rankwatch_checkpoint_bytes", key, totals.checkpoint_bytes)
+        good = totals.last_good_checkpoint
         if good is not None:
             yield _one("rankwatch_checkpoint_last_good_timestamp_seconds", key, self._wall(good[0]))
             yield _one("rankwatch_checkpoint_last_good_step", key, good[1])
 
 
-def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
-    steps = account.steps
+def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
+    steps = totals.steps
     if steps.last_step >= 0:
         yield _one("rankwatch_step", key, steps.last_step)
     yield _one("rankwatch_steps_total", key, steps.steps)
@@ -115,7 +115,7 @@ def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
     yield from _by("rankwatch_section_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
-    yield from _by("rankwatch_work_total", key, account.steps.work_done.by_unit)
+    yield from _by("rankwatch_work_total", key, totals.steps.work_done.by_unit)
     variation = steps.variation
     yield _one("rankwatch_late_steps_total", key, variation.late_steps)
     yield _one("rankwatch_late_step_seconds_total", key, variation.late_seconds)
@@ -123,10 +123,10 @@ def _steps(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_step_variation_total", key, variation.terms)
 
 
-def _scalars(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
-    yield from _by("rankwatch_scalar", key, account.scalars)
-    yield from _by("rankwatch_scalar_nonfinite_total", key, account.nonfinite)
-    loss = account.loss
+def _scalars(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
+    yield from _by("rankwatch_scalar", key, totals.scalars)
+    yield from _by("rankwatch_scalar_nonfinite_total", key, totals.nonfinite)
+    loss = totals.loss
     if not loss.count:
         return
     yield _one("rankwatch_loss_spikes_total", key, loss.spikes)
@@ -135,9 +135,9 @@ def _scalars(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
         yield _one("rankwatch_loss_deviation", key, loss.deviation)
 
 
-def _telemetry(account: RankAccount, key: tuple[str, str]) -> Iterator[Series]:
-    yield _one("rankwatch_blackbox_records_total", key, account.records)
-    yield _one("rankwatch_blackbox_names_dropped_total", key, account.names.dropped)
+def _telemetry(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
+    yield _one("rankwatch_blackbox_records_total", key, totals.records)
+    yield _one("rankwatch_blackbox_names_dropped_total", key, totals.names.dropped)
 
 
 def _one(name: str, labels: tuple[str, ...], value: float) -> Series:

@@ -6,15 +6,146 @@ own record, so a step is settled when the next one arrives, or when it has been 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
-from rankwatch_agent.training.progress import SECTIONS, Progress
-from rankwatch_agent.training.split import Interval, split_step
-from rankwatch_agent.training.step_parts import OpenSteps, StepParts
-from rankwatch_agent.training.variation import Variation
-from rankwatch_agent.training.waits import Waiting
-from rankwatch_agent.training.work import WorkTotals
+from rankwatch_agent.training.split import Collective, Interval, split_step
+from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
+from rankwatch_agent.training.variation import OpenSteps, StepParts, Variation
+
+_NO_STEP = -1
+"""Number of what is recorded before any step, and in a run that has none."""
+_MAX_HELD_STEPS = 64
+"""Steps whose work waits; beyond, the oldest counts at once."""
+
+
+class WorkTotals:
+    """Work of the steps that are settled, and of what lies outside of steps."""
+
+    def __init__(self) -> None:
+        self.by_unit: dict[str, float] = {}
+        self._held: dict[int, dict[str, float]] = {}
+        self._settled = _NO_STEP
+        self._of_last_process: dict[str, float] | None = None
+        """Work of the step that a process which is gone ended last, while that step is to be settled."""
+
+    def add(self, number: int, unit: str, amount: float) -> None:
+        """Work was done in a step, or after the one of this number."""
+        if number in (_NO_STEP, self._settled):
+            self._count(unit, amount)
+            return
+        held = self._held.get(number)
+        if held is None:
+            if len(self._held) == _MAX_HELD_STEPS:
+                self._release(next(iter(self._held)))
+            held = self._held[number] = {}
+        held[unit] = held.get(unit, 0.0) + amount
+
+    def settle(self, number: int) -> None:
+        """The step is counted: so is its work, and that of steps before it that left no record."""
+        if self._of_last_process is not None:
+            self._count_all(self._of_last_process)
+            self._of_last_process = None
+            return  # its number says nothing about the steps of the present process, which go back
+        self._settled = number
+        for each in [each for each in self._held if each <= number]:
+            self._release(each)
+
+    def begin_process(self, pending: int | None) -> None:
+        """Another process takes the rank; work of steps that the last one did not end is done again.
+
+        pending: the step that ended and is still to be settled.
+        """
+        if pending is not None and self._of_last_process is None:
+            self._of_last_process = self._held.pop(pending, {})
+        self._held = {}
+        self._settled = _NO_STEP
+
+    def _release(self, number: int) -> None:
+        self._count_all(self._held.pop(number))
+
+    def _count_all(self, work: dict[str, float]) -> None:
+        for unit, amount in work.items():
+            self._count(unit, amount)
+
+    def _count(self, unit: str, amount: float) -> None:
+        self.by_unit[unit] = self.by_unit.get(unit, 0.0) + amount
+
+
+_MOST = 4096
+"""Phases or collectives kept for a step that does not end; beyond, the oldest are let go."""
+
+
+class Unsettled:
+    """What was recorded since the last step that was settled. Who reads the records appends to the lists,
+    in the order of the records: a call for each would cost more than all that is done with it here."""
+
+    def __init__(self) -> None:
+        self.phases: list[Interval] = []
+        self.collectives: list[Collective] = []
+        self._before_step = 0
+        """Of the phases, those that were recorded before the step that is to be settled next."""
+
+    def step_recorded(self) -> None:
+        """A step was recorded; it is settled later."""
+        self._before_step = len(self.phases)
+
+    def let_go_of_oldest(self) -> list[Interval]:
+        """Keep what waits within bounds; the phases that no step can hold any more."""
+        phases, collectives = self.phases, self.collectives
+        if len(collectives) > _MOST:
+            del collectives[: len(collectives) - _MOST]
+        if len(phases) <= _MOST:
+            return []
+        over = len(phases) - _MOST
+        gone = phases[:over]
+        del phases[:over]
+        self._before_step = max(0, self._before_step - over)
+        return gone
+
+    def take_phases(self, start: float, end: float, until: float) -> tuple[list[Interval], list[Interval]]:
+        """The phases within a step, and those that lie in no step.
+
+        What begins from its end on, and before `until`, may lie in one to come, and is kept.
+        """
+        phases, before = self.phases, self._before_step
+        later = phases[before:]
+        if later and not (end <= min(later)[0] and max(later)[0] < until):
+            later, before = [], len(phases)  # one came late, or is no honest record
+        inside: list[Interval] = []
+        outside: list[Interval] = []
+        kept: list[Interval] = []
+        for phase in phases[:before]:
+            begun, ended, _ = phase
+            if end <= begun < until:
+                kept.append(phase)
+            elif begun >= start and ended <= end:
+                inside.append(phase)
+            else:
+                outside.append(phase)
+        phases[:] = kept + later
+        return inside, outside
+
+    def take_collectives(self, start: float, end: float, until: float) -> list[Collective]:
+        """The collectives enqueued within a step; likewise."""
+        found = self.collectives
+        if not found:
+            return []
+        found.sort()  # they come nearly in order, and three searches cost less than a look at each
+        beyond = bisect_left(found, (end,))
+        held = found[bisect_left(found, (start,)) : beyond]
+        found[:] = found[beyond : bisect_left(found, (until,))]
+        return held
+
+    def take_ended(self, names: tuple[str, ...], moment: float) -> list[Interval]:
+        """The phases of these names that ended by the moment, where no step waits."""
+        if not any(name in names for _, _, name in self.phases):
+            return []
+        gone = [each for each in self.phases if each[2] in names and each[1] <= moment]
+        self.phases[:] = [each for each in self.phases if not (each[2] in names and each[1] <= moment)]
+        return gone
+
 
 SETTLE_SECONDS = 0.5
 _HOST_PHASES = (DATA_WAIT, *SECTIONS)
@@ -23,7 +154,7 @@ _HOST_PHASES = (DATA_WAIT, *SECTIONS)
 class StepAssembler:
     """Totals over the steps of one rank, in seconds."""
 
-    def __init__(self, progress: Progress, observe: Callable[[float], None]) -> None:
+    def __init__(self, timeouts: LearntTimeouts, observe: Callable[[float], None]) -> None:
         self.steps = 0
         self.seconds = 0.0
         self.local_seconds = 0.0
@@ -34,12 +165,12 @@ class StepAssembler:
         self.last_step = -1
         self.device_seconds: dict[str, float] = {}
         """Phases by the GPU's own clock; empty where there is none."""
-        self.waiting = Waiting()
+        self.unsettled = Unsettled()
         """Takes phases and collectives."""
         self.variation = Variation()
         self.work_done = WorkTotals()
         self._open = OpenSteps(self.variation.add)
-        self._progress = progress
+        self._timeouts = timeouts
         self._observe = observe
         self._pending: tuple[float, float, int] | None = None
         self._last_end: float | None = None
@@ -66,11 +197,11 @@ class StepAssembler:
 
     def step(self, start: float, end: float, number: int) -> None:
         """A step ended; the one before it is settled."""
-        self._outside(self.waiting.let_go_of_oldest())
+        self._outside(self.unsettled.let_go_of_oldest())
         if self._pending is not None:
             self._settle(*self._pending, until=end)
         self._pending = (start, end, number)
-        self.waiting.note_step()
+        self.unsettled.step_recorded()
 
     def settle(self, now: float, idle_until: float) -> None:
         """Settle the last step if it ended long enough ago, and sections that no step can hold.
@@ -78,19 +209,19 @@ class StepAssembler:
         idle_until: start of the step that is open, or now where none is; what ended before lies in no
             step that is still to come.
         """
-        self._outside(self.waiting.let_go_of_oldest())
+        self._outside(self.unsettled.let_go_of_oldest())
         if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
             self._settle(*self._pending, until=now)
             self._pending = None
         if self._pending is None:
-            self._outside(self.waiting.take_ended(SECTIONS, idle_until))
+            self._outside(self.unsettled.take_ended(SECTIONS, idle_until))
 
     def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
         """Count a step. What begins between its end and `until` may lie in one to come; what begins even
         later is no honest record, and would be looked at again with each step."""
-        inside, outside = self.waiting.take_phases(start, end, until)
+        inside, outside = self.unsettled.take_phases(start, end, until)
         self._outside(outside)
-        held = self.waiting.take_collectives(start, end, until)
+        held = self.unsettled.take_collectives(start, end, until)
         step = self._open.of(number)
         # The host's phases tell when a GPU's work was enqueued, not how long it took.
         parts = split_step(start, end, inside, held, None if self.device_seconds else step.phases)
@@ -118,7 +249,7 @@ class StepAssembler:
         sections = 0.0
         for name in SECTIONS:
             if seconds := parts.get(name, 0.0):
-                self._progress.section(name, seconds)
+                self._timeouts.section(name, seconds)
                 sections += seconds
         if local > sections:
             step.local_seconds += local - sections
@@ -131,12 +262,12 @@ class StepAssembler:
         if self._last_end is not None:
             pause = max(0.0, start - self._last_end - self._sections_since)
         self._last_end, self._sections_since = end, 0.0
-        self._progress.step(pause + end - start - sections, end)
+        self._timeouts.step(pause + end - start - sections, end)
 
     def _outside(self, phases: Iterable[Interval]) -> None:
         for began, ended, name in phases:
             seconds = ended - began
             self.section_seconds[name] = self.section_seconds.get(name, 0.0) + seconds
             if name in SECTIONS:
-                self._progress.section(name, seconds)
+                self._timeouts.section(name, seconds)
                 self._sections_since += seconds

@@ -8,9 +8,134 @@ are relative and counted up to 1, so that one step that takes minutes does not h
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from rankwatch_agent.training.running_median import RunningMedian
-from rankwatch_agent.training.step_parts import StepParts
+from rankwatch_agent.training.split import Interval
+
+_MAX_OPEN_STEPS = 64
+"""Steps kept until they are complete; the host runs ahead of the GPU by a few."""
+_MAX_MICROBATCHES = 4096
+_FORWARD, _BACKWARD = "forward", "backward"
+
+
+@dataclass(slots=True)
+class StepParts:
+    """One step of a rank."""
+
+    local_seconds: float = 0.0
+    """Own time, checkpoints and evaluation left out."""
+    work: float = 0.0
+    """Tokens; 0 where the run reports none."""
+    forward_seconds: list[float] = field(default_factory=list)
+    """Of each microbatch, in order, blocked time left out."""
+    backward_seconds: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A phase of the step took this long, blocked time left out."""
+        if name == _FORWARD:
+            found = self.forward_seconds
+        elif name == _BACKWARD:
+            found = self.backward_seconds
+        else:
+            return
+        if len(found) < _MAX_MICROBATCHES:
+            found.append(seconds)
+
+    def phases(self, phases: Sequence[Interval], seconds: Sequence[float]) -> None:
+        """Likewise for the phases of a step, all at once."""
+        forward, backward = self.forward_seconds, self.backward_seconds
+        for (_, _, name), took in zip(phases, seconds, strict=True):
+            if name == _FORWARD:
+                forward.append(took)
+            elif name == _BACKWARD:
+                backward.append(took)
+        del forward[_MAX_MICROBATCHES:], backward[_MAX_MICROBATCHES:]
+
+
+class OpenSteps:
+    """Steps that are not complete; `complete` takes each that is."""
+
+    def __init__(self, complete: Callable[[StepParts], None]) -> None:
+        self._complete = complete
+        self._steps: dict[int, StepParts] = {}
+        self._device_step: int | None = None
+        """Latest step of which the GPU reported a phase."""
+
+    def work(self, number: int, tokens: float) -> None:
+        """Work was done in a step."""
+        self.of(number).work += tokens
+
+    def device_phase(self, number: int, name: str, local_seconds: float) -> None:
+        """The GPU passed the end of a phase; steps before it are complete."""
+        if self._device_step is None or number > self._device_step:
+            self._device_step = number
+            for each in [each for each, step in self._steps.items() if step.ended and each < number]:
+                self._complete(self._steps.pop(each))
+        step = self.of(number)
+        step.local_seconds += local_seconds
+        step.phase(name, local_seconds)
+
+    def ended(self, number: int) -> None:
+        """The host told all it will about a step."""
+        if self._device_step is None or self._device_step > number:
+            step = self._steps.pop(number, None)
+            self._complete(StepParts() if step is None else step)
+        else:
+            self.of(number).ended = True
+
+    def begin_process(self) -> None:
+        """Another process takes the rank, and may go back to earlier steps."""
+        self._steps.clear()
+        self._device_step = None
+
+    def of(self, number: int) -> StepParts:
+        """What is known of a step."""
+        step = self._steps.get(number)
+        if step is None:
+            if len(self._steps) == _MAX_OPEN_STEPS:
+                del self._steps[next(iter(self._steps))]
+            step = self._steps[number] = StepParts()
+        return step
+
+
+class RunningMedian:
+    """The median of the last `span` values.
+
+    A median stays put while fewer than half of them are off, and follows a lasting change after half
+    of them: an average would call the steps after a change of level odd for much longer.
+    """
+
+    __slots__ = ("_order", "_sorted", "_span")
+
+    def __init__(self, span: int) -> None:
+        self._span = span
+        self._order: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def value(self) -> float:
+        """The median, of an even number the upper one; raises IndexError while there is no value."""
+        return self._sorted[len(self._sorted) // 2]
+
+    def normal(self, least: int) -> float:
+        """The median once there are at least so many values, 0 until then."""
+        values = self._sorted
+        return values[len(values) // 2] if len(values) >= least else 0.0
+
+    def add(self, value: float) -> None:
+        """Take a value, and let go of the oldest; it must not be NaN."""
+        if len(self._order) == self._span:
+            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
+        self._order.append(value)
+        insort(self._sorted, value)
+
 
 SPAN_STEPS = 31
 """Steps that tell what is normal: a median of 31 values has a spread of a fifth of theirs."""

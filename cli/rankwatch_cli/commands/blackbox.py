@@ -15,8 +15,8 @@ from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.sentence_parser import SentenceParser
-from rankwatch_agent.training.account import RankAccount
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.totals import RankTotals
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--records is {given.records}, expected a whole number >= 0")
     path = given.path.absolute()
     try:
-        rank = RankFollower(path, RankAccount(lambda _: None, max_names=1000), in_its_place=False)
+        rank = RankFollower(path, RankTotals(lambda _: None, max_names=1000), in_its_place=False)
         rank.poll(time.monotonic())
         lines = [*_last_words(rank), *_newest(path, given.records)]
     except BlackBoxError as error:
@@ -54,7 +54,7 @@ def _last_words(rank: RankFollower) -> Iterator[str]:
     if rank.open_phase is not None:
         name, began = rank.open_phase
         yield f"open phase {name} since {_clock(header, began)}"
-    loss = rank.account.scalars.get(LOSS)
+    loss = rank.totals.scalars.get(LOSS)
     yield f"loss {'not reported' if loss is None else f'{loss:g}'}"
     yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
 

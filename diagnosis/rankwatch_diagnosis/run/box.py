@@ -14,8 +14,9 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
 from rankwatch.conventions import ENDED_STATES, RankState
-from rankwatch_agent.training.account import RankAccount
+from rankwatch_agent.training.attempts import Lifetime
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.totals import RankTotals
 from rankwatch_diagnosis.run.copied_ranks import CopiedRanks
 
 _POLLS = 4
@@ -70,14 +71,20 @@ class Box:
         """Unix time of a moment."""
         return self.header.wall(monotonic)
 
+    def lifetime(self) -> Lifetime:
+        """Its process on the wall clock, to be compared with those of other ranks."""
+        ended = not self.alive or self.ended
+        took_part = self.now.steps_completed > 0 or any(each.enqueued for each in self.now.groups)
+        return Lifetime(self.header.started_wall, self.wall(self.last_sign), ended, took_part)
+
 
 def read_box(path: Path, *, most_records: int, copied: CopiedRanks | None = None) -> Box:
     """Read one; at most its newest `most_records`. Raises BlackBoxError.
 
     copied: nobody holds the lock of a copy, so what was known of the rank is taken.
     """
-    account = RankAccount(lambda _: None, max_names=_MOST_NAMES)
-    follower = RankFollower(path, account, in_its_place=False)
+    totals = RankTotals(lambda _: None, max_names=_MOST_NAMES)
+    follower = RankFollower(path, totals, in_its_place=False)
     try:
         tape = _Tape(path, most_records)
         try:
@@ -99,12 +106,12 @@ def read_box(path: Path, *, most_records: int, copied: CopiedRanks | None = None
             now=now,
             state=state,
             alive=alive,
-            failure=next(iter(account.life.failures), "") if state is RankState.FAILED else "",
+            failure=next(iter(totals.lifecycle.failures), "") if state is RankState.FAILED else "",
             failed_in_collective=_failed_in_collective(records),
             open_phase=phase if state not in ENDED_STATES or state in _WITHOUT_GOODBYE else None,
-            timeout=account.progress.timeout(phase[0] if phase else None),
-            last_progress=max(account.last_progress, now.step_ended, started),
-            last_sign=max(account.last_record, now.step_ended, now.step_began, *now.phases_began.values()),
+            timeout=totals.timeouts.timeout(phase[0] if phase else None),
+            last_progress=max(totals.last_progress, now.step_ended, started),
+            last_sign=max(totals.last_record, now.step_ended, now.step_began, *now.phases_began.values()),
             seen_wall=seen_wall,
             changed_wall=tape.changed_wall,
             records=records,
@@ -138,9 +145,9 @@ def _catch_up(follower: RankFollower) -> None:
     """Poll until nothing is new; each poll takes the words first and the records after them."""
     idle = 0
     for _ in range(_MOST_POLLS):
-        before = follower.account.records
+        before = follower.totals.records
         follower.poll(time.monotonic())
-        idle = 0 if follower.account.records > before else idle + 1
+        idle = 0 if follower.totals.records > before else idle + 1
         if idle == _POLLS:
             break
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 
 from rankwatch.conventions import RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.attempts import in_present_attempt
 from rankwatch_diagnosis.run.box import Box, read_box
 from rankwatch_diagnosis.run.copied_ranks import CopiedRanks
 
@@ -98,9 +100,9 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
     copied_alive = copied is None and _are_copies(found)
     if copied_alive:
         found = [replace(box, seen_wall=box.changed_wall) for box in found]
-    present = _of_present_start(found)
+    present = _of_present_attempt(found)
     if len(present) < len(found):
-        skipped["of an earlier start"] += len(found) - len(present)
+        skipped["of an earlier attempt"] += len(found) - len(present)
     run, world_size = _usual(present)
     by_rank: dict[int, Box] = {}
     for box in sorted(present, key=lambda each: each.header.started_wall):
@@ -132,20 +134,8 @@ def _are_copies(found: Sequence[Box]) -> bool:
     return max(ages) > _COPIED_AFTER_SECONDS and min(ages) < _OLD_SECONDS
 
 
-def _of_present_start(found: Sequence[Box]) -> list[Box]:
-    """Without boxes of processes that had ended before any that lives began.
-
-    Such a one ran with others than those, if it had come to a collective or to the end of a step: its rank is
-    still on its way.
-    """
-    first = min((each.header.started_wall for each in found if each.alive and not each.ended), default=None)
-    if first is None:
-        return list(found)
-    return [each for each in found if not (each.ended and _ran(each) and each.wall(each.last_sign) < first)]
-
-
-def _ran(box: Box) -> bool:
-    return box.now.steps_completed > 0 or any(each.enqueued for each in box.now.groups)
+def _of_present_attempt(found: Sequence[Box]) -> list[Box]:
+    return list(compress(found, in_present_attempt([each.lifetime() for each in found])))
 
 
 def _moment(by_rank: Mapping[int, Box], copied: CopiedRanks | None, *, copied_alive: bool) -> float | None:

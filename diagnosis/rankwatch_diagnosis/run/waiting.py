@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rankwatch.conventions import RankState
-from rankwatch_agent.training.progress import SECTIONS
+from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.hang.engine import STALL_SECONDS, diagnose
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.box import Box

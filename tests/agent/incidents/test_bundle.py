@@ -21,7 +21,7 @@ from rankwatch_agent.incidents.board import Culprit
 from rankwatch_agent.incidents.bundle import BundleWriter, Written
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
 from support.incidents.incidents import boxed, condition, incident, py_spy, writer
 from support.training.ranks import rank

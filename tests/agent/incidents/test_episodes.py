@@ -8,7 +8,7 @@ from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
-from rankwatch_agent.training.suspicion import RankCondition
+from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 
 STALL, LOST = IncidentCause.STALL, IncidentCause.LOST_RANK

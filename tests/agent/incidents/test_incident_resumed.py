@@ -7,15 +7,15 @@ from pathlib import Path
 from rankwatch_agent.incidents.board import Culprit, Finding, IncidentBoard
 from rankwatch_agent.incidents.collector import IncidentsCollector
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.training.suspicion import Suspicion
+from rankwatch_agent.training.conditions import RunConditions
 from support.incidents.incidents import condition
 
 
 def test_a_stall_that_is_over_names_nobody_any_more() -> None:
     """It stays open for its minute; the verdict may be of evidence that was taken after it."""
-    moment, suspicion, board = 200.0, Suspicion(), IncidentBoard()
+    moment, conditions, board = 200.0, RunConditions(), IncidentBoard()
     collector = IncidentsCollector(
-        suspicion=suspicion,
+        conditions=conditions,
         board=board,
         stall_seconds=30.0,
         schedule=Schedule(1.0, 5.0),
@@ -23,7 +23,7 @@ def test_a_stall_that_is_over_names_nobody_any_more() -> None:
     )
 
     def series(*progress: float) -> list[tuple[str, float]]:
-        suspicion.tell(
+        conditions.update(
             {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, moment
         )
         found = collector.collect().series

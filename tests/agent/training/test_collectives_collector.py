@@ -14,7 +14,7 @@ from rankwatch.conventions import RankState
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
-from rankwatch_agent.training.suspicion import RankCondition, Suspicion
+from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from support.training.ranks import values
 from support.training.recorder import completed, entry, reply, worker_server
 
@@ -27,7 +27,7 @@ class Node:
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.moment = 1000.0
-        self.suspicion = Suspicion()
+        self.conditions = RunConditions()
         self.recorders = [{NCCL: reply(completed(0), enqueued=1, done=1)} for _ in range(2)]
         self.directory = directory
         self.asked = [
@@ -35,7 +35,7 @@ class Node:
             for rank in range(2)
         ]
         self.collector = CollectivesCollector(
-            directory=directory, suspicion=self.suspicion, monotonic=lambda: self.moment
+            directory=directory, conditions=self.conditions, monotonic=lambda: self.moment
         )
 
     def _answer(self, rank: int):  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ class Node:
         self, *idle_seconds: float, states: tuple[RankState, ...] = (RankState.RUNNING,) * 2, **more: object
     ) -> None:
         """Say how long each rank has made no progress, of a timeout of ten seconds."""
-        self.suspicion.tell(
+        self.conditions.update(
             {
                 "job": [
                     RankCondition(
@@ -206,14 +206,14 @@ def test_a_run_that_stands_for_long_is_asked_ever_less_often(node: Node) -> None
 
 def test_sockets_of_ranks_that_ended_do_not_crowd_out_the_living(tmp_path: Path) -> None:
     """A job that crashed and was started again all day leaves one with each run."""
-    suspicion = Suspicion()
+    conditions = RunConditions()
     with ExitStack() as stack:
         for number in range(70):
             stack.enter_context(_silent_socket(tmp_path / f"crashed{number:02}" / "0.sock"))
         asked = stack.enter_context(worker_server(tmp_path / "now" / "0.sock", lambda: {NCCL: reply()}))
         dead = {f"crashed{number:02}": RankState.LOST for number in range(70)}
-        suspicion.tell({run: [_rank(tmp_path / run, state)] for run, state in dead.items()}, 1000.0)
-        CollectivesCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: 1000.0).collect()
+        conditions.update({run: [_rank(tmp_path / run, state)] for run, state in dead.items()}, 1000.0)
+        CollectivesCollector(directory=tmp_path, conditions=conditions, monotonic=lambda: 1000.0).collect()
     assert asked == ["/handler/", f"/handler/{NCCL}"]
 
 

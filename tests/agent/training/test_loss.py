@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from rankwatch_agent.training.account import RankAccount
 from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, LossStatistics
+from rankwatch_agent.training.totals import RankTotals
 
 
 def curve(seed: int, steps: int, noise: float = 0.05) -> list[float]:
@@ -94,13 +94,13 @@ def test_another_process_begins_with_another_trend() -> None:
 
 
 def test_a_rank_that_restarts_begins_with_another_trend() -> None:
-    """The account of the rank tells its statistics."""
-    account = RankAccount(lambda _: None, max_names=10)
+    """The totals of the rank tells its statistics."""
+    totals = RankTotals(lambda _: None, max_names=10)
     for value in curve(7, 100):
-        account.loss.add(value)
-    assert math.isfinite(account.loss.deviation)
-    account.begin_process()
-    assert math.isnan(account.loss.deviation)
+        totals.loss.add(value)
+    assert math.isfinite(totals.loss.deviation)
+    totals.begin_process()
+    assert math.isnan(totals.loss.deviation)
 
 
 def test_values_that_are_not_finite_are_counted_and_leave_the_rest_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.suspicion import Suspicion
+from rankwatch_agent.training.conditions import RunConditions
 from support.training.ranks import go_on, rank, state, values
 
 COLLECTIVES = """
@@ -137,18 +137,18 @@ def test_a_restarted_rank_is_compared_from_its_first_collective_on(tmp_path: Pat
 
 def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
     """With what the black box tells about it."""
-    suspicion, moment = Suspicion(), [time.monotonic()]
-    collector = RanksCollector(directory=tmp_path, suspicion=suspicion, monotonic=lambda: moment[0])
+    conditions, moment = RunConditions(), [time.monotonic()]
+    collector = RanksCollector(directory=tmp_path, conditions=conditions, monotonic=lambda: moment[0])
     code = COLLECTIVES + "steps(20, 0.01)\nreduce(0, 0.1)\nready()"
     with rank(tmp_path, code, number=3, world=4) as process:
         collector.collect()
-        (healthy,) = suspicion.runs["job"].ranks
+        (healthy,) = conditions.runs["job"].ranks
         moment[0] = healthy.last_progress  # its steps take 10 ms: a busy machine is late by more than five
         collector.collect()
-        assert suspicion.runs["job"].suspected_since is None
+        assert conditions.runs["job"].suspected_since is None
         moment[0] += 600.0
         collector.collect()
-        run = suspicion.runs["job"]
+        run = conditions.runs["job"]
         assert run.suspected_since == moment[0]
         (told,) = run.suspects()
         assert (told.rank, told.pid, told.state) == (3, process.pid, "running")
@@ -158,8 +158,8 @@ def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         collector.collect()
-    assert [each.rank for each in suspicion.runs["job"].lost] == [3]
-    assert suspicion.runs["job"].suspected_since is None
+    assert [each.rank for each in conditions.runs["job"].lost] == [3]
+    assert conditions.runs["job"].suspected_since is None
 
 
 def test_a_rank_killed_before_its_first_record_is_kept_as_lost(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.training.progress import Progress
-from rankwatch_agent.training.step_parts import OpenSteps, StepParts
 from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.timeouts import LearntTimeouts
+from rankwatch_agent.training.variation import OpenSteps, StepParts
 
 
 def test_work_is_counted_to_the_step_whose_number_it_bears() -> None:
@@ -46,15 +46,15 @@ def test_steps_that_never_end_and_microbatches_without_end_are_bounded() -> None
 
 def test_a_checkpoint_in_a_step_makes_it_neither_late_nor_uneven() -> None:
     """Sections of a known kind are told apart from the step's own time."""
-    steps = StepAssembler(Progress(), lambda _: None)
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(40):
         start = 10.0 * number
         last = 5.0 if number == 30 else 0.0
         for phase in ("forward", "forward", "backward", "backward"):
-            steps.waiting.phases.append((start, start + 0.25, phase))
+            steps.unsettled.phases.append((start, start + 0.25, phase))
             start += 0.25
         if last:
-            steps.waiting.phases.append((start, start + last, "checkpoint"))
+            steps.unsettled.phases.append((start, start + last, "checkpoint"))
         steps.step(10.0 * number, start + last, number)
     steps.settle(1e6, 1e6)
     variation = steps.variation

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.training.running_median import RunningMedian
-from rankwatch_agent.training.step_parts import StepParts
-from rankwatch_agent.training.variation import LEAST_STEPS, Variation
+from rankwatch_agent.training.variation import LEAST_STEPS, RunningMedian, StepParts, Variation
 from support.fuzzing import BUSY_MACHINE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.work import WorkTotals
+from rankwatch_agent.training.steps import WorkTotals
 from support.agent.process import until
 from support.training.ranks import go_on, rank, values
 

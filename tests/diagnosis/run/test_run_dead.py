@@ -1,4 +1,4 @@
-"""Boxes that nobody writes any more: plain copies, dead runs, and ranks of an earlier start."""
+"""Boxes that nobody writes any more: plain copies, dead runs, and ranks of an earlier attempt."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_box_of_an_earlier_start_is_not_a_lost_rank_of_the_present_one(tmp_pat
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path, stall=5.0)
     assert (verdict.state, verdict.ranks) == (RunState.STARTING, ())
-    assert verdict.sources["boxes_skipped"] == {"of an earlier start": 2}
+    assert verdict.sources["boxes_skipped"] == {"of an earlier attempt": 2}
 
 
 def test_a_rank_that_died_before_it_did_anything_with_the_others_is_lost(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.recorders import Recorders
 from rankwatch_diagnosis.run.waiting import judge_waiting
-from support.diagnosis.run_boxes import RankBox, boxes_seen, stalled_for
+from support.diagnosis.run_boxes import UPTIME_SECONDS, RankBox, boxes_seen, stalled_for
 
 STANDS = (State.HANG, State.DESYNC)
 
@@ -69,9 +69,10 @@ def test_those_that_waited_long_and_have_just_been_served_are_not_stuck(tmp_path
 def test_a_clock_that_was_set_makes_no_wait_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A box of this host is read by the clock that goes on."""
     monkeypatch.setattr("socket.gethostname", lambda: "node")
-    real = time.time
+    real, uptime = time.time, time.monotonic
     stalled_for(tmp_path, 100.0)
     monkeypatch.setattr("time.time", lambda: real() + 3600.0)
+    monkeypatch.setattr("time.monotonic", lambda: uptime() + UPTIME_SECONDS)
     found = read_boxes(find_run(tmp_path).boxes, copied=None)
     assert all(abs(each.seen_wall - real()) < 600.0 for each in found.by_rank.values())
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from rankwatch.members import members_text
-from rankwatch_agent.training.account import RankAccount
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
+from rankwatch_agent.training.totals import RankTotals
 
 pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
 pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)
@@ -194,12 +194,12 @@ def test_what_a_rank_waits_for_a_slow_one_is_not_its_own_work(job: list[Told]) -
 
 def steps_of(box: str) -> StepAssembler:
     """The rank as the node agent sees it, after the end of its job."""
-    account = RankAccount(lambda _: None, max_names=1000)
-    follower = RankFollower(Path(box), account)
+    totals = RankTotals(lambda _: None, max_names=1000)
+    follower = RankFollower(Path(box), totals)
     follower.poll(time.monotonic())
-    account.steps.settle(time.monotonic() + 2 * SETTLE_SECONDS, time.monotonic())
+    totals.steps.settle(time.monotonic() + 2 * SETTLE_SECONDS, time.monotonic())
     follower.close()
-    return account.steps
+    return totals.steps
 
 
 @pytest.mark.e2e

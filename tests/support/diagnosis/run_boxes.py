@@ -18,6 +18,8 @@ from rankwatch_diagnosis.run.folder import find_run
 
 _CLOCKS = (14, 15)
 """Places of the start in the header: monotonic and wall."""
+UPTIME_SECONDS = 100_000.0
+"""How much longer the made-up host has run than this machine, which may have booted a minute ago."""
 
 
 class RankBox:
@@ -28,7 +30,7 @@ class RankBox:
 
     def __init__(self, directory: Path, rank: int, *, world: int = 3, began: float = 1000.0) -> None:
         identity = Identity(run="job", rank=rank, world_size=world, local_rank=rank, host="node")
-        self.now = time.monotonic()
+        self.now = time.monotonic() + UPTIME_SECONDS
         self.writer = Writer(directory, identity, phases=PHASES, capacity=256)
         self._shift_start(began)
         integers = self.writer.integers
@@ -40,8 +42,8 @@ class RankBox:
 
     def _shift_start(self, began: float) -> None:
         fields = list(layout.FIXED.unpack_from(self.writer.target))
-        for clock in _CLOCKS:
-            fields[clock] -= began
+        for clock, moved in zip(_CLOCKS, (UPTIME_SECONDS - began, -began), strict=True):
+            fields[clock] += moved
         layout.FIXED.pack_into(self.writer.target, 0, *fields)
 
     def enqueues(self, number: int, *, open_since: float | None = None) -> None:

@@ -16,7 +16,7 @@ from rankwatch_agent.incidents.bundle import BundleWriter
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.pages import MetricsPages
-from rankwatch_agent.training.suspicion import RankCondition, RunCondition
+from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from support.agent.process import DEADLINE_SECONDS
 
 NO_DIAGNOSIS = ("/bin/sh", "-c", """echo '{"state": "stalled", "hang": {"state": "hang", "ranks": [1]}}'""")

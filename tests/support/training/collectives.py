@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.account import CollectiveAccount
-from rankwatch_agent.training.names import BoundedNames
-from rankwatch_agent.training.progress import Progress
+from rankwatch_agent.training.collectives.totals import BoundedNames, RankCollectives
 from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.timeouts import LearntTimeouts
 
 OPERATIONS = {1: "all_reduce", 2: "all_gather", 3: "barrier", 4: "send"}
 WORLD, TENSOR = 10, 11
@@ -19,15 +18,15 @@ def group_now(number: int, members: str, size: int) -> GroupNow:
     return GroupNow(number, GROUPS[number], members, size, enqueued=0, oldest=0.0, operation="")
 
 
-def account(*groups: GroupNow, max_names: int = 64) -> CollectiveAccount:
+def rank_collectives(*groups: GroupNow, max_names: int = 64) -> RankCollectives:
     """The account of a rank whose black box tells these groups."""
-    return account_and_steps(*groups, max_names=max_names)[0]
+    return collectives_and_steps(*groups, max_names=max_names)[0]
 
 
-def account_and_steps(*groups: GroupNow, max_names: int = 64) -> tuple[CollectiveAccount, StepAssembler]:
+def collectives_and_steps(*groups: GroupNow, max_names: int = 64) -> tuple[RankCollectives, StepAssembler]:
     """Likewise, with the steps that its collectives are taken out of."""
-    steps = StepAssembler(Progress(), lambda _: None)
-    made = CollectiveAccount(BoundedNames(max_names), steps)
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    made = RankCollectives(BoundedNames(max_names), steps)
     names = {**OPERATIONS, **GROUPS}
     made.expect(lambda number: names.get(number, f"name{number}"), lambda: groups)
     made.observe(groups)
@@ -35,7 +34,7 @@ def account_and_steps(*groups: GroupNow, max_names: int = 64) -> tuple[Collectiv
 
 
 def complete(
-    rank: CollectiveAccount,
+    rank: RankCollectives,
     number: int,
     seconds: float,
     *,

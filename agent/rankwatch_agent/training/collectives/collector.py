@@ -18,11 +18,11 @@ from pathlib import Path
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.training.collectives.meeting import RunMeetings
+from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.series import run_series
+from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
 from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
 from rankwatch_agent.training.flight_recorder.rank import Fetched, RecordedRank
-from rankwatch_agent.training.suspicion import RankCondition, RunCondition, Suspicion
 
 _MAX_RANKS = 64
 """Sockets asked in one run: more ranks than any node has GPUs."""
@@ -42,7 +42,7 @@ class CollectivesCollector:
     pull_seconds: between two questions to a rank of a healthy run.
     suspect_seconds: likewise when the run has just become suspect.
     timeout_seconds: for one question to one rank; eight ranks are asked at a time.
-    suspicion: what the collector `ranks` says about the ranks; without it all count as healthy.
+    conditions: what the collector `ranks` says about the ranks; without it all count as healthy.
     """
 
     name = "collectives"
@@ -57,7 +57,7 @@ class CollectivesCollector:
         suspect_seconds: float = 5.0,
         timeout_seconds: float = 2.0,
         max_names: int = 64,
-        suspicion: Suspicion | None = None,
+        conditions: RunConditions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_seconds = interval_seconds
@@ -67,10 +67,10 @@ class CollectivesCollector:
         self._suspect_seconds = suspect_seconds
         self._timeout_seconds = timeout_seconds
         self._max_names = max_names
-        self._suspicion = suspicion or Suspicion()
+        self._conditions = conditions or RunConditions()
         self._monotonic = monotonic
         self._ranks: dict[Path, RecordedRank] = {}
-        self._meetings: dict[str, RunMeetings] = {}
+        self._rendezvous: dict[str, RunRendezvous] = {}
         self._listed = float("-inf")
 
     def collect(self) -> Collection:
@@ -98,7 +98,7 @@ class CollectivesCollector:
 
     def _told(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
         """What is known about the run and the rank."""
-        run = self._suspicion.runs.get(path.parent.name, _NOBODY)
+        run = self._conditions.runs.get(path.parent.name, _NOBODY)
         box = path.stem
         return run, next((each for each in run.ranks if each.path.stem == box), None)
 
@@ -125,7 +125,7 @@ class CollectivesCollector:
         for run in {path.parent.name for path in due}:
             living = [path for path, rank in told.items() if rank is None or not rank.ended]
             ledgers = [self._ranks[path].ledgers for path in living if path.parent.name == run]
-            self._meetings.setdefault(run, RunMeetings()).meet(ledgers)
+            self._rendezvous.setdefault(run, RunRendezvous()).compare(ledgers)
 
     def _fetch(self, path: Path) -> Fetched:
         return self._ranks[path].fetch()
@@ -137,10 +137,10 @@ class CollectivesCollector:
             counted.setdefault(path.parent.name, set()).update(by_black_box)
             lost = condition is not None and condition.ended
             yield from self._ranks[path].series((path.parent.name, path.stem), by_black_box, gone=lost)
-        for run in self._meetings.keys() - counted.keys():
-            del self._meetings[run]
-        for run, meetings in self._meetings.items():
-            for series in run_series(run, meetings):
+        for run in self._rendezvous.keys() - counted.keys():
+            del self._rendezvous[run]
+        for run, rendezvous in self._rendezvous.items():
+            for series in run_series(run, rendezvous):
                 if series.labels[1:4] not in counted[run]:
                     yield series
 

@@ -8,17 +8,20 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.training.collectives.account import CollectiveAccount
-from rankwatch_agent.training.collectives.ledger import CollectiveTotals, GroupKey
-from rankwatch_agent.training.collectives.meeting import RunMeetings
-from rankwatch_agent.training.names import OVERFLOW
+from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.totals import (
+    OVERFLOW,
+    CollectiveTotals,
+    GroupKey,
+    RankCollectives,
+)
 
 BLACK_BOX = "black_box"
 FLIGHT_RECORDER = "flight_recorder"
 """Values of the label `source`."""
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """How far a rank has come in a group; numbers count from 1, 0 stands for none yet."""
 
     enqueued: int | None
@@ -48,7 +51,9 @@ def totals_series(
             yield Series(waits, at, each.wait_seconds)
 
 
-def place_series(key: tuple[str, str], source: str, places: Mapping[GroupKey, Place]) -> Iterator[Series]:
+def position_series(
+    key: tuple[str, str], source: str, places: Mapping[GroupKey, Position]
+) -> Iterator[Series]:
     """How far a rank has come in each group."""
     for group, place in places.items():
         at = (*key, *group, source)
@@ -62,12 +67,12 @@ def place_series(key: tuple[str, str], source: str, places: Mapping[GroupKey, Pl
             yield Series(metric("rankwatch_collective_oldest_incomplete_signature"), at, place.signature)
 
 
-def run_series(run: str, meetings: RunMeetings) -> Iterator[Series]:
+def run_series(run: str, rendezvous: RunRendezvous) -> Iterator[Series]:
     """Transfers of a run on this node."""
     counts = metric("rankwatch_collective_transfers_total")
     seconds = metric("rankwatch_collective_transfer_seconds_total")
     sizes = metric("rankwatch_collective_bus_bytes_total")
-    for kind, each in meetings.transfers.items():
+    for kind, each in rendezvous.transfers.items():
         at = (run, *kind)
         yield Series(counts, at, each.count)
         yield Series(seconds, at, each.seconds)
@@ -75,17 +80,17 @@ def run_series(run: str, meetings: RunMeetings) -> Iterator[Series]:
             yield Series(sizes, at, each.bus_bytes)
 
 
-def black_box_places(
-    account: CollectiveAccount, groups: Iterable[GroupNow], wall: Callable[[float], float]
-) -> dict[GroupKey, Place]:
+def black_box_positions(
+    collectives: RankCollectives, groups: Iterable[GroupNow], wall: Callable[[float], float]
+) -> dict[GroupKey, Position]:
     """How far a rank has come by its black box. Of groups that bear the same labels the first counts."""
-    places: dict[GroupKey, Place] = {}
+    places: dict[GroupKey, Position] = {}
     for group in groups:
-        key = account.key(group.number)
+        key = collectives.key(group.number)
         if key is not None and key.group != OVERFLOW and key not in places:
-            places[key] = Place(
+            places[key] = Position(
                 enqueued=group.enqueued,
-                completed=account.completed(group.number) or None,
+                completed=collectives.completed(group.number) or None,
                 oldest=wall(group.oldest) if group.oldest else None,
             )
     return places

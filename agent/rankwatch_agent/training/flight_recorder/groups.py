@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.members import members_text
-from rankwatch_agent.training.collectives.ledger import GroupKey
+from rankwatch_agent.training.collectives.totals import GroupKey
 from rankwatch_agent.training.flight_recorder.reply import Entry, GroupConfig
 
 _MOST_RANKS = 1 << 16

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.ledger import CollectiveTotals, GroupKey, GroupLedger
-from rankwatch_agent.training.collectives.series import Place
+from rankwatch_agent.training.collectives.series import Position
+from rankwatch_agent.training.collectives.totals import (
+    OVERFLOW,
+    BoundedNames,
+    CollectiveTotals,
+    GroupCollectives,
+    GroupKey,
+)
 from rankwatch_agent.training.flight_recorder.groups import GroupNames
 from rankwatch_agent.training.flight_recorder.operations import (
     backend_of,
@@ -15,7 +21,6 @@ from rankwatch_agent.training.flight_recorder.operations import (
     signature,
 )
 from rankwatch_agent.training.flight_recorder.reply import Entry, GroupStatus, Reply
-from rankwatch_agent.training.names import OVERFLOW, BoundedNames
 
 _RECORDED_BY_BLACK_BOX = "gloo"
 """Backend whose completions the black box records, each of them."""
@@ -29,7 +34,7 @@ class FlightRecorderAccount:
         """Entries merged."""
         self.missed = 0
         """Entries overwritten before they were read."""
-        self.places: dict[GroupKey, Place] = {}
+        self.places: dict[GroupKey, Position] = {}
         """How far the rank has come in each group, by the last pull."""
         self.totals: dict[tuple[str, str, str], CollectiveTotals] = {}
         """(group, members, operation) -> completed collectives that were seen: a sample where entries were
@@ -40,7 +45,7 @@ class FlightRecorderAccount:
 
     def _begin_process(self) -> None:
         self._groups = GroupNames(self._max_groups)
-        self._ledgers: dict[GroupKey, GroupLedger] = {}
+        self._ledgers: dict[GroupKey, GroupCollectives] = {}
         self._last_id = -1
         self._last_created = 0
         self._pending: set[int] = set()
@@ -50,7 +55,7 @@ class FlightRecorderAccount:
         self._timed = False
 
     @property
-    def ledgers(self) -> Sequence[GroupLedger]:
+    def ledgers(self) -> Sequence[GroupCollectives]:
         """Collectives with a duration, for comparison with other ranks."""
         return tuple(self._ledgers.values())
 
@@ -117,15 +122,15 @@ class FlightRecorderAccount:
         if not entry.is_p2p:
             ledger = self._ledgers.get(key)
             if ledger is None:
-                ledger = self._ledgers[key] = GroupLedger(key, ranks)
+                ledger = self._ledgers[key] = GroupCollectives(key, ranks)
             ledger.finished[entry.collective_seq_id] = (seconds, size, totals)
 
-    def _places(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Place]:
+    def _places(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
         """Groups of this pull alone: those that were destroyed are gone."""
         by_group: dict[int, list[Entry]] = {}
         for entry in ordered:
             by_group.setdefault(entry.pg_id, []).append(entry)
-        places: dict[GroupKey, Place] = {}
+        places: dict[GroupKey, Position] = {}
         for text, status in list(statuses.items())[: self._max_groups]:
             local_id = int(text) if text.isdecimal() and len(text) < 10 else -1
             group = self._groups.of(local_id)
@@ -142,7 +147,7 @@ class FlightRecorderAccount:
         return places
 
 
-def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) -> Place | None:
+def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) -> Position | None:
     """How far a group has come; None where nothing tells it.
 
     The status of a group counts sends and receives among the collectives, which differ between its
@@ -157,9 +162,9 @@ def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) 
     created = [each.time_created_ns for each in open_entries if each.time_created_ns > 0]
     if not enqueued:
         if counts_messages:
-            return Place(enqueued=None, completed=None, oldest=min(created) / 1e9) if created else None
+            return Position(enqueued=None, completed=None, oldest=min(created) / 1e9) if created else None
         enqueued, completed = status.last_enqueued_collective, status.last_completed_collective
-    return Place(
+    return Position(
         enqueued=max(0, enqueued),
         completed=max(0, completed),
         oldest=min(created) / 1e9 if created else None,

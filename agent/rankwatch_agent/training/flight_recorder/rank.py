@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.training.collectives.ledger import GroupKey, GroupLedger
-from rankwatch_agent.training.collectives.series import FLIGHT_RECORDER, Place, place_series, totals_series
+from rankwatch_agent.training.collectives.series import (
+    FLIGHT_RECORDER,
+    Position,
+    position_series,
+    totals_series,
+)
+from rankwatch_agent.training.collectives.totals import GroupCollectives, GroupKey
 from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient, FlightRecorderError
 from rankwatch_agent.training.flight_recorder.merge import FlightRecorderAccount
 from rankwatch_agent.training.flight_recorder.reply import Reply
@@ -35,7 +40,7 @@ class RecordedRank:
         self._told = False
 
     @property
-    def ledgers(self) -> Sequence[GroupLedger]:
+    def ledgers(self) -> Sequence[GroupCollectives]:
         """Collectives with a duration, by group."""
         return [ledger for account in self._accounts.values() for ledger in account.ledgers]
 
@@ -79,7 +84,7 @@ class RecordedRank:
         gone: its process ended; where it stood at the last pull is not where it ended.
         """
         if self._answered and not gone:
-            yield from place_series(key, FLIGHT_RECORDER, self._places())
+            yield from position_series(key, FLIGHT_RECORDER, self._places())
         accounts = self._accounts.values()
         sampled = {at: totals for account in accounts for at, totals in account.totals.items()}
         yield from totals_series(key, {at: each for at, each in sampled.items() if at not in counted})
@@ -91,9 +96,9 @@ class RecordedRank:
         missed = metric("rankwatch_flight_recorder_entries_missed_total")
         yield Series(missed, key, sum(each.missed for each in accounts))
 
-    def _places(self) -> dict[GroupKey, Place]:
+    def _places(self) -> dict[GroupKey, Position]:
         """Of a group that has two backends, the one that is used counts, NCCL first."""
-        places: dict[GroupKey, Place] = {}
+        places: dict[GroupKey, Position] = {}
         for account in self._accounts.values():
             for group, place in account.places.items():
                 if place.enqueued or group not in places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.training.collectives.bus_bandwidth import (
+from rankwatch_agent.training.collectives.rendezvous import (
     BUS_FACTORS,
     bus_factor,
     size_class,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
-from rankwatch_agent.training.collectives.ledger import GroupKey
-from rankwatch_agent.training.collectives.series import Place
+from rankwatch_agent.training.collectives.series import Position
+from rankwatch_agent.training.collectives.totals import GroupKey
 from rankwatch_agent.training.flight_recorder.client import (
     MAX_REPLY_BYTES,
     FlightRecorderClient,
@@ -78,7 +78,7 @@ def test_entries_are_counted_once_over_overlapping_pulls() -> None:
     account.merge(reply(5, 15))
     account.merge(reply(5, 15))
     assert (account.entries, account.missed) == (15, 0)
-    assert account.places == {GroupKey("default_pg", ""): Place(5, 4, None)}
+    assert account.places == {GroupKey("default_pg", ""): Position(5, 4, None)}
 
 
 def test_entries_that_were_overwritten_are_counted_as_missed() -> None:
@@ -106,7 +106,7 @@ def test_a_real_reply_of_torch_is_decoded() -> None:
     }
     account = FlightRecorderAccount(max_groups=8)
     account.merge(decode(json.dumps(body).encode()))
-    assert account.places == {GroupKey("mesh_tp", ""): Place(6, 5, None, crc32(b""))}
+    assert account.places == {GroupKey("mesh_tp", ""): Position(6, 5, None, crc32(b""))}
 
 
 @BUSY_MACHINE
@@ -185,7 +185,7 @@ def test_groups_that_were_destroyed_are_gone() -> None:
         names = (str(number), f"group{number}")
         group = Entry(record_id=number, pg_id=0, process_group=names, retired=True)
         account.merge(Reply(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
-    assert account.places == {GroupKey("group99", ""): Place(1, 1, None)}
+    assert account.places == {GroupKey("group99", ""): Position(1, 1, None)}
 
 
 def test_no_socket_is_not_applicable(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.ledger import GroupKey
-from rankwatch_agent.training.collectives.series import Place
+from rankwatch_agent.training.collectives.series import Position
+from rankwatch_agent.training.collectives.totals import GroupKey
 from rankwatch_agent.training.flight_recorder.merge import FlightRecorderAccount
 from rankwatch_agent.training.flight_recorder.operations import signature
 from rankwatch_agent.training.flight_recorder.reply import Entry, decode
@@ -38,13 +38,13 @@ def test_the_oldest_incomplete_collective_is_told_with_its_signature() -> None:
     sizes: dict[str, Any] = {each: pending[each] for each in ("input_sizes", "output_sizes")}
     sizes |= {each: pending[each] for each in ("input_dtypes", "output_dtypes")}
     expected = signature(Entry(record_id=8, profiling_name="nccl:all_reduce", **sizes))
-    assert account.places == {DEFAULT: Place(10, 8, 1008.0, expected)}
+    assert account.places == {DEFAULT: Position(10, 8, 1008.0, expected)}
 
 
 def test_a_group_that_has_completed_all_has_no_oldest() -> None:
     """And no signature. Gloo's entries stay scheduled and are retired."""
     body = reply(entry(0, retired=True), enqueued=1, done=1)
-    assert pull(FlightRecorderAccount(8), body).places == {DEFAULT: Place(1, 1, None)}
+    assert pull(FlightRecorderAccount(8), body).places == {DEFAULT: Position(1, 1, None)}
 
 
 def test_before_the_first_collective_the_numbers_are_zero() -> None:
@@ -63,7 +63,7 @@ def test_sends_and_receives_do_not_count_as_collectives() -> None:
         done=11983,
     )
     account = pull(FlightRecorderAccount(8), body)
-    assert account.places == {DEFAULT: Place(26, 26, 1001.0)}
+    assert account.places == {DEFAULT: Position(26, 26, 1001.0)}
     pending = pull(account, reply(entry(2, collective_seq_id=27), enqueued=11987, done=11983)).places[DEFAULT]
     assert (pending.enqueued, pending.completed) == (27, 26)
 
@@ -72,7 +72,7 @@ def test_a_rank_that_waits_in_a_receive_waits_where_its_group_has_nothing_else()
     """As in a pipeline: the rules would name it else, for it waits in no collective. It has no number."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:recv 0<-1", "collective_seq_id": 0}
     waits = reply(completed(0, **message), entry(1, **message), enqueued=2, done=1)
-    assert pull(FlightRecorderAccount(8), waits).places == {DEFAULT: Place(None, None, 1001.0)}
+    assert pull(FlightRecorderAccount(8), waits).places == {DEFAULT: Position(None, None, 1001.0)}
     done = reply(completed(0, **message), completed(1, **message), enqueued=2, done=2)
     assert pull(FlightRecorderAccount(8), done).places == {}
 
@@ -92,7 +92,7 @@ def test_a_group_is_known_after_its_entries_were_overwritten() -> None:
     account = FlightRecorderAccount(8)
     pull(account, reply(completed(0, pg_id=3, process_group=["7", "mesh_tp"]), more={"3": (1, 1)}))
     pull(account, reply(completed(1), enqueued=2, done=2, more={"3": (5, 4), "4": (2, 2)}))
-    assert account.places == {DEFAULT: Place(2, 2, None), GroupKey("mesh_tp", ""): Place(5, 4, None)}
+    assert account.places == {DEFAULT: Position(2, 2, None), GroupKey("mesh_tp", ""): Position(5, 4, None)}
 
 
 def test_members_come_from_the_black_box_where_the_recorder_tells_none() -> None:

@@ -7,14 +7,74 @@ Only ranks of this node are compared, so no clock but the machine's own is used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from math import isnan
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
-from rankwatch_agent.training.collectives.bus_bandwidth import bus_factor, size_class, total_bytes
-from rankwatch_agent.training.collectives.ledger import MOST_PENDING, Finished, GroupKey, GroupLedger
-from rankwatch_agent.training.names import OVERFLOW
+from rankwatch_agent.training.collectives.totals import (
+    MOST_PENDING,
+    OVERFLOW,
+    Finished,
+    GroupCollectives,
+    GroupKey,
+)
+
+SMALL, MEDIUM, LARGE = "small", "medium", "large"
+MEDIUM_BYTES = 64 << 10
+LARGE_BYTES = 1 << 20
+"""Below the first a collective costs latency rather than bandwidth; NCCL's protocols change on the way."""
+
+
+def _all_but_one(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _twice_all_but_one(ranks: int) -> float:
+    return 2.0 * (ranks - 1) / ranks
+
+
+def _one(ranks: int) -> float:
+    return 1.0
+
+
+BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
+    {
+        "all_reduce": _twice_all_but_one,
+        "all_gather": _all_but_one,
+        "reduce_scatter": _all_but_one,
+        "all_to_all": _all_but_one,
+        "gather": _all_but_one,
+        "scatter": _all_but_one,
+        "broadcast": _one,
+        "reduce": _one,
+    }
+)
+"""Operation -> factor for the total size, by the number of ranks. A barrier moves nothing worth telling."""
+
+_INPUT_IS_ONE_SHARE = frozenset({"all_gather", "gather"})
+"""Operations of which each rank's input is its share of the total size. (The root alone has an input to a
+scatter: it is the total.)"""
+
+
+def total_bytes(operation: str, input_bytes: int, ranks: int) -> int:
+    """The size of nccl-tests, S, from the largest input of a rank."""
+    return input_bytes * ranks if operation in _INPUT_IS_ONE_SHARE else input_bytes
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """What to multiply the total size with; None where it is not known."""
+    formula = BUS_FACTORS.get(operation)
+    return None if formula is None or ranks < 1 else formula(ranks)
+
+
+def size_class(total: int) -> str:
+    """Size class by total bytes."""
+    if total < MEDIUM_BYTES:
+        return SMALL
+    return MEDIUM if total < LARGE_BYTES else LARGE
+
 
 _MOST_SERIES = 2048
 """Combinations of group, operation and size class per run; far beyond what a job has."""
@@ -46,7 +106,7 @@ _KindTotals = tuple[dict[str, TransferTotals], int, float | None]
 """Totals by size class; the factor from bytes of an input to the total size, and from that to the bus."""
 
 
-class RunMeetings:
+class RunRendezvous:
     """The collectives of one run on this node."""
 
     def __init__(self) -> None:
@@ -54,12 +114,12 @@ class RunMeetings:
         """(group, members, operation, size class) -> totals."""
         self._kinds: dict[_Kind, _KindTotals] = {}
 
-    def meet(self, ranks: Iterable[Sequence[GroupLedger]]) -> None:
+    def compare(self, ranks: Iterable[Sequence[GroupCollectives]]) -> None:
         """Compare what the ranks have finished; what not all of them have stays for the next time.
 
         ranks: the groups of each rank that still lives or has just ended.
         """
-        together: dict[GroupKey, list[GroupLedger]] = {}
+        together: dict[GroupKey, list[GroupCollectives]] = {}
         for ledgers in ranks:
             own: set[GroupKey] = set()
             for ledger in ledgers:
@@ -69,9 +129,9 @@ class RunMeetings:
                 own.add(ledger.key)
                 together.setdefault(ledger.key, []).append(ledger)
         for key, ledgers in together.items():
-            self._meet(key, ledgers)
+            self._compare_ranks(key, ledgers)
 
-    def _meet(self, key: GroupKey, ledgers: list[GroupLedger]) -> None:
+    def _compare_ranks(self, key: GroupKey, ledgers: list[GroupCollectives]) -> None:
         # Column by column rather than number by number: thousands a second come this way.
         finished = [each.finished for each in ledgers]
         ranks = max(each.size for each in ledgers)

@@ -1,23 +1,26 @@
-"""Which runs of this node look as if they stand still: told by the collector `ranks`, read by others.
+"""How the ranks of this node are, and which runs look stuck: written by the collector `ranks`, read by
+others.
 
-A rank is suspect once it went without progress for half of what its own history allows (see
-`ranks.progress`); all ranks of a run are, once one of them is lost. Early on purpose: what is asked
-then (flight recorders, stacks) must be asked before somebody ends the run.
+A rank is suspect once it went without progress for half of what its own history allows (see `timeouts`). All
+ranks of a run are suspect once one of them is lost. This is early on purpose: flight recorders and stacks
+must be asked before somebody ends the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 
 SHARE_OF_TIMEOUT = 0.5
-"""Of the learnt timeout that may pass without progress before a rank is suspect."""
+"""Share of the learnt timeout that may pass without progress before a rank is suspect."""
 
 
 class RankCondition(NamedTuple):
@@ -36,7 +39,7 @@ class RankCondition(NamedTuple):
     pid: int
     """Process id as the rank sees it, which may be another one here."""
     groups: tuple[GroupNow, ...] = ()
-    """Its process groups, as the black box tells them."""
+    """Its process groups, by the black box."""
     counted: frozenset[tuple[str, str, str]] = frozenset()
     """(group, members, operation) of collectives whose completions the black box records."""
     started: float | None = None
@@ -55,6 +58,12 @@ class RankCondition(NamedTuple):
         """Whether it went without progress for longer than this share of its learnt timeout."""
         return self.timeout is not None and self.idle_seconds(moment) > share * self.timeout
 
+    def lifetime(self) -> Lifetime:
+        """Its process, to be compared with those of other ranks."""
+        started = self.last_progress if self.started is None else self.started
+        took_part = self.last_progress > started or any(each.enqueued for each in self.groups)
+        return Lifetime(started, self.last_progress, self.ended, took_part)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunCondition:
@@ -70,7 +79,7 @@ class RunCondition:
 
     @property
     def lost(self) -> tuple[RankCondition, ...]:
-        """Ranks whose process ended without a last word."""
+        """Ranks whose process ended without saying so."""
         return tuple(each for each in self.ranks if each.state is RankState.LOST)
 
     def suspects(self) -> tuple[RankCondition, ...]:
@@ -80,9 +89,16 @@ class RunCondition:
             return living
         return tuple(each for each in living if each.idle_beyond(SHARE_OF_TIMEOUT, self.moment))
 
+    def present_attempt(self) -> RunCondition:
+        """The same without ranks that an earlier attempt of the run left behind."""
+        if any(each.started is None for each in self.ranks if not each.ended):
+            return self
+        kept = in_present_attempt([each.lifetime() for each in self.ranks])
+        return replace(self, ranks=tuple(compress(self.ranks, kept)))
 
-class Suspicion:
-    """The last word about each run. One thread tells, any thread reads: a report is replaced as a whole."""
+
+class RunConditions:
+    """The newest condition of each run, replaced as a whole: one thread updates it, any thread reads."""
 
     def __init__(self) -> None:
         self._runs: Mapping[str, RunCondition] = MappingProxyType({})
@@ -92,9 +108,9 @@ class Suspicion:
         """Run -> condition of its local ranks; runs that were forgotten are gone."""
         return self._runs
 
-    def tell(self, ranks: Mapping[str, Iterable[RankCondition]], moment: float) -> None:
+    def update(self, ranks: Mapping[str, Iterable[RankCondition]], moment: float) -> None:
         """Take how the ranks of each run are at `moment`, monotonic."""
-        told = {}
+        runs = {}
         for run, conditions in ranks.items():
             before = self._runs.get(run)
             condition = RunCondition(
@@ -103,11 +119,5 @@ class Suspicion:
                 ranks=tuple(sorted(conditions, key=lambda each: each.rank)),
                 suspected_since=moment if before is None else before.suspected_since or moment,
             )
-            told[run] = condition if condition.suspects() else _cleared(condition)
-        self._runs = MappingProxyType(told)
-
-
-def _cleared(condition: RunCondition) -> RunCondition:
-    return RunCondition(
-        run=condition.run, moment=condition.moment, ranks=condition.ranks, suspected_since=None
-    )
+            runs[run] = condition if condition.suspects() else replace(condition, suspected_since=None)
+        self._runs = MappingProxyType(runs)

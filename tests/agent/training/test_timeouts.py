@@ -10,16 +10,16 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.progress import FACTOR, LONGEST_FACTOR, SKIPPED_STEPS, Longest, Progress
+from rankwatch_agent.training.timeouts import FACTOR, LONGEST_FACTOR, SKIPPED_STEPS, LearntTimeouts, Longest
 from support.agent.process import until
 from support.training.ranks import go_on, rank, values
 
 TIMEOUT = "rankwatch_progress_timeout_seconds"
 
 
-def _after(*steps: float, progress: Progress | None = None, start: float = 0.0) -> Progress:
+def _after(*steps: float, progress: LearntTimeouts | None = None, start: float = 0.0) -> LearntTimeouts:
     """A process that began at `start`, made its first steps in 10 s each, and then these."""
-    progress = progress or Progress()
+    progress = progress or LearntTimeouts()
     progress.begin_process(start)
     moment = start
     for seconds in (*[10.0] * SKIPPED_STEPS, *steps):
@@ -50,7 +50,7 @@ def test_a_step_that_an_exception_ended_is_no_lesson() -> None:
 
 def test_while_a_first_process_starts_nothing_is_known() -> None:
     """Compilation has no history."""
-    progress = Progress()
+    progress = LearntTimeouts()
     progress.begin_process(0.0)
     for ended in (100.0, 101.0, 102.0, 103.0, 104.0):
         assert progress.timeout(None) is None

@@ -10,11 +10,10 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
-from rankwatch_agent.training.collectives.account import CollectiveAccount
+from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.loss import LossStatistics
-from rankwatch_agent.training.names import OVERFLOW, BoundedNames
-from rankwatch_agent.training.progress import SECTIONS, Progress
 from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 
 
 @dataclass
@@ -28,7 +27,7 @@ class CheckpointTotals:
 
 
 @dataclass
-class Life:
+class LifecycleTotals:
     """Lifecycle events of the rank."""
 
     ended_by: Lifecycle | None = None
@@ -44,7 +43,7 @@ _unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_fro
 _ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
 
 
-class RankAccount:
+class RankTotals:
     """Adds up the records of one rank.
 
     observe_step: takes the duration of each step in seconds, for the histogram of the run.
@@ -55,18 +54,18 @@ class RankAccount:
     def __init__(self, observe_step: Callable[[float], None], max_names: int) -> None:
         self.names = BoundedNames(max_names)
         self.records = 0
-        self.progress = Progress()
-        self.steps = StepAssembler(self.progress, observe_step)
+        self.timeouts = LearntTimeouts()
+        self.steps = StepAssembler(self.timeouts, observe_step)
         self.loss = LossStatistics()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
-        self.collectives = CollectiveAccount(self.names, self.steps)
+        self.collectives = RankCollectives(self.names, self.steps)
         self.checkpoints = {operation: CheckpointTotals() for operation in CHECKPOINT_OPERATIONS}
         self.checkpoint_bytes: int | None = None
         self.saved: tuple[float, int] | None = None
         """End (monotonic) and step of the last checkpoint that was saved."""
         self.verified: tuple[float, int] | None = None
-        self.life = Life()
+        self.lifecycle = LifecycleTotals()
         self.last_record = 0.0
         """End of the last record, monotonic."""
         self.last_progress = 0.0
@@ -92,7 +91,7 @@ class RankAccount:
 
     def begin_process(self) -> None:
         """Another process takes the rank; totals go on, the rest begins anew."""
-        self.life.ended_by = None
+        self.lifecycle.ended_by = None
         self.loss.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
@@ -113,7 +112,7 @@ class RankAccount:
         self._name_of = name_of
         self.records += len(tags)
         self.last_record = max(self.last_record, max(ends))
-        phase_name, take_phase = self._phase_names.get, self.steps.waiting.phases.append
+        phase_name, take_phase = self._phase_names.get, self.steps.unsettled.phases.append
         closed, takers = self.closed_phases, self._takers
         for tag, start, end, at in zip(tags, starts, ends, payloads, strict=True):
             name = phase_name(tag)
@@ -127,7 +126,7 @@ class RankAccount:
         tag = layout.tag(RecordKind.PHASE, number)
         name = self.names.bound("phase", self._name_of(number))
         self.closed_phases[tag] = start
-        self.steps.waiting.phases.append((start, end, name))
+        self.steps.unsettled.phases.append((start, end, name))
         if name not in SECTIONS:
             self._phase_names[tag] = name
         elif end > self.last_progress:
@@ -136,7 +135,7 @@ class RankAccount:
     def _take_step(self, _: int, start: float, end: float, raw: bytes, at: int) -> None:
         step, failed = layout.STEP.unpack_from(raw, at)
         if failed:
-            self.progress.step_failed(end)
+            self.timeouts.step_failed(end)
         self.steps.step(start, end, step)
         if end > self.last_progress:
             self.last_progress = end
@@ -196,9 +195,9 @@ class RankAccount:
     def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         _, reason = layout.LIFECYCLE.unpack_from(raw, at)
         event, detail = self._name_of(number), self._name_of(reason)
-        life = self.life
+        life = self.lifecycle
         if event == Lifecycle.STARTED:
-            self.progress.begin_process(start)
+            self.timeouts.begin_process(start)
         elif event == Lifecycle.RESUMED:
             life.resumes += 1
         elif event == Lifecycle.PREEMPTED:

@@ -8,14 +8,21 @@ import math
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch_agent.training.collectives.ledger import MOST_PENDING_OF_RANK, GroupKey
-from rankwatch_agent.training.collectives.series import Place, black_box_places, totals_series
-from support.training.collectives import TENSOR, WORLD, account, account_and_steps, complete, group_now
+from rankwatch_agent.training.collectives.series import Position, black_box_positions, totals_series
+from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK, GroupKey
+from support.training.collectives import (
+    TENSOR,
+    WORLD,
+    collectives_and_steps,
+    complete,
+    group_now,
+    rank_collectives,
+)
 
 
 def test_totals_are_kept_by_group_members_and_operation() -> None:
     """The number of the group in a record names its row in the table."""
-    rank = account(group_now(WORLD, "0-3", 4), group_now(TENSOR, "0-1", 2))
+    rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(TENSOR, "0-1", 2))
     complete(rank, 0, 0.5, size=100)
     complete(rank, 1, 0.25, size=50)
     complete(rank, 0, 1.0, group=TENSOR, operation=2)
@@ -27,7 +34,7 @@ def test_totals_are_kept_by_group_members_and_operation() -> None:
 
 def test_totals_go_on_over_a_restart_of_the_process() -> None:
     """Counters do not fall back."""
-    rank = account(group_now(WORLD, "0-3", 4))
+    rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.5)
     rank.begin_process()
     complete(rank, 0, 0.5)
@@ -36,7 +43,7 @@ def test_totals_go_on_over_a_restart_of_the_process() -> None:
 
 def test_a_group_made_while_the_records_are_read_has_its_members() -> None:
     """The table is looked at again for a group it did not hold a moment ago."""
-    rank = account(group_now(TENSOR, "0-1", 2))
+    rank = rank_collectives(group_now(TENSOR, "0-1", 2))
     rank.expect(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
     complete(rank, 0, 0.5)
     assert list(rank.totals) == [("name10", "0-3", "name1")]
@@ -46,31 +53,31 @@ def test_the_last_completed_collective_is_told_where_completions_are_seen() -> N
     """Numbers count from 1; a group on a GPU has no completions in the black box."""
     seen = group_now(WORLD, "0-3", 4)._replace(enqueued=7, oldest=50.0)
     unseen = group_now(TENSOR, "0-1", 2)._replace(enqueued=3)
-    rank = account(seen, unseen)
+    rank = rank_collectives(seen, unseen)
     complete(rank, 4, 0.5)
     complete(rank, 5, 0.5)
     rank.note_completed()
-    assert black_box_places(rank, (seen, unseen), lambda moment: moment + 1000.0) == {
-        GroupKey("default_pg", "0-3"): Place(enqueued=7, completed=6, oldest=1050.0),
-        GroupKey("mesh_tp", "0-1"): Place(enqueued=3, completed=None, oldest=None),
+    assert black_box_positions(rank, (seen, unseen), lambda moment: moment + 1000.0) == {
+        GroupKey("default_pg", "0-3"): Position(enqueued=7, completed=6, oldest=1050.0),
+        GroupKey("mesh_tp", "0-1"): Position(enqueued=3, completed=None, oldest=None),
     }
 
 
 def test_where_a_rank_stood_is_known_after_its_end() -> None:
     """A lost rank's last words."""
     row = group_now(WORLD, "0-3", 4)._replace(enqueued=7)
-    rank = account(row)
+    rank = rank_collectives(row)
     complete(rank, 5, 0.5)
     rank.note_completed()
-    rank.leave()
+    rank.end_process()
     rank.observe([row])
     rank.note_completed()
-    assert black_box_places(rank, [row], float) == {GroupKey("default_pg", "0-3"): Place(7, 6, None)}
+    assert black_box_positions(rank, [row], float) == {GroupKey("default_pg", "0-3"): Position(7, 6, None)}
 
 
 def test_more_groups_than_are_exported_become_one() -> None:
     """A trainer that makes a group each step does not fill the database."""
-    rank = account(max_names=5)
+    rank = rank_collectives(max_names=5)
     for number in range(100, 200):
         complete(rank, 0, 0.5, group=number)
     assert len(rank.totals) == 6
@@ -79,32 +86,32 @@ def test_more_groups_than_are_exported_become_one() -> None:
 
 def test_numbers_that_name_nothing_are_one() -> None:
     """A hostile black box: each record claims another group and another operation."""
-    rank = account()
+    rank = rank_collectives()
     for number in range(1000, 6000):
         complete(rank, number, 0.5, group=number, operation=number)
-    assert len(rank.ledgers) == 1
+    assert len(rank.groups) == 1
     assert [each.count for each in rank.totals.values()] == [5000]
 
 
 def test_what_waits_for_comparison_is_bounded_over_all_groups() -> None:
     """Many groups, none of which meets a peer."""
-    rank = account()
+    rank = rank_collectives()
     for number, group in itertools.product(range(1000), range(100, 120)):
         complete(rank, number, 0.5, group=group)
     rank.note_completed()
-    assert sum(len(each.finished) for each in rank.ledgers) <= MOST_PENDING_OF_RANK
+    assert sum(len(each.finished) for each in rank.groups) <= MOST_PENDING_OF_RANK
 
 
 def test_two_groups_of_one_number_are_not_told_apart() -> None:
     """A broken table: neither's members are named."""
-    rank = account(group_now(WORLD, "0-3", 4), group_now(WORLD, "4-7", 4))
+    rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(WORLD, "4-7", 4))
     complete(rank, 0, 0.5)
     assert list(rank.totals) == [("default_pg", "", "all_reduce")]
 
 
 def test_a_collective_without_a_known_end_counts_and_takes_no_time() -> None:
     """Nor is it infinitely fast: there are no seconds until one is timed."""
-    rank = account(group_now(WORLD, "0-3", 4))
+    rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.0, size=100, flags=layout.UNTIMED)
     (totals,) = rank.totals.values()
     names = {series.metric.name for series in totals_series(("r", "0"), rank.totals)}
@@ -133,7 +140,7 @@ def test_a_collective_blocks_from_where_a_thread_began_to_wait_for_it(
     flags: int, waited: float, blocked: float
 ) -> None:
     """Where that is not told, or cannot be, it is estimated; one without a known end blocks nothing."""
-    rank, steps = account_and_steps(group_now(WORLD, "0-3", 4))
+    rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 1.0, start=11.0, flags=flags, waited=waited)
     steps.step(10.0, 14.0, 0)
     steps.settle(20.0, 20.0)
@@ -142,10 +149,10 @@ def test_a_collective_blocks_from_where_a_thread_began_to_wait_for_it(
 
 def test_several_waits_in_one_phase_are_all_taken_out_of_it() -> None:
     """As tensor parallelism has them: the estimate for asynchronous ones sees the last of them only."""
-    rank, steps = account_and_steps(group_now(WORLD, "0-3", 4))
+    rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):
         complete(rank, number, 1.0, start=10.0 + 2 * number, waited=10.25 + 2 * number)
-    steps.waiting.phases.append((10.0, 16.0, "forward"))
+    steps.unsettled.phases.append((10.0, 16.0, "forward"))
     steps.step(10.0, 16.0, 0)
     steps.settle(20.0, 20.0)
     assert steps.phase_seconds == pytest.approx({"forward": 3.75, "communication": 2.25, "other": 0.0})

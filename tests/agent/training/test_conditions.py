@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.conventions import RankState
-from rankwatch_agent.training.suspicion import RankCondition, Suspicion
+from rankwatch_agent.training.conditions import RankCondition, RunConditions
 
 
 def condition(
@@ -18,30 +18,30 @@ def condition(
 
 def test_a_rank_is_suspect_after_half_of_its_learnt_timeout() -> None:
     """Not at the half itself."""
-    suspicion = Suspicion()
-    suspicion.tell({"job": [condition(0, 100.0), condition(1, 101.0)]}, 105.0)
-    assert suspicion.runs["job"].suspected_since is None
-    suspicion.tell({"job": [condition(0, 100.0), condition(1, 101.0)]}, 105.5)
-    assert [each.rank for each in suspicion.runs["job"].suspects()] == [0]
-    assert suspicion.runs["job"].suspected_since == 105.5
+    conditions = RunConditions()
+    conditions.update({"job": [condition(0, 100.0), condition(1, 101.0)]}, 105.0)
+    assert conditions.runs["job"].suspected_since is None
+    conditions.update({"job": [condition(0, 100.0), condition(1, 101.0)]}, 105.5)
+    assert [each.rank for each in conditions.runs["job"].suspects()] == [0]
+    assert conditions.runs["job"].suspected_since == 105.5
 
 
 def test_suspicion_keeps_its_beginning_and_ends_with_progress() -> None:
     """A second stall begins anew."""
-    suspicion = Suspicion()
+    conditions = RunConditions()
     since = []
     for last, moment in ((100.0, 106.0), (100.0, 107.0), (107.5, 108.0), (107.5, 120.0)):
-        suspicion.tell({"job": [condition(0, last)]}, moment)
-        since.append(suspicion.runs["job"].suspected_since)
+        conditions.update({"job": [condition(0, last)]}, moment)
+        since.append(conditions.runs["job"].suspected_since)
     assert since == [106.0, 106.0, None, 120.0]
 
 
 def test_a_lost_rank_makes_all_that_live_suspect() -> None:
     """They wait for it, though none is late yet."""
-    suspicion = Suspicion()
+    conditions = RunConditions()
     lost = condition(2, 100.0, state=RankState.LOST)
-    suspicion.tell({"job": [condition(1, 100.0), lost, condition(0, 100.0)]}, 101.0)
-    run = suspicion.runs["job"]
+    conditions.update({"job": [condition(1, 100.0), lost, condition(0, 100.0)]}, 101.0)
+    run = conditions.runs["job"]
     assert [each.rank for each in run.suspects()] == [0, 1]
     assert [each.rank for each in run.lost] == [2]
     assert run.suspected_since == 101.0
@@ -49,18 +49,18 @@ def test_a_lost_rank_makes_all_that_live_suspect() -> None:
 
 def test_ranks_that_ended_and_ranks_without_history_are_not_suspect() -> None:
     """Nobody waits for the first, and nothing is known of the second."""
-    suspicion = Suspicion()
+    conditions = RunConditions()
     ended = condition(0, 100.0, state=RankState.FINISHED)
-    suspicion.tell({"job": [ended, condition(1, 100.0, timeout=None)]}, 1000.0)
-    assert suspicion.runs["job"].suspects() == ()
+    conditions.update({"job": [ended, condition(1, 100.0, timeout=None)]}, 1000.0)
+    assert conditions.runs["job"].suspects() == ()
     assert ended.idle_seconds(1000.0) == 0.0
 
 
 def test_a_run_that_was_forgotten_is_gone() -> None:
     """And a reader that still holds the old report is not disturbed."""
-    suspicion = Suspicion()
-    suspicion.tell({"job": [condition(0, 100.0)]}, 101.0)
-    held = suspicion.runs
-    suspicion.tell({}, 102.0)
-    assert not suspicion.runs
+    conditions = RunConditions()
+    conditions.update({"job": [condition(0, 100.0)]}, 101.0)
+    held = conditions.runs
+    conditions.update({}, 102.0)
+    assert not conditions.runs
     assert replace(held["job"]) == held["job"]

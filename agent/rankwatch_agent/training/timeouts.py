@@ -52,7 +52,7 @@ class Longest:
         return max(FACTOR * self._second, longest_factor * self._first)
 
 
-class Progress:
+class LearntTimeouts:
     """What one rank has shown to be normal."""
 
     def __init__(self) -> None:
