@@ -89,12 +89,15 @@ def _host(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
 
 def _network(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    from rankwatch_agent.sources.network import InterfaceChoice, NetworkCollector
+    from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 
-    choice = InterfaceChoice(include=config.network_include, exclude=config.network_exclude)
+    device_filter = DeviceFilter(include=config.network_include, exclude=config.network_exclude)
     return [
         NetworkCollector(
-            procfs=config.procfs, sysfs=config.sysfs, choice=choice, schedule=config.schedule("network")
+            procfs=config.procfs,
+            sysfs=config.sysfs,
+            device_filter=device_filter,
+            schedule=config.schedule("network"),
         )
     ]
 
@@ -172,19 +175,21 @@ def _dcgm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
 
 
 def _rdma(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    from rankwatch_agent.sources.network import InterfaceChoice
+    from rankwatch_agent.sources.network import DeviceFilter
     from rankwatch_agent.sources.rdma.collector import RdmaCollector
 
-    choice = InterfaceChoice(include=config.rdma_include, exclude=config.rdma_exclude)
-    return [RdmaCollector(sysfs=config.sysfs, choice=choice, schedule=config.schedule("rdma"))]
+    device_filter = DeviceFilter(include=config.rdma_include, exclude=config.rdma_exclude)
+    return [RdmaCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=config.schedule("rdma"))]
 
 
 def _ethtool(config: AgentConfig, hardware: Hardware) -> list[Collector]:
     from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-    from rankwatch_agent.sources.network import InterfaceChoice
+    from rankwatch_agent.sources.network import DeviceFilter
 
-    choice = InterfaceChoice(include=config.network_include, exclude=config.network_exclude)
-    return [EthtoolCollector(sysfs=config.sysfs, choice=choice, schedule=config.schedule("ethtool"))]
+    device_filter = DeviceFilter(include=config.network_include, exclude=config.network_exclude)
+    return [
+        EthtoolCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=config.schedule("ethtool"))
+    ]
 
 
 def _affinity(config: AgentConfig, hardware: Hardware) -> list[Collector]:

@@ -1,1 +1,1 @@
-"""One home per source: a collector beside the parsers that only it uses."""
+"""The sources of a node's metrics. Each collector lives beside the parsers that only it uses."""

@@ -1,4 +1,4 @@
-"""Space of the file system that holds a checkpoint path, and the load on the block device under it."""
+"""Collector `disk`: space of the file system that holds a path, and load of the block device under it."""
 
 from __future__ import annotations
 
@@ -15,63 +15,6 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
 from rankwatch_agent.sources.parts import collect_parts
 
-
-class DiskCounters(NamedTuple):
-    """Counters of a block device since boot."""
-
-    name: str
-    reads: int
-    read_seconds: float
-    writes: int
-    write_seconds: float
-    io_seconds: float
-
-
-def parse_diskstats(text: str) -> Table[tuple[int, int], DiskCounters]:
-    """/proc/diskstats by (major, minor); columns as in the kernel's Documentation/admin-guide/iostats.rst."""
-    return parse_lines(text, _parse_disk)
-
-
-def parse_mount_sources(text: str) -> Table[tuple[int, int], str]:
-    """/proc/*/mountinfo: the source of each mounted device number, such as /dev/nvme0n1p1."""
-    return parse_lines(text, _parse_mount)
-
-
-def _parse_disk(line: str) -> tuple[tuple[int, int], DiskCounters]:
-    columns = line.split()
-    if len(columns) < 14:
-        raise ValueError(f"unexpected line {line!r:.100}")
-    reads, _, _, read_ms, writes, _, _, write_ms, _, io_ms = map(parse_count, columns[3:13])
-    number = parse_count(columns[0]), parse_count(columns[1])
-    return number, DiskCounters(columns[2], reads, read_ms / 1000, writes, write_ms / 1000, io_ms / 1000)
-
-
-def _parse_mount(line: str) -> tuple[tuple[int, int], str]:
-    before, separator, after = line.partition(" - ")
-    columns, rest = before.split(), after.split()
-    if not separator or len(columns) < 3 or len(rest) < 2:
-        raise ValueError(f"unexpected line {line!r:.100}")
-    major, _, minor = columns[2].partition(":")
-    return (parse_count(major), parse_count(minor)), rest[1]
-
-
-def device_under(
-    st_dev: int, disks: Mapping[tuple[int, int], DiskCounters], mounts: Mapping[tuple[int, int], str]
-) -> DiskCounters | None:
-    """The block device of a file system by its `st_dev`; None for one without, such as NFS or tmpfs.
-
-    btrfs and some others give their files an anonymous device number; the source of the mount
-    then names the device.
-    """
-    number = os.major(st_dev), os.minor(st_dev)
-    if number in disks:
-        return disks[number]
-    source = PurePosixPath(mounts.get(number, ""))
-    if source.is_absolute():
-        return next((disk for disk in disks.values() if disk.name == source.name), None)
-    return None
-
-
 _SIZE = metric("rankwatch_filesystem_size_bytes")
 _AVAILABLE = metric("rankwatch_filesystem_available_bytes")
 _READ_ONLY = metric("rankwatch_filesystem_read_only")
@@ -84,10 +27,21 @@ _DISK_COUNTERS = {
 }
 
 
-class DiskCollector:
-    """One checkpoint path. Asking a dead file server blocks for ever, which is why each has its own thread.
+class DiskCounters(NamedTuple):
+    """Counters of a block device since boot."""
 
-    `path` is the path as the host sees it and becomes the label; it is looked up below `rootfs`.
+    name: str
+    reads: int
+    read_seconds: float
+    writes: int
+    write_seconds: float
+    io_seconds: float
+
+
+class DiskCollector:
+    """Watches one path. A call to a dead file server blocks for ever, so each path has its own collector.
+
+    `path` is the path on the host and becomes the label. The file itself is looked up below `rootfs`.
     """
 
     def __init__(
@@ -108,8 +62,10 @@ class DiskCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Read space and counters; raises CollectError, for a path that does not exist as well: it was
-        asked for by name, and a volume that is not mounted looks just so."""
+        """Reads space and counters.
+
+        Raises CollectError, also where the path does not exist: a volume that is not mounted looks like that.
+        """
         try:
             space = self._statvfs(self._path)
             st_dev = self._path.stat().st_dev
@@ -130,19 +86,64 @@ class DiskCollector:
         yield from disks.errors(path)
         sources, errors = self._mount_sources()
         yield from errors
-        disk = device_under(st_dev, disks.found, sources)
+        disk = find_block_device(st_dev, disks.found, sources)
         if disk is None:
             raise NotApplicable(f"no block device under {self._path}")
         for field, each in _DISK_COUNTERS.items():
             yield Series(each, (self._label, disk.name), getattr(disk, field))
 
     def _mount_sources(self) -> tuple[Mapping[tuple[int, int], str], list[CollectError]]:
-        # Process 1 sees the mounts of the host where procfs is the host's; self may not exist there.
+        # Process 1 sees the host's mounts where procfs is the host's, but may be hidden or another user's.
         for process in ("1", "self"):
             path = self._procfs / process / "mountinfo"
             try:
                 table = parse_kernel_file(path, parse_mount_sources)
-            except (NotApplicable, CollectError):  # hidepid, or another user's process: try the next
+            except (NotApplicable, CollectError):
                 continue
             return table.found, table.errors(path)
         return {}, []
+
+
+def find_block_device(
+    st_dev: int, disks: Mapping[tuple[int, int], DiskCounters], mounts: Mapping[tuple[int, int], str]
+) -> DiskCounters | None:
+    """Returns the block device of a file system by its `st_dev`, or None for NFS, tmpfs and the like.
+
+    btrfs and some others give files an anonymous device number. The source of the mount then names the
+    device.
+    """
+    number = os.major(st_dev), os.minor(st_dev)
+    if number in disks:
+        return disks[number]
+    source = PurePosixPath(mounts.get(number, ""))
+    if source.is_absolute():
+        return next((disk for disk in disks.values() if disk.name == source.name), None)
+    return None
+
+
+def parse_diskstats(text: str) -> Table[tuple[int, int], DiskCounters]:
+    """Parses /proc/diskstats by (major, minor). Columns: Documentation/admin-guide/iostats.rst."""
+    return parse_lines(text, _parse_disk)
+
+
+def _parse_disk(line: str) -> tuple[tuple[int, int], DiskCounters]:
+    columns = line.split()
+    if len(columns) < 14:
+        raise ValueError(f"unexpected line {line!r:.100}")
+    reads, _, _, read_ms, writes, _, _, write_ms, _, io_ms = map(parse_count, columns[3:13])
+    number = parse_count(columns[0]), parse_count(columns[1])
+    return number, DiskCounters(columns[2], reads, read_ms / 1000, writes, write_ms / 1000, io_ms / 1000)
+
+
+def parse_mount_sources(text: str) -> Table[tuple[int, int], str]:
+    """Parses /proc/*/mountinfo: (major, minor) -> source of the mount, such as /dev/nvme0n1p1."""
+    return parse_lines(text, _parse_mount)
+
+
+def _parse_mount(line: str) -> tuple[tuple[int, int], str]:
+    before, separator, after = line.partition(" - ")
+    columns, rest = before.split(), after.split()
+    if not separator or len(columns) < 3 or len(rest) < 2:
+        raise ValueError(f"unexpected line {line!r:.100}")
+    major, _, minor = columns[2].partition(":")
+    return (parse_count(major), parse_count(minor)), rest[1]

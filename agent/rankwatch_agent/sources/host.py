@@ -1,4 +1,4 @@
-"""CPU, load, memory, OOM kills and pressure of the host, from /proc."""
+"""Collector `host`: CPU time, load, memory, OOM kills and pressure of the host, from /proc."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OOM_KILLS = metric("rankwatch_host_oom_kills_total")
 _PRESSURE = metric("rankwatch_host_pressure_waiting_seconds_total")
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""Columns of the cpu line (proc(5)). The two after them, guest times, are already inside user and nice."""
+"""Columns of the cpu line (proc(5)). The two guest columns behind them are already part of user and nice."""
 RESOURCES = ("cpu", "memory", "io")
 
 
 class HostCollector:
-    """One series set per file; `ticks_per_second` is the kernel's USER_HZ."""
+    """Reads one file per group of series. `ticks_per_second` is the kernel's USER_HZ."""
 
     name = "host"
 
@@ -43,7 +43,7 @@ class HostCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Read all files; raises as collect_parts does."""
+        """Reads all files. Raises what collect_parts raises."""
         pressure = (lambda resource=resource: self._pressure(resource) for resource in RESOURCES)
         parts = (self._cpu, self._load, self._memory, self._oom_kills, *pressure)
         return collect_parts(self.name, parts, self._log_limit)
@@ -69,7 +69,6 @@ class HostCollector:
 
     def _oom_kills(self) -> Iterable[Series]:
         kills = parse_kernel_file(self._procfs / "vmstat", parse_oom_kills)
-        # Kernels before 4.13 do not count them.
         if kills is not None:
             yield Series(_OOM_KILLS, (), kills)
 
@@ -79,14 +78,14 @@ class HostCollector:
 
 
 class CpuTimes(NamedTuple):
-    """Ticks by mode, all CPUs added, and the number of CPUs online."""
+    """Ticks by mode, summed over all CPUs, and the number of CPUs online."""
 
     ticks: Table[str, int]
     cpus: int
 
 
 def parse_stat(text: str) -> CpuTimes:
-    """/proc/stat; modes an old kernel does not have are left out."""
+    """Parses /proc/stat. Modes that an old kernel lacks are left out."""
     rows = [line.split() for line in text.splitlines() if line.startswith("cpu")]
     total = next((row[1:] for row in rows if row[0] == "cpu"), [])
     cpus = sum(row[0].removeprefix("cpu").isdecimal() for row in rows)
@@ -96,22 +95,22 @@ def parse_stat(text: str) -> CpuTimes:
 
 
 def parse_load1(text: str) -> float:
-    """/proc/loadavg: the average over one minute."""
+    """Parses /proc/loadavg: the average over one minute."""
     load1 = float((text.split() or [""])[0])
     if not (math.isfinite(load1) and load1 >= 0):
-        raise ValueError(f"{load1} is no load")
+        raise ValueError(f"{load1} is not a load")
     return load1
 
 
 def parse_meminfo(text: str) -> Table[str, int]:
-    """/proc/meminfo in bytes: MemTotal, and MemAvailable where the kernel (3.14 and newer) says it."""
+    """Parses /proc/meminfo: MemTotal, and MemAvailable from Linux 3.14 on, in bytes."""
     lines = (line.partition(":") for line in text.splitlines())
     fields = {name: rest for name, _, rest in lines if name in _MEMORY}
     return parse_fields({"MemTotal": "", **fields}.items(), _parse_kilobytes)
 
 
 def _parse_kilobytes(text: str) -> int:
-    """`16384 kB`, which are of 1024 bytes, in bytes."""
+    """Converts `16384 kB` to bytes; the kernel's kB has 1024."""
     number, unit = text.split()
     if unit != "kB":
         raise ValueError(f"{unit!r:.40} instead of kB")
@@ -119,7 +118,7 @@ def _parse_kilobytes(text: str) -> int:
 
 
 def parse_oom_kills(text: str) -> int | None:
-    """/proc/vmstat: oom_kill, or None where the kernel does not count it."""
+    """Parses oom_kill of /proc/vmstat; None before Linux 4.13."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill":
@@ -128,9 +127,9 @@ def parse_oom_kills(text: str) -> int | None:
 
 
 def parse_pressure(text: str) -> float:
-    """/proc/pressure/*: seconds in which at least one task waited (the `some` line, microseconds)."""
+    """Parses /proc/pressure/*: seconds in which at least one task waited (the `some` line)."""
     for line in text.splitlines():
         if line.startswith("some "):
             fields = dict(field.partition("=")[::2] for field in line.split()[1:])
             return parse_count(fields["total"]) / 1e6
-    raise ValueError("no line that starts with some")
+    raise ValueError("the line `some` is missing")

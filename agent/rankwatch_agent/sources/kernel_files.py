@@ -1,4 +1,4 @@
-"""Reading the small text files of /proc and /sys, and telling a missing one from a broken one."""
+"""Reads the small text files of /proc and /sys, and tells a missing file from a broken one."""
 
 from __future__ import annotations
 
@@ -12,39 +12,61 @@ from typing import Generic, NamedTuple, TypeVar
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 Parsed = TypeVar("Parsed")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 MAX_FILE_BYTES = 4 << 20
-"""A longer file is refused. /proc/net/dev has some 130 bytes for an interface."""
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors that tell of the agent or the machine, not of the file: the same file may be read a moment later."""
+"""Longer files are refused. /proc/net/dev has about 130 bytes per interface."""
+MAX_ENTRIES = 1024
+"""Most names taken from one directory. No machine has as many devices."""
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+"""These errors say nothing about the file: it may be readable a moment later."""
 
-# A kernel without the feature, or a driver that does not know the answer.
+# The kernel lacks the feature, or the driver does not know the answer.
 _NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV})
 _CHUNK_BYTES = 1 << 16
-_MOST_COUNT = 2**64 - 1
+_MAX_COUNT = 2**64 - 1
+_MAX_NAMED_ENTRIES = 5
 
 
-class ExhaustedError(CollectError):
-    """There were no file descriptors left; nothing is to be concluded about the file."""
+class OutOfDescriptorsError(CollectError):
+    """The process or the machine has no file descriptor left."""
+
+
+class Table(NamedTuple, Generic[Key, Value]):
+    """The entries of a file with one entry per line or field. A broken entry costs only itself."""
+
+    found: dict[Key, Value]
+    broken: tuple[str, ...] = ()
+    """Names of the entries that could not be parsed."""
+
+    def errors(self, path: Path) -> list[CollectError]:
+        """Returns one error that names the broken entries of the file, or no error."""
+        if not self.broken:
+            return []
+        more = len(self.broken) - _MAX_NAMED_ENTRIES
+        named = ", ".join(self.broken[:_MAX_NAMED_ENTRIES]) + (f" and {more} more" if more > 0 else "")
+        return [CollectError(f"could not parse {path}: {named}")]
 
 
 def read_kernel_file(path: Path) -> str:
-    """The text of the file; raises NotApplicable where this kernel has none, else CollectError."""
+    """Returns the text of the file.
+
+    Raises NotApplicable where this kernel has no such file, CollectError where it cannot be read.
+    """
     try:
         raw = _read(path)
     except OSError as error:
-        reason = error.strerror or error
         if error.errno in _NOT_HERE:
-            raise NotApplicable(f"{path}: {reason}") from None
-        kind = ExhaustedError if error.errno in EXHAUSTED else CollectError
-        raise kind(f"could not read {path}: {reason}") from None
-    except ValueError as error:  # a name out of a file of the kernel that holds a NUL
+            raise NotApplicable(f"{path}: {error.strerror or error}") from None
+        raise _collect_error("read", str(path), error) from None
+    except ValueError as error:  # the name holds a NUL
         raise CollectError(f"could not read {str(path)!r:.200}: {error}") from None
     return raw.decode("utf-8", "replace")
 
 
 def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
-    """The file read and parsed; what `parse` rejects with ValueError or LookupError is a CollectError."""
+    """Reads and parses the file. A ValueError or LookupError of `parse` becomes a CollectError."""
     text = read_kernel_file(path)
     try:
         return parse(text)
@@ -53,61 +75,24 @@ def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
 
 
 def parse_count(text: str) -> int:
-    """A whole number as the kernel counts, from 0 to 2^64 - 1; raises ValueError."""
+    """Parses a counter of the kernel, from 0 to 2^64 - 1. Raises ValueError."""
     digits = text.strip()
-    # int() would also take a sign, 1_000 and the digits of other scripts.
-    if not (digits.isascii() and digits.isdecimal()) or int(digits) > _MOST_COUNT:
-        raise ValueError(f"{digits!r:.40} is no count")
+    # int() also accepts a sign, 1_000 and the digits of other scripts.
+    if not (digits.isascii() and digits.isdecimal()) or int(digits) > _MAX_COUNT:
+        raise ValueError(f"{digits!r:.40} is not a count")
     return int(digits)
-
-
-def _read(path: Path) -> bytes:
-    """The whole file, without waiting: a FIFO in its place would keep the caller for ever."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if stat.S_ISFIFO(os.fstat(file).st_mode):  # it reads as empty, which is no answer
-            raise CollectError(f"could not read {path}: it is a FIFO")
-        found = bytearray()
-        while chunk := os.read(file, _CHUNK_BYTES):
-            found += chunk
-            if len(found) > MAX_FILE_BYTES:
-                raise CollectError(f"could not read {path}: it has more than {MAX_FILE_BYTES} bytes")
-        return bytes(found)
-    finally:
-        os.close(file)
-
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-_MAX_NAMED = 5
-
-
-class Table(NamedTuple, Generic[Key, Value]):
-    """What could be read, and the names of what could not."""
-
-    found: dict[Key, Value]
-    broken: tuple[str, ...] = ()
-
-    def errors(self, path: Path) -> list[CollectError]:
-        """One error that names the broken entries of the file at `path`; none where all is sound."""
-        if not self.broken:
-            return []
-        more = len(self.broken) - _MAX_NAMED
-        named = ", ".join(self.broken[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-        return [CollectError(f"could not parse {path}: {named}")]
 
 
 def parse_lines(
     text: str, parse: Callable[[str], tuple[Key, Value]], *, heading: int = 0
 ) -> Table[Key, Value]:
-    """Each line by itself, after `heading` lines; one that `parse` rejects with ValueError is broken.
+    """Parses each line after the first `heading` lines. A ValueError of `parse` marks the line as broken.
 
-    Raises ValueError where not even the heading is there.
+    Raises ValueError where the heading itself is missing.
     """
     lines = text.splitlines()
     if len(lines) < heading:
-        raise ValueError("it has no heading")
+        raise ValueError("the heading is missing")
     found = {}
     broken = []
     for number, line in enumerate(lines[heading:], start=heading + 1):
@@ -121,7 +106,7 @@ def parse_lines(
 
 
 def parse_fields(fields: Iterable[tuple[str, str]], parse: Callable[[str], Value]) -> Table[str, Value]:
-    """Each named text by itself; one that `parse` rejects with ValueError is broken."""
+    """Parses the text of each named field. A ValueError of `parse` marks the field as broken."""
     found = {}
     broken = []
     for name, text in fields:
@@ -132,26 +117,48 @@ def parse_fields(fields: Iterable[tuple[str, str]], parse: Callable[[str], Value
     return Table(found, tuple(broken))
 
 
-MAX_ENTRIES = 1024
-"""Most entries taken from one directory; far more than a machine has devices."""
-
-
 def list_names(directory: str) -> list[str]:
-    """Names in the directory, sorted; raises NotApplicable where there is none, else CollectError."""
+    """Returns the names in the directory, sorted.
+
+    Raises NotApplicable where there is no such directory, CollectError where it cannot be listed.
+    """
     try:
         return sorted(os.listdir(directory))[:MAX_ENTRIES]  # noqa: PTH208 - a Path for each of 400 files costs
     except (FileNotFoundError, NotADirectoryError):
         raise NotApplicable(f"there is no {directory}") from None
     except OSError as error:
-        kind = ExhaustedError if error.errno in EXHAUSTED else CollectError
-        raise kind(f"could not list {directory}: {error.strerror or error}") from None
+        raise _collect_error("list", directory, error) from None
 
 
-def names_or_none(directory: str) -> list[str]:
-    """Names in the directory, sorted; none where it is absent or cannot be read. Raises ExhaustedError."""
+def names_or_empty(directory: str) -> list[str]:
+    """Returns the names in the directory, or none where it cannot be listed.
+
+    Raises OutOfDescriptorsError.
+    """
     try:
         return list_names(directory)
-    except ExhaustedError:
+    except OutOfDescriptorsError:
         raise
     except (NotApplicable, CollectError):
         return []
+
+
+def _collect_error(verb: str, path: str, error: OSError) -> CollectError:
+    kind = OutOfDescriptorsError if error.errno in OUT_OF_DESCRIPTORS else CollectError
+    return kind(f"could not {verb} {path}: {error.strerror or error}")
+
+
+def _read(path: Path) -> bytes:
+    """Reads the whole file. It never blocks: a FIFO in the file's place is refused."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_ISFIFO(os.fstat(file).st_mode):  # without a writer it reads as empty
+            raise CollectError(f"could not read {path}: it is a FIFO")
+        found = bytearray()
+        while chunk := os.read(file, _CHUNK_BYTES):
+            found += chunk
+            if len(found) > MAX_FILE_BYTES:
+                raise CollectError(f"could not read {path}: it has more than {MAX_FILE_BYTES} bytes")
+        return bytes(found)
+    finally:
+        os.close(file)

@@ -1,4 +1,4 @@
-"""A collector made of independent parts: one that cannot be read costs only its own series."""
+"""Builds a collection from independent parts. A part that cannot be read costs only its own series."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 logger = logging.getLogger(__name__)
 
 Part = Callable[[], Iterable[Series | CollectError]]
-"""Gives its series, and an error for each piece of it that it has to leave out; or raises."""
+"""Yields its series, and an error for each piece that it leaves out. It may also raise."""
 
 
 def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) -> Collection:
-    """The series of all parts that could be read; what is broken among them is counted and logged.
+    """Returns the series of all readable parts. Broken parts are counted and logged.
 
-    Raises CollectError where a part failed and none was read, NotApplicable where none exists here.
+    Raises CollectError where a part failed and none has series, NotApplicable where no part exists here.
     """
     series: list[Series] = []
     absent: list[NotApplicable] = []
@@ -37,8 +37,8 @@ def collect_parts(collector: str, parts: Iterable[Part], log_limit: LogLimit) ->
     if not series and failed:
         raise failed[0]
     if not series:
-        raise NotApplicable(str(absent[0]) if absent else f"nothing for {collector} to read")
+        raise NotApplicable(str(absent[0]) if absent else f"{collector} has nothing to read")
     for broken in failed:
         if log_limit.allows(str(broken)):
-            logger.warning("collector %s goes on without a part: %s", collector, broken)
+            logger.warning("collector %s skips a broken part: %s", collector, broken)
     return Collection(tuple(series), broken_parts=len(failed))

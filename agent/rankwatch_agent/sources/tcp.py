@@ -1,4 +1,4 @@
-"""TCP segments sent and retransmitted, timeouts and listen drops, from /proc/net."""
+"""Collector `tcp`: segments sent and retransmitted, timeouts and listen drops, from /proc/net."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankwatch_agent.runtime.errors import CollectError
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
-from rankwatch_agent.sources.network import node_net
+from rankwatch_agent.sources.network import node_network
 from rankwatch_agent.sources.parts import collect_parts
 
 _SNMP = {
@@ -26,7 +26,7 @@ _NETSTAT = {
 
 
 class TcpCollector:
-    """Counters of the node that `procfs` belongs to."""
+    """Reads the TCP counters of the node that `procfs` belongs to."""
 
     name = "tcp"
 
@@ -36,8 +36,8 @@ class TcpCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Read both files; raises as collect_parts does."""
-        directory = node_net(self._procfs)
+        """Reads both files. Raises what collect_parts raises."""
+        directory = node_network(self._procfs)
         parts = (
             lambda: _series(directory / "snmp", "Tcp", _SNMP),
             lambda: _series(directory / "netstat", "TcpExt", _NETSTAT),
@@ -46,14 +46,14 @@ class TcpCollector:
 
 
 def parse_protocol(text: str, protocol: str, wanted: Iterable[str]) -> Table[str, int]:
-    """Counters of one protocol of /proc/net/snmp or netstat: a line of names, then a line of numbers.
+    """Parses one protocol of /proc/net/snmp or netstat: a line of names, then a line of numbers.
 
-    Raises ValueError where either is missing, or one is longer than the other.
+    Raises ValueError where a line is missing or their lengths differ.
     """
     start = f"{protocol}:"
     for names, numbers in pairwise(text.splitlines()):
         if names.startswith(start) and numbers.startswith(start):
-            # Not all of them are counts: Tcp's MaxConn is -1.
+            # Some columns are not counts: MaxConn of Tcp is -1.
             columns = dict(zip(names.split()[1:], numbers.split()[1:], strict=True))
             return parse_fields(((name, columns[name]) for name in wanted if name in columns), parse_count)
     raise ValueError(f"no lines for {protocol}")

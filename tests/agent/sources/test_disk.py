@@ -13,7 +13,7 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.disk import (
     DiskCollector,
     DiskCounters,
-    device_under,
+    find_block_device,
     parse_diskstats,
     parse_mount_sources,
 )
@@ -54,10 +54,10 @@ def test_an_odd_line_of_mountinfo_costs_only_its_own_mount(line: str) -> None:
 def test_the_device_is_found_by_number_or_by_the_source_of_the_mount() -> None:
     """btrfs has numbers of its own; NFS has no block device."""
     disks, mounts = parse_diskstats(DISKSTATS).found, parse_mount_sources(MOUNTS).found
-    assert device_under(os.makedev(259, 0), disks, mounts) == NVME
-    assert device_under(os.makedev(0, 40), disks, mounts) == NVME
-    assert device_under(os.makedev(0, 41), disks, mounts) is None
-    assert device_under(os.makedev(0, 99), disks, mounts) is None
+    assert find_block_device(os.makedev(259, 0), disks, mounts) == NVME
+    assert find_block_device(os.makedev(0, 40), disks, mounts) == NVME
+    assert find_block_device(os.makedev(0, 41), disks, mounts) is None
+    assert find_block_device(os.makedev(0, 99), disks, mounts) is None
 
 
 def test_a_path_has_space_and_the_counters_of_its_device(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.runtime.supervision.supervisor import Supervisor
 from rankwatch_agent.sources.disk import DiskCollector
 from rankwatch_agent.sources.host import HostCollector
-from rankwatch_agent.sources.network import InterfaceChoice, NetworkCollector
+from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 from rankwatch_agent.sources.rdma.collector import RdmaCollector
 from rankwatch_agent.sources.tcp import TcpCollector
 from support.agent.process import until, values
@@ -41,7 +41,9 @@ def host(node: NodeTree) -> Collector:
 
 
 def network(node: NodeTree) -> Collector:
-    return NetworkCollector(procfs=node.procfs, sysfs=node.sysfs, choice=InterfaceChoice(), schedule=SCHEDULE)
+    return NetworkCollector(
+        procfs=node.procfs, sysfs=node.sysfs, device_filter=DeviceFilter(), schedule=SCHEDULE
+    )
 
 
 def tcp(node: NodeTree) -> Collector:
@@ -65,7 +67,7 @@ def disk(node: NodeTree) -> Collector:
 
 
 def rdma(node: NodeTree) -> Collector:
-    return RdmaCollector(sysfs=node.sysfs, choice=InterfaceChoice(), schedule=SCHEDULE)
+    return RdmaCollector(sysfs=node.sysfs, device_filter=DeviceFilter(), schedule=SCHEDULE)
 
 
 NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"

@@ -10,7 +10,7 @@ import pytest
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import (
     MAX_FILE_BYTES,
-    ExhaustedError,
+    OutOfDescriptorsError,
     parse_count,
     parse_kernel_file,
     read_kernel_file,
@@ -58,7 +58,7 @@ def test_a_name_that_no_file_can_have_is_an_error_of_the_collector(tmp_path: Pat
 def test_running_out_of_descriptors_is_told_from_a_failure_of_the_file(tmp_path: Path) -> None:
     """The file may be read a moment later."""
     (tmp_path / "mtu").write_text("1500\n")
-    with no_descriptors(), pytest.raises(ExhaustedError, match="Too many open files"):
+    with no_descriptors(), pytest.raises(OutOfDescriptorsError, match="Too many open files"):
         read_kernel_file(tmp_path / "mtu")
     assert parse_kernel_file(tmp_path / "mtu", parse_count) == 1500
 

@@ -9,11 +9,12 @@ import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.kernel_files import ExhaustedError
+from rankwatch_agent.sources.kernel_files import OutOfDescriptorsError
 from rankwatch_agent.sources.network import (
-    InterfaceChoice,
+    DeviceFilter,
     InterfaceCounters,
     NetworkCollector,
+    node_network,
     parse_net_dev,
     parse_speed,
 )
@@ -40,7 +41,7 @@ def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return NetworkCollector(
-        procfs=root / "proc", sysfs=root / "sys", choice=InterfaceChoice(), schedule=Schedule(5, 5)
+        procfs=root / "proc", sysfs=root / "sys", device_filter=DeviceFilter(), schedule=Schedule(5, 5)
     )
 
 
@@ -144,7 +145,7 @@ def test_an_interface_says_what_it_is_part_of(tmp_path: Path) -> None:
     """Driver, PCI address and NUMA node; the RDMA device of the same PCI function, if it has one."""
     tree = build_node(tmp_path, gpus=0, ports=8)
     network = NetworkCollector(
-        procfs=tree.procfs, sysfs=tree.sysfs, choice=InterfaceChoice(), schedule=Schedule(5, 5)
+        procfs=tree.procfs, sysfs=tree.sysfs, device_filter=DeviceFilter(), schedule=Schedule(5, 5)
     )
     found = {key[1:] for key in values([network.collect()]) if key[0] == "rankwatch_network_info"}
     assert ("eth0", "bnxt_en", "0000:02:00.0", "0", "") in found
@@ -173,7 +174,7 @@ def test_no_interface_is_not_applicable(tmp_path: Path) -> None:
 def test_a_speed_is_asked_for_again_that_only_the_agent_had_no_descriptor_for(tmp_path: Path) -> None:
     """It would else stay unknown until the carrier changes."""
     collector = node(tmp_path)
-    with no_descriptors(), pytest.raises(ExhaustedError):
+    with no_descriptors(), pytest.raises(OutOfDescriptorsError):
         collector._read_speed("eth0")
     assert values([collector.collect()])["rankwatch_network_speed_bytes", "eth0"] == 25e9 / 8
 
@@ -198,3 +199,35 @@ def test_a_garbled_file_costs_only_its_own_series(tmp_path: Path, text: str) -> 
     assert ("rankwatch_network_mtu_bytes", "eth0") not in found
     assert ("rankwatch_network_up", "eth0") not in found
     assert found["rankwatch_network_carrier_changes_total", "eth0"] == 2
+
+
+NODE = ["lo", "eth0", "ib0", "docker0", "veth1a2b"]
+PHYSICAL = frozenset({"eth0", "ib0"})
+
+
+def test_interfaces_with_hardware_are_watched() -> None:
+    """A node has a hundred virtual ones, whose bytes all pass a physical one."""
+    assert DeviceFilter().select(NODE, PHYSICAL) == ["eth0", "ib0"]
+
+
+def test_where_nothing_is_physical_all_but_the_loopback_are_watched() -> None:
+    """A pod with its own network namespace sees only one end of a virtual pair."""
+    assert DeviceFilter().select(["lo", "eth0"], frozenset()) == ["eth0"]
+
+
+def test_globs_include_and_exclude() -> None:
+    """Exclusion wins."""
+    device_filter = DeviceFilter(include=("ib*", "docker*"), exclude=("docker0",))
+    assert device_filter.select(NODE, PHYSICAL) == ["ib0"]
+
+
+def test_the_first_process_of_the_node_is_asked_where_it_can_be(tmp_path: Path) -> None:
+    """An agent in a pod's own network sees the node's."""
+    (tmp_path / "1/net").mkdir(parents=True)
+    (tmp_path / "1/net/dev").touch()
+    assert node_network(tmp_path) == tmp_path / "1/net"
+
+
+def test_where_it_cannot_be_read_the_agents_own_network_is_taken(tmp_path: Path) -> None:
+    """A /proc that hides the processes of others."""
+    assert node_network(tmp_path) == tmp_path / "net"

@@ -1,1 +1,1 @@
-"""Statistics that network drivers keep under names of their own, as `ethtool -S` shows them."""
+"""Statistics of network drivers, as `ethtool -S` shows them."""

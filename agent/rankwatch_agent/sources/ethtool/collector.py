@@ -1,12 +1,15 @@
 """Collector `ethtool`: pause frames, discards and hardware errors, from the statistics of network drivers.
 
-Each read takes the kernel's RTNL lock and asks the device, so it runs less often than the counters of
-`network`, and only for interfaces that `choice` picks.
+Each read takes the kernel's RTNL lock and queries the device. It therefore runs less often than the collector
+`network`, and only for interfaces that the filter selects.
+
+The rules below are the only place that knows the names of statistics. Their sources are the kernel's drivers
+mlx5 (en_stats.c), bnxt (bnxt_ethtool.c), ice, i40e and ixgbe (*_ethtool.c), ena (ena_ethtool.c), and NVIDIA's
+"Understanding mlx5 ethtool counters". Statistics of single queues are left out: there are thousands.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,13 +21,9 @@ from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.ethtool.ioctl import (
-    DriverStatistics,
-    check_same_interface,
-    interface_version,
-)
+from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics, check_same_interface, interface_version
 from rankwatch_agent.sources.kernel_files import list_names
-from rankwatch_agent.sources.network import InterfaceChoice
+from rankwatch_agent.sources.network import DeviceFilter, with_hardware
 from rankwatch_agent.sources.parts import collect_parts
 
 PAUSES = metric("rankwatch_network_pause_frames_total")
@@ -37,8 +36,8 @@ _GLOBAL = "global"
 _SECONDS_PER_MICROSECOND = 1e-6
 
 
-class Statistic(NamedTuple):
-    """What one statistic becomes; the interface is the first label, before these."""
+class ExportedStatistic(NamedTuple):
+    """The metric of a statistic, its labels behind the interface, and the factor to the metric's unit."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -84,45 +83,45 @@ _RULES: tuple[tuple[Metric, re.Pattern[str]], ...] = tuple(
 )
 
 
-def select(names: Iterable[str]) -> dict[int, Statistic]:
-    """The statistics to export by their places; of two that would become one series, the first rule's."""
-    best: dict[tuple[str, tuple[str, ...]], tuple[int, int, Statistic]] = {}
-    for place, name in enumerate(names):
-        for rank, (each, pattern) in enumerate(_RULES):
+def select(names: Iterable[str]) -> dict[int, ExportedStatistic]:
+    """Returns the statistics to export by position. Where two give the same series, the first rule wins."""
+    best: dict[tuple[str, tuple[str, ...]], tuple[int, int, ExportedStatistic]] = {}
+    for position, name in enumerate(names):
+        for rule, (each, pattern) in enumerate(_RULES):
             match = pattern.fullmatch(name)
             if match is None:
                 continue
-            found = _statistic(each, name, match)
-            key = (each.name, found.labels)
-            if key not in best or rank < best[key][0]:
-                best[key] = (rank, place, found)
+            exported = _exported(each, name, match)
+            key = (each.name, exported.labels)
+            if key not in best or rule < best[key][0]:
+                best[key] = (rule, position, exported)
             break
-    return {place: found for _, place, found in best.values()}
+    return {position: exported for _, position, exported in best.values()}
 
 
-def _statistic(each: Metric, name: str, match: re.Match[str]) -> Statistic:
+def _exported(each: Metric, name: str, match: re.Match[str]) -> ExportedStatistic:
     groups = match.groupdict()
     direction = _DIRECTIONS.get(groups.get("way") or groups.get("tx") or "", "")
     if each is ERRORS:
-        return Statistic(each, (name,), 1)
+        return ExportedStatistic(each, (name,), 1)
     if each is DISCARDS:
-        return Statistic(each, (direction, name), 1)
+        return ExportedStatistic(each, (direction, name), 1)
     priority = groups.get("priority") or _GLOBAL
     factor = _SECONDS_PER_MICROSECOND if each is PAUSE_SECONDS else 1
-    return Statistic(each, (direction, priority), factor)
+    return ExportedStatistic(each, (direction, priority), factor)
 
 
 class _Selection(NamedTuple):
-    """What an interface's driver has, as long as the interface stays what it was."""
+    """The statistics of an interface to export, valid while its version stays the same."""
 
     version: tuple[str, str]
     size: int
-    """Number of all its statistics."""
-    chosen: Mapping[int, Statistic]
+    """Number of all statistics of the driver."""
+    exported: Mapping[int, ExportedStatistic]
 
 
 class EthtoolCollector:
-    """Interfaces of `sysfs` in the network namespace of this process."""
+    """Reads the interfaces of `sysfs` that lie in the network namespace of this process."""
 
     name = "ethtool"
 
@@ -130,58 +129,57 @@ class EthtoolCollector:
         self,
         *,
         sysfs: Path,
-        choice: InterfaceChoice,
+        device_filter: DeviceFilter,
         schedule: Schedule,
-        select: Callable[[Iterable[str]], Mapping[int, Statistic]] = select,
+        select: Callable[[Iterable[str]], Mapping[int, ExportedStatistic]] = select,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
-        self._classes = sysfs / "class" / "net"
-        self._choice = choice
+        self._interfaces = sysfs / "class" / "net"
+        self._filter = device_filter
         self._select = select
         self._selections: dict[str, _Selection] = {}
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Read the chosen interfaces; raises NotApplicable where none has such statistics, CollectError."""
-        names = [name for name in list_names(str(self._classes)) if (self._classes / name).is_dir()]
-        physical = frozenset(name for name in names if os.path.lexists(self._classes / name / "device"))
-        chosen = self._choice.choose(names, physical)
-        self._selections = {name: known for name, known in self._selections.items() if name in chosen}
-        with _any_socket() as asked_over:
-            parts = [lambda name=name: self._series(asked_over, name) for name in chosen]
+        """Reads the selected interfaces. Raises NotApplicable where none has statistics, CollectError."""
+        names = [name for name in list_names(str(self._interfaces)) if (self._interfaces / name).is_dir()]
+        selected = self._filter.select(names, with_hardware(self._interfaces, names))
+        self._selections = {name: known for name, known in self._selections.items() if name in selected}
+        with _open_socket() as connection:
+            parts = [lambda name=name: self._series(connection, name) for name in selected]
             return collect_parts(self.name, parts, self._log_limit)
 
-    def _series(self, asked_over: socket.socket, interface: str) -> Iterator[Series]:
-        statistics = DriverStatistics(asked_over, interface)
-        selection = self._selection(asked_over, interface, statistics)
+    def _series(self, connection: socket.socket, interface: str) -> Iterator[Series]:
+        statistics = DriverStatistics(connection, interface)
+        selection = self._selection(connection, interface, statistics)
         values = statistics.values(selection.size)
-        if len(values) != selection.size:  # the names no longer fit
+        if len(values) != selection.size:  # the positions are outdated
             del self._selections[interface]
-            selection = self._selection(asked_over, interface, statistics)
+            selection = self._selection(connection, interface, statistics)
             values = statistics.values(selection.size)
             if len(values) != selection.size:
                 raise CollectError(f"the statistics of {interface} keep changing")
-        for place, each in selection.chosen.items():
-            yield Series(each.metric, (interface, *each.labels), values[place] * each.factor)
+        for position, each in selection.exported.items():
+            yield Series(each.metric, (interface, *each.labels), values[position] * each.factor)
 
     def _selection(
-        self, asked_over: socket.socket, interface: str, statistics: DriverStatistics
+        self, connection: socket.socket, interface: str, statistics: DriverStatistics
     ) -> _Selection:
-        directory = self._classes / interface
+        directory = self._interfaces / interface
         version = interface_version(directory)
         known = self._selections.get(interface)
         if known is None or known.version != version:
-            check_same_interface(asked_over, directory)
+            check_same_interface(connection, directory)
             names = statistics.names()
             known = _Selection(version, len(names), self._select(names))
             self._selections[interface] = known
-        if not known.chosen:
+        if not known.exported:
             raise NotApplicable(f"{interface} has no statistics of pauses or discards")
         return known
 
 
-def _any_socket() -> socket.socket:
-    """The kind does not matter; every network namespace has this one. Raises CollectError."""
+def _open_socket() -> socket.socket:
+    """Opens a socket for ioctls. Its kind does not matter. Raises CollectError."""
     try:
         return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Ports of RDMA devices (InfiniBand, RoCE, EFA) as sysfs shows them."""
+"""Ports of RDMA devices (InfiniBand, RoCE, EFA), read from /sys/class/infiniband."""

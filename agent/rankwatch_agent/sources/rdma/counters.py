@@ -1,4 +1,8 @@
-"""The counters of one RDMA port as series."""
+"""Reads the counters of an RDMA port, and maps each to its metric by the kernel's name of the counter.
+
+Sources: the kernel's `drivers/infiniband` (core/sysfs.c, hw/mlx5/counters.c, hw/bnxt_re/hw_counters.c,
+hw/efa/efa_verbs.c, hw/irdma/verbs.c) and NVIDIA's "Understanding mlx5 Linux counters".
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,21 @@ from typing import NamedTuple
 
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.sources.kernel_files import names_or_none
+from rankwatch_agent.sources.kernel_files import names_or_empty
 from rankwatch_agent.sources.rdma.sysfs import SysfsFiles, parse_counter
+
+ERRORS = metric("rankwatch_rdma_errors_total")
+CONGESTION = metric("rankwatch_rdma_congestion_total")
+OPERATIONS = metric("rankwatch_rdma_operations_total")
+
+MAX_COUNTERS = 256
+"""Most counters read from one directory. Today's drivers have about 80."""
+MAX_OPERATIONS = 128
+"""Most counters of one port exported as operations, the only class that accepts unknown names."""
 
 
 class Total(NamedTuple):
-    """A counter that has a metric of its own, and what one count stands for."""
+    """The metric of a counter that has one of its own, and the bytes or events per count."""
 
     metric: Metric
     factor: int = 1
@@ -30,7 +43,7 @@ TOTALS = MappingProxyType(
         "link_downed": Total(metric("rankwatch_rdma_link_downed_total")),
     }
 )
-STANDS_IN = MappingProxyType(
+SUBSTITUTES = MappingProxyType(
     {
         "rx_bytes": "port_rcv_data",
         "tx_bytes": "port_xmit_data",
@@ -38,7 +51,7 @@ STANDS_IN = MappingProxyType(
         "tx_pkts": "port_xmit_packets",
     }
 )
-"""What EFA and older bnxt_re count instead; in bytes, and only used where the other is absent."""
+"""Counters of EFA and older bnxt_re, in bytes. They are used only where the standard counter is absent."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -72,7 +85,7 @@ _ERRORS = _names(
     ip4InDiscards ip4InTruncatedPkts ip4OutNoRoutes ip6InDiscards ip6InTruncatedPkts ip6OutNoRoutes
     rxVlanErrors RetransSegs InOptErrors InProtoErrors
     """
-) | {  # irdma's names of generation 3 hold spaces
+) | {  # names of irdma generation 3 hold spaces
     "RNR sent",
     "RNR received",
     "Nak Sequence Error",
@@ -91,44 +104,34 @@ _CONGESTION = _names(
     """
 )
 _GAUGES = ("active_", "watermark_")
-"""bnxt_re puts the number of queue pairs and the like among its counters; they fall as well as rise."""
-_NO_COUNTERS = frozenset({"lifespan"})
-"""Milliseconds for which the driver repeats the values it read last."""
-_OF_A_VPORT = "vport_"
-"""What mlx5 puts before the names of a virtual port in switchdev mode."""
-
-ERRORS = metric("rankwatch_rdma_errors_total")
-CONGESTION = metric("rankwatch_rdma_congestion_total")
-OPERATIONS = metric("rankwatch_rdma_operations_total")
+"""bnxt_re lists gauges, such as the number of queue pairs, among its counters."""
+_NOT_COUNTERS = frozenset({"lifespan"})
+"""lifespan: milliseconds for which the driver repeats the values it read last."""
+_VPORT_PREFIX = "vport_"
+"""mlx5 prefixes the counters of a virtual port with it in switchdev mode."""
 
 
 def is_counter(name: str) -> bool:
-    """Whether a file among the counters holds a number that only grows."""
-    return name not in _NO_COUNTERS and not name.startswith(_GAUGES)
+    """True if the file in a counter directory holds a number that only grows."""
+    return name not in _NOT_COUNTERS and not name.startswith(_GAUGES)
 
 
 def class_of(name: str) -> Metric:
-    """Errors, congestion, or operations: everything else, names not known here among them.
+    """Returns the metric for errors, for congestion, or for operations, which includes unknown names.
 
-    `req_cqe_flush_error` and `resp_cqe_flush_error` are operations: a queue that is closed in good order
-    counts them too.
+    `req_cqe_flush_error` and `resp_cqe_flush_error` are operations: closing a queue regularly counts them
+    too.
     """
-    bare = name.removeprefix(_OF_A_VPORT)
+    bare = name.removeprefix(_VPORT_PREFIX)
     if bare in _ERRORS:
         return ERRORS
     return CONGESTION if bare in _CONGESTION else OPERATIONS
 
 
-MAX_COUNTERS = 256
-"""Most counters read from one directory; drivers of today have about 80."""
-MAX_OPERATIONS = 128
-"""Most counters of one port exported as operations, the only class that takes unknown names."""
-
-
 def read_counters(files: SysfsFiles, directory: str) -> dict[str, int]:
-    """Counters of a directory by name; those that cannot be read are left out."""
+    """Returns the readable counters of a directory by name."""
     found = {}
-    for name in names_or_none(directory)[:MAX_COUNTERS]:
+    for name in names_or_empty(directory)[:MAX_COUNTERS]:
         if is_counter(name):
             value = files.value(f"{directory}/{name}", parse_counter)
             if value is not None:
@@ -139,10 +142,10 @@ def read_counters(files: SysfsFiles, directory: str) -> dict[str, int]:
 def counter_series(
     device: str, port: str, counters: Mapping[str, int], standard: Set[str] = frozenset()
 ) -> Iterator[Series]:
-    """Each counter in its metric, none twice.
+    """Yields each counter in its metric, none twice.
 
-    `standard` are the names that this port has been seen to have: no other counter ever stands in for
-    them, so that a total does not jump while one of them cannot be read.
+    `standard` holds the standard counters that this port has had before. No substitute is used for them, so
+    that a total does not jump while one of them cannot be read.
     """
     present = standard | counters.keys()
     operations = 0
@@ -160,7 +163,7 @@ def counter_series(
 
 
 def _total(name: str, present: Set[str]) -> Total | None:
-    replaced = STANDS_IN.get(name)
+    replaced = SUBSTITUTES.get(name)
     if replaced is not None:
         return Total(TOTALS[replaced].metric) if replaced not in present else None
     return TOTALS.get(name)

@@ -1,1 +1,1 @@
-"""Where devices sit on the PCI bus, and how far from each other."""
+"""Where GPUs and NICs sit on the PCI bus, and how far they are from each other."""

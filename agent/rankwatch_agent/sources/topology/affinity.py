@@ -1,8 +1,8 @@
-"""Collector `affinity`: the NICs nearest to each GPU, by their places on the PCI bus."""
+"""Collector `affinity`: the NICs nearest to each GPU on the PCI bus, as `nvidia-smi topo -m` measures it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -14,27 +14,7 @@ from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.topology.pci_device import PciDevice, is_address, is_virtual_function, locate
 
-
-def find_nics(sysfs: Path) -> dict[str, PciDevice]:
-    """The RDMA devices; on a machine without any, the network interfaces with a PCI device behind them.
-
-    Virtual functions are left out. Raises CollectError where they cannot be listed.
-    """
-    return _devices(sysfs / "class" / "infiniband") or _devices(sysfs / "class" / "net")
-
-
-def _devices(directory: Path) -> dict[str, PciDevice]:
-    try:
-        names = list_names(str(directory))
-    except NotApplicable:
-        return {}
-    found = {}
-    for name in names:
-        link = f"{directory}/{name}/device"
-        device = locate(link)
-        if device is not None and not is_virtual_function(link):
-            found[name] = device
-    return found
+_AFFINITY = metric("rankwatch_gpu_nic_affinity_info")
 
 
 class Distance(StrEnum):
@@ -43,7 +23,7 @@ class Distance(StrEnum):
     PIX = "pix"
     """At most one PCIe switch."""
     PXB = "pxb"
-    """Several PCIe switches, not the host bridge."""
+    """Several PCIe switches, but not the host bridge."""
     PHB = "phb"
     """The PCIe host bridge of a CPU."""
     NODE = "node"
@@ -52,38 +32,8 @@ class Distance(StrEnum):
     """The link between NUMA nodes."""
 
 
-NEAREST_FIRST = tuple(Distance)
-
-
-def distance(one: PciDevice, other: PciDevice) -> Distance | None:
-    """What lies between the two; None where the firmware does not tell their NUMA nodes and it matters."""
-    shared = _shared(one.bridges, other.bridges)
-    if shared == 0:
-        if one.numa_node is None or other.numa_node is None:
-            return None
-        return Distance.NODE if one.numa_node == other.numa_node else Distance.SYS
-    if shared == 1:
-        return Distance.PHB
-    # Inside one switch each device has one bridge, the downstream port, below the shared upstream port.
-    own = max(len(one.bridges), len(other.bridges)) - shared
-    return Distance.PIX if own <= 1 else Distance.PXB
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Length of the common beginning of both paths; the first entry is the host bridge."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
-
-
-_AFFINITY = metric("rankwatch_gpu_nic_affinity_info")
-
-
 class AffinityCollector:
-    """GPUs of the inventory against the NICs of `sysfs`. A GPU that left the bus has no NIC."""
+    """Compares the GPUs of the inventory with the NICs of `sysfs`. A GPU that left the bus has no NIC."""
 
     name = "affinity"
 
@@ -93,38 +43,74 @@ class AffinityCollector:
         self._inventory = inventory
 
     def collect(self) -> Collection:
-        """Compare every GPU with every NIC; raises NotApplicable where either is missing, CollectError."""
-        gpus = {gpu.uuid: place for gpu in self._inventory.gpus() if (place := self._place(gpu))}
+        """Compares every GPU with every NIC. Raises NotApplicable where either is missing, CollectError."""
+        gpus = {gpu.uuid: device for gpu in self._inventory.gpus() if (device := self._device(gpu))}
         if not gpus:
-            raise NotApplicable("no GPU is known that is on the PCI bus")
+            raise NotApplicable("no known GPU is on the PCI bus")
         nics = find_nics(self._sysfs)
         if not nics:
             raise NotApplicable("there is no NIC on the PCI bus")
-        return Collection(tuple(_series(gpus, nics)))
+        return Collection(
+            tuple(
+                Series(_AFFINITY, (uuid, nic, between.value), 1)
+                for uuid, device in gpus.items()
+                for nic, between in nearest(device, nics).items()
+            )
+        )
 
-    def _place(self, gpu: GpuIdentity) -> PciDevice | None:
+    def _device(self, gpu: GpuIdentity) -> PciDevice | None:
         if not is_address(gpu.pci_bus_id):
             return None
         return locate(str(self._sysfs / "bus" / "pci" / "devices" / gpu.pci_bus_id))
 
 
-def nearest(gpu: PciDevice, nics: Mapping[str, PciDevice]) -> tuple[Distance, list[str]] | None:
-    """The shortest distance from the GPU to a NIC, and all NICs at it; None where no distance is known."""
-    by_distance: dict[Distance, list[str]] = {}
-    for name, nic in nics.items():
-        between = distance(gpu, nic)
-        if between is not None:
-            by_distance.setdefault(between, []).append(name)
-    return next(((each, by_distance[each]) for each in NEAREST_FIRST if each in by_distance), None)
+def find_nics(sysfs: Path) -> dict[str, PciDevice]:
+    """Returns the RDMA devices; on a machine without any, the network interfaces on the PCI bus.
+
+    Virtual functions are left out. Raises CollectError where the devices cannot be listed.
+    """
+    return _devices(sysfs / "class" / "infiniband") or _devices(sysfs / "class" / "net")
 
 
-def _series(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[Series]:
-    for uuid, place in gpus.items():
-        found = nearest(place, nics)
-        if found is not None:
-            yield from _of_gpu(uuid, *found)
+def _devices(directory: Path) -> dict[str, PciDevice]:
+    try:
+        names = list_names(str(directory))
+    except NotApplicable:
+        return {}
+    links = {name: f"{directory}/{name}/device" for name in names}
+    return {
+        name: device
+        for name, link in links.items()
+        if (device := locate(link)) is not None and not is_virtual_function(link)
+    }
 
 
-def _of_gpu(uuid: str, between: Distance, names: Iterable[str]) -> Iterator[Series]:
-    for name in names:
-        yield Series(_AFFINITY, (uuid, name, between.value), 1)
+def nearest(gpu: PciDevice, nics: Mapping[str, PciDevice]) -> dict[str, Distance]:
+    """Returns the NICs at the shortest known distance from the GPU, and that distance."""
+    known = {name: between for name, nic in nics.items() if (between := distance(gpu, nic)) is not None}
+    shortest = next((each for each in Distance if each in known.values()), None)
+    return {name: between for name, between in known.items() if between is shortest}
+
+
+def distance(one: PciDevice, other: PciDevice) -> Distance | None:
+    """Returns what lies between the two devices; None where that takes NUMA nodes which are unknown."""
+    shared = _shared_bridges(one.bridges, other.bridges)
+    if shared == 0:
+        if one.numa_node is None or other.numa_node is None:
+            return None
+        return Distance.NODE if one.numa_node == other.numa_node else Distance.SYS
+    if shared == 1:
+        return Distance.PHB
+    # Below one switch each device has one bridge of its own, the downstream port.
+    own = max(len(one.bridges), len(other.bridges)) - shared
+    return Distance.PIX if own <= 1 else Distance.PXB
+
+
+def _shared_bridges(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Counts the bridges that both paths begin with; the first is the host bridge."""
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count

@@ -1,4 +1,4 @@
-"""A device's place on the PCI bus, read from the symlinks of sysfs."""
+"""Finds the place of a device on the PCI bus through the symlinks of sysfs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 class PciDevice(NamedTuple):
-    """A PCI function, and what lies between it and the CPU."""
+    """A PCI function, and the bridges between it and the CPU."""
 
     address: str
     """In the kernel's form: 0000:3b:00.0."""
     bridges: tuple[str, ...]
     """From the host bridge (pci0000:3a) down to the bridge right above the device."""
     numa_node: int | None
-    """None where the firmware does not tell."""
+    """None where the firmware does not report it."""
 
 
 def locate(link: str) -> PciDevice | None:
-    """The PCI function a path of sysfs leads to, such as /sys/class/net/eth0/device.
+    """Returns the PCI function that a sysfs path such as /sys/class/net/eth0/device leads to.
 
-    A device that is no PCI function itself (virtio, a subfunction) stands for the function it is part of.
-    None where there is none, or where the link is broken.
+    A device that is not a PCI function itself (virtio, a subfunction) gives the function that it belongs to.
+    Returns None where there is none, or where the link is broken.
     """
     try:
         real = os.path.realpath(link, strict=True)
@@ -43,18 +43,26 @@ def locate(link: str) -> PciDevice | None:
     return PciDevice(parts[last], bridges, _numa_node("/".join(parts[: last + 1])))
 
 
+def pci_labels(link: str) -> tuple[str, str]:
+    """Returns PCI address and NUMA node of the device as label values, empty where unknown."""
+    device = locate(link)
+    if device is None:
+        return "", ""
+    return device.address, "" if device.numa_node is None else str(device.numa_node)
+
+
 def is_address(text: str) -> bool:
-    """Whether the text is a PCI address in the kernel's form."""
+    """True for a PCI address in the kernel's form."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def is_virtual_function(device: str) -> bool:
-    """Whether the device is an SR-IOV virtual function of another one that this machine sees."""
+    """True for an SR-IOV virtual function whose physical function this machine sees."""
     return os.path.lexists(f"{device}/physfn")
 
 
 def driver_of(device: str) -> str:
-    """Name of the kernel module behind the device; empty where none is bound."""
+    """Returns the name of the device's kernel driver, empty where none is bound."""
     try:
         return Path(device, "driver").readlink().name
     except OSError:

@@ -90,7 +90,7 @@ def test_no_kubelet_is_not_applicable_and_grpc_is_not_loaded(tmp_path: Path) -> 
         collector(tmp_path / "none" / "kubelet.sock").collect()
     code = (
         "import sys; from pathlib import Path\n"
-        "from rankwatch_agent.runtime.collector import NotApplicable\n"
+        "from rankwatch_agent.runtime.errors import NotApplicable\n"
         "from rankwatch_agent.sources.attribution.pods import PodsCollector\n"
         "from rankwatch_agent.sources.gpu.inventory import GpuInventory\n"
         "from rankwatch_agent.runtime.supervision.schedule import Schedule\n"
@@ -214,7 +214,7 @@ def test_between_two_calls_nothing_of_grpc_is_left(node: Kubelet, tmp_path: Path
     code = (
         "import os, sys, time; from pathlib import Path\n"
         "from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet\n"
-        "from rankwatch_agent.runtime.collector import CollectError\n"
+        "from rankwatch_agent.runtime.errors import CollectError\n"
         "from support.agent.process import until\n"
         "def held(): return len(os.listdir('/proc/self/fd'))\n"
         "def ask(path):\n"

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.attribution.slurm import SlurmCollector
+from rankwatch_agent.sources.attribution.slurm import (
+    MAX_ENVIRONMENT_BYTES,
+    GpuFile,
+    SlurmCollector,
+    gpu_files,
+    job_of_process,
+    parse_environment,
+    parse_jobs,
+    read_jobs,
+)
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from support.agent.process import values
 
@@ -172,3 +184,95 @@ def test_a_node_that_had_a_job_is_idle_afterwards(node: Node) -> None:
     slurm.collect()
     node.run_on()
     assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 0}
+
+
+def test_a_process_of_a_job_is_told_by_its_environment() -> None:
+    """Of a real process, by the real /proc."""
+    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "4711"}
+    command = [sys.executable, "-S", "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert job_of_process(Path("/proc"), process.pid) == "4711"
+        process.kill()
+        process.wait()
+        assert job_of_process(Path("/proc"), process.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        (b"", None),
+        (b"PATH=/bin\0SLURM_JOB_ID=7\0", "7"),
+        (b"SLURM_JOB_ID=7_2\0SLURM_JOB_ID=8", "7_2"),
+        (b"MY_SLURM_JOB_ID=7\0SLURM_JOB_ID_OLD=7\0", None),
+        (b"SLURM_JOB_ID=\0", None),
+        (b"SLURM_JOB_ID=\xff\xfe\0", None),
+        (b"SLURM_JOB_ID=two words\0", None),
+        (b"SLURM_JOB_ID=" + b"7" * 65, None),
+    ],
+)
+def test_only_the_id_of_a_job_is_taken_for_one(environment: bytes, job: str | None) -> None:
+    """Anybody may set the variable."""
+    assert parse_environment(environment) == job
+
+
+def test_no_more_of_an_environment_is_read_than_a_job_needs(tmp_path: Path) -> None:
+    """A process decides how long its own is."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "environ").write_bytes(b"A" * MAX_ENVIRONMENT_BYTES + b"\0SLURM_JOB_ID=7\0")
+    assert job_of_process(tmp_path, 1) is None
+
+
+def test_files_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    """A number is a GPU, two are an instance of it, and anything else is somebody else's."""
+    for name in ("0", "12", "2.1", "README", "1.", ".1", "-1", "2.1.3", "٣", "1\n", "99999"):
+        (tmp_path / name).write_text("")
+    assert gpu_files(tmp_path) == [
+        GpuFile(tmp_path / "0", 0, None),
+        GpuFile(tmp_path / "12", 12, None),
+        GpuFile(tmp_path / "2.1", 2, 1),
+    ]
+
+
+def test_a_map_that_is_not_there_is_absent_and_one_that_is_a_file_is_broken(tmp_path: Path) -> None:
+    """The first may come with the first job."""
+    with pytest.raises(NotApplicable):
+        gpu_files(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CollectError, match="Not a directory"):
+        gpu_files(tmp_path / "file")
+
+
+def test_a_directory_full_of_numbers_is_no_job_map(tmp_path: Path) -> None:
+    """What a mistaken setting could lead to, such as /proc."""
+    for number in range(1025):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(CollectError, match="more than 1024 files"):
+        gpu_files(tmp_path)
+
+
+def test_each_line_is_a_job() -> None:
+    """Arrays and heterogeneous jobs among them; blank lines are none."""
+    assert parse_jobs("4711\n\n 4712_3 \n4713+1\n4711\n") == ["4711", "4712_3", "4713+1"]
+    assert parse_jobs("") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["two words\n", "x" * 65, 'a"b', "\x00", "é", "\n".join(map(str, range(300)))]
+)
+def test_lines_that_are_no_jobs_are_refused(text: str) -> None:
+    """Each would become the value of a label."""
+    with pytest.raises(ValueError):
+        parse_jobs(text)
+
+
+def test_what_is_no_plain_file_does_not_hang_the_reader(tmp_path: Path) -> None:
+    """Nor does one that is far too long fill the memory."""
+    os.mkfifo(tmp_path / "0")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").write_text("1\n" * 40_000)
+    for name in "012":
+        with pytest.raises(CollectError, match=f"/{name}: it"):
+            read_jobs(tmp_path / name)
+    assert read_jobs(tmp_path / "3") == []

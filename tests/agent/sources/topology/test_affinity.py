@@ -10,7 +10,8 @@ import pytest
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.topology.affinity import AffinityCollector
+from rankwatch_agent.sources.topology.affinity import AffinityCollector, Distance, distance
+from rankwatch_agent.sources.topology.pci_device import PciDevice
 from support.agent.process import values
 from support.sources.node_tree import add_interface, add_pci, add_rdma, build_node, gpu_buses, link
 
@@ -96,7 +97,7 @@ def test_a_nic_that_vanishes_is_no_longer_named(tmp_path: Path) -> None:
 
 def test_without_gpus_or_nics_it_is_not_applicable(tmp_path: Path) -> None:
     """Nothing to compare."""
-    with pytest.raises(NotApplicable, match="no GPU"):
+    with pytest.raises(NotApplicable, match="no known GPU"):
         affinity(build_node(tmp_path / "a").sysfs).collect()
     gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
     with pytest.raises(NotApplicable, match="no NIC"):
@@ -110,3 +111,46 @@ def test_a_list_of_devices_that_cannot_be_read_is_an_error(tmp_path: Path) -> No
     (tmp_path / "class/infiniband").symlink_to("infiniband")
     with pytest.raises(CollectError, match="could not list"):
         affinity(tmp_path, gpu.name).collect()
+
+
+ROOT = ("pci0000:16", "0000:16:01.0")
+SWITCH = (*ROOT, "0000:17:00.0")
+
+
+def at(*bridges: str, numa_node: int | None = 0) -> PciDevice:
+    """A device below these bridges."""
+    return PciDevice("0000:aa:00.0", bridges, numa_node)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        # Two downstream ports of one switch.
+        (at(*SWITCH, "0000:18:00.0"), at(*SWITCH, "0000:18:01.0"), Distance.PIX),
+        # Two functions of one card.
+        (at(*SWITCH, "0000:18:00.0"), at(*SWITCH, "0000:18:00.0"), Distance.PIX),
+        # A switch below another one.
+        (
+            at(*SWITCH, "0000:18:00.0"),
+            at(*SWITCH, "0000:18:01.0", "0000:20:0.0", "0000:21:0.0"),
+            Distance.PXB,
+        ),
+        # Two switches below one root port.
+        (at(*SWITCH, "0000:18:00.0"), at(*ROOT, "0000:17:01.0", "0000:30:00.0"), Distance.PXB),
+        # Two root ports of one host bridge, or devices right on it, as in a virtual machine.
+        (at(*SWITCH, "0000:18:00.0"), at("pci0000:16", "0000:16:02.0"), Distance.PHB),
+        (at("pci0000:00", numa_node=None), at("pci0000:00", numa_node=None), Distance.PHB),
+        # Two host bridges.
+        (at("pci0000:16"), at("pci0000:36"), Distance.NODE),
+        (at("pci0000:16"), at("pci0000:96", numa_node=1), Distance.SYS),
+        # Host bridges of which the firmware does not tell where they are: nothing is claimed.
+        (at("pci0000:16", numa_node=None), at("pci0000:36"), None),
+        (at("pci0000:16", numa_node=None), at("pci0000:36", numa_node=None), None),
+    ],
+)
+def test_the_distance_is_what_lies_between(
+    one: PciDevice, other: PciDevice, expected: Distance | None
+) -> None:
+    """The same in both directions."""
+    assert distance(one, other) == expected
+    assert distance(other, one) == expected

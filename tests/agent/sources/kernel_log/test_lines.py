@@ -1,11 +1,78 @@
-"""XID errors in lines of the kernel log."""
+"""Lines of the kernel log that tell of a known fault."""
 
 from __future__ import annotations
 
 import pytest
 
 from rankwatch_agent.sources.kernel_log.collector import SAME_FALL_SECONDS, Falls
-from rankwatch_agent.sources.kernel_log.lines import XidLine, parse_identity, parse_xid
+from rankwatch_agent.sources.kernel_log.lines import EVENTS, XidLine, events_in, parse_identity, parse_xid
+
+LINES = {
+    "gpu_fallen_off_bus": "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+    "gpu_initialisation_failed": "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x25:0x65:1438)",
+    "nvidia_driver_loaded": "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
+    "nvswitch_fatal": "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "nvswitch_nonfatal": "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress",
+    "nvlink_peer_not_found": "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's "
+    "postRxDetLinkMask failed!",
+    "nvidia_peermem_invalid_context": "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid "
+    "context, skipping further processing",
+    "nccl_segfault": "pt_main_thread[2536443]: segfault at 7f797fe00000 ip 00007f7c7ac69996 sp "
+    "00007f7c12fd7c30 error 4 in libnccl.so.2[7f7c7ac00000+d3d3000]",
+    "mlx5_insufficient_power": "mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected "
+    "insufficient power on the PCIe slot (27W).",
+    "mlx5_high_temperature": "mlx5_core 0000:5c:00.0: mlx5_port_module_event:1131:(pid 0): Port module "
+    "event[warning]: module 0, High Temperature",
+    "mlx5_module_error": "mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, Bus stuck",
+    "mlx5_access_reg_failed": "mlx5_cmd_out_err:838:(pid 1441871): ACCESS_REG(0x805) op_mod(0x1) failed, "
+    "status bad resource(0x5), syndrome (0x305684), err(-22)",
+    "mlx5_device_unhealthy": "mlx5_core 0000:5c:00.0: poll_health:800:(pid 0): device's health compromised "
+    "- reached miss count",
+    "transmit_timeout": "NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 3 timed out 5000 ms",
+    "oom_kill": "Out of memory: Killed process 1234 (python) total-vm:1kB",
+    "cgroup_oom_kill": "Memory cgroup out of memory: Killed process 1234 (python) total-vm:1kB",
+    "machine_check": "mce: [Hardware Error]: Machine check events logged",
+    "firmware_error": "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 4",
+    "memory_error_corrected": "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+    "memory_error_uncorrected": "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+    "pcie_error_corrected": "pcieport 0000:17:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer",
+    "pcie_error_uncorrected": "nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), x",
+    "hung_task": "INFO: task python:1234 blocked for more than 120 seconds.",
+    "soft_lockup": "watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python:1234]",
+    "rcu_stall": "rcu: INFO: rcu_sched self-detected stall on CPU",
+    "kernel_oops": "Oops: 0002 [#1] SMP NOPTI",
+    "file_system_error": "EXT4-fs error (device nvme0n1p1): ext4_find_entry:1455: inode #2",
+    "xfs_corruption": "XFS (nvme1n1): Metadata Corruption detected at xfs_agf_read_verify+0x70/0xf0",
+    "nfs_not_responding": "nfs: server 10.0.0.7 not responding, still trying",
+    "nvme_timeout": "nvme nvme0: I/O 24 QID 3 timeout, aborting",
+}
+
+
+def test_every_event_has_a_line_here() -> None:
+    """So that none is added untried."""
+    assert sorted(LINES) == sorted(EVENTS)
+
+
+@pytest.mark.parametrize("event", sorted(LINES))
+def test_a_line_tells_of_its_event_and_no_other(event: str) -> None:
+    """The kernel's and the drivers' own words."""
+    assert list(events_in(LINES[event])) == [event]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python[1]: segfault at 0 ip 0 sp 0 error 4 in libtorch_cpu.so[7f00+1]",
+        "mlx5_core 0000:5c:00.0: PCIe slot advertised sufficient power (75W).",
+        "EXT4-fs (vda): mounted filesystem r/w without journal. Quota mode: none. errors=remount-ro",
+        "EDAC MC0: Giving out device to module skx_edac",
+        "NVRM: GPU at PCI:0000:3b:00: GPU-8f1c6e0a-0000-1111-2222-333344445555",
+    ],
+)
+def test_lines_of_every_day_tell_of_nothing(text: str) -> None:
+    """Though they hold words of those that do."""
+    assert list(events_in(text)) == []
+
 
 BUS = "0000:3b:00.0"
 REGISTERS = "(0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"

@@ -10,9 +10,15 @@ import pytest
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.network import InterfaceChoice
-from rankwatch_agent.sources.rdma.collector import IDENTITY_SECONDS, STATE_RETRY_SECONDS, RdmaCollector
-from rankwatch_agent.sources.rdma.sysfs import PATIENCE
+from rankwatch_agent.sources.network import DeviceFilter
+from rankwatch_agent.sources.rdma.collector import (
+    IDENTITY_SECONDS,
+    STATE_RETRY_SECONDS,
+    PortIdentity,
+    RdmaCollector,
+    read_identity,
+)
+from rankwatch_agent.sources.rdma.sysfs import MAX_FAILURES, SysfsFiles
 from support.agent.process import ManualClock, values
 from support.sources.node_tree import (
     COUNTERS,
@@ -24,13 +30,15 @@ from support.sources.node_tree import (
     port_files,
 )
 
-ALL = InterfaceChoice(exclude=())
+ALL = DeviceFilter(exclude=())
 PORT = "class/infiniband/mlx5_0/ports/1"
 
 
-def rdma(sysfs: Path, *, choice: InterfaceChoice = ALL, clock: ManualClock | None = None) -> RdmaCollector:
+def rdma(
+    sysfs: Path, *, device_filter: DeviceFilter = ALL, clock: ManualClock | None = None
+) -> RdmaCollector:
     return RdmaCollector(
-        sysfs=sysfs, choice=choice, schedule=Schedule(5, 5), monotonic=clock or ManualClock()
+        sysfs=sysfs, device_filter=device_filter, schedule=Schedule(5, 5), monotonic=clock or ManualClock()
     )
 
 
@@ -96,9 +104,9 @@ def test_every_physical_device_is_read_and_none_twice(tmp_path: Path) -> None:
 def test_virtual_functions_are_read_where_they_are_named(tmp_path: Path) -> None:
     """And whatever is excluded is not read."""
     sysfs = build_node(tmp_path).sysfs
-    named = found(rdma(sysfs, choice=InterfaceChoice(include=("mlx5_vf*",), exclude=())))
+    named = found(rdma(sysfs, device_filter=DeviceFilter(include=("mlx5_vf*",), exclude=())))
     assert {key[1] for key in named} == {"mlx5_vf0"}
-    without = found(rdma(sysfs, choice=InterfaceChoice(exclude=("efa_*", "mlx5_[1-7]"))))
+    without = found(rdma(sysfs, device_filter=DeviceFilter(exclude=("efa_*", "mlx5_[1-7]"))))
     assert {key[1] for key in without} == {"mlx5_0"}
 
 
@@ -154,7 +162,7 @@ def test_a_port_that_came_up_is_asked_again_at_once(tmp_path: Path) -> None:
     """While it was down its counters failed, and were left alone."""
     sysfs = one_port(tmp_path, {"symbol_error": "N/A (no PMA)"}, {}, state="1: DOWN")
     collector = rdma(sysfs)
-    for _ in range(PATIENCE + 1):
+    for _ in range(MAX_FAILURES + 1):
         assert "symbol_error" not in names(found(collector))
     (sysfs / PORT / "counters/symbol_error").write_text("3\n")
     assert "symbol_error" not in names(found(collector))
@@ -167,7 +175,7 @@ def test_a_state_that_could_not_be_read_is_asked_for_again_soon(tmp_path: Path) 
     clock = ManualClock()
     sysfs = one_port(tmp_path, {}, {}, state="garbage")
     collector = rdma(sysfs, clock=clock)
-    for _ in range(PATIENCE + 1):
+    for _ in range(MAX_FAILURES + 1):
         assert "port_up" not in names(found(collector))
     (sysfs / PORT / "state").write_text("4: ACTIVE\n")
     assert "port_up" not in names(found(collector))
@@ -267,7 +275,7 @@ def test_a_node_without_rdma_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(NotApplicable):
         rdma(tmp_path).collect()
     with pytest.raises(NotApplicable):
-        rdma(one_port(tmp_path, {}, {}), choice=InterfaceChoice(exclude=("*",))).collect()
+        rdma(one_port(tmp_path, {}, {}), device_filter=DeviceFilter(exclude=("*",))).collect()
 
 
 def test_a_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
@@ -276,3 +284,50 @@ def test_a_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "class/infiniband").symlink_to("infiniband")
     with pytest.raises(CollectError, match="could not list"):
         rdma(tmp_path).collect()
+
+
+WHOLE = PortIdentity(
+    "InfiniBand", "MT_0000000838", "28.39.2000", "MT4129", "ib0", "0000:19:00.0", "0", "mlx5_core"
+)
+
+
+def identity(device: Path, port: str = "1") -> PortIdentity:
+    return read_identity(SysfsFiles(), str(device), port)
+
+
+@pytest.mark.parametrize(
+    ("file", "lost"),
+    [
+        ("board_id", {"board"}),
+        ("fw_ver", {"firmware_version"}),
+        ("hca_type", {"hca_type"}),
+        ("ports/1/link_layer", {"link_layer"}),
+        ("device/driver", {"driver"}),
+        ("device/numa_node", {"numa_node"}),
+        ("device/net/ib0/dev_port", set()),
+        ("device", {"network_device", "pci_bus_id", "numa_node", "driver"}),
+    ],
+)
+def test_what_is_missing_is_empty(tmp_path: Path, file: str, lost: set[str]) -> None:
+    """All else stays, so that dashboards can join on it."""
+    device = build_node(tmp_path, gpus=0, ports=1, odd=False).sysfs / "class/infiniband/mlx5_0"
+    assert identity(device) == WHOLE
+    (device / file).unlink()
+    assert identity(device) == WHOLE._replace(**dict.fromkeys(lost, ""))
+
+
+def test_the_interface_of_a_port_is_the_one_with_its_number(tmp_path: Path) -> None:
+    """A card with two ports has two interfaces on one PCI function."""
+    device = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x020000", driver="mlx4_core")
+    second = {name.replace("ports/1", "ports/2"): text for name, text in port_files({}, {}).items()}
+    card = add_rdma(tmp_path, device, "mlx4_0", {**port_files({}, {}), **second})
+    add_interface(tmp_path, device, "eth8", dev_port=1)
+    add_interface(tmp_path, device, "eth9", dev_port=0)
+    assert [identity(card, port).network_device for port in ("1", "2", "3")] == ["eth9", "eth8", ""]
+
+
+def test_without_an_interface_of_the_device_that_of_the_first_gid_counts(tmp_path: Path) -> None:
+    """As with RoCE over a bond."""
+    device = add_pci(tmp_path, "pci0000:16/0000:16:02.0", "0x020000")
+    files = {**port_files({}, {}), "ports/1/gid_attrs/ndevs/0": "bond0"}
+    assert identity(add_rdma(tmp_path, device, "rxe_0", files)).network_device == "bond0"

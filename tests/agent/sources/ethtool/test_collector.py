@@ -10,19 +10,19 @@ import pytest
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.supervision.schedule import Schedule
-from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-from rankwatch_agent.sources.network import InterfaceChoice
+from rankwatch_agent.sources.ethtool.collector import EthtoolCollector, select
+from rankwatch_agent.sources.network import DeviceFilter
 from support.servers.netns import Namespace, namespace_with_cable
 
 IN_NAMESPACE = """
 import fcntl, json, socket, struct, subprocess
 from pathlib import Path
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import NotApplicable
+from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
-from rankwatch_agent.sources.network import InterfaceChoice
+from rankwatch_agent.sources.network import DeviceFilter
 from rankwatch_agent.sources.ethtool.ioctl import SIOCETHTOOL, interface_request
-from rankwatch_agent.sources.ethtool.collector import Statistic
+from rankwatch_agent.sources.ethtool.collector import ExportedStatistic
 from rankwatch_agent.runtime.supervision.schedule import Schedule
 
 asked = []
@@ -30,11 +30,13 @@ asked = []
 def select(names):
     asked.append(len(names))
     each = metric("rankwatch_network_hardware_errors_total")
-    return {at: Statistic(each, (name,), 0.5) for at, name in enumerate(names) if name == "peer_ifindex"}
+    exported = ExportedStatistic(each, ("peer_ifindex",), 0.5)
+    return {at: exported for at, name in enumerate(names) if name == "peer_ifindex"}
 
 def collector(sysfs="/sys", **options):
-    choice = InterfaceChoice(include=("v*",))
-    return EthtoolCollector(sysfs=Path(sysfs), choice=choice, schedule=Schedule(10, 5), **options)
+    return EthtoolCollector(
+        sysfs=Path(sysfs), device_filter=DeviceFilter(include=("v*",)), schedule=Schedule(10, 5), **options
+    )
 
 def found(collector):
     try:
@@ -145,5 +147,85 @@ def test_files_of_sysfs_that_are_no_interface_are_passed_over(tmp_path: Path) ->
     """The bonding driver keeps a file among the interfaces."""
     (tmp_path / "class/net").mkdir(parents=True)
     (tmp_path / "class/net/bonding_masters").write_text("bond0\n")
-    with pytest.raises(NotApplicable, match="nothing for ethtool to read"):
-        EthtoolCollector(sysfs=tmp_path, choice=InterfaceChoice(), schedule=Schedule(10, 5)).collect()
+    with pytest.raises(NotApplicable, match="ethtool has nothing to read"):
+        EthtoolCollector(sysfs=tmp_path, device_filter=DeviceFilter(), schedule=Schedule(10, 5)).collect()
+
+
+PAUSE = "rankwatch_network_pause_frames_total"
+SECONDS = "rankwatch_network_pause_seconds_total"
+DISCARD = "rankwatch_network_discards_total"
+ERROR = "rankwatch_network_hardware_errors_total"
+
+
+def chosen(*names: str) -> dict[str, tuple[str, ...]]:
+    """The driver's name -> (metric, labels...)."""
+    return {names[at]: (each.metric.name, *each.labels) for at, each in select(names).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rx_prio3_pause", (PAUSE, "receive", "3")),
+        ("tx_prio0_pause", (PAUSE, "transmit", "0")),
+        ("rx_global_pause", (PAUSE, "receive", "global")),
+        ("tx_pause_ctrl_phy", (PAUSE, "transmit", "global")),
+        ("tx_prio3_pause_duration", (SECONDS, "transmit", "3")),
+        ("rx_discards_phy", (DISCARD, "receive", "rx_discards_phy")),
+        ("tx_discards_phy", (DISCARD, "transmit", "tx_discards_phy")),
+        ("rx_prio5_discards", (DISCARD, "receive", "rx_prio5_discards")),
+        ("rx_prio5_buf_discard", (DISCARD, "receive", "rx_prio5_buf_discard")),
+        ("rx_out_of_buffer", (DISCARD, "receive", "rx_out_of_buffer")),
+        ("rx_pci_signal_integrity", (ERROR, "rx_pci_signal_integrity")),
+        ("link_down_events_phy", (ERROR, "link_down_events_phy")),
+        ("rx_pfc_ena_frames_pri7", (PAUSE, "receive", "7")),
+        ("pfc_pri2_rx_duration_us", (SECONDS, "receive", "2")),
+        ("rx_stat_discard", (DISCARD, "receive", "rx_stat_discard")),
+        ("tx_priority_4_xoff.nic", (PAUSE, "transmit", "4")),
+        ("port.rx_priority_4_xoff", (PAUSE, "receive", "4")),
+        ("link_xoff_rx.nic", (PAUSE, "receive", "global")),
+        ("port.link_xoff_tx", (PAUSE, "transmit", "global")),
+        ("rx_dropped.nic", (DISCARD, "receive", "rx_dropped.nic")),
+        ("tx_dropped_link_down.nic", (DISCARD, "transmit", "tx_dropped_link_down.nic")),
+        ("port.tx_dropped_link_down", (DISCARD, "transmit", "port.tx_dropped_link_down")),
+        ("rx_crc_errors.nic", (ERROR, "rx_crc_errors.nic")),
+        ("rx_drops", (DISCARD, "receive", "rx_drops")),
+        ("bw_in_allowance_exceeded", (DISCARD, "receive", "bw_in_allowance_exceeded")),
+        ("bw_out_allowance_exceeded", (DISCARD, "transmit", "bw_out_allowance_exceeded")),
+        ("pps_allowance_exceeded", (DISCARD, "", "pps_allowance_exceeded")),
+    ],
+)
+def test_a_name_that_a_driver_uses_is_understood(name: str, expected: tuple[str, ...]) -> None:
+    """mlx5, bnxt_en, ice, i40e, ena."""
+    assert chosen(name) == {name: expected}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rx_bytes",
+        "rx_prio3_bytes",
+        "rx3_packets",
+        "rx_prio3_pause_transition",
+        "tx_priority_4_xon.nic",
+        "rx_queue_0_xdp_drops",
+        "[0]: rx_discards",
+        "xrx_discards_phy",
+        "",
+    ],
+)
+def test_all_other_statistics_are_left_out(name: str) -> None:
+    """Queues by the thousand, bytes that others count, frames that end a pause."""
+    assert chosen(name) == {}
+
+
+def test_durations_are_in_seconds() -> None:
+    """mlx5 and bnxt_en count microseconds."""
+    found = select(["rx_prio3_pause_duration", "rx_prio3_pause"])
+    assert [found[0].factor, found[1].factor] == [1e-6, 1]
+
+
+def test_two_names_of_one_series_do_not_both_count() -> None:
+    """mlx5 counts global pauses twice; whichever comes first, the more exact one is taken."""
+    both = ("rx_pause_ctrl_phy", "rx_global_pause")
+    assert set(chosen(*both)) == {"rx_global_pause"}
+    assert set(chosen(*reversed(both))) == {"rx_global_pause"}
