@@ -2,9 +2,7 @@
 
 from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.alertmanager import alertmanager_config
-from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.config_error import RuleConfigError
-from rankwatch_alerts.config_file import load_config
+from rankwatch_alerts.config import RuleConfig, load_config
 from rankwatch_alerts.generation import to_yaml, write_all, write_rules
 from rankwatch_alerts.names import ALERT_NAMES, RUN_DEBUG_UID, Alert
 from rankwatch_alerts.prometheus import prometheus_config
@@ -12,7 +10,6 @@ from rankwatch_alerts.recording import recording_groups
 
 __all__ = [
     "RuleConfig",
-    "RuleConfigError",
     "load_config",
     "Alert",
     "ALERT_NAMES",

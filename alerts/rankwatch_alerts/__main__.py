@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.config_checks import MAX_TIME_SCALE
-from rankwatch_alerts.config_error import RuleConfigError
-from rankwatch_alerts.config_file import load_config
-from rankwatch_alerts.config_toml import to_toml
+from rankwatch.errors import SettingError
+from rankwatch.settings import SentenceParser, printable, to_toml
+from rankwatch_alerts.config import MAX_TIME_SCALE, RuleConfig, load_config
 from rankwatch_alerts.generation import write_all
-from rankwatch_alerts.sentence_parser import SentenceParser
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         for path in write_all(config, options.output):
             print(path)
-    except (RuleConfigError, OSError) as error:
+    except (SettingError, OSError) as error:
         return _failed(str(error))
     except ModuleNotFoundError as error:
         if error.name != "yaml":
@@ -37,17 +34,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _failed(cause: str) -> int:
-    print(f"could not generate the rules: {cause}", file=sys.stderr)
+    print(printable(f"could not generate the rules: {cause}"), file=sys.stderr)
     return 2
 
 
 def _config(options: Namespace) -> RuleConfig:
-    """The file's settings, scaled; a URL given as a flag wins over the file."""
-    config = RuleConfig() if options.config is None else load_config(options.config)
-    config = config.scaled(options.time_scale)
-    runbooks = config.runbook_base_url if options.runbook_base_url is None else options.runbook_base_url
-    grafana = config.dashboard_base_url if options.dashboard_base_url is None else options.dashboard_base_url
-    return replace(config, runbook_base_url=runbooks.rstrip("/"), dashboard_base_url=grafana.rstrip("/"))
+    """The settings in force, scaled, with URLs that a path can follow."""
+    config = load_config(options.config, vars(options)).scaled(options.time_scale)
+    return replace(
+        config,
+        runbook_base_url=config.runbook_base_url.rstrip("/"),
+        dashboard_base_url=config.dashboard_base_url.rstrip("/"),
+    )
 
 
 def _parser() -> SentenceParser:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
 
-from rankwatch_alerts.config_checks import check_fields, check_time_scale
-from rankwatch_alerts.config_error import RuleConfigError
+from rankwatch.settings import FieldError, build, expect, read_file, read_flags
+
+MAX_TIME_SCALE = 1000.0
+"""Largest divisor of times. From 240 on every default time is at its floor, so more changes nothing."""
+SHORTEST_SECONDS = 0.001
+"""Prometheus writes durations in whole milliseconds."""
+LONGEST_SECONDS = 365 * 86400.0
+"""A year: no run, and no rule about one, looks further."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """What the rules, the Alertmanager configuration and the dashboards are generated from.
 
-    Times are in seconds. Raises RuleConfigError where a value is out of range or two contradict
-    each other.
+    Times are in seconds. Raises FieldError where a value is out of range or two contradict each other.
     """
 
     scrape_interval_seconds: float = 15.0
@@ -125,37 +137,45 @@ class RuleConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that would make rules that can never fire, or always do."""
-        check_fields(asdict(self))
-        if self.step_window_seconds < 4 * self.scrape_interval_seconds:
-            raise RuleConfigError(
-                f"step_window_seconds is {self.step_window_seconds}; "
-                f"expected at least 4 scrape intervals ({4 * self.scrape_interval_seconds})"
-            )
-        if self.absence_memory_seconds <= self.absence_window_seconds:
-            raise RuleConfigError(
-                f"absence_memory_seconds is {self.absence_memory_seconds}; "
-                f"expected more than absence_window_seconds ({self.absence_window_seconds})"
-            )
-        for name in ("straggler_for_seconds", "cause_for_seconds"):
-            if getattr(self, name) <= self.step_window_seconds:
-                raise RuleConfigError(
-                    f"{name} is {getattr(self, name)}; "
-                    f"expected more than step_window_seconds ({self.step_window_seconds})"
-                )
-        if self.network_least_past_seconds >= self.network_past_seconds:
-            raise RuleConfigError(
-                f"network_least_past_seconds is {self.network_least_past_seconds}; "
-                f"expected less than network_past_seconds ({self.network_past_seconds})"
-            )
+        for name, value in asdict(self).items():
+            if isinstance(value, int | float):
+                self._check_number(name, value)
+            elif name.endswith("_url"):
+                expected = "an http(s) URL without template braces, query and fragment"
+                expect(self, name, _is_url(value), expected)
+            else:
+                expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
+        scrapes = 4 * self.scrape_interval_seconds
+        expected = f"at least 4 scrape intervals ({scrapes})"
+        expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
+        self._expect_longer("absence_memory_seconds", "absence_window_seconds")
+        self._expect_longer("straggler_for_seconds", "step_window_seconds")
+        self._expect_longer("cause_for_seconds", "step_window_seconds")
+        past = self.network_past_seconds
+        expected = f"less than network_past_seconds ({past})"
+        expect(self, "network_least_past_seconds", self.network_least_past_seconds < past, expected)
+
+    def _check_number(self, name: str, value: float) -> None:
+        expect(self, name, 0 < value < math.inf, "a number above 0")
+        if name.endswith("_seconds"):
+            expected = f"a number of seconds from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f}"
+            expect(self, name, SHORTEST_SECONDS <= value <= LONGEST_SECONDS, expected)
+        if name in _SHARES:
+            expect(self, name, value < 1, "a share below 1")
+
+    def _expect_longer(self, name: str, than: str) -> None:
+        least = getattr(self, than)
+        expect(self, name, getattr(self, name) > least, f"more than {than} ({least})")
 
     def scaled(self, time_scale: float) -> RuleConfig:
         """The same rules with all times divided by `time_scale`; thresholds stay.
 
         Nothing is scaled below what scraping allows: the scrape interval stays at or above one second
         (or as it was, if shorter), and each time keeps the least number of scrapes it works with.
-        Raises RuleConfigError where `time_scale` is not above 0 and at most MAX_TIME_SCALE (1000).
+        Raises FieldError where `time_scale` is not above 0 and at most MAX_TIME_SCALE (1000).
         """
-        check_time_scale(time_scale)
+        if not 0 < time_scale <= MAX_TIME_SCALE:
+            raise FieldError("time_scale", time_scale, f"a number above 0 and at most {MAX_TIME_SCALE:g}")
         scrape = max(
             self.scrape_interval_seconds / time_scale,
             min(_LEAST_SCRAPE_SECONDS, self.scrape_interval_seconds),
@@ -201,3 +221,30 @@ _LEAST_SCRAPES = {
 }
 """Fewest scrapes each time must hold; the longer ones ride out lost scrapes
 and the start of agents and Prometheus in either order."""
+
+_SHARES = (
+    *("straggler_cost", "cause_share", "cause_cost", "imbalance_sigma", "imbalance_correlation"),
+    *("starvation_share", "jitter_rank_share"),
+)
+_JOB = re.compile(r"[\w./:-]+", re.ASCII)
+# Alert and dashboard are appended as a path, and Prometheus expands braces in annotations.
+_URL = re.compile(r"https?://[^\s{}?#\"\\]+")
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any] = MappingProxyType({})) -> RuleConfig:
+    """The settings in force: flags win over the TOML file, the file over defaults. Raises SettingError.
+
+    `flags` maps field names to the values given; other names in it are left out.
+    """
+    given = {} if file is None else read_file(RuleConfig, file)
+    return build(RuleConfig, given | read_flags(RuleConfig, flags)).values
+
+
+def _is_url(text: str) -> bool:
+    if not (text.isascii() and text.isprintable() and _URL.fullmatch(text)):
+        return False
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port or an IPv6 host that is none
+        return False

@@ -1,6 +1,7 @@
 """The `rankwatch` command: finds the subcommand and turns its errors into exit statuses.
 
-Only the module of the chosen subcommand is imported, so `rankwatch --help` needs no dependency.
+Only the module of the chosen subcommand is imported, so `rankwatch --help` needs no dependency. Signals that
+the subcommand waits for are blocked before any module that takes time to load.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.printable import printable
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
+
+if TYPE_CHECKING:
+    from rankwatch.settings import SentenceParser
 
 USAGE_STATUS = 2
 """Exit status where the person at the keyboard can put it right."""
@@ -76,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         _hold_signals(arguments)  # first of all, and only in a process that is the command's own
+    from rankwatch.errors import SettingError
+    from rankwatch.settings import printable
+
     parser = _parser()
     # Only the first word is ours; the rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
@@ -90,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is told here, not at the interpreter's exit
         return status
-    except UserError as error:
+    except (UserError, SettingError) as error:
         print(printable(f"rankwatch {chosen.command}: {error}"), file=sys.stderr)
         return USAGE_STATUS
     except BrokenPipeError:
@@ -116,6 +121,8 @@ def _hold_signals(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> SentenceParser:
+    from rankwatch.settings import SentenceParser
+
     listing = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
     parser = SentenceParser(
         prog="rankwatch",

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwatch_alerts import RuleConfig, RuleConfigError, load_config
-from rankwatch_alerts.sentence_parser import SentenceParser
+from rankwatch.errors import SettingError
+from rankwatch.settings import SentenceParser, printable
+from rankwatch_alerts import load_config
 from rankwatch_dashboards.generation import write_dashboards
 
 
@@ -15,10 +16,9 @@ def main(arguments: Sequence[str]) -> int:
     """Exit status 0, or 2 with one sentence where input is wrong, a file fails or the SDK is missing."""
     options = _parser().parse_args(arguments)
     try:
-        config = RuleConfig() if options.config is None else load_config(options.config)
-        for path in write_dashboards(config, options.output):
+        for path in write_dashboards(load_config(options.config), options.output):
             print(path)
-    except (RuleConfigError, OSError) as error:
+    except (SettingError, OSError) as error:
         return _failed(str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "grafana_foundation_sdk":
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _failed(cause: str) -> int:
-    print(f"could not generate the dashboards: {cause}", file=sys.stderr)
+    print(printable(f"could not generate the dashboards: {cause}"), file=sys.stderr)
     return 2
 
 

@@ -3,8 +3,10 @@
 RankwatchError
 ├── UsageError         the API was called in a wrong way; raised until the first step has ended
 ├── IdentityError      run, rank or world size could not be found
-└── BlackBoxError      a black box could not be created or read
-    └── (reason)       a short word for counting: truncated, version, ...
+├── BlackBoxError      a black box could not be created or read
+│   └── (reason)       a short word for counting: truncated, version, ...
+└── SettingError       a flag, an environment variable or a configuration file cannot be used
+    └── FieldError     the value of one field cannot be used (rankwatch.settings)
 """
 
 from __future__ import annotations
@@ -29,3 +31,10 @@ class BlackBoxError(RankwatchError):
         super().__init__(message)
         self.reason = reason
         """One word of a small fixed set, fit for a metric's label."""
+
+
+class SettingError(RankwatchError):
+    """A flag, an environment variable or a configuration file of one of our programs cannot be used.
+
+    The message is one sentence for the user. It never reaches training, which reads no such settings.
+    """

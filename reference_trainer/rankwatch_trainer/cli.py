@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 
 import rankwatch
-from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.config import TrainerConfig, parse_config
 from rankwatch_trainer.data import read_corpus, standard_library
 from rankwatch_trainer.errors import TrainerError, UsageError
 from rankwatch_trainer.faults.file import FaultFile
 from rankwatch_trainer.faults.injection import Injection
 from rankwatch_trainer.faults.kinds import CheckpointCorruption, CheckpointWriteFailure, ScheduledFault
 from rankwatch_trainer.faults.specification import parse_fault
-from rankwatch_trainer.flags import parse_config
 from rankwatch_trainer.preemption import watch_for_preemption
 from rankwatch_trainer.report import RunReport
 from rankwatch_trainer.training import train

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NoReturn
 
+from rankwatch.errors import SettingError
+from rankwatch.settings import SentenceParser, Setting, add_flags, build, expect, read_flags
 from rankwatch_trainer.errors import UsageError
+from rankwatch_trainer.faults.specification import describe_faults
 
 Device = Literal["cpu", "cuda", "emulated"]
 Resume = Literal["never", "auto"]
 
-_EMULATED_SHAPE = {"width": 16, "context": 16, "batch_size": 2}
-"""Defaults with which the arithmetic of an emulated step is about a millisecond."""
+_EMULATED_SHAPE = {
+    name: Setting(value, "device emulated")
+    for name, value in {"width": 16, "context": 16, "batch_size": 2}.items()
+}
+"""Defaults with which the arithmetic of an emulated step takes about a millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """One training run. Raises UsageError where a value cannot be used."""
+    """One training run. Raises FieldError for a value that cannot be used."""
 
     device: Device = "cpu"
     """Where layers compute: cpu, cuda, or emulated (a tiny model whose layers take a given time asleep)."""
@@ -87,31 +94,15 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
-            _require(self, name, getattr(self, name) >= 1, "a whole number >= 1")
+            expect(self, name, getattr(self, name) >= 1, "a whole number >= 1")
         for name in _NOT_NEGATIVE:
-            _require(self, name, 0 <= getattr(self, name) < float("inf"), "a number >= 0")
+            expect(self, name, 0 <= getattr(self, name) < float("inf"), "a number >= 0")
         for name in _POSITIVE:
-            _require(self, name, 0 < getattr(self, name) < float("inf"), "a number > 0")
-        _require(self, "heads", self.width % self.heads == 0, f"a divisor of width {self.width}")
-        _require(self, "device", self.device in ("cpu", "cuda", "emulated"), "cpu, cuda or emulated")
-        _require(self, "resume", self.resume in ("never", "auto"), "never or auto")
-        needs_directory = self.resume == "auto" or self.preempt_on_sigterm
-        _require(
-            self,
-            "checkpoint_dir",
-            self.checkpoint_dir is not None or not needs_directory,
-            "a directory, because --resume auto and --preempt-on-sigterm need one",
-        )
-
-    @classmethod
-    def for_device(cls, device: Device = "cpu", **given: Any) -> TrainerConfig:
-        """The configuration for a device: what is given, and that device's defaults for the rest."""
-        defaults = _EMULATED_SHAPE if device == "emulated" else {}
-        known = {field.name for field in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise UsageError(f"{name} is no field of the configuration, expected one of {sorted(known)}")
-        return cls(device=device, **{**defaults, **given})
+            expect(self, name, 0 < getattr(self, name) < float("inf"), "a number > 0")
+        expect(self, "heads", self.width % self.heads == 0, f"a divisor of width {self.width}")
+        complete = self.checkpoint_dir is not None or not (self.resume == "auto" or self.preempt_on_sigterm)
+        needed = "a directory, because --resume auto and --preempt-on-sigterm need one"
+        expect(self, "checkpoint_dir", complete, needed)
 
 
 _AT_LEAST_ONE = (
@@ -125,6 +116,25 @@ _NOT_NEGATIVE = (
 _POSITIVE = ("learning_rate", "clip_norm", "collective_timeout_seconds")
 
 
-def _require(config: TrainerConfig, name: str, holds: bool, expected: str) -> None:
-    if not holds:
-        raise UsageError(f"{name} is {getattr(config, name)}, expected {expected}")
+def parse_config(arguments: Sequence[str]) -> TrainerConfig:
+    """The configuration that the command line asks for. Raises UsageError with one sentence."""
+    parser = _Parser(
+        prog="rankwatch_trainer",
+        description="Trains a small GPT on the source of Python's standard library, with faults on demand.",
+        epilog=describe_faults(),
+    )
+    add_flags(parser, TrainerConfig, repeated=("fault",))
+    try:
+        given = read_flags(TrainerConfig, vars(parser.parse_args(arguments)))
+        if "device" in given and given["device"].value == "emulated":
+            given = _EMULATED_SHAPE | given
+        return build(TrainerConfig, given).values
+    except SettingError as error:
+        raise UsageError(str(error)) from None
+
+
+class _Parser(SentenceParser):
+    """Raises UsageError for a mistake instead of exiting: only rank 0 reports it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)

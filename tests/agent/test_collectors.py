@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.hardware import build_hardware
-from rankwatch_agent.runtime.config import AgentConfig
-from rankwatch_agent.runtime.supervision.schedule import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
 
 
 def test_every_collector_is_built_with_its_schedule() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields, replace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, RuleConfigError
+from rankwatch.errors import SettingError
+from rankwatch.settings import FieldError, field_help, field_names, to_toml
+from rankwatch_alerts import RuleConfig, load_config
 from rankwatch_alerts.duration import duration
 
 
@@ -52,41 +54,36 @@ def test_at_every_scale_times_hold_enough_scrapes(time_scale: float) -> None:
     assert config.absence_memory_seconds > config.absence_window_seconds
 
 
-def test_every_field_tells_what_it_means() -> None:
-    """A docstring follows each field."""
-    source = inspect.getsource(RuleConfig)
-    for each in fields(RuleConfig):
-        assert f"    {each.name}: " in source
-        after = source.split(f"    {each.name}: ", 1)[1].split("\n", 1)[1]
-        assert after.lstrip().startswith('"""'), each.name
+def test_every_setting_has_a_help_text() -> None:
+    assert tuple(field_help(RuleConfig)) == field_names(RuleConfig)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"straggler_residual": 0}, "straggler_residual is 0; expected a number above 0"),
-        ({"step_window_seconds": 30.0}, "step_window_seconds is 30.0; expected at least 4 scrape intervals"),
-        ({"straggler_cost": float("nan")}, "straggler_cost is nan; expected a number above 0"),
-        ({"cause_share": 1.0}, "cause_share is 1.0; expected a share below 1"),
-        ({"confirm_seconds": 1e12}, "confirm_seconds is 1000000000000.0; expected a number of seconds from"),
-        ({"straggler_for_seconds": 300.0}, "straggler_for_seconds is 300.0; expected more than step_window"),
-        ({"cause_for_seconds": 300.0}, "cause_for_seconds is 300.0; expected more than step_window"),
-        ({"network_least_past_seconds": 3e4}, "network_least_past_seconds is 30000.0; expected less than"),
-        ({"jitter_rank_share": 1.0}, "jitter_rank_share is 1.0; expected a share below 1"),
-        ({"agent_job": 'a"b'}, "agent_job is 'a\"b'; expected a name of letters"),
-        ({"absence_memory_seconds": 60.0}, "absence_memory_seconds is 60.0; expected more than"),
+        ({"straggler_residual": 0}, "straggler_residual = 0: expected a number above 0"),
+        ({"step_window_seconds": 30.0}, "step_window_seconds = 30.0: expected at least 4 scrape intervals"),
+        ({"straggler_cost": float("nan")}, "straggler_cost = nan: expected a number above 0"),
+        ({"cause_share": 1.0}, "cause_share = 1.0: expected a share below 1"),
+        ({"confirm_seconds": 1e12}, "confirm_seconds = 1000000000000.0: expected a number of seconds from"),
+        ({"straggler_for_seconds": 300.0}, "straggler_for_seconds = 300.0: expected more than step_window"),
+        ({"cause_for_seconds": 300.0}, "cause_for_seconds = 300.0: expected more than step_window"),
+        ({"network_least_past_seconds": 3e4}, "network_least_past_seconds = 30000.0: expected less than"),
+        ({"jitter_rank_share": 1.0}, "jitter_rank_share = 1.0: expected a share below 1"),
+        ({"agent_job": 'a"b'}, "agent_job = 'a\"b': expected a name of letters"),
+        ({"absence_memory_seconds": 60.0}, "absence_memory_seconds = 60.0: expected more than"),
     ],
 )
 def test_a_value_no_rule_can_work_with_is_refused(changes: dict[str, object], message: str) -> None:
     """The error names field, value and what was expected."""
-    with pytest.raises(RuleConfigError, match=message):
+    with pytest.raises(FieldError, match=message):
         replace(RuleConfig(), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("time_scale", [float("nan"), float("inf"), 0, -1, 1e9])
 def test_an_absurd_time_scale_is_refused(time_scale: float) -> None:
     """Past the upper bound every time has long been at its floor."""
-    with pytest.raises(RuleConfigError, match="expected a number above 0 and at most 1000"):
+    with pytest.raises(FieldError, match="expected a number above 0 and at most 1000"):
         RuleConfig().scaled(time_scale)
 
 
@@ -100,7 +97,7 @@ def test_an_absurd_time_scale_is_refused(time_scale: float) -> None:
 )
 def test_a_base_url_that_links_cannot_begin_with_is_refused(field: str, url: str) -> None:
     """Prometheus would expand braces, and the page is appended as a path."""
-    with pytest.raises(RuleConfigError, match=rf"{field} is .*; expected an http\(s\) URL"):
+    with pytest.raises(FieldError, match=rf"{field} = .*: expected an http\(s\) URL"):
         replace(RuleConfig(), **{field: url})  # type: ignore[arg-type]
 
 
@@ -108,3 +105,53 @@ def test_a_base_url_that_links_cannot_begin_with_is_refused(field: str, url: str
 def test_an_ordinary_base_url_is_taken(url: str) -> None:
     """With a port, a path or an IPv6 host."""
     assert replace(RuleConfig(), runbook_base_url=url).runbook_base_url == url
+
+
+@pytest.mark.parametrize("config", [RuleConfig(), RuleConfig.for_demo()])
+def test_printed_settings_load_to_the_same_rules(config: RuleConfig, tmp_path: Path) -> None:
+    """Every field, every number exactly."""
+    file = tmp_path / "rules.toml"
+    file.write_text(to_toml(config))
+    assert load_config(file) == config
+
+
+def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
+    """A whole number will do where a number is expected."""
+    file = tmp_path / "rules.toml"
+    file.write_text("checkpoint_age_budget_seconds = 7200\n")
+    assert load_config(file) == RuleConfig(checkpoint_age_budget_seconds=7200.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("straggler_residul = 1", "expected one of the settings scrape_interval_seconds, "),
+        ("straggler_residual = '1'", "straggler_residual = '1' from file rules.toml: expected a number"),
+        (
+            "straggler_residual = nan",
+            "straggler_residual = nan from file rules.toml: expected a number a",
+        ),
+        ("confirm_seconds = 1" + 400 * "0", "rules.toml: expected a number"),
+        ("alert_limit = 1.5", "alert_limit = 1.5 from file rules.toml: expected a whole number"),
+        ("agent_job = 1", "agent_job = 1 from file rules.toml: expected a string"),
+        ("runbook_base_url = 'https://w/{{'", "'https://w/{{' from file rules.toml: expected an http"),
+    ],
+)
+def test_wrong_file(content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names field, value, file and what is expected."""
+    monkeypatch.chdir(tmp_path)
+    file = Path("rules.toml")
+    file.write_text(content)
+    with pytest.raises(SettingError) as caught:
+        load_config(file)
+    assert message in str(caught.value)
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    """Names that are no settings are left out; an error names the flag."""
+    file = tmp_path / "rules.toml"
+    file.write_text('agent_job = "file"\nrunbook_base_url = "https://file"\n')
+    config = load_config(file, {"runbook_base_url": "https://flag", "output": "x"})
+    assert (config.agent_job, config.runbook_base_url) == ("file", "https://flag")
+    with pytest.raises(FieldError, match="= 'wiki' from flag --runbook-base-url: expected an http"):
+        load_config(None, {"runbook_base_url": "wiki"})

@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.supervision.schedule import DEFAULT_SCHEDULES
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
 from support.gpu.nvml import FakeDriver
 
 from .errors import BenchError

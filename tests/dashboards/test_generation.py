@@ -60,7 +60,7 @@ def test_a_wrong_config_file_is_told_in_one_sentence(
     file.write_text("loss_deviation = 'high'\n")
     assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 2
     error = capsys.readouterr().err
-    assert "loss_deviation is 'high'; expected a number" in error
+    assert f"loss_deviation = 'high' from file {file}: expected a number" in error
     assert len(error.splitlines()) == 1
 
 

@@ -8,10 +8,9 @@ from dataclasses import fields
 
 import pytest
 
-from rankwatch_trainer.config import TrainerConfig
+from rankwatch_trainer.config import TrainerConfig, parse_config
 from rankwatch_trainer.faults.kinds import FAULTS, Fault
 from rankwatch_trainer.faults.specification import parse_fault
-from rankwatch_trainer.flags import parse_config
 from support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "trainer.md").read_text()

@@ -10,8 +10,7 @@ from rankwatch.conventions.incidents import IncidentCause
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
-from rankwatch_agent.runtime.collector import Collection, Series
-from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.training.conditions import RunConditions
 
 _TOTAL = metric("rankwatch_incidents_total")

@@ -16,10 +16,9 @@ from rankwatch_agent.incidents.bundle import BundleWriter
 from rankwatch_agent.incidents.keeping import EvidenceKeeper
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.incidents.store import BundleStore
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 
 _BUNDLES = metric("rankwatch_evidence_bundles")
 _LAST = metric("rankwatch_evidence_bundle_timestamp_seconds")

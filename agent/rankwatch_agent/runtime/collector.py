@@ -9,6 +9,13 @@ from typing import NamedTuple, Protocol
 from rankwatch.conventions import Metric
 
 
+class Schedule(NamedTuple):
+    """Time between the starts of two runs, and the longest time of one run, in seconds."""
+
+    interval_seconds: float
+    deadline_seconds: float
+
+
 class Series(NamedTuple):
     """One sample: a declared metric, the values of its labels in declared order, and the value."""
 

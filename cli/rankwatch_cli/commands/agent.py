@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rankwatch.settings import SentenceParser, add_flags, to_toml
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors
 from rankwatch_agent.hardware import build_hardware
-from rankwatch_agent.runtime.config import AgentConfig, EffectiveConfig, load_config
-from rankwatch_agent.runtime.config.fields import FIELD_NAMES
-from rankwatch_agent.runtime.config.help import field_help
-from rankwatch_agent.runtime.config.load import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, flag_name
-from rankwatch_agent.runtime.config.show import to_toml, toml_value
+from rankwatch_agent.runtime.config import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, AgentConfig, load_config
 from rankwatch_agent.runtime.logs import configure_logging
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
 from rankwatch_agent.sources.gpu.driver import Driver
 
 logger = logging.getLogger(__name__)
@@ -30,25 +26,24 @@ _SIGNALS = (*_STOP_SIGNALS, _RELEASE_SIGNAL, _RESUME_SIGNAL)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the agent; returns 0 after SIGTERM or SIGINT. Raises UserError."""
+    """Run the agent; returns 0 after SIGTERM or SIGINT. Raises UserError and SettingError."""
     given = vars(_parser().parse_args(arguments))
-    flags = {name: given[name] for name in FIELD_NAMES if given[name] is not None}
-    config = load_config(flags=flags, environ=os.environ, file=given["config"])
+    config = load_config(flags=given, environ=os.environ, file=given["config"])
     if given["print_config"]:
-        print(to_toml(config), end="")
+        print(to_toml(config.values, config.origins), end="")
         return 0
-    return _run(config)
+    return _run(config.values)
 
 
-def _run(config: EffectiveConfig) -> int:
+def _run(config: AgentConfig) -> int:
     # Blocked before any thread starts, so that only sigwait below receives them: a signal then
     # interrupts nothing half done.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    configure_logging(level=config.values.log_level, log_format=config.values.log_format)
-    hardware = build_hardware(config.values)
-    collectors = build_collectors(config.values, hardware)
+    configure_logging(level=config.log_level, log_format=config.log_format)
+    hardware = build_hardware(config)
+    collectors = build_collectors(config, hardware)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
-    with Agent(config.values, collectors, pages=hardware.pages), closing(hardware.driver):
+    with Agent(config, collectors, pages=hardware.pages), closing(hardware.driver):
         _serve_until_stopped(hardware.driver)
     return 0
 
@@ -86,10 +81,5 @@ def _parser() -> SentenceParser:
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force as TOML, and exit"
     )
-    texts, defaults = field_help(AgentConfig), AgentConfig()
-    for name in FIELD_NAMES:
-        default = getattr(defaults, name)
-        shown = "" if default is None else f" Default: {toml_value(default)}"
-        text = f"{texts[name]}{shown}".replace("%", "%%")
-        parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=text)
+    add_flags(parser, AgentConfig)
     return parser

@@ -13,8 +13,8 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
 
 if TYPE_CHECKING:
     from rankwatch_cli.demo.scenario import Addresses, Outcome

@@ -6,8 +6,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
 from rankwatch_cli.deployment.monitoring import Monitoring
 from rankwatch_cli.deployment.tiers import TIERS
 from rankwatch_cli.deployment.values import Values
@@ -45,14 +45,15 @@ def main(arguments: Sequence[str]) -> int:
 def load_monitoring(rules_config: Path | None = None) -> Monitoring:
     """Rules and dashboards as their generators write them; raises UserError for a file that is wrong."""
     # Only here: rules and dashboards stand above the agent, and dashboards need an extra.
-    from rankwatch_alerts import RuleConfig, RuleConfigError, alert_groups, load_config, recording_groups
+    from rankwatch.errors import SettingError
+    from rankwatch_alerts import alert_groups, load_config, recording_groups
     from rankwatch_alerts.duration import duration
     from rankwatch_dashboards import dashboards
     from rankwatch_dashboards.encoding import to_json
 
     try:
-        config = RuleConfig() if rules_config is None else load_config(rules_config)
-    except (RuleConfigError, OSError) as error:
+        config = load_config(rules_config)
+    except (SettingError, OSError) as error:
         raise UserError(f"could not use --rules-config {rules_config}: {error}") from None
     interval = config.scrape_interval_seconds
     return Monitoring(

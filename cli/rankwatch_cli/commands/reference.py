@@ -8,11 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rankwatch.conventions import METRICS, RECORDS
-from rankwatch_agent.runtime.config.fields import AgentConfig
-from rankwatch_agent.runtime.config.help import field_help
-from rankwatch_agent.runtime.config.load import ENVIRONMENT_PREFIX, flag_name
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
-from rankwatch_agent.runtime.supervision.schedule import DEFAULT_SCHEDULES
+from rankwatch.settings import SentenceParser, field_help, flag_name
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
 
 _GENERATED = "<!-- Written by `make generate`; edit the declarations instead. -->"
 

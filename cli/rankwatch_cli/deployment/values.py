@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from rankwatch_agent.runtime.config.fields import FIELD_NAMES
+from rankwatch.settings import field_names
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.version import version
 
@@ -104,7 +105,7 @@ class Values:
 
     def _check_settings(self) -> None:
         for holds, expected in (
-            (FIELD_NAMES.__contains__, "names of settings"),
+            (field_names(AgentConfig).__contains__, "names of settings"),
             (lambda name: name not in _PLACED, "settings that the manifests leave free"),
             (lambda name: name not in _UNMOUNTED, "settings without a file (an overlay can mount it)"),
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rankwatch_agent.runtime.printable import printable
+from rankwatch.settings import printable
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.loss.alarm import Severity, finite
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch.settings import SentenceParser
 from rankwatch_diagnosis.simulation.hangs.fault import HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.groups import Naming
 from rankwatch_diagnosis.straggler.verdict import Cause

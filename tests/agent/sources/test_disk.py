@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.disk import (
     DiskCollector,
     DiskCounters,

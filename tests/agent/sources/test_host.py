@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.host import (
     HostCollector,
     parse_load1,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.kernel_files import OutOfDescriptorsError
 from rankwatch_agent.sources.network import (
     DeviceFilter,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.sources.tcp import TcpCollector, parse_protocol
 from support.agent.process import values
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.attribution.gpu_finder import GpuFinder
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 

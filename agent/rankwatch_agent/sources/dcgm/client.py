@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch.settings import FieldError
 from rankwatch_agent.runtime.connect import dial, seconds_left
 from rankwatch_agent.runtime.errors import CollectError
 
@@ -45,17 +45,17 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(url: str) -> Endpoint:
-    """The parts of an http or https URL; raises ConfigError."""
+    """The parts of an http or https URL; raises FieldError."""
     expected = "a URL such as http://localhost:9400/metrics, without a user and without spaces"
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         (parts.hostname or "").encode("idna")
     except ValueError:
-        raise ConfigError("dcgm_endpoint", _without_password(url), expected) from None
+        raise FieldError("dcgm_endpoint", _without_password(url), expected) from None
     sound = parts.scheme in ("http", "https") and parts.hostname and parts.username is None
     if not sound or not url.isascii() or not url.isprintable() or " " in url:
-        raise ConfigError("dcgm_endpoint", _without_password(url), expected)
+        raise FieldError("dcgm_endpoint", _without_password(url), expected)
     target = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")
     return Endpoint(parts.hostname or "", port, target, parts.scheme == "https")
 

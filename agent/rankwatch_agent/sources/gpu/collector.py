@@ -12,10 +12,9 @@ from collections.abc import Iterable
 import msgspec
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.supervision.log_limit import LogLimit
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import NamedTuple
 
-from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch.settings import FieldError
 from rankwatch_agent.runtime.connect import dial, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
@@ -42,10 +42,10 @@ class Address(NamedTuple):
 
 
 def parse_addresses(texts: tuple[str, ...]) -> tuple[Address, ...]:
-    """The services, each once; raises ConfigError."""
+    """The services, each once; raises FieldError."""
     found = tuple(dict.fromkeys(_parse(text) for text in texts))
     if len(found) > MAX_ADDRESSES:
-        raise ConfigError("nccl_ras_address", ",".join(texts), f"at most {MAX_ADDRESSES} addresses")
+        raise FieldError("nccl_ras_address", ",".join(texts), f"at most {MAX_ADDRESSES} addresses")
     return found
 
 
@@ -58,11 +58,11 @@ def _parse(text: str) -> Address:
     number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
     sound = bare.isascii() and bare.isprintable() and " " not in bare and bare != "" and len(bare) < 254
     if not (bracketed and sound and 0 < number < 65536):
-        raise ConfigError("nccl_ras_address", text, f"{AUTO} or HOST:PORT, several with commas between")
+        raise FieldError("nccl_ras_address", text, f"{AUTO} or HOST:PORT, several with commas between")
     try:
         bare.encode("idna")
     except UnicodeError:
-        raise ConfigError("nccl_ras_address", text, f"{AUTO} or HOST:PORT") from None
+        raise FieldError("nccl_ras_address", text, f"{AUTO} or HOST:PORT") from None
     return Address(bare, number)
 
 

@@ -7,9 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.topology.pci_device import PciDevice, is_address, is_virtual_function, locate

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCount, XidCounter
 from rankwatch_agent.sources.xid.meanings import SEVERITIES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch.settings import SentenceParser
 
 SUBJECTS: Mapping[str, str] = MappingProxyType(
     {

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankwatch_agent.runtime.printable import printable
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose.colour import wants_colour
 from rankwatch_diagnosis.hang.dumps.source import read_source
 from rankwatch_diagnosis.hang.engine import diagnose

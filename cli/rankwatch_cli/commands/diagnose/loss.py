@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
 from rankwatch_cli.commands.diagnose.colour import wants_colour
 from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.reading import diagnose

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rankwatch_agent.runtime.printable import printable
-from rankwatch_agent.runtime.sentence_parser import SentenceParser
+from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose.colour import wants_colour
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose

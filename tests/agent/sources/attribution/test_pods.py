@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.attribution.pods import PodsCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from support.agent.process import until, values
@@ -93,7 +93,7 @@ def test_no_kubelet_is_not_applicable_and_grpc_is_not_loaded(tmp_path: Path) -> 
         "from rankwatch_agent.runtime.errors import NotApplicable\n"
         "from rankwatch_agent.sources.attribution.pods import PodsCollector\n"
         "from rankwatch_agent.sources.gpu.inventory import GpuInventory\n"
-        "from rankwatch_agent.runtime.supervision.schedule import Schedule\n"
+        "from rankwatch_agent.runtime.collector import Schedule\n"
         "pods = PodsCollector(socket=Path('none'), inventory=GpuInventory(), schedule=Schedule(30, 10))\n"
         "try: pods.collect()\n"
         "except NotApplicable: print('grpc' in sys.modules, 'google.protobuf' in sys.modules)\n"

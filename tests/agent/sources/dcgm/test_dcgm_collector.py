@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwatch_agent.runtime.config.error import ConfigError
-from rankwatch_agent.runtime.config.fields import DCGM_FIELDS
+from rankwatch.settings import FieldError
+from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.config import DCGM_FIELDS
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.dcgm.collector import DcgmCollector
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from support.agent.process import values
@@ -151,6 +151,6 @@ def test_no_endpoint_is_not_applicable() -> None:
 )
 def test_a_wrong_endpoint_is_refused_at_the_start(url: str) -> None:
     """Not at the first collection."""
-    with pytest.raises(ConfigError, match="dcgm_endpoint") as caught:
+    with pytest.raises(FieldError, match="dcgm_endpoint") as caught:
         collector(url)
     assert "secret" not in str(caught.value)

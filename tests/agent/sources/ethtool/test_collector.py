@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.ethtool.collector import EthtoolCollector, select
 from rankwatch_agent.sources.network import DeviceFilter
 from support.servers.netns import Namespace, namespace_with_cable
@@ -23,7 +23,7 @@ from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
 from rankwatch_agent.sources.network import DeviceFilter
 from rankwatch_agent.sources.ethtool.ioctl import SIOCETHTOOL, interface_request
 from rankwatch_agent.sources.ethtool.collector import ExportedStatistic
-from rankwatch_agent.runtime.supervision.schedule import Schedule
+from rankwatch_agent.runtime.collector import Schedule
 
 asked = []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector, parse_boot_time
 from rankwatch_agent.sources.kernel_log.lines import EVENTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch.settings import FieldError
 from rankwatch_agent.sources.nccl_ras.client import Address, parse_addresses
 
 
@@ -44,11 +44,11 @@ def test_a_loopback_address_is_local(text: str, local: bool) -> None:
 )
 def test_what_is_no_address_is_refused_at_the_start(text: str) -> None:
     """The error names the setting."""
-    with pytest.raises(ConfigError, match="nccl_ras_address"):
+    with pytest.raises(FieldError, match="nccl_ras_address"):
         parse_addresses((text,))
 
 
 def test_more_addresses_than_jobs_fit_on_a_node_are_refused() -> None:
     """Each costs a question to a whole job."""
-    with pytest.raises(ConfigError, match="at most 8"):
+    with pytest.raises(FieldError, match="at most 8"):
         parse_addresses(tuple(f"localhost:{port}" for port in range(1, 10)))

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.runtime.collector import Collection
-from rankwatch_agent.runtime.config.error import ConfigError
+from rankwatch.settings import FieldError
+from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.nccl_ras.client import ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.collector import MAX_EXPORTED, MAX_RANKS, NcclRasCollector
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json
@@ -237,7 +236,7 @@ def test_series_are_bounded_however_many_communicators_there_are(
 
 def test_a_wrong_address_is_refused_at_the_start(tmp_path: Path) -> None:
     """Not at the first question."""
-    with pytest.raises(ConfigError, match="nccl_ras_address"):
+    with pytest.raises(FieldError, match="nccl_ras_address"):
         collector(tmp_path, "localhost")
 
 

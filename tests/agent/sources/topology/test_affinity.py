@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.topology.affinity import AffinityCollector, Distance, distance
 from rankwatch_agent.sources.topology.pci_device import PciDevice

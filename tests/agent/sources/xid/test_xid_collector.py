@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
-from rankwatch_agent.runtime.supervision.schedule import Schedule
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.xid.collector import XidCollector
 from rankwatch_agent.sources.xid.counter import MAX_CODES, XidCounter

@@ -1,0 +1,252 @@
+"""Every setting of the agent, with its default and the schedules of its collectors.
+
+Flags win over the environment, the environment over the TOML file, the file over the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from rankwatch.conventions import environment
+from rankwatch.settings import Effective, Setting, build, expect, read_environment, read_file, read_flags
+from rankwatch_agent.runtime.collector import Schedule
+
+ENVIRONMENT_PREFIX = "RANKWATCH_AGENT_"
+"""`RANKWATCH_AGENT_LISTEN` sets `listen`, and so on; `RANKWATCH_AGENT_CONFIG` names the TOML file."""
+CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+
+# Kubernetes sets such variables in every pod where a Service is called rankwatch-agent.
+_SERVICE_LINK = re.compile(ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT)|PORT)(_\w+)?")
+
+DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {
+        # The ring of a black box must be read before it is overwritten: this one runs often.
+        "ranks": Schedule(1.0, 10.0),
+        # Each pull copies the ring of a flight recorder inside the training process.
+        "collectives": Schedule(60.0, 30.0),
+        # One query reaches every process of the job, and waits ten seconds for a silent one.
+        "nccl_ras": Schedule(60.0, 20.0),
+        "incidents": Schedule(1.0, 5.0),
+        # Writing a bundle waits for ranks that hang, for py-spy and for the diagnosis.
+        "evidence": Schedule(1.0, 300.0),
+        "host": Schedule(5.0, 5.0),
+        "network": Schedule(5.0, 5.0),
+        "tcp": Schedule(5.0, 5.0),
+        "rdma": Schedule(5.0, 5.0),
+        # Each network driver returns thousands of statistics, under a kernel lock.
+        "ethtool": Schedule(10.0, 5.0),
+        # A checkpoint path is often a network file system under load, and slow.
+        "disk": Schedule(15.0, 10.0),
+        # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
+        "gpu": Schedule(10.0, 8.0),
+        "gpu_driver": Schedule(5.0, 5.0),
+        "kernel_log": Schedule(5.0, 5.0),
+        "xid": Schedule(5.0, 5.0),
+        # dcgm-exporter itself collects every 30 s by default.
+        "dcgm": Schedule(15.0, 5.0),
+        "affinity": Schedule(60.0, 10.0),
+        # The allocation of GPUs changes with a job, not every second.
+        "pods": Schedule(30.0, 10.0),
+        "slurm": Schedule(30.0, 10.0),
+    }
+)
+"""Every collector by name. Prometheus commonly scrapes every 15 s; more often pays for ranks only."""
+
+DCGM_FIELDS = (
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+    "DCGM_FI_PROF_SM_ACTIVE",
+    "DCGM_FI_PROF_SM_OCCUPANCY",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP32_ACTIVE",
+    "DCGM_FI_PROF_PIPE_FP16_ACTIVE",
+    "DCGM_FI_PROF_PCIE_TX_BYTES",
+    "DCGM_FI_PROF_PCIE_RX_BYTES",
+    "DCGM_FI_PROF_NVLINK_TX_BYTES",
+    "DCGM_FI_PROF_NVLINK_RX_BYTES",
+)
+"""What NVML does not measure on GPUs older than Hopper."""
+
+
+def _node_name() -> str:
+    return os.uname().nodename
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """The agent's settings; raises FieldError for the first that cannot be used."""
+
+    listen: str = "0.0.0.0:9477"
+    """HOST:PORT to serve on; port 0 takes a free one; an IPv6 host goes in brackets."""
+    address_file: Path | None = None
+    """File that receives HOST:PORT once the agent listens, written atomically."""
+    max_requests: int = 16
+    """Most requests answered at the same time; one more gets status 503."""
+    request_timeout_seconds: float = 10.0
+    """Longest life of a connection in seconds."""
+    directory: Path = environment.DEFAULT_DIRECTORY
+    """Directory of the ranks' black boxes."""
+    node: str = field(default_factory=_node_name)
+    """Value of the label node; by default the host name."""
+    cluster: str = ""
+    """Value of the label cluster; empty leaves the label out."""
+    collectors: tuple[str, ...] = tuple(DEFAULT_SCHEDULES)
+    """Collectors to run."""
+    disabled_collectors: tuple[str, ...] = ()
+    """Collectors not to run, even where collectors names them."""
+    intervals_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds between the starts of two runs of a collector, where not its default."""
+    deadlines_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Longest run of a collector in seconds, where not its default."""
+    checkpoint_paths: tuple[Path, ...] = ()
+    """Absolute paths of checkpoints on the host; the disk collector watches each."""
+    network_include: tuple[str, ...] = ()
+    """Names (globs) of network interfaces to watch; empty watches all that have hardware."""
+    network_exclude: tuple[str, ...] = ("lo",)
+    """Names (globs) of network interfaces not to watch."""
+    rdma_include: tuple[str, ...] = ()
+    """Names (globs) of RDMA devices to watch; empty watches all."""
+    rdma_exclude: tuple[str, ...] = ()
+    """Names (globs) of RDMA devices not to watch."""
+    nvml_library: Path | None = None
+    """Path of libnvidia-ml.so.1 outside the library path, as below the GPU operator's driver root."""
+    xid_table: Path | None = None
+    """TOML file that corrects severity, action or meaning of XID codes."""
+    kernel_log: Path = Path("/dev/kmsg")
+    """The kernel log."""
+    dcgm_endpoint: str = ""
+    """URL of a dcgm-exporter on this node (http://localhost:9400/metrics); empty relays none."""
+    dcgm_fields: tuple[str, ...] = DCGM_FIELDS
+    """DCGM fields to relay where NVML does not measure the same."""
+    nccl_ras_address: tuple[str, ...] = ("auto",)
+    """NCCL RAS services to ask, HOST:PORT as in NCCL_RAS_ADDR; auto is localhost:28028, empty asks none."""
+    stall_seconds: float = 30.0
+    """Least seconds without progress before a run is an incident, however short its learnt timeout."""
+    evidence_directory: str = "/var/lib/rankwatch/evidence"
+    """Directory of the evidence bundles, created where its parent exists; empty keeps no evidence."""
+    evidence_bundles: int = 20
+    """Evidence bundles to keep; the oldest are removed."""
+    evidence_bytes: int = 256 << 20
+    """Largest size of one evidence bundle in bytes."""
+    dump_directory: Path | None = None
+    """Directory of TORCH_FR_DUMP_TEMP_FILE; dumps written during an incident go into its bundle."""
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Socket of the kubelet's pod resources API, which maps GPUs to pods."""
+    slurm_job_map: Path | None = None
+    """Directory with one file per GPU, named by its number; each line is the id of a SLURM job on it."""
+    otlp_endpoint: str = ""
+    """URL of an OTLP/HTTP endpoint (http://collector:4318/v1/metrics); empty exports nothing."""
+    otlp_interval_seconds: float = 30.0
+    """Seconds between two exports over OTLP."""
+    otlp_timeout_seconds: float = 10.0
+    """Longest time of one export in seconds, including retries."""
+    otlp_headers_file: Path | None = None
+    """File of NAME=VALUE lines, sent as headers with every export."""
+    tls_certificate: Path | None = None
+    """PEM file of the server's certificate chain; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the server's private key; read again when it changes."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities that sign client certificates; a client without one is refused."""
+    bearer_token_file: Path | None = None
+    """File with the bearer token that /metrics requires; read again when it changes."""
+    procfs: Path = Path("/proc")
+    """Where the host's /proc is mounted."""
+    sysfs: Path = Path("/sys")
+    """Where the host's /sys is mounted."""
+    rootfs: Path = Path("/")
+    """Where the host's root is mounted; checkpoint_paths are below it."""
+    retention_seconds: float = 3600.0
+    """Seconds after the end of a run until it is forgotten and its black boxes are removed."""
+    max_runs: int = 100
+    """Most runs exported at the same time; the most recent ones win."""
+    max_names: int = 64
+    """Most distinct names of scalars, work units and process groups exported for one rank."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe message in the log: debug, info, warning or error."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of the log: text or json."""
+
+    def __post_init__(self) -> None:
+        self._check_address()
+        self._check_collectors()
+        for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
+            expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
+        expect(self, "evidence_bytes", self.evidence_bytes >= 1 << 20, "a whole number of at least 1048576")
+        for name in _SECONDS:
+            expect(self, name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
+        expect(self, "node", bool(self.node), "a name")
+        absolute = all(path.is_absolute() for path in self.checkpoint_paths)
+        expect(self, "checkpoint_paths", absolute, "absolute paths")
+        for name in ("dcgm_endpoint", "otlp_endpoint"):
+            known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
+            expect(self, name, known, "a URL that begins with http:// or https://")
+        paired = (self.tls_key is None) == (self.tls_certificate is None)
+        expect(self, "tls_key", paired, "a key with tls_certificate")
+        expect(self, "tls_client_ca", self.tls_client_ca is None or bool(self.tls_key), "tls_certificate too")
+
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on."""
+        host, _, port = self.listen.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    def schedule(self, collector: str) -> Schedule:
+        """Interval and deadline of a collector."""
+        default = DEFAULT_SCHEDULES[collector]
+        return Schedule(
+            self.intervals_seconds.get(collector, default.interval_seconds),
+            self.deadlines_seconds.get(collector, default.deadline_seconds),
+        )
+
+    def enabled_collectors(self) -> tuple[str, ...]:
+        """Names of the collectors to run, in the order of DEFAULT_SCHEDULES."""
+        chosen = set(self.collectors) - set(self.disabled_collectors)
+        return tuple(name for name in DEFAULT_SCHEDULES if name in chosen)
+
+    def _check_address(self) -> None:
+        host, _, port = self.listen.rpartition(":")
+        bare = host.startswith("[") == host.endswith("]") and (":" not in host or host.startswith("["))
+        known = bool(host) and bare and port.isascii() and port.isdigit() and int(port) <= 65535
+        expect(self, "listen", known, "HOST:PORT with a port from 0 to 65535")
+
+    def _check_collectors(self) -> None:
+        known = f"names out of {', '.join(DEFAULT_SCHEDULES)}"
+        for name in ("collectors", "disabled_collectors", "intervals_seconds", "deadlines_seconds"):
+            expect(self, name, set(getattr(self, name)) <= set(DEFAULT_SCHEDULES), known)
+        expect(self, "collectors", bool(self.enabled_collectors()), "at least one that is not disabled")
+        for name in ("intervals_seconds", "deadlines_seconds"):
+            inside = all(0 < seconds < float("inf") for seconds in getattr(self, name).values())
+            expect(self, name, inside, "numbers of seconds above 0")
+
+
+_SECONDS = (
+    *("request_timeout_seconds", "retention_seconds", "stall_seconds"),
+    *("otlp_interval_seconds", "otlp_timeout_seconds"),
+)
+
+
+def load_config(
+    *, flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None
+) -> Effective[AgentConfig]:
+    """The settings in force. `flags` maps field names to the values given. Raises SettingError."""
+    if file is None and environ.get(CONFIG_VARIABLE):
+        file = Path(environ[CONFIG_VARIABLE])
+    given = {} if file is None else read_file(AgentConfig, file)
+    # The training process uses this variable as well; the agent's own wins over it.
+    if environ.get(environment.DIRECTORY):
+        origin = f"environment {environment.DIRECTORY}"
+        given["directory"] = Setting(Path(environ[environment.DIRECTORY]), origin)
+    ours = {
+        variable: text
+        for variable, text in environ.items()
+        if variable != CONFIG_VARIABLE and not _SERVICE_LINK.fullmatch(variable)
+    }
+    given |= read_environment(AgentConfig, ENVIRONMENT_PREFIX, ours)
+    return build(AgentConfig, given | read_flags(AgentConfig, flags))

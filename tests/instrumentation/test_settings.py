@@ -1,0 +1,258 @@
+"""Settings of a program, read from flags, environment and a TOML file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from rankwatch.errors import SettingError
+from rankwatch.settings import (
+    Effective,
+    FieldError,
+    SentenceParser,
+    add_flags,
+    build,
+    expect,
+    field_help,
+    field_names,
+    printable,
+    read_environment,
+    read_file,
+    read_flags,
+    to_toml,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One field of each type."""
+
+    name: str = "n"
+    """A name, 100 % text."""
+    level: Literal["low", "high"] = "low"
+    """A choice."""
+    count: int = 1
+    """A count."""
+    seconds: float = 1.0
+    """A time."""
+    eager: bool = False
+    """A switch."""
+    directory: Path = Path("/d")
+    """A path."""
+    table: Path | None = None
+    """A path that may be absent."""
+    items: tuple[str, ...] = ()
+    """Texts."""
+    paths: tuple[Path, ...] = ()
+    """Paths."""
+    intervals: Mapping[str, float] = field(default_factory=dict)
+    """Numbers by name."""
+
+    def __post_init__(self) -> None:
+        expect(self, "count", self.count >= 1, "at least 1")
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
+) -> Effective[Config]:
+    given = {} if file is None else read_file(Config, file)
+    given |= read_environment(Config, "APP_", environ or {})
+    return build(Config, given | read_flags(Config, flags or {}))
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "app.toml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return file
+
+
+def parser() -> SentenceParser:
+    made = SentenceParser(prog="app")
+    add_flags(made, Config, repeated=("items",))
+    return made
+
+
+def test_precedence(tmp_path: Path) -> None:
+    """Flags win over the environment, the environment over the file; each value keeps its source."""
+    file = write(tmp_path, 'name = "file"\ncount = 2\nseconds = 3\n')
+    config = load({"name": "flag"}, {"APP_NAME": "environment", "APP_COUNT": "4", "OTHER": "x"}, file)
+    assert (config.values.name, config.values.count, config.values.seconds) == ("flag", 4, 3.0)
+    assert [config.origins[name] for name in ("name", "count", "seconds", "level")] == [
+        "flag --name",
+        "environment APP_COUNT",
+        f"file {file}",
+        "default",
+    ]
+
+
+def test_every_type_reads_from_text_and_from_toml(tmp_path: Path) -> None:
+    """In text, lists and tables are written with commas."""
+    texts = {
+        "level": "high",
+        "count": "8",
+        "seconds": "60",
+        "directory": "/a",
+        "table": "/t",
+        "items": "x, y",
+        "paths": "/a,/b",
+        "intervals": "ranks=0.5, host=10",
+    }
+    toml = """
+        level = "high"
+        count = 8
+        seconds = 60
+        directory = "/a"
+        table = "/t"
+        items = ["x", "y"]
+        paths = ["/a", "/b"]
+        intervals = {ranks = 0.5, host = 10}
+    """
+    expected = Config(
+        level="high",
+        count=8,
+        seconds=60.0,
+        directory=Path("/a"),
+        table=Path("/t"),
+        items=("x", "y"),
+        paths=(Path("/a"), Path("/b")),
+        intervals={"ranks": 0.5, "host": 10.0},
+    )
+    assert load(texts).values == expected
+    assert load(environ={f"APP_{name.upper()}": text for name, text in texts.items()}).values == expected
+    assert load(file=write(tmp_path, toml)).values == expected
+
+
+def test_empty_text_unsets_an_optional_path() -> None:
+    assert load({"table": ""}).values.table is None
+
+
+def test_printed_settings_load_to_the_same_values(tmp_path: Path) -> None:
+    """Odd text included. A comment names the source of each value."""
+    flags = {
+        "name": 'n"1\n\x7f\\',
+        "paths": "/a b,/ü",
+        "intervals": "ranks=1e-05",
+        "table": "/x",
+        "eager": True,
+    }
+    config = load(flags)
+    assert load(file=write(tmp_path, to_toml(config.values, config.origins))).values == config.values
+    assert "count = 1  # default\n" in to_toml(config.values, config.origins)
+    assert "# table is not set\n" in to_toml(Config())
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"count": "many"}, "could not use count = 'many' from flag --count: expected a whole number"),
+        ({"count": "0"}, "could not use count = 0 from flag --count: expected at least 1"),
+        ({"seconds": "long"}, "could not use seconds = 'long' from flag --seconds: expected a number"),
+        ({"level": "loud"}, "could not use level = 'loud' from flag --level: expected one of low, high"),
+        ({"intervals": "ranks"}, "could not use intervals = 'ranks' from flag --intervals: expected a table"),
+    ],
+)
+def test_wrong_flag(flags: dict[str, str], sentence: str) -> None:
+    """The error names field, value, source and what is expected."""
+    with pytest.raises(FieldError) as caught:
+        load(flags)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_wrong_value_is_shown_short() -> None:
+    with pytest.raises(FieldError) as caught:
+        load({"count": "x" * 10_000 + "\n"})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "nmae = 'typo'",
+        "name = 1",
+        "level = 1",
+        "level = 'loud'",
+        "count = true",
+        "count = 1.5",
+        "count = {}",
+        "seconds = 'long'",
+        "seconds = true",
+        "seconds = 1" + 400 * "0",
+        "eager = 1",
+        "paths = '/a'",
+        "paths = [1]",
+        "intervals = 1",
+        "intervals = {ranks = 'x'}",
+        'directory = "a\\u0000b"',
+        "name",
+        "name = " + 10_000 * "[",
+        "name = '\udcff'",
+    ],
+)
+def test_wrong_file(tmp_path: Path, toml: str) -> None:
+    """Unknown keys, wrong types and what is not TOML are one sentence that names the file."""
+    with pytest.raises(SettingError, match=r"^could not .*app\.toml") as caught:
+        load(file=write(tmp_path, toml))
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    """Missing, or a directory."""
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(SettingError, match=f"could not read config file {path}: "):
+            load(file=path)
+
+
+def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+    expected = f"expected one of the settings {', '.join(field_names(Config))}"
+    with pytest.raises(SettingError, match=f"could not use environment variable APP_NMAE: {expected}"):
+        load(environ={"APP_NMAE": "x"})
+    with pytest.raises(SettingError, match=rf"could not use key 'nmae' in .*app\.toml: {expected}"):
+        load(file=write(tmp_path, "nmae = 1"))
+
+
+def test_every_field_has_a_flag() -> None:
+    """A switch takes no value, a repeated flag one item each time; what is not given stays unset."""
+    given = parser().parse_args(["--eager", "--items", "a,b", "--items", "c", "--count", "2"])
+    assert load(vars(given)).values == Config(eager=True, items=("a,b", "c"), count=2)
+    assert load(vars(parser().parse_args([]))).values == Config()
+
+
+def test_help_shows_docstrings_and_defaults() -> None:
+    text = parser().format_help()
+    for each in fields(Config):
+        assert f"--{each.name}" in text
+        assert field_help(Config)[each.name] in text
+    assert '100 % text. Default: "n"' in text
+    assert "--level low|high" in text
+
+
+def test_a_mistake_on_the_command_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, and no abbreviations, which the next flag would make ambiguous."""
+    for arguments in (["--coun", "1"], ["--bad\n\x1b"]):
+        with pytest.raises(SystemExit) as stopped:
+            parser().parse_args(arguments)
+        assert stopped.value.code == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("app: unrecognized arguments: --")
+        assert printed.endswith("; see app --help\n")
+        assert printed[:-1].isprintable()
+
+
+def test_printable() -> None:
+    """Characters that steer a terminal become question marks."""
+    assert printable("plain ü") == "plain ü"
+    assert printable("a\nb\x1b[1m\udcff") == "a?b?[1m?"
+
+
+def test_training_does_not_import_it() -> None:
+    """It brings argparse, ast and tomllib, which a rank has no use for."""
+    code = "import rankwatch, sys; print('rankwatch.settings' in sys.modules, 'argparse' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
