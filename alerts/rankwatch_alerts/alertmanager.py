@@ -48,8 +48,8 @@ def _inhibit_rules() -> list[dict[str, object]]:
     judged_by_pace = (
         Alert.STRAGGLER,
         Alert.SLOW_STAGE,
-        Alert.DATA_IMBALANCE,
-        Alert.DATA_STARVATION,
+        Alert.UNEQUAL_BATCHES,
+        Alert.SLOW_DATA_LOADING,
         Alert.NETWORK_DEGRADED,
         Alert.JITTER,
         Alert.LOSS_DIVERGING,

@@ -10,8 +10,8 @@ class Alert(StrEnum):
 
     STRAGGLER = "RankwatchStraggler"
     SLOW_STAGE = "RankwatchSlowStage"
-    DATA_IMBALANCE = "RankwatchDataImbalance"
-    DATA_STARVATION = "RankwatchDataStarvation"
+    UNEQUAL_BATCHES = "RankwatchUnequalBatches"
+    SLOW_DATA_LOADING = "RankwatchSlowDataLoading"
     NETWORK_DEGRADED = "RankwatchNetworkDegraded"
     JITTER = "RankwatchJitter"
     RUN_STALLED = "RankwatchRunStalled"

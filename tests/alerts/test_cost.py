@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import promql_parser
 import pytest
 
-from rankwatch.conventions import Label
+from rankwatch.conventions import Label, SlowPhase
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.lint.expressions import labels_of, parse
 from rankwatch_alerts.rules import AlertRule, RecordingRule
@@ -22,9 +22,11 @@ from rankwatch_alerts.rules import AlertRule, RecordingRule
 CONFIG = RuleConfig()
 VALUES = {
     Label.PHASE: 8, Label.UNIT: 2, Label.NAME: 3, Label.OPERATION: 3, Label.OUTCOME: 2, Label.GROUP: 3,
-    Label.SOURCE: 2, Label.TERM: 6, Label.CAUSE: 4,
+    Label.SOURCE: 2, Label.TERM: 6,
 }  # fmt: skip
 """Values of a label on one rank, about those of docs/cardinality.md; of any other label a rank has one."""
+OF_LEVEL = {"rank_phase": {Label.PHASE: len(SlowPhase)}, "rank_reason": {Label.REASON: 2}}
+"""The same in recorded series of these levels."""
 MOST_SERIES, MOST_SAMPLES = 380, 2_900
 """Of one rank, in one evaluation of all rules."""
 
@@ -64,16 +66,17 @@ def _read(selector: Any, window_seconds: float) -> Iterator[Read]:
     if Label.RANK not in labels:
         return
     matched = {each.name: each for each in selector.matchers.matchers}
-    series = prod(_values(Label(each), matched.get(each)) for each in labels & set(map(str, VALUES)))
+    values = VALUES | OF_LEVEL.get(str(selector.name).partition(":")[0], {})
+    series = prod(_values(values[Label(each)], matched.get(each)) for each in labels & set(map(str, values)))
     scrapes = max(1.0, window_seconds / CONFIG.scrape_interval_seconds)
     yield Read(selector.name, series, series * scrapes, window_seconds > CONFIG.step_window_seconds)
 
 
-def _values(label: Label, matcher: Any) -> int:
+def _values(count: int, matcher: Any) -> int:
     """How many series of a rank differ in a label, where those are matched that the matcher lists."""
     if matcher is None or str(matcher.op) not in _LISTING:
-        return VALUES[label]
-    return min(VALUES[label], len(re.split(r"\|", matcher.value)))
+        return count
+    return min(count, len(re.split(r"\|", matcher.value)))
 
 
 _LISTING = ("=", "=~", "MatchOp.Equal", "MatchOp.Re")

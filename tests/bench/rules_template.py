@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.conventions import METRICS, Kind, metric
+from rankwatch.conventions import METRICS, Cause, Kind, metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
@@ -27,7 +27,6 @@ from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Workload
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.training.replayed_job import RUN, scrape_live
 
 STAGES, REPLICAS = 8, 16
@@ -104,7 +103,9 @@ def _training() -> list[Line]:
     job = Job(
         shape=SHAPE,
         workload=Workload(**paced),
-        fault=Fault(cause=Cause.WORKER, ranks=(SHAPE.rank(SLOW_STAGE, SLOW_REPLICA, 0),), factor=SLOW_FACTOR),
+        fault=Fault(
+            cause=Cause.SLOW_RANK, ranks=(SHAPE.rank(SLOW_STAGE, SLOW_REPLICA, 0),), factor=SLOW_FACTOR
+        ),
         noise=Noise(sigma=0.02),
         steps=_STEPS,
         seed=1,

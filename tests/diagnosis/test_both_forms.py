@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.diagnosis.both_forms import NOTHING, Said, lasting, said_by_alerts, said_by_engine
 
 _NOISY = Noise(sigma=0.05)
@@ -53,11 +53,11 @@ def _job(shape: JobShape, fault: Fault, noise: Noise | None = None, *, tell_work
     return Job(shape=shape, fault=fault, noise=noise or Noise(), steps=60, seed=1, tell_work=tell_work)
 
 
-def _worker(shape: JobShape, rank: int, factor: float, noise: Noise | None = None, why: str = "") -> Case:
+def _slow_rank(shape: JobShape, rank: int, factor: float, noise: Noise | None = None, why: str = "") -> Case:
     return Case(
-        job=_job(shape, Fault(cause=Cause.WORKER, ranks=(rank,), factor=factor), noise),
+        job=_job(shape, Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=factor), noise),
         seconds=_STRAGGLERS_SECONDS,
-        said=Said(Cause.WORKER, ranks=(rank,)),
+        said=Said(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(rank,)),
         alerts_abstain=why,
     )
 
@@ -77,36 +77,39 @@ def _from_the_middle(fault: Fault) -> Job:
     return replace(_job(_ONE_MICROBATCH, replace(fault, first_step=144)), steps=240)
 
 
-_DATA = Fault(cause=Cause.DATA, factor=1.6)
-_HOST_OF_ONE = Fault(cause=Cause.HOST, ranks=(9,), factor=10.0)
-_HOST_OF_ALL = Fault(cause=Cause.HOST, ranks=tuple(range(16)), factor=15.0)
-_OF_TWO = Fault(cause=Cause.WORKER, ranks=(3,), factor=1.3)
+_UNEQUAL = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
+_LOADING_OF_ONE = Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.DATA_LOADING, ranks=(9,), factor=15.0)
+_OTHER_OF_ONE = replace(_LOADING_OF_ONE, phase=SlowPhase.OTHER, factor=30.0)
+_LOADING_OF_ALL = Fault(cause=Cause.DATA_LOADING, factor=20.0)
+_OF_TWO = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=1.3)
 
 CASES = {
     "healthy, 5 % noise": _nameless(_job(_REPLICAS, Fault(), _NOISY), NOTHING),
     "healthy mesh": _nameless(_job(_MESH, Fault()), NOTHING),
-    "worker, 30 %": _worker(_REPLICAS, 5, 1.3),
-    "worker, 15 %, in a pipeline with 5 % noise": _worker(_PIPELINE, 12, 1.15, _NOISY),
-    "worker, 15 %, in a mesh": _worker(_MESH, 11, 1.15),
-    "worker, 15 %, of 64 ranks": _worker(_SHARDS, 33, 1.15, _QUIET),
-    "worker, 5 %": _worker(_REPLICAS, 5, 1.05, why="a straggler of the rules needs 10 %"),
-    "worker with one peer": Case(
+    "slow rank, 30 %": _slow_rank(_REPLICAS, 5, 1.3),
+    "slow rank, 15 %, in a pipeline with 5 % noise": _slow_rank(_PIPELINE, 12, 1.15, _NOISY),
+    "slow rank, 15 %, in a mesh": _slow_rank(_MESH, 11, 1.15),
+    "slow rank, 15 %, of 64 ranks": _slow_rank(_SHARDS, 33, 1.15, _QUIET),
+    "slow rank, 5 %": _slow_rank(_REPLICAS, 5, 1.05, why="a straggler of the rules needs 10 %"),
+    "slow rank with one peer": Case(
         job=_job(replace(_STAGES, data_parallel=2), _OF_TWO),
         seconds=_STRAGGLERS_SECONDS,
         said=Said(Cause.INCONCLUSIVE),
         alerts_abstain="of two ranks neither can be told to be the odd one, and no alert says inconclusive",
     ),
-    "stage": _nameless(
-        _job(_STAGES, Fault(cause=Cause.STAGE, stage=2, factor=1.4)), Said(Cause.STAGE, stages=(2,))
+    "slow stage": _nameless(
+        _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)), Said(Cause.SLOW_STAGE, stages=(2,))
     ),
-    "data with work units": _nameless(_job(_REPLICAS, _DATA, tell_work=True), Said(Cause.DATA)),
-    "data without work units": _nameless(_job(_PIPELINE, _DATA), Said(Cause.DATA)),
+    "unequal batches with work units": _nameless(
+        _job(_REPLICAS, _UNEQUAL, tell_work=True), Said(Cause.UNEQUAL_BATCHES)
+    ),
+    "unequal batches without work units": _nameless(_job(_PIPELINE, _UNEQUAL), Said(Cause.UNEQUAL_BATCHES)),
     "jitter": _jitter(1.6),
     "jitter, small": _jitter(1.15, why="the rules see jitter from a quarter of a step on"),
-    "worker, 30 %, from the middle on": Case(
-        job=_from_the_middle(Fault(cause=Cause.WORKER, ranks=(5,), factor=1.3)),
+    "slow rank, 30 %, from the middle on": Case(
+        job=_from_the_middle(Fault(cause=Cause.SLOW_RANK, ranks=(5,), factor=1.3)),
         seconds=_WITH_PAST_SECONDS,
-        said=Said(Cause.WORKER, ranks=(5,)),
+        said=Said(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(5,)),
     ),
     "network from the middle on": _nameless(
         _from_the_middle(Fault(cause=Cause.NETWORK, factor=3.0)),
@@ -119,9 +122,16 @@ CASES = {
         why="transfers are compared with their own past only",
     ),
     "data loading of one rank": Case(
-        job=_job(_REPLICAS, _HOST_OF_ONE), seconds=_STRAGGLERS_SECONDS, said=Said(Cause.HOST, ranks=(9,))
+        job=_job(_REPLICAS, _LOADING_OF_ONE),
+        seconds=_STRAGGLERS_SECONDS,
+        said=Said(Cause.SLOW_RANK, SlowPhase.DATA_LOADING, ranks=(9,)),
     ),
-    "data loading of all ranks": _nameless(_job(_REPLICAS, _HOST_OF_ALL), Said(Cause.HOST)),
+    "other host work of one rank": Case(
+        job=_job(_REPLICAS, _OTHER_OF_ONE),
+        seconds=_STRAGGLERS_SECONDS,
+        said=Said(Cause.SLOW_RANK, SlowPhase.OTHER, ranks=(9,)),
+    ),
+    "data loading of all ranks": _nameless(_job(_REPLICAS, _LOADING_OF_ALL), Said(Cause.DATA_LOADING)),
 }
 
 

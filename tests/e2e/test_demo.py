@@ -31,7 +31,8 @@ def test_the_demo_prints_the_alert_that_names_the_injected_rank_and_leaves_nothi
     assert _shown(said, "run") == "demo"
     assert _shown(said, "rank") == str(rank)
     assert _shown(said, "node")
-    assert _shown(said, "cause") == "compute"
+    assert _shown(said, "cause") == "slow_rank"
+    assert _shown(said, "phase") == "compute"
     assert float(_shown(said, "slowdown")) > 1.2
     assert _shown(said, "runbook_url").endswith("/RankwatchStraggler")
     assert re.search(rf"RIGHT: rank {rank} was slowed down and named \d+ s later", said)

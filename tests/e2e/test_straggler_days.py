@@ -46,9 +46,9 @@ LARGER_MODEL = ("--width", "64")
 SLOW_BITS_PER_SECOND = 20_000_000
 """At which these gradients need a quarter of a second."""
 EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
-    UNEVEN: (Alert.DATA_IMBALANCE, {}),
+    UNEVEN: (Alert.UNEQUAL_BATCHES, {}),
     JITTERY: (Alert.JITTER, {}),
-    STARVED: (Alert.DATA_STARVATION, {}),
+    STARVED: (Alert.SLOW_DATA_LOADING, {}),
     SLOW_STAGE: (Alert.SLOW_STAGE, {"stage": str(HEAVY_STAGE)}),
     SLOW_NETWORK: (Alert.NETWORK_DEGRADED, {"group": "default_pg", "operation": "all_reduce"}),
 }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import metric
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
@@ -15,7 +15,7 @@ from rankwatch_agent.training.conditions import RunConditions
 
 _TOTAL = metric("rankwatch_incidents_total")
 _OPEN = metric("rankwatch_incident_open")
-_CULPRIT = metric("rankwatch_incident_culprit")
+_CULPRIT = metric("rankwatch_incident_root_cause")
 
 
 class IncidentsCollector:
@@ -51,15 +51,15 @@ class IncidentsCollector:
         return Collection(series=[*self._counts(), *self._culprits()])
 
     def _counts(self) -> Iterator[Series]:
-        for (run, cause), count in self._episodes.totals.items():
+        for (run, kind), count in self._episodes.totals.items():
             incident = self._episodes.open.get(run)
-            yield Series(_TOTAL, (run, cause.value), count)
-            yield Series(_OPEN, (run, cause.value), float(incident is not None and incident.cause is cause))
+            yield Series(_TOTAL, (run, kind.value), count)
+            yield Series(_OPEN, (run, kind.value), float(incident is not None and incident.kind is kind))
 
     def _culprits(self) -> Iterator[Series]:
         for incident in self._episodes.open.values():
             condition = self._conditions.runs.get(incident.run)
-            stall = incident.cause is IncidentCause.STALL
+            stall = incident.kind is IncidentKind.STALL
             if stall and condition is not None and resumed(incident, condition):
                 continue  # nobody is waited for now, and evidence that was taken after that is of no stall
             finding = self._board.finding(incident)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.board import MOST_CULPRITS, Culprit
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.verdict import Verdict
@@ -12,7 +12,7 @@ from rankwatch_agent.incidents.verdict import Verdict
 def culprits_of(incident: Incident, verdict: Verdict | None = None) -> tuple[Culprit, ...]:
     """Ranks to blame: those that were lost, where some were; else those the diagnosis names."""
     phases = {each.rank: each.open_phase[0] for each in incident.condition.ranks if each.open_phase}
-    if incident.cause is IncidentCause.LOST_RANK:
+    if incident.kind is IncidentKind.LOST_RANK:
         state, ranks = RankState.LOST.value, tuple(each.rank for each in incident.condition.lost)
     elif verdict is not None:
         state, ranks = verdict.state, verdict.ranks

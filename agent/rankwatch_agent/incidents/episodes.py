@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.printable import printable
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
@@ -33,7 +33,7 @@ class Incident(NamedTuple):
 
     number: int
     run: str
-    cause: IncidentCause
+    kind: IncidentKind
     opened: float
     since: float
     """Last progress of the run before: what came before it is healthy."""
@@ -44,7 +44,7 @@ class Incident(NamedTuple):
     @property
     def name(self) -> str:
         """The run and what happened to it, for people."""
-        return f"run {printable(self.run)}: {self.cause.value}"
+        return f"run {printable(self.run)}: {self.kind.value}"
 
 
 class Episodes:
@@ -56,8 +56,8 @@ class Episodes:
     def __init__(self, stall_seconds: float) -> None:
         self.open: dict[str, Incident] = {}
         """Run -> its open incident."""
-        self.totals: dict[tuple[str, IncidentCause], int] = {}
-        """Incidents opened by run and cause; every run that is followed has both."""
+        self.totals: dict[tuple[str, IncidentKind], int] = {}
+        """Incidents opened by run and kind; every run that is followed has both."""
         self._stall_seconds = stall_seconds
         self._deaths: dict[str, frozenset[_Death]] = {}
         """Run -> its lost ranks that belong to an incident already."""
@@ -71,35 +71,35 @@ class Episodes:
             condition = everything.present_attempt()
             if run not in self._deaths:
                 self._deaths[run] = _old_deaths(condition)
-                self.totals |= {(run, cause): 0 for cause in IncidentCause}
+                self.totals |= {(run, kind): 0 for kind in IncidentKind}
             incident = self.open.get(run)
             if incident is not None and _is_over(incident, condition, moment):
                 del self.open[run]
                 incident = None
             new = _deaths(condition) - self._deaths[run]
-            if incident is None and (cause := self._cause(condition, new)) is not None:
-                if cause is IncidentCause.LOST_RANK:
+            if incident is None and (kind := self._kind(condition, new)) is not None:
+                if kind is IncidentKind.LOST_RANK:
                     condition = _without(condition, self._deaths[run])
-                opened.append(self._begin(condition, cause, moment))
+                opened.append(self._begin(condition, kind, moment))
             self._deaths[run] = _deaths(everything)
         return opened
 
-    def _cause(self, condition: RunCondition, new_deaths: frozenset[_Death]) -> IncidentCause | None:
+    def _kind(self, condition: RunCondition, new_deaths: frozenset[_Death]) -> IncidentKind | None:
         if new_deaths:
-            return IncidentCause.LOST_RANK
+            return IncidentKind.LOST_RANK
         living = [each for each in condition.ranks if not each.ended]
         if living and all(self._stands(each, condition.moment) for each in living):
-            return IncidentCause.STALL
+            return IncidentKind.STALL
         return None
 
     def _stands(self, rank: RankCondition, moment: float) -> bool:
         return rank.idle_beyond(1.0, moment) and rank.idle_seconds(moment) > self._stall_seconds
 
-    def _begin(self, condition: RunCondition, cause: IncidentCause, moment: float) -> Incident:
+    def _begin(self, condition: RunCondition, kind: IncidentKind, moment: float) -> Incident:
         self._number += 1
-        self.totals[condition.run, cause] += 1
+        self.totals[condition.run, kind] += 1
         since = max((each.last_progress for each in condition.ranks), default=moment)
-        incident = Incident(self._number, condition.run, cause, moment, since, condition)
+        incident = Incident(self._number, condition.run, kind, moment, since, condition)
         self.open[condition.run] = incident
         return incident
 
@@ -109,8 +109,8 @@ class Episodes:
                 del self.open[run]
         for run in self._deaths.keys() - runs.keys() - self.open.keys():
             del self._deaths[run]
-            for cause in IncidentCause:
-                del self.totals[run, cause]
+            for kind in IncidentKind:
+                del self.totals[run, kind]
 
 
 def _is_over(incident: Incident, condition: RunCondition, moment: float) -> bool:

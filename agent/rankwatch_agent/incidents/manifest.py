@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.folder import Written
 from rankwatch_agent.runtime.version import version
@@ -43,7 +43,7 @@ def manifest(
     told = {
         "format": FORMAT,
         "run": incident.run,
-        "cause": incident.cause.value,
+        "kind": incident.kind.value,
         "why": why(incident),
         "opened": _rfc3339(incident.opened + wall_offset),
         "opened_timestamp_seconds": round(incident.opened + wall_offset, 3),
@@ -71,7 +71,7 @@ def ranks_file(incident: Incident, processes: Mapping[int, int]) -> bytes:
 def why(incident: Incident) -> str:
     """Why the incident was opened, in one sentence."""
     condition = incident.condition
-    if incident.cause is IncidentCause.LOST_RANK:
+    if incident.kind is IncidentKind.LOST_RANK:
         lost = ", ".join(str(each.rank) for each in condition.lost)
         return f"the process of rank {lost} is gone and said no goodbye"
     living = [each for each in condition.ranks if not each.ended]

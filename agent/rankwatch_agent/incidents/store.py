@@ -64,7 +64,7 @@ class BundleStore:
     def begin(self, incident: Incident, wall: float) -> Path:
         """A new empty directory; `wall` is when the incident was opened, Unix time. Raises EvidenceError."""
         run = _UNSAFE.sub("_", incident.run)[:_NAME_BYTES]
-        path = self._directory / f"{_PARTIAL}{_stamp(wall)}-{run}-{incident.cause.value}"
+        path = self._directory / f"{_PARTIAL}{_stamp(wall)}-{run}-{incident.kind.value}"
         shutil.rmtree(path, ignore_errors=True)
         try:
             path.mkdir(mode=0o700)

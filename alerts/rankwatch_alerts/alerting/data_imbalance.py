@@ -1,7 +1,8 @@
-"""RankwatchDataImbalance: batches of unequal work, for which the ranks wait in turn."""
+"""RankwatchUnequalBatches: batches of unequal work, for which the ranks wait in turn."""
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -12,23 +13,23 @@ from rankwatch_alerts.rules import AlertRule, Severity
 def data_imbalance(config: RuleConfig) -> tuple[AlertRule, ...]:
     """Names no rank: whoever gets the long batch is late, and replacing nobody helps."""
     seen = listed(
-        "run_cause:rankwatch_data_imbalance:share{cluster=%q, run=%q}",
+        "run_reason:rankwatch_unequal_batches:share{cluster=%q, run=%q}",
         ("cluster", "run"),
-        "{{ $series.Labels.cause }} {{ $series.Value | humanizePercentage }}",
+        "{{ $series.Labels.reason }} {{ $series.Value | humanizePercentage }}",
         "not known",
-        by="cause",
+        by="reason",
     )
     return (
         AlertRule(
-            alert=Alert.DATA_IMBALANCE,
+            alert=Alert.UNEQUAL_BATCHES,
             expression=promql("""
-                max by (cluster, run) (run:rankwatch_data_imbalance:share) > 0
+                max by (cluster, run) (run:rankwatch_unequal_batches:share) > 0
             """),
             for_seconds=config.cause_for_seconds,
             severity=Severity.WARNING,
             annotations=alert_annotations(
                 config,
-                Alert.DATA_IMBALANCE,
+                Alert.UNEQUAL_BATCHES,
                 summary="The ranks of a run wait for each other because their batches are unequal.",
                 description=(
                     "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time to "
@@ -37,7 +38,8 @@ def data_imbalance(config: RuleConfig) -> tuple[AlertRule, ...]:
                     "long; ranks: some get more tokens than others). No rank is at fault: balance the "
                     "batches."
                 ),
-                slowdown="{{ with printf `1 / (1 - run:rankwatch_data_imbalance:share{cluster=%q, run=%q})` "
+                cause=Cause.UNEQUAL_BATCHES,
+                slowdown="{{ with printf `1 / (1 - run:rankwatch_unequal_batches:share{cluster=%q, run=%q})` "
                 '$labels.cluster $labels.run | query }}{{ . | first | value | printf "%.2f" }}'
                 "{{ else }}unknown{{ end }}",
             ),

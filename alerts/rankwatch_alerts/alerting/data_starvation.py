@@ -1,7 +1,8 @@
-"""RankwatchDataStarvation: most ranks of a run wait for their batches."""
+"""RankwatchSlowDataLoading: most ranks of a run wait for their batches."""
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -10,7 +11,7 @@ from rankwatch_alerts.rules import AlertRule, Severity
 
 
 def data_starvation(config: RuleConfig) -> tuple[AlertRule, ...]:
-    """Names no rank: one that waits alone is a straggler with cause `data`."""
+    """Names no rank: one that waits alone is a straggler with phase `data_loading`."""
     slowest = listed(
         "topk(3, rank:rankwatch_step_data_wait:share{cluster=%q, run=%q})",
         ("cluster", "run"),
@@ -20,15 +21,15 @@ def data_starvation(config: RuleConfig) -> tuple[AlertRule, ...]:
     )
     return (
         AlertRule(
-            alert=Alert.DATA_STARVATION,
+            alert=Alert.SLOW_DATA_LOADING,
             expression=promql("""
-                max by (cluster, run) (run:rankwatch_data_starvation:share) > 0
+                max by (cluster, run) (run:rankwatch_slow_data_loading:share) > 0
             """),
             for_seconds=config.cause_for_seconds,
             severity=Severity.WARNING,
             annotations=alert_annotations(
                 config,
-                Alert.DATA_STARVATION,
+                Alert.SLOW_DATA_LOADING,
                 summary="Most ranks of a run wait for data.",
                 description=(
                     "The ranks of run {{ $labels.run }} that load data wait for it during "
@@ -36,7 +37,8 @@ def data_starvation(config: RuleConfig) -> tuple[AlertRule, ...]:
                     "loses at most that. The three that wait longest: "
                     f"{slowest}. Look at what they share: storage, its network, the number of loader workers."
                 ),
-                slowdown="at most {{ with printf `1 / (1 - run:rankwatch_data_starvation:share"
+                cause=Cause.DATA_LOADING,
+                slowdown="at most {{ with printf `1 / (1 - run:rankwatch_slow_data_loading:share"
                 "{cluster=%q, run=%q})` $labels.cluster $labels.run | query }}"
                 '{{ . | first | value | printf "%.2f" }}{{ else }}unknown{{ end }}',
             ),

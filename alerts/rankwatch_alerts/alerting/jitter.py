@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -37,6 +38,7 @@ def jitter(config: RuleConfig) -> tuple[AlertRule, ...]:
                     "at fault: look for what interrupts them all (garbage collection, other processes, "
                     "page faults, power management)."
                 ),
+                cause=Cause.JITTER,
                 slowdown="{{ with printf `1 / (1 - run:rankwatch_jitter:share{cluster=%q, run=%q})` "
                 '$labels.cluster $labels.run | query }}{{ . | first | value | printf "%.2f" }}'
                 "{{ else }}unknown{{ end }}",

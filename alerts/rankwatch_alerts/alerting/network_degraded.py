@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -42,6 +43,7 @@ def network_degraded(config: RuleConfig) -> tuple[AlertRule, ...]:
                     f"groups that slowed most, by size of the transfer: {members}. Their last arriver waits "
                     "for nobody, so it is the transfer: look at the links and NICs of these ranks."
                 ),
+                cause=Cause.NETWORK,
                 slowdown="about {{ with printf `1 / (1 - max by (cluster, run, group, operation) "
                 "(group:rankwatch_network_degraded:share{cluster=%q, run=%q, group=%q, operation=%q}))` "
                 f"{'$labels.cluster $labels.run $labels.group $labels.operation'} | query }}}}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, listed, matchers
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -46,6 +47,7 @@ def slow_stage(config: RuleConfig) -> tuple[AlertRule, ...]:
                     f"Ranks of the stage by node, at most 5 nodes: {nodes}. On several nodes, give the stage "
                     "fewer layers; on one node alone, look at that node first."
                 ),
+                cause=Cause.SLOW_STAGE,
                 slowdown='{{ $value | printf "%.2f" }}',
             ),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts.alerting.annotations import alert_annotations, matchers
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.names import Alert
@@ -12,7 +13,7 @@ from rankwatch_alerts.rules import AlertRule, Severity
 def straggler(config: RuleConfig) -> tuple[AlertRule, ...]:
     """A warning for every straggler, and beside it a critical alert for one that costs much.
 
-    The conditions are in the recorded series, which exists only for suspects. Cause and slowdown
+    The conditions are in the recorded series, which exists only for suspects. Phase and slowdown
     are annotations: as labels they would change while the alert is pending and start it anew.
     """
     suspects = "max by (cluster, run, rank, node) (rank:rankwatch_straggler:slowdown)"
@@ -25,10 +26,10 @@ def straggler(config: RuleConfig) -> tuple[AlertRule, ...]:
 def _rule(config: RuleConfig, severity: Severity, expression: str) -> AlertRule:
     of_rank = "{cluster=%q, run=%q, rank=%q, node=%q}"
     labels = matchers("cluster", "run", "rank", "node")
-    cause = (
-        f"{{{{ with printf `rank_cause:rankwatch_step_local_seconds:excess_share{of_rank}"
+    phase = (
+        f"{{{{ with printf `rank_phase:rankwatch_step_local_seconds:excess_share{of_rank}"
         f" > {config.cause_share:g}` {labels} | query }}}}"
-        "{{ (. | first).Labels.cause }}{{ else }}inconclusive{{ end }}"
+        "{{ (. | first).Labels.phase }}{{ else }}inconclusive{{ end }}"
     )
     residual = (
         f"{{{{ with printf `rank:rankwatch_step_local_seconds:residual{of_rank}` {labels} | query }}}}"
@@ -45,12 +46,13 @@ def _rule(config: RuleConfig, severity: Severity, expression: str) -> AlertRule:
             summary="One rank is slower than its peers and holds up the whole run.",
             description=(
                 "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} takes "
-                f"{residual} longer for its own work than its peers (cause: {cause}). The run takes "
+                f"{residual} longer for its own work than its peers (phase: {phase}). The run takes "
                 '{{ $value | printf "%.2f" }} times as long as it would with this rank at their pace. '
                 "Check this rank's phases and its node's hardware; if it stays slow, replace the node "
                 "at the next checkpoint."
             ),
-            cause=cause,
+            cause=Cause.SLOW_RANK,
+            phase=phase,
             slowdown='{{ $value | printf "%.2f" }}',
         ),
     )

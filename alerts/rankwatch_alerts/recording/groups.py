@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.causes import cause_rules
+from rankwatch_alerts.recording.causes import phase_rules
 from rankwatch_alerts.recording.collectives import collective_rules
 from rankwatch_alerts.recording.jitter import jitter_rules
 from rankwatch_alerts.recording.network import network_rules
@@ -37,7 +37,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             rules=(
                 *step_rules(config),
                 *straggler_rules(config),
-                *cause_rules(config),
+                *phase_rules(config),
                 *stage_rules(config),
                 *variation_rules(config),
                 *jitter_rules(config),

@@ -62,7 +62,7 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   ({config.jitter_rank_share:g} * sum by (cluster, run) ({lately}))
                 )
                 unless on (cluster, run)
-                run:rankwatch_data_imbalance:share
+                run:rankwatch_unequal_batches:share
             """),
         ),
     )

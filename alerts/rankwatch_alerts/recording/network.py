@@ -104,6 +104,6 @@ def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
             unless {of_run}
             run:rankwatch_jitter:share
             unless {of_run}
-            run:rankwatch_data_imbalance:share
+            run:rankwatch_unequal_batches:share
         """),
     )

@@ -8,22 +8,31 @@ these ranks share; where only some of its ranks do, the stage is not.
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.duration import duration
 from rankwatch_alerts.promql import promql
+from rankwatch_alerts.recording.steps import RANK
 from rankwatch_alerts.recording.stragglers import STAGE
 from rankwatch_alerts.rules import RecordingRule
+
+_NOT_COMPUTE = "data_wait|checkpoint|evaluation"
 
 
 def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Compute by stage, that of the other stages, and the slowdown by a stage that is too heavy."""
+    window = duration(config.step_window_seconds)
     return (
         RecordingRule(
             record="rank:rankwatch_step_compute_seconds:mean",
-            # Waiting for batches and checkpoints are no part of the partition.
-            expression=promql("""
+            # Waiting for batches, checkpoints and evaluation are no part of the partition.
+            expression=promql(f"""
                 rank:rankwatch_step_local_seconds:mean
-                - on (cluster, run, rank, node, stage)
-                sum by (cluster, run, rank, node, stage) (
-                  rank_cause:rankwatch_step_local_seconds:mean{cause=~"data|host"}
+                - on ({RANK}, stage)
+                (
+                  sum by ({RANK}) (
+                    rate(rankwatch_step_phase_seconds_total{{phase=~"{_NOT_COMPUTE}"}}[{window}])
+                  )
+                  / on ({RANK}) group_left (stage)
+                  rank:rankwatch_steps:rate
                 )
                 or
                 rank:rankwatch_step_local_seconds:mean

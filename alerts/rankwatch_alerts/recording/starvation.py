@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.promql import promql
 from rankwatch_alerts.recording.steps import RANK
@@ -20,13 +21,13 @@ def starvation_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         RecordingRule(
             record=share,
             expression=promql(f"""
-                rank_cause:rankwatch_step_local_seconds:mean{{cause="data"}}
+                rank_phase:rankwatch_step_local_seconds:mean{{phase="{SlowPhase.DATA_LOADING}"}}
                 / on ({RANK}, stage)
                 (rank:rankwatch_step_seconds:mean > 0)
             """),
         ),
         RecordingRule(
-            record="run:rankwatch_data_starvation:share",
+            record="run:rankwatch_slow_data_loading:share",
             expression=promql(f"""
                 max by (cluster, run) (
                   quantile by ({STAGE}) (0.5, {share})

@@ -44,12 +44,12 @@ def variation_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """),
         ),
         RecordingRule(
-            record="rank_cause:rankwatch_step_variation:covariance",
-            expression="or\n".join(_covariance(cause, *pair) for cause, pair in _PAIRS.items()),
+            record="rank_reason:rankwatch_step_variation:covariance",
+            expression="or\n".join(_covariance(reason, *pair) for reason, pair in _PAIRS.items()),
         ),
         RecordingRule(
-            record="rank_cause:rankwatch_step_variation:correlation",
-            expression="or\n".join(_correlation(cause, *pair) for cause, pair in _PAIRS.items()),
+            record="rank_reason:rankwatch_step_variation:correlation",
+            expression="or\n".join(_correlation(reason, *pair) for reason, pair in _PAIRS.items()),
         ),
         _sigma_rule(window),
         *_imbalance_rules(config),
@@ -60,24 +60,24 @@ def _term(name: str) -> str:
     return f'rank:rankwatch_step_variation:mean{{term="{name}"}}'
 
 
-def _covariance_of(cause: str) -> str:
-    return f'rank_cause:rankwatch_step_variation:covariance{{cause="{cause}"}}'
+def _covariance_of(reason: str) -> str:
+    return f'rank_reason:rankwatch_step_variation:covariance{{reason="{reason}"}}'
 
 
-def _labelled(cause: str, expression: str) -> str:
-    return f'label_replace(\n{expression},\n  "cause", "{cause}", "", ""\n)\n'
+def _labelled(reason: str, expression: str) -> str:
+    return f'label_replace(\n{expression},\n  "reason", "{reason}", "", ""\n)\n'
 
 
-def _covariance(cause: str, one: str, other: str) -> str:
+def _covariance(reason: str, one: str, other: str) -> str:
     on = f"on ({RANK}, stage)"
     both = f"{_term(f'{one}_and_{other}')} - {on} {_term(one)} - {on} {_term(other)}"
-    return _labelled(cause, f"  ({both}) / 2")
+    return _labelled(reason, f"  ({both}) / 2")
 
 
-def _correlation(cause: str, one: str, other: str) -> str:
+def _correlation(reason: str, one: str, other: str) -> str:
     on = f"on ({RANK}, stage)"
     return _labelled(
-        cause, f"  {_covariance_of(cause)}\n  / {on}\n  sqrt({_term(one)} * {on} {_term(other)} > 0)"
+        reason, f"  {_covariance_of(reason)}\n  / {on}\n  sqrt({_term(one)} * {on} {_term(other)} > 0)"
     )
 
 
@@ -99,7 +99,7 @@ def _sigma_rule(window: str) -> RecordingRule:
     """)
     work = f"  ({_covariance_of('work')} > 0)\n  / {on}\n  sqrt({_term('work')} > 0)"
     return RecordingRule(
-        record="rank_cause:rankwatch_step_variation:sigma",
+        record="rank_reason:rankwatch_step_variation:sigma",
         expression=_labelled("work", work) + "or\n" + _labelled("microbatches", microbatches.rstrip()),
     )
 
@@ -108,21 +108,21 @@ def _imbalance_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """What each kind of imbalance costs, as a share of the step, where it passes its test."""
     return (
         RecordingRule(
-            record="run_cause:rankwatch_data_imbalance:share",
+            record="run_reason:rankwatch_unequal_batches:share",
             expression=_uneven_steps(config) + "or\n" + _uneven_ranks(config),
         ),
         RecordingRule(
-            record="run:rankwatch_data_imbalance:share",
+            record="run:rankwatch_unequal_batches:share",
             # More than the ranks wait it cannot cost.
             expression=promql(f"""
                 (
-                  max by (cluster, run) (run_cause:rankwatch_data_imbalance:share)
+                  max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                   < on (cluster, run)
                   run:rankwatch_step_waiting:share
                   or
                   run:rankwatch_step_waiting:share
                   and on (cluster, run)
-                  max by (cluster, run) (run_cause:rankwatch_data_imbalance:share)
+                  max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                 )
                 > {config.cause_cost:g}
             """),
@@ -132,21 +132,21 @@ def _imbalance_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 def _uneven_steps(config: RuleConfig) -> str:
     ranks = "max by (cluster, run) (stage:rankwatch_ranks:count)"
-    cause = "cluster, run, cause"
+    reason = "cluster, run, reason"
     return promql(f"""
-        quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:sigma)
+        quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:sigma)
         * on (cluster, run) group_left ()
         {EXPECTED_MAXIMUM.format(ranks=f"({ranks} > 1)")}
         * on (cluster, run) group_left ()
         (1 - run:rankwatch_step_waiting:share)
-        and on ({cause})
+        and on ({reason})
         (
-          quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:correlation)
+          quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:correlation)
           > {config.imbalance_correlation:g}
         )
-        and on ({cause})
+        and on ({reason})
         (
-          quantile by ({cause}) (0.5, rank_cause:rankwatch_step_variation:covariance)
+          quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:covariance)
           > {config.imbalance_sigma**2:g}
         )
     """)
@@ -169,6 +169,6 @@ def _uneven_ranks(config: RuleConfig) -> str:
             and on ({STAGE})
             (stage:rankwatch_ranks:count > 1)
           ),
-          "cause", "ranks", "", ""
+          "reason", "ranks", "", ""
         )
     """)

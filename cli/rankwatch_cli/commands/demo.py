@@ -110,7 +110,7 @@ def _report(outcome: Outcome) -> str:
     elif outcome.verdict is not None:
         lines += ["", "The straggler as `rankwatch diagnose run` names it (no Prometheus, no alert):"]
         lines += [f"  rank          {outcome.named_rank}"]
-        lines += [f"  cause         {outcome.verdict.cause}"]
+        lines += [f"  cause         {outcome.verdict.cause}", f"  phase         {outcome.verdict.phase}"]
         lines += [f"  slowdown      {outcome.verdict.slowdown:.2f}"]
     return "\n".join([*lines, "", _comparison(outcome)])
 

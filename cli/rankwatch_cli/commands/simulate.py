@@ -10,21 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.flags import DUMPS, HANGS, TABLES, simulate_parser
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.groups import Naming
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 DUMPS_FOLDER = "flight_recorder"
 TRUTH_FILE = "truth.json"
 RUN = "simulated"
 """Name of the run in black boxes."""
 
-_NAMED = (Cause.WORKER, Cause.HOST)
-"""Slowdowns that need ranks; they are chosen by chance where none is given."""
 _HANG_STEP = 3
 """Late enough that the dumps show operations that went well."""
 
@@ -64,7 +62,8 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
     cause = Cause(given.fault)
     fault = Fault(
         cause=cause,
-        ranks=_ranks(given, shape, needed=cause in _NAMED),
+        ranks=_ranks(given, shape, needed=cause is Cause.SLOW_RANK),
+        phase=SlowPhase(given.phase),
         stage=given.stage,
         factor=given.factor,
         probability=given.probability,

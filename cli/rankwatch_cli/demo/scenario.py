@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankwatch.conventions import Cause
 from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo import parts
 from rankwatch_cli.demo.receiver import Alert, Receiver
 from rankwatch_cli.demo.workspace import DemoError, Workspace
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 STRAGGLER = "RankwatchStraggler"
 HEALTHY_SECONDS = 12.0
@@ -235,7 +236,7 @@ def _straggler(addresses: Addresses) -> Verdict | None:
     from rankwatch_diagnosis.run.engine import diagnose_run  # needs NumPy
 
     verdict = diagnose_run(addresses.black_boxes / parts.RUN).straggler
-    return verdict if verdict and verdict.cause is Cause.WORKER else None
+    return verdict if verdict and verdict.cause is Cause.SLOW_RANK else None
 
 
 def write_atomically(path: Path, text: str) -> None:

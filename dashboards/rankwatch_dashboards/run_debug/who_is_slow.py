@@ -12,7 +12,7 @@ def panels(config: RuleConfig) -> tuple[Panel, ...]:
     return (
         _residual_per_rank(config),
         _LOCAL_TIME_PER_RANK,
-        _EXCESS_BY_CAUSE,
+        _EXCESS_BY_PHASE,
         _suspected_stragglers(config),
         _COMMUNICATION_SHARE_PER_RANK,
     )
@@ -48,15 +48,15 @@ _LOCAL_TIME_PER_RANK = Panel(
 )
 
 
-_EXCESS_BY_CAUSE = Panel(
-    title="Excess by cause",
-    description="Seconds per step that a rank's causes exceed their peers by: compute, data, host, "
-    "other. The largest 20; the cause that holds more than half of a rank's excess is named.",
+_EXCESS_BY_PHASE = Panel(
+    title="Excess by phase",
+    description="Seconds per step by which a rank's phases exceed its peers': compute, data_loading, "
+    "checkpoint, other. The largest 20; the phase that holds more than half of a rank's excess is named.",
     unit="s",
     queries=(
         Query(
-            expression=most(f"rank_cause:rankwatch_step_local_seconds:excess{{{RANKS}}}"),
-            legend="rank {{rank}} on {{node}} {{cause}}",
+            expression=most(f"rank_phase:rankwatch_step_local_seconds:excess{{{RANKS}}}"),
+            legend="rank {{rank}} on {{node}} {{phase}}",
         ),
     ),
 )

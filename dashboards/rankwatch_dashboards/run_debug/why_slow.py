@@ -26,8 +26,8 @@ def panels(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         Panel(
             title="Share of the step that waits for data",
-            description="The largest 20 ranks. One rank alone is a straggler with the cause data; most of "
-            "them are RankwatchDataStarvation.",
+            description="The largest 20 ranks. One rank alone is a straggler with the phase data_loading; "
+            "most of them are RankwatchSlowDataLoading.",
             unit="percentunit",
             queries=(
                 Query(

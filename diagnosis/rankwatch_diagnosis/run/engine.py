@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankwatch.conventions import RankState
+from rankwatch.conventions import Cause, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.alarm import Severity
 from rankwatch_diagnosis.run import recorders
@@ -26,10 +26,10 @@ from rankwatch_diagnosis.run.waiting import (
     stall_seconds,
     where_of,
 )
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _STANDS = (State.HANG, State.DESYNC)
-_NAMED = (Cause.WORKER, Cause.HOST, Cause.NETWORK)
+_NAMED = (Cause.SLOW_RANK, Cause.NETWORK)
 LEAST_SLOWDOWN = 1.01
 """From which a rank is named: what costs the run less than 1 % is within what a healthy one varies by."""
 _MOST_SHOWN = 1_024
@@ -159,7 +159,7 @@ def _why(
             return unclear(straggler)
         where = f", {listed(ranks)}" if ranks else ""
         cost = f"{straggler.slowdown - 1.0:.1%}"
-        return f"it is {cost} slower than it could be; cause: {straggler.cause.value}{where}"
+        return f"it is {cost} slower than it could be; cause: {straggler.cause_and_phase}{where}"
     counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
     told = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()

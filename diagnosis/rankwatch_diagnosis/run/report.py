@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rankwatch.conventions import Cause
 from rankwatch.settings import printable
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.loss.alarm import Severity, finite
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_diagnosis.run.engine import GONE, listed, worst_alarm
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
@@ -50,6 +51,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
 def _straggler_json(found: Verdict) -> dict[str, object]:
     return {
         "cause": found.cause.value,
+        "phase": found.phase and found.phase.value,
         "ranks": found.ranks,
         "stages": found.stages,
         "first_step": found.first_step,
@@ -152,7 +154,7 @@ def _slowdown(found: Verdict | None) -> str:
         whom = f" stage {', '.join(map(str, found.stages))}"
     since = "" if found.first_step is None else f" since step {found.first_step}"
     cost = f"{found.slowdown - 1.0:.1%}, {found.lost_rank_seconds:.4g} rank-seconds lost"
-    return f"{found.cause.value}{whom}{since}: {cost}"
+    return f"{found.cause_and_phase}{whom}{since}: {cost}"
 
 
 def _waiting(verdict: RunVerdict) -> str:

@@ -42,7 +42,7 @@ def write_hang_boxes(hang: SimulatedHang, job: HangJob, directory: Path, *, run:
         identity = identity_of(job.shape, rank, run)
         box = SimulatedBox(directory, identity, records=records, target_steps=job.steps)
         try:
-            writer = _Rank(box, rank, hang.groups, curve, loads=job.fault.kind is HangKind.DATA_LOADING)
+            writer = _Rank(box, rank, hang.groups, curve, loads=job.fault.kind is HangKind.STUCK_DATA)
             writer.write(hang.calls[rank], track, _work(job, program, rank))
         finally:
             box.close()

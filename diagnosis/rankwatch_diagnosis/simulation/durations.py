@@ -7,17 +7,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.noise import Draws
 from rankwatch_diagnosis.simulation.program import Meeting, Planned, Program
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Workload
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 Floats = NDArray[np.float64]
 
 _PASSES = ("forward", "backward")
+_KINDS = {
+    SlowPhase.COMPUTE: Kind.COMPUTE,
+    SlowPhase.DATA_LOADING: Kind.DATA,
+    SlowPhase.OTHER: Kind.OTHER,
+}
+"""Operations that take longer on a slow rank."""
 
 
 class Setting(NamedTuple):
@@ -62,7 +68,8 @@ def durations(setting: Setting, fault: Fault) -> tuple[Floats, ...]:
 def difficulty(setting: Setting, fault: Fault) -> Floats:
     """Factor on the compute of each microbatch, of shape (step, replica, microbatch)."""
     steps = len(setting.squared_lengths)
-    share = (fault.factor - 1.0) * fault.active(steps) if fault.cause is Cause.DATA else np.zeros(steps)
+    unequal = fault.cause is Cause.UNEQUAL_BATCHES
+    share = (fault.factor - 1.0) * fault.active(steps) if unequal else np.zeros(steps)
     factors: Floats = 1.0 + share[:, None, None] * (setting.squared_lengths - 1.0)
     return factors
 
@@ -73,7 +80,7 @@ def _stage(setting: Setting, fault: Fault, stage: int) -> Floats:
     seconds: Floats = base[None, :, None, None] * setting.draws.operations[stage]
     computes = np.array([each.kind is Kind.COMPUTE for each in planned])
     seconds[:, computes] *= setting.draws.ranks[:, None, stage]
-    if fault.cause is Cause.DATA:
+    if fault.cause is Cause.UNEQUAL_BATCHES:
         passes = np.flatnonzero([each.operation in _PASSES for each in planned])
         microbatches = [planned[index].microbatch for index in passes]
         factors = difficulty(setting, fault)[:, :, microbatches]
@@ -89,13 +96,12 @@ def _factors(setting: Setting, fault: Fault, stage: int) -> Floats:
     """What the fault multiplies while it is there, of shape (operation, replica, shard)."""
     planned, shape = setting.program[stage], setting.shape
     factors = np.ones((len(planned), shape.data_parallel, shape.tensor_parallel))
-    if fault.cause is Cause.STAGE and stage == fault.stage:
+    if fault.cause is Cause.SLOW_STAGE and stage == fault.stage:
         factors[[each.operation in _PASSES for each in planned]] = fault.factor
-    if fault.cause is Cause.WORKER:
-        _strike(factors, [each.kind is Kind.COMPUTE for each in planned], fault, shape, stage)
-    if fault.cause is Cause.HOST:
-        host = [each.kind in (Kind.DATA, Kind.OTHER) for each in planned]
-        _strike(factors, host, fault, shape, stage)
+    if fault.cause is Cause.SLOW_RANK:
+        _strike(factors, [each.kind is _KINDS[fault.phase] for each in planned], fault, shape, stage)
+    if fault.cause is Cause.DATA_LOADING:
+        factors[[each.kind is Kind.DATA for each in planned]] = fault.factor
     if fault.cause is Cause.NETWORK:
         carries = [each.kind is Kind.COMMUNICATION for each in planned]
         if fault.ranks:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 SIMULATED = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
 """Causes that a job can be given."""
+SIMULATED_PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.CHECKPOINT)
+"""Phases of a slow rank that a job can be given: simulated steps save no checkpoints."""
 
 _MOST_FACTOR = 1_000.0
 
@@ -23,13 +25,15 @@ class Fault:
 
     cause: Cause = Cause.NONE
     ranks: tuple[int, ...] = ()
-    """For `worker` and `host`; for `network` those with a slow link, none for the whole fabric."""
+    """For `slow_rank`; for `network` those with a slow link, none for the whole fabric."""
+    phase: SlowPhase = SlowPhase.COMPUTE
+    """For `slow_rank`: the part of the work that takes longer."""
     stage: int | None = None
-    """For `stage`."""
+    """For `slow_stage`."""
     factor: float = 1.2
-    """On what the cause slows down: compute of ranks or of a stage, transfers, host work. For `data`,
-    factor - 1 is the share of compute that grows with the square of sequence length. For `jitter`,
-    factor - 1 is the mean pause as a share of a rank's compute in a step."""
+    """On what the cause slows down: work of ranks, compute of a stage, transfers, data loading of all
+    ranks. For `unequal_batches`, factor - 1 is the share of compute that grows with the square of
+    sequence length. For `jitter`, it is the mean pause as a share of a rank's compute in a step."""
     probability: float = 0.05
     """For `jitter`: that a rank pauses in a step."""
     first_step: int = 0
@@ -47,10 +51,12 @@ class Fault:
             shape.place(rank)
         if len(set(self.ranks)) < len(self.ranks):
             raise UserError(f"ranks are {self.ranks}, expected each one once")
-        if self.cause in (Cause.WORKER, Cause.HOST) and not self.ranks:
+        if self.cause is Cause.SLOW_RANK and not self.ranks:
             raise UserError(f"fault {self.cause} needs ranks")
-        if self.cause is Cause.STAGE and self.stage is None:
-            raise UserError("fault stage needs a stage")
+        if self.phase not in SIMULATED_PHASES:
+            raise UserError(f"phase is {self.phase}, expected one of {', '.join(SIMULATED_PHASES)}")
+        if self.cause is Cause.SLOW_STAGE and self.stage is None:
+            raise UserError(f"fault {self.cause} needs a stage")
         if self.stage is not None and not 0 <= self.stage < shape.pipeline_parallel:
             raise UserError(f"stage is {self.stage}, expected 0 to {shape.pipeline_parallel - 1}")
         if self.cause not in SIMULATED:
@@ -59,8 +65,8 @@ class Fault:
     def _check_numbers(self, steps: int) -> None:
         if not 1.0 < self.factor <= _MOST_FACTOR:
             raise UserError(f"factor is {self.factor}, expected above 1 and at most {_MOST_FACTOR:g}")
-        if self.cause is Cause.DATA and self.factor > 2.0:
-            raise UserError(f"factor is {self.factor}, expected at most 2 for data")
+        if self.cause is Cause.UNEQUAL_BATCHES and self.factor > 2.0:
+            raise UserError(f"factor is {self.factor}, expected at most 2 for {self.cause}")
         if not 0 <= self.first_step < steps:
             raise UserError(f"first step is {self.first_step}, expected 0 to {steps - 1}")
         if self.duration is not None and self.duration < 1:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser
 from rankwatch_diagnosis.simulation.hangs.fault import HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.groups import Naming
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 SLOWDOWNS = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
+PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.CHECKPOINT)
 HANGS = tuple(kind for kind in HangKind if kind is not HangKind.NONE)
 TABLES = ("csv", "csv.gz", "jsonl", "parquet")
 DUMPS = ("pickle", "json")
@@ -75,7 +76,14 @@ def _fault_flags(parser: SentenceParser) -> None:
     )
     flags.add_argument("--ranks", type=_numbers, metavar="N,N", help="culprits (default: by chance)")
     flags.add_argument("--culprits", type=int, default=1, metavar="N", help="how many, by chance (default 1)")
-    flags.add_argument("--stage", type=int, metavar="N", help="the heavy one, for fault stage")
+    flags.add_argument(
+        "--phase",
+        choices=tuple(map(str, PHASES)),
+        default=str(SlowPhase.COMPUTE),
+        metavar="PHASE",
+        help=f"what takes longer on a slow rank: {', '.join(PHASES)} (default compute)",
+    )
+    flags.add_argument("--stage", type=int, metavar="N", help="the heavy one, for fault slow_stage")
     flags.add_argument("--factor", type=float, default=1.2, metavar="X", help="how much slower (default 1.2)")
     flags.add_argument(
         "--probability", type=float, default=0.05, metavar="X", help="of a pause, for jitter (default 0.05)"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import Setting, difficulty, durations
@@ -18,7 +19,6 @@ from rankwatch_diagnosis.simulation.replay import Timeline, replay
 from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS, squared_lengths
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Workload
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 MOST_ROWS = 20_000_000
 """Of a table: 1.5 GB of columns, and as much again while they are made."""
@@ -55,6 +55,7 @@ class Truth:
     """What a diagnosis of the job ought to say."""
 
     cause: Cause
+    phase: SlowPhase | None
     ranks: tuple[int, ...]
     stages: tuple[int, ...]
     first_step: int | None
@@ -136,11 +137,12 @@ def _truth(job: Job, timeline: Timeline, ideal: Timeline, without_cause_seconds:
     active = fault.active(job.steps)
     seconds = np.diff(timeline.step_ends(), prepend=0.0)
     ideal_seconds = np.diff(ideal.step_ends(), prepend=0.0)
-    blamed = fault.cause in (Cause.WORKER, Cause.HOST, Cause.NETWORK)
+    blamed = fault.cause in (Cause.SLOW_RANK, Cause.NETWORK)
     return Truth(
         cause=fault.cause,
+        phase=fault.phase if fault.cause is Cause.SLOW_RANK else None,
         ranks=tuple(sorted(fault.ranks)) if blamed else (),
-        stages=(fault.stage,) if fault.cause is Cause.STAGE and fault.stage is not None else (),
+        stages=(fault.stage,) if fault.cause is Cause.SLOW_STAGE and fault.stage is not None else (),
         first_step=int(np.argmax(active)) if active.any() else None,
         slowdown=timeline.run_seconds() / without_cause_seconds,
         active_slowdown=float(seconds[active].sum() / ideal_seconds[active].sum()) if active.any() else 1.0,

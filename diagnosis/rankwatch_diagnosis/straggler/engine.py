@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.causes.host import find_host, find_starvation
 from rankwatch_diagnosis.straggler.causes.host_stages import find_host_of_stages
@@ -21,7 +22,7 @@ from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.graph.roles import with_stages
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.units import SparseTableError, measure
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _LEAST_RANKS = 2
 _SHARE_OF_WORST = 0.25
@@ -80,13 +81,20 @@ def _choose(case: Case, found: list[Finding], seen: Mapping[str, object]) -> Ver
         return Verdict(cause=Cause.NONE, evidence=facts)
     cost, chosen = _worst(candidates, case.limits)
     others = [
-        {"cause": each.cause.value, "slowdown": price, "ranks": list(each.ranks), **each.evidence}
+        {
+            "cause": each.cause.value,
+            "phase": each.phase and each.phase.value,
+            "slowdown": price,
+            "ranks": list(each.ranks),
+            **each.evidence,
+        }
         for price, each in priced
         if each is not chosen
     ]
     ideal = float(measured.sum()) / cost
     return Verdict(
         cause=chosen.cause,
+        phase=chosen.phase,
         ranks=chosen.ranks,
         stages=chosen.stages,
         first_step=chosen.first_step,
@@ -106,7 +114,7 @@ def _worst(candidates: list[tuple[float, Finding]], limits: Thresholds) -> tuple
     ranks = [
         pair
         for pair in candidates
-        if pair[1].cause is Cause.WORKER and not (turn and pair[1].lasts < _TURN * limits.steps)
+        if pair[1].phase is SlowPhase.COMPUTE and not (turn and pair[1].lasts < _TURN * limits.steps)
     ]
     least_slowdown = limits.least_slowdown
     if ranks and ranks[0][0] - 1.0 >= min(least_slowdown - 1.0, _SHARE_OF_WORST * (worst[0] - 1.0)):
@@ -123,13 +131,13 @@ def _candidates(priced: list[tuple[float, Finding]], least_slowdown: float) -> l
     firm = [
         pair
         for pair in priced
-        if not pair[1].last_resort and (pair[1].cause is Cause.WORKER or pair[0] >= least_slowdown)
+        if not pair[1].last_resort and (pair[1].phase is SlowPhase.COMPUTE or pair[0] >= least_slowdown)
     ]
-    rest = max((cost for cost, each in firm if each.cause is not Cause.WORKER), default=1.0)
+    rest = max((cost for cost, each in firm if each.phase is not SlowPhase.COMPUTE), default=1.0)
     starved = [
         (cost, each)
         for cost, each in last
-        if each.cause is Cause.HOST and rest - 1.0 < _SHARE_OF_WORST * (cost - 1.0)
+        if each.cause is Cause.DATA_LOADING and rest - 1.0 < _SHARE_OF_WORST * (cost - 1.0)
     ]
     return firm + starved if firm else last
 

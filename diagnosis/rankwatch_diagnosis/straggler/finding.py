@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.arrays import Floats, Ints, codes
 from rankwatch_diagnosis.straggler.graph.replay import Replay
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,8 @@ class Finding:
     """A cause that passed its test."""
 
     cause: Cause
+    phase: SlowPhase | None = None
+    """Of `slow_rank`: the part of the ranks' work that grew."""
     ideal: Floats
     """By row of the table: seconds with the culprit at its peers' value (of communication: the transfer)."""
     first_step: int

@@ -4,27 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Cause(StrEnum):
-    """What slows a run down. Naming a cause comes before naming a rank."""
-
-    WORKER = "worker"
-    """One or a few ranks compute more slowly than their peers."""
-    STAGE = "stage"
-    """A pipeline stage holds more work than the others, in every replica."""
-    DATA = "data"
-    """Microbatches of unequal size: slow on every stage they visit."""
-    NETWORK = "network"
-    """Transfers are slow where nobody is waited for."""
-    HOST = "host"
-    """What grows on some ranks is data loading, checkpoints or other host work, not compute."""
-    JITTER = "jitter"
-    """Ranks are late in turn, none for long."""
-    NONE = "none"
-    INCONCLUSIVE = "inconclusive"
-    """Something is slow, and cause and rank cannot be told apart from what the table holds."""
+from rankwatch.conventions import Cause, SlowPhase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +13,12 @@ class Verdict:
     """Cause, culprits and cost of a slowdown, or `none`, or `inconclusive`."""
 
     cause: Cause
+    phase: SlowPhase | None = None
+    """Part of the ranks' own work that grew; None unless the cause is `slow_rank`."""
     ranks: tuple[int, ...] = ()
-    """Ranks to blame; empty unless the cause is `worker`, `host` or `network` bound to ranks."""
+    """Ranks to blame; empty unless the cause is `slow_rank`, or `network` bound to ranks."""
     stages: tuple[int, ...] = ()
-    """Stages to blame, for cause `stage`."""
+    """Stages to blame, for cause `slow_stage`."""
     first_step: int | None = None
     """Step at which it began, as far as the table shows."""
     slowdown: float = 1.0
@@ -44,3 +27,8 @@ class Verdict:
     """Seconds times ranks of the job in the table that the slowdown cost."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Numbers behind the verdict, ready for JSON; names say units."""
+
+    @property
+    def cause_and_phase(self) -> str:
+        """The cause in words for people: `network`, `slow_rank (data_loading)`."""
+        return self.cause.value if self.phase is None else f"{self.cause.value} ({self.phase.value})"

@@ -18,10 +18,12 @@ from rankwatch.conventions.vocabulary import (
     OTHER,
     PHASES,
     TOKENS,
+    Cause,
     CollectorState,
     DriverState,
     Lifecycle,
     RankState,
+    SlowPhase,
 )
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "Record",
     "RECORDS",
     "record",
+    "Cause",
+    "SlowPhase",
     "PHASES",
     "DATA_WAIT",
     "COMMUNICATION",

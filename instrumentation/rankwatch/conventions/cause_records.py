@@ -1,4 +1,4 @@
-"""Recorded series of causes that name no rank: heavy stages, uneven data, jitter, starvation, network."""
+"""Recorded series of causes that name no rank: slow stage, unequal batches, data loading, network, jitter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankwatch.conventions.labels import Label
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
 _PLACED = (*_RUN, Label.RANK, Label.NODE, Label.STAGE)
-_CAUSE = (*_PLACED, Label.CAUSE)
+_REASON = (*_PLACED, Label.REASON)
 _GROUP = (*_RUN, Label.GROUP, Label.MEMBERS, Label.OPERATION, Label.SIZE_CLASS)
 
 
@@ -61,30 +61,30 @@ _VARIATION = (
         "Mean over steps of squared relative deviations, by term.",
     ),
     _record(
-        "rank_cause:rankwatch_step_variation:covariance",
-        _CAUSE,
-        "Variation that local time shares with work, or forward with backward (cause: work, microbatches).",
+        "rank_reason:rankwatch_step_variation:covariance",
+        _REASON,
+        "Variation that local time shares with work, or forward with backward (reason: work, microbatches).",
     ),
     _record(
-        "rank_cause:rankwatch_step_variation:correlation",
-        _CAUSE,
+        "rank_reason:rankwatch_step_variation:correlation",
+        _REASON,
         "Correlation of local time with work, and of forward with backward over the microbatches of a step.",
     ),
     _record(
-        "rank_cause:rankwatch_step_variation:sigma",
-        _CAUSE,
+        "rank_reason:rankwatch_step_variation:sigma",
+        _REASON,
         "Standard deviation of the step's own time, as a share of it, that work or microbatches explain.",
     ),
     _record(
-        "run_cause:rankwatch_data_imbalance:share",
-        (*_RUN, Label.CAUSE),
-        "Share of the step that uneven data costs, by what shows it (work, microbatches, ranks), "
+        "run_reason:rankwatch_unequal_batches:share",
+        (*_RUN, Label.REASON),
+        "Share of the step that unequal batches cost, by what shows it (work, microbatches, ranks), "
         "where it passes its test.",
     ),
     _record(
-        "run:rankwatch_data_imbalance:share",
+        "run:rankwatch_unequal_batches:share",
         _RUN,
-        "Share of the step that uneven data costs, at most what ranks wait; only where it is too much.",
+        "Share of the step that unequal batches cost, at most what ranks wait; only where it is too much.",
     ),
 )
 
@@ -111,14 +111,14 @@ _JITTER = (
     ),
 )
 
-_STARVATION = (
+_DATA_LOADING = (
     _record(
         "rank:rankwatch_step_data_wait:share",
         _PLACED,
         "Share of the step that the rank waits for data.",
     ),
     _record(
-        "run:rankwatch_data_starvation:share",
+        "run:rankwatch_slow_data_loading:share",
         _RUN,
         "Share of the step that the median rank which loads data waits for it; only where most "
         "wait too long.",
@@ -153,4 +153,4 @@ _NETWORK = (
     ),
 )
 
-CAUSE_RECORDS: tuple[Record, ...] = (*_STAGES, *_VARIATION, *_JITTER, *_STARVATION, *_NETWORK)
+CAUSE_RECORDS: tuple[Record, ...] = (*_STAGES, *_VARIATION, *_JITTER, *_DATA_LOADING, *_NETWORK)

@@ -8,8 +8,8 @@ from rankwatch.conventions.declaration import counter, gauge
 from rankwatch.conventions.labels import Label
 
 
-class IncidentCause(StrEnum):
-    """What opened an incident."""
+class IncidentKind(StrEnum):
+    """What kind of incident it is."""
 
     STALL = "stall"
     """No living rank of the node made progress for longer than its own history allows."""
@@ -40,19 +40,19 @@ INCIDENTS = (
     counter(
         "rankwatch_incidents_total",
         "1",
-        (Label.RUN, Label.CAUSE),
+        (Label.RUN, Label.KIND),
         "Times a run of this node stood still (stall) or lost a rank (lost_rank), seen in its black boxes; "
         "one for an episode, and one run has one incident at a time.",
     ),
     gauge(
         "rankwatch_incident_open",
         "1",
-        (Label.RUN, Label.CAUSE),
+        (Label.RUN, Label.KIND),
         "1 while an incident lasts, for at least a minute; 0 otherwise. It ends when progress resumes or "
         "the run does.",
     ),
     gauge(
-        "rankwatch_incident_culprit",
+        "rankwatch_incident_root_cause",
         "1",
         (Label.RUN, Label.RANK, Label.STATE, Label.PHASE),
         "1 for a rank that the diagnosis of the evidence names, up to 16 of an incident, while it is open. "

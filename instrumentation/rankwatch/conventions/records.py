@@ -17,7 +17,7 @@ _RANK = (*_RUN, Label.RANK)
 _NODE_RANK = (*_RANK, Label.NODE)
 _MEMBER = (*_NODE_RANK, Label.GROUP, Label.MEMBERS)
 _PLACED = (*_RANK, Label.NODE, Label.STAGE)
-_CAUSE = (*_PLACED, Label.CAUSE)
+_PHASE = (*_PLACED, Label.PHASE)
 
 
 def _record(name: str, labels: tuple[Label, ...], text: str) -> Record:
@@ -215,21 +215,21 @@ _STRAGGLERS = (
     ),
 )
 
-_CAUSES = (
+_PHASES = (
     _record(
-        "rank_cause:rankwatch_step_local_seconds:mean",
-        _CAUSE,
-        "Mean local seconds per step of the rank by cause: phases of one kind together.",
+        "rank_phase:rankwatch_step_local_seconds:mean",
+        _PHASE,
+        "Mean local seconds per step of the rank by phase (compute, data_loading, checkpoint, other).",
     ),
     _record(
-        "rank_cause:rankwatch_step_local_seconds:excess",
-        _CAUSE,
-        "Seconds per step by which the cause's time exceeds the median of the rank's stage.",
+        "rank_phase:rankwatch_step_local_seconds:excess",
+        _PHASE,
+        "Seconds per step by which the phase's time exceeds the median of the rank's stage.",
     ),
     _record(
-        "rank_cause:rankwatch_step_local_seconds:excess_share",
-        _CAUSE,
-        "Share of the rank's positive excess that the cause holds, where the rank stands out.",
+        "rank_phase:rankwatch_step_local_seconds:excess_share",
+        _PHASE,
+        "Share of the rank's positive excess that the phase holds, where the rank stands out.",
     ),
 )
 
@@ -238,7 +238,7 @@ RECORDS: tuple[Record, ...] = (
     *_STALLS,
     *_STEPS,
     *_STRAGGLERS,
-    *_CAUSES,
+    *_PHASES,
     *CAUSE_RECORDS,
     *COLLECTIVE_RECORDS,
 )

@@ -1,4 +1,4 @@
-"""The closed vocabularies: phases of a step, lifecycle events, states, operations."""
+"""The closed vocabularies: causes, phases of a step, lifecycle events, states, operations."""
 
 from __future__ import annotations
 
@@ -24,6 +24,40 @@ PHASES: tuple[str, ...] = (
 (time the training thread is blocked in them); what no phase claims is `other`."""
 
 CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load")
+
+
+class Cause(StrEnum):
+    """What slows a run down: one word each for alerts, the diagnosis, commands and docs."""
+
+    SLOW_RANK = "slow_rank"
+    """A rank takes longer for its own work than its peers; `SlowPhase` says for which part of it."""
+    SLOW_STAGE = "slow_stage"
+    """Every rank of a pipeline stage takes longer than the other stages."""
+    UNEQUAL_BATCHES = "unequal_batches"
+    """Batches hold unequal work, so the ranks wait for each other in turn."""
+    DATA_LOADING = "data_loading"
+    """Most ranks wait for their batches."""
+    NETWORK = "network"
+    """Transfers are slow although nobody is waited for."""
+    JITTER = "jitter"
+    """Ranks are late in turn, none of them for long."""
+    NONE = "none"
+    """Nothing slows the run down."""
+    INCONCLUSIVE = "inconclusive"
+    """Something is slow, but the measurements cannot separate causes or ranks."""
+
+
+class SlowPhase(StrEnum):
+    """The part of a slow rank's own work that grew against its peers."""
+
+    COMPUTE = "compute"
+    """Forward, backward, optimizer."""
+    DATA_LOADING = "data_loading"
+    """Waiting for the next batch."""
+    CHECKPOINT = "checkpoint"
+    """Saving, verifying or loading a checkpoint inside the step."""
+    OTHER = "other"
+    """Everything else: evaluation, other work of the host, time that no phase claims."""
 
 
 class Lifecycle(StrEnum):

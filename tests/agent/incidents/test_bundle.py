@@ -16,7 +16,7 @@ import pytest
 
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentCause
+from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.board import Culprit
 from rankwatch_agent.incidents.bundle import BundleWriter, Written
 from rankwatch_agent.incidents.error import EvidenceError
@@ -85,7 +85,7 @@ def test_a_lost_rank_is_the_culprit_whatever_the_diagnosis_says(
 ) -> None:
     """Its last words are kept; of a process there is nothing to ask."""
     lost = standing._replace(state=RankState.LOST)
-    written, bundle = write(writer(), tmp_path, lost, cause=IncidentCause.LOST_RANK)
+    written, bundle = write(writer(), tmp_path, lost, kind=IncidentKind.LOST_RANK)
     assert written.culprits == (Culprit(0, "lost", "forward"),)
     assert missing(bundle)["stacks/0.txt"] == "the rank is lost"
     assert (bundle / "stacks" / "0.last_words.txt").exists()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
 from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 
-STALL, LOST = IncidentCause.STALL, IncidentCause.LOST_RANK
+STALL, LOST = IncidentKind.STALL, IncidentKind.LOST_RANK
 
 
-def observe(
-    episodes: Episodes, moment: float, *ranks: RankCondition, run: str = "job"
-) -> list[IncidentCause]:
+def observe(episodes: Episodes, moment: float, *ranks: RankCondition, run: str = "job") -> list[IncidentKind]:
     """Causes of the incidents that these ranks of one run open at this moment."""
     opened = episodes.observe({run: run_of(ranks, run=run, moment=moment)}, moment)
-    return [each.cause for each in opened]
+    return [each.kind for each in opened]
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ def test_a_stall_that_is_over_names_nobody_any_more() -> None:
             {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, moment
         )
         found = collector.collect().series
-        wanted = ("rankwatch_incident_open", "rankwatch_incident_culprit")
+        wanted = ("rankwatch_incident_open", "rankwatch_incident_root_cause")
         return [(each.metric.name, each.value) for each in found if each.metric.name in wanted and each.value]
 
     assert series(100.0, 100.0) == [("rankwatch_incident_open", 1.0)]
     incident = board.next_waiting()
     assert incident is not None
     board.found(incident, Finding(Path("/bundle"), (Culprit(1, "hang", ""),)))
-    assert ("rankwatch_incident_culprit", 1.0) in series(100.0, 100.0)
+    assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
     moment = 201.0
     assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]

@@ -92,11 +92,11 @@ def test_a_run_that_stands_is_an_incident_with_a_bundle_and_one_that_goes_on_is_
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         for process in pair:
             go_on(process)
-        opened = 'rankwatch_incident_open{cause="stall",node="n1",run="job"} 1.0'
+        opened = 'rankwatch_incident_open{kind="stall",node="n1",run="job"} 1.0'
         until(lambda: shows(agent, opened), "the stall is seen")
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
-        assert shows(agent, 'rankwatch_incidents_total{cause="stall",node="n1",run="job"} 1.0')
-        assert shows(agent, 'rankwatch_incidents_total{cause="lost_rank",node="n1",run="job"} 0.0')
+        assert shows(agent, 'rankwatch_incidents_total{kind="stall",node="n1",run="job"} 1.0')
+        assert shows(agent, 'rankwatch_incidents_total{kind="lost_rank",node="n1",run="job"} 0.0')
     kept = bundle(tmp_path)
     boxes = sorted(path.name for path in (kept / "blackboxes" / "job").iterdir())
     assert boxes == ["0.blackbox", "1.blackbox"]
@@ -105,7 +105,7 @@ def test_a_run_that_stands_is_an_incident_with_a_bundle_and_one_that_goes_on_is_
     )
     assert (kept / "metrics" / "before.prom").exists()
     told = json.loads((kept / "manifest.json").read_text())
-    assert (told["run"], told["cause"], told["node"]) == ("job", "stall", "n1")
+    assert (told["run"], told["kind"], told["node"]) == ("job", "stall", "n1")
 
 
 def test_a_rank_that_is_killed_is_the_culprit_at_once(
@@ -117,7 +117,7 @@ def test_a_rank_that_is_killed_is_the_culprit_at_once(
     with watching(config(tmp_path, stall_seconds=3600.0)) as agent:
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         pair[1].kill()
-        lost = 'rankwatch_incident_culprit{node="n1",phase="",rank="1",run="job",state="lost"} 1.0'
+        lost = 'rankwatch_incident_root_cause{node="n1",phase="",rank="1",run="job",state="lost"} 1.0'
         until(lambda: shows(agent, lost), "the rank is named")
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 1.0'), "the bundle is there")
         assert shows(agent, lost)
@@ -144,7 +144,7 @@ def test_ranks_that_go_on_are_no_incident(tmp_path: Path) -> None:
         go_on(process)
         finished = 'rankwatch_rank_state{node="n1",rank="0",run="job",state="finished"} 1.0'
         until(lambda: shows(agent, finished), "the run has finished")
-        none = 'rankwatch_incidents_total{{cause="{}",node="n1",run="job"}} 0.0'
+        none = 'rankwatch_incidents_total{{kind="{}",node="n1",run="job"}} 0.0'
         until(lambda: shows(agent, none.format("lost_rank")), "the incidents were looked for")
         quiet = shows(agent, none.format("stall"))
     if quiet:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentCause
+from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.board import MOST_WAITING, Culprit, IncidentBoard
 from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Incident
@@ -86,7 +86,7 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing_and_is_told_once(
 ) -> None:
     """Here nothing at all may be written; a lost rank is named all the same."""
     kept = Kept(tmp_path, most_bytes=10, pause_seconds=0.0)
-    lost = incident([condition(3, state=RankState.LOST)], cause=IncidentCause.LOST_RANK)
+    lost = incident([condition(3, state=RankState.LOST)], kind=IncidentKind.LOST_RANK)
     for _ in range(3):
         kept.open(lost)
         kept.keeper.keep()

@@ -23,7 +23,7 @@ from support.agent.process import fetch, until
 from support.paths import SUPPORT
 
 RANKS = 3
-STANDS = 'rankwatch_incident_open{cause="stall",node="n1",run="job"} 1.0'
+STANDS = 'rankwatch_incident_open{kind="stall",node="n1",run="job"} 1.0'
 JOB = SUPPORT / "incidents" / "standing_job.py"
 
 
@@ -59,14 +59,14 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Pat
     hardware = build_hardware(config)
     collectors = build_collectors(config, hardware)
     labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
-    named = f"rankwatch_incident_culprit{{{labels}}} 1.0"
+    named = f"rankwatch_incident_root_cause{{{labels}}} 1.0"
     with job(config.directory, asleep), Agent(config, collectors, pages=hardware.pages) as agent:
         # One wait for each stage: all of them take their time on a busy machine.
         for what, line in {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS}.items():
             until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)
         until(lambda: any((tmp_path / "evidence").glob("*")), "evidence is being kept")
         until(lambda: named in fetch(agent.address, "/metrics").body.decode(), "the rank is named")
-        assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_culprit{") == 1
+        assert fetch(agent.address, "/metrics").body.decode().count("\nrankwatch_incident_root_cause{") == 1
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert json.loads((bundle / "manifest.json").read_text())["verdict"] == {
         "state": "hang",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
@@ -22,7 +23,6 @@ from rankwatch_diagnosis.simulation.operation_rows import OperationRows
 from rankwatch_diagnosis.simulation.replay import replay
 from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 from ..result import Row
 from .mixture import labelled, run
@@ -60,6 +60,10 @@ class Answer(NamedTuple):
     wrong_rank: bool
 
 
+_PHASES = (None, SlowPhase.COMPUTE)
+"""Of a right verdict: in these puzzles slow ranks compute slowly."""
+
+
 def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer | None:
     """Make puzzle `number` of a scenario, and ask the engine; None where this tree holds none."""
     diagnose = engine()
@@ -73,7 +77,7 @@ def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer | None:
         number=number,
         cause=str(verdict.cause),
         ranks=verdict.ranks,
-        right=verdict.cause in puzzle.causes and not wrong_rank,
+        right=verdict.cause in puzzle.causes and verdict.phase in _PHASES and not wrong_rank,
         abstained=verdict.cause in ABSTAINED and verdict.cause not in puzzle.causes,
         wrong_rank=wrong_rank,
     )
@@ -124,7 +128,7 @@ def _seen_of(job: Job, held: Callable[[OperationTable], NDArray[np.bool_]]) -> P
 
 def _with_uneven_batches(number: int, seed_base: int) -> Puzzle:
     random = np.random.default_rng([seed_base, number, 2])
-    other = Fault(cause=Cause.DATA, factor=random.uniform(1.2, 1.6))
+    other = Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.2, 1.6))
     return _two_causes(_SHAPES[number % len(_SHAPES)], other, random)
 
 
@@ -136,7 +140,7 @@ def _with_jitter(number: int, seed_base: int) -> Puzzle:
 
 def _confounded(number: int, seed_base: int) -> Puzzle:
     random = np.random.default_rng([seed_base, number, 4])
-    other = Fault(cause=Cause.DATA, factor=random.uniform(1.2, 1.6))
+    other = Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.2, 1.6))
     return _two_causes((8, 1, 1, 4), other, random, tell_work=False)
 
 
@@ -145,13 +149,13 @@ def _two_replicas(number: int, seed_base: int) -> Puzzle:
     shape = _shape(_PAIRS[number % len(_PAIRS)])
     rank = int(random.integers(shape.ranks))
     fault = Fault(
-        cause=Cause.WORKER,
+        cause=Cause.SLOW_RANK,
         ranks=(rank,),
         factor=random.uniform(1.1, 1.5),
         first_step=int(random.choice([0, 15])),
     )
     job = Job(shape=shape, fault=fault, noise=_noise(random), seed=int(random.integers(2**31)))
-    return Puzzle(simulate(job).table, (Cause.WORKER,), (rank,))
+    return Puzzle(simulate(job).table, (Cause.SLOW_RANK,), (rank,))
 
 
 def _two_causes(
@@ -164,7 +168,7 @@ def _two_causes(
     """A rank that is 10 to 50 % slower, and another cause in the same run; either may be told."""
     shape = _shape(size)
     rank = int(random.integers(shape.ranks))
-    slow = Fault(cause=Cause.WORKER, ranks=(rank,), factor=random.uniform(1.1, 1.5))
+    slow = Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=random.uniform(1.1, 1.5))
     job = Job(shape=shape, fault=other, noise=_noise(random), seed=int(random.integers(2**31)))
     setting = setting_of(job)
     healthy, one, two = (durations(setting, fault) for fault in (Fault(), slow, other))
@@ -174,7 +178,7 @@ def _two_causes(
     rows = OperationRows(shape, setting.program, job.steps)
     work = CONTEXT_TOKENS * difficulty(setting, other) if told else None
     table = rows.table(timeline, setting.draws.clock_offset_seconds, work)
-    return Puzzle(table, (Cause.WORKER, other.cause), (rank,))
+    return Puzzle(table, (Cause.SLOW_RANK, other.cause), (rank,))
 
 
 def _together(one: Floats, two: Floats, healthy: Floats) -> Floats:

@@ -7,27 +7,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
+from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, Truth, simulate
 from rankwatch_diagnosis.simulation.noise import RANKS_PER_NODE, Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
-WORKER_3 = "worker 3 %"
-WORKER_5 = "worker 5 to 10 %"
-WORKER_MORE = "worker above 10 %"
+SLOW_3 = "slow_rank 3 %"
+SLOW_5 = "slow_rank 5 to 10 %"
+SLOW_MORE = "slow_rank above 10 %"
 
+_UNEQUAL, _STAGE, HOST_WORK = "unequal_batches", "slow_stage", "slow_rank, host work"
 CYCLE = (
-    *(WORKER_5, "none", WORKER_3, "data", WORKER_MORE, "stage", "none", "network", "jitter", "host"),
-    *(WORKER_MORE, "none", WORKER_5, "data", WORKER_3, "stage", WORKER_5, "network", "jitter", "host"),
-    *(WORKER_5, "none", WORKER_MORE, "data", WORKER_3, "stage", "none", "network", "jitter", "host"),
-    *(WORKER_MORE, "none", WORKER_5, "data", WORKER_3, "stage", WORKER_5, "network", "jitter", "host"),
-    *(WORKER_5, "none", WORKER_MORE, "data", WORKER_3, "none", WORKER_MORE, "data", WORKER_3, WORKER_5),
+    *(SLOW_5, "none", SLOW_3, _UNEQUAL, SLOW_MORE, _STAGE, "none", "network", "jitter", HOST_WORK),
+    *(SLOW_MORE, "none", SLOW_5, _UNEQUAL, SLOW_3, _STAGE, SLOW_5, "network", "jitter", HOST_WORK),
+    *(SLOW_5, "none", SLOW_MORE, _UNEQUAL, SLOW_3, _STAGE, "none", "network", "jitter", HOST_WORK),
+    *(SLOW_MORE, "none", SLOW_5, _UNEQUAL, SLOW_3, _STAGE, SLOW_5, "network", "jitter", HOST_WORK),
+    *(SLOW_5, "none", SLOW_MORE, _UNEQUAL, SLOW_3, "none", SLOW_MORE, _UNEQUAL, SLOW_3, SLOW_5),
 )
-"""Class of job number i is CYCLE[i % 50]: 23 with a slow worker, 8 with nothing, 19 with another cause."""
+"""Class of job number i is CYCLE[i % 50]: 23 with a slow rank, 8 with nothing, 19 with another cause."""
 
 LEAST_COST = 1.03
-"""Slowdown below which another cause than a worker is made stronger: what costs nothing is no fault."""
+"""Slowdown below which another cause than a slow rank is made stronger: what costs nothing is no fault."""
 
 _MOST_FACTOR = 500.0
 _LARGE_SHARE = 0.04
@@ -52,7 +53,7 @@ def labelled(number: int, seed_base: int) -> Labelled:
     """Job `number` of the mixture; the same for the same seed base, whatever the others are."""
     random = np.random.default_rng([seed_base, number])
     label = CYCLE[number % len(CYCLE)]
-    shape, steps = _shape(random, pipelined=label == "stage")
+    shape, steps = _shape(random, pipelined=label == _STAGE)
     job = Job(
         shape=shape,
         noise=Noise(sigma=random.uniform(0.02, 0.05)),
@@ -65,15 +66,15 @@ def labelled(number: int, seed_base: int) -> Labelled:
 
 
 def run(job: Job) -> tuple[Job, SimulatedJob]:
-    """Simulate it; a cause other than a worker is made stronger, up to 6 times, until it costs LEAST_COST."""
+    """Simulate it; other causes than a slow rank grow, up to 6 times, until they cost LEAST_COST."""
     done = simulate(job)
-    if job.fault.cause in (Cause.WORKER, Cause.NONE):
+    if job.fault.cause is Cause.NONE or slow_compute(job.fault):
         return job, done
     for _ in range(6):
         if done.truth.active_slowdown >= LEAST_COST:
             break
         factor = 1.0 + 2.0 * (job.fault.factor - 1.0)
-        most = 2.0 if job.fault.cause is Cause.DATA else _MOST_FACTOR
+        most = 2.0 if job.fault.cause is Cause.UNEQUAL_BATCHES else _MOST_FACTOR
         job = replace(job, fault=replace(job.fault, factor=min(factor, most)))
         done = simulate(job)
     return job, done
@@ -94,35 +95,53 @@ def _fault(label: str, shape: JobShape, steps: int, random: np.random.Generator)
     later = int(random.integers(steps // 4, steps // 2 - 1))
     """A step to begin at, in the second quarter."""
     begins = later if random.random() < 0.5 else 0
-    if label.startswith("worker"):
-        return _worker(label, shape, begins, random)
-    if label == "stage":
+    if label in (SLOW_3, SLOW_5, SLOW_MORE):
+        return _slow_rank(label, shape, begins, random)
+    if label == _STAGE:
         stage = int(random.integers(shape.pipeline_parallel))
-        return Fault(cause=Cause.STAGE, stage=stage, factor=random.uniform(1.2, 1.6))
-    if label == "data":
-        return Fault(cause=Cause.DATA, factor=random.uniform(1.1, 1.7))
+        return Fault(cause=Cause.SLOW_STAGE, stage=stage, factor=random.uniform(1.2, 1.6))
+    if label == _UNEQUAL:
+        return Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.1, 1.7))
     if label == "network":
         return _network(shape, begins, later, random)
-    if label == "host":
+    if label == HOST_WORK:
         ranks = _node(shape, random) if random.random() < 0.5 else _some(shape, 1, random)
-        return Fault(cause=Cause.HOST, ranks=ranks, factor=random.uniform(8.0, 30.0), first_step=begins)
+        return Fault(
+            cause=Cause.SLOW_RANK,
+            phase=_host_phase(shape, ranks),
+            ranks=ranks,
+            factor=random.uniform(8.0, 30.0),
+            first_step=begins,
+        )
     if label == "jitter":
         share, pause = random.uniform(0.05, 0.2), random.uniform(1.05, 1.3)
         return Fault(cause=Cause.JITTER, probability=share, factor=pause)
     return Fault()
 
 
-def _worker(label: str, shape: JobShape, begins: int, random: np.random.Generator) -> Fault:
+def slow_compute(fault: Fault | Truth) -> bool:
+    """True if ranks compute slowly: the cause whose ranks the methods are asked to name."""
+    return fault.cause is Cause.SLOW_RANK and fault.phase is SlowPhase.COMPUTE
+
+
+def _host_phase(shape: JobShape, ranks: tuple[int, ...]) -> SlowPhase:
+    """Data loading where all of the ranks load data, which the first and the last stage do."""
+    ends = {0, shape.pipeline_parallel - 1}
+    loads = {shape.place(rank)[0] for rank in ranks} <= ends
+    return SlowPhase.DATA_LOADING if loads else SlowPhase.OTHER
+
+
+def _slow_rank(label: str, shape: JobShape, begins: int, random: np.random.Generator) -> Fault:
     factor = {
-        WORKER_3: 1.03,
-        WORKER_5: random.uniform(1.05, 1.10),
-        WORKER_MORE: 1.0 + 10 ** random.uniform(-1.0, 0.3),
+        SLOW_3: 1.03,
+        SLOW_5: random.uniform(1.05, 1.10),
+        SLOW_MORE: 1.0 + 10 ** random.uniform(-1.0, 0.3),
     }[label]
     count = int(random.choice([1, 2, 3], p=[0.75, 0.15, 0.10]))
-    # One worker in ten comes and goes.
+    # One slow rank in ten comes and goes.
     period = 10 if random.random() < 0.1 else None
     return Fault(
-        cause=Cause.WORKER,
+        cause=Cause.SLOW_RANK,
         ranks=_some(shape, min(count, max(1, shape.ranks // 8)), random),
         factor=factor,
         first_step=begins,

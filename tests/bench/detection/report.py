@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ..result import Result, Row, limited
 from ..spread import quantile, spread
 from .baselines import RULES
-from .mixture import LEAST_COST, WORKER_3, WORKER_5, WORKER_MORE
+from .mixture import HOST_WORK, LEAST_COST, SLOW_3, SLOW_5, SLOW_MORE
 from .tally import (
     by_baseline,
     by_engine,
@@ -30,7 +30,8 @@ RIGHT_CAUSE = 0.90
 SLOWDOWN_ERROR = 0.03
 FIRST_STEP_ERROR = 2
 
-UNBLAMED = ("none", "data", "stage", "network", "jitter")
+_SLOW_RANKS = (SLOW_3, SLOW_5, SLOW_MORE)
+UNBLAMED = ("none", "unequal_batches", "slow_stage", "network", "jitter")
 """Classes in which no rank's compute is to blame."""
 
 
@@ -47,15 +48,15 @@ def result(trials: Sequence[Trial], seed_base: int) -> Result:
 
 
 def _engine_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    yield from _worker_rows(trials)
+    yield from _slow_rank_rows(trials)
     unblamed = [trial for trial in trials if trial.label in UNBLAMED]
     accused = sum(map(falsely_named, unblamed))
     nobody = 1.0 - accused / max(1, len(unblamed))
     yield _at_least(
-        "no wrong rank named, without a slow worker", nobody, NOBODY_NAMED, f"{accused} of {len(unblamed)}"
+        "no wrong rank named, without a slow rank", nobody, NOBODY_NAMED, f"{accused} of {len(unblamed)}"
     )
-    yield _at_least("right cause, without a slow worker", share(unblamed, right_cause), RIGHT_CAUSE)
-    for label in (*UNBLAMED, "host"):
+    yield _at_least("right cause, without a slow rank", share(unblamed, right_cause), RIGHT_CAUSE)
+    for label in (*UNBLAMED, HOST_WORK):
         of_class = [trial for trial in trials if trial.label == label]
         wrong = sum(map(falsely_named, of_class))
         yield Row(
@@ -69,22 +70,22 @@ def _engine_rows(trials: Sequence[Trial]) -> Iterator[Row]:
     yield Row("engine, per million rows", f"{1e6 * taken / max(1, rows):.2f} s")
 
 
-def _worker_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    strong = [trial for trial in trials if trial.label in (WORKER_5, WORKER_MORE)]
+def _slow_rank_rows(trials: Sequence[Trial]) -> Iterator[Row]:
+    strong = [trial for trial in trials if trial.label in (SLOW_5, SLOW_MORE)]
     found = named(strong, by_engine)
     of = f"{found.right} right, {found.wrong} wrong, {found.missed} missed in {len(strong)} jobs"
-    yield _at_least("slow worker >= 5 %: precision", found.precision, PRECISION, of)
-    yield _at_least("slow worker >= 5 %: recall", found.recall, RECALL)
+    yield _at_least("slow rank >= 5 %: precision", found.precision, PRECISION, of)
+    yield _at_least("slow rank >= 5 %: recall", found.recall, RECALL)
     yield _delay_row(strong)
     told = [trial for trial in strong if right_cause(trial)]
     begun = share(told, lambda trial: first_step_error(trial) <= FIRST_STEP_ERROR)
-    yield Row("slow worker >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(told)} jobs")
-    weak = [trial for trial in trials if trial.label == WORKER_3]
+    yield Row("slow rank >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(told)} jobs")
+    weak = [trial for trial in trials if trial.label == SLOW_3]
     found = named(weak, by_engine)
-    yield _at_least("slow worker 3 %: precision", found.precision, PRECISION_3, f"{len(weak)} jobs")
-    yield Row("slow worker 3 %: recall", f"{found.recall:.1%}")
+    yield _at_least("slow rank 3 %: precision", found.precision, PRECISION_3, f"{len(weak)} jobs")
+    yield Row("slow rank 3 %: recall", f"{found.recall:.1%}")
     overall = named(trials, by_engine)
-    yield Row("all jobs: precision of named workers", f"{overall.precision:.1%}", f"{overall.wrong} wrong")
+    yield Row("all jobs: precision of named ranks", f"{overall.precision:.1%}", f"{overall.wrong} wrong")
 
 
 def _delay_row(trials: Sequence[Trial]) -> Row:
@@ -94,17 +95,17 @@ def _delay_row(trials: Sequence[Trial]) -> Row:
         float(never if each is None else each) for trial in trials for each in trial.delay_steps.values()
     ]
     if not delays:
-        return Row("slow worker >= 5 %: delay", "unknown")
+        return Row("slow rank >= 5 %: delay", "unknown")
     late = f"90 % within {quantile(delays, 0.9):g}"
-    return limited("slow worker >= 5 %: median delay", spread(delays).median, DELAY_STEPS, _steps, late)
+    return limited("slow rank >= 5 %: median delay", spread(delays).median, DELAY_STEPS, _steps, late)
 
 
 def _slowdown_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    for label, kept in (("workers", True), ("other causes", False)):
+    for label, kept in (("slow ranks", True), ("other causes", False)):
         errors = [
             error
             for trial in trials
-            if trial.label.startswith("worker") is kept and (error := slowdown_error(trial)) is not None
+            if (trial.label in _SLOW_RANKS) is kept and (error := slowdown_error(trial)) is not None
         ]
         if not errors:
             continue
@@ -115,16 +116,16 @@ def _slowdown_rows(trials: Sequence[Trial]) -> Iterator[Row]:
 
 
 def _baseline_rows(trials: Sequence[Trial]) -> Iterator[Row]:
-    strong = [trial for trial in trials if trial.label in (WORKER_5, WORKER_MORE)]
+    strong = [trial for trial in trials if trial.label in (SLOW_5, SLOW_MORE)]
     unblamed = [trial for trial in trials if trial.label in UNBLAMED]
     for name in RULES:
         namer = by_baseline(name)
         found = named(strong, namer)
         accused = share(unblamed, lambda trial, namer=namer: bool(namer(trial)))
         yield Row(
-            f"baseline, slow worker >= 5 %: {name}",
+            f"baseline, slow rank >= 5 %: {name}",
             f"precision {found.precision:.1%}, recall {found.recall:.1%}",
-            f"names a rank in {accused:.1%} of jobs without a slow worker",
+            f"names a rank in {accused:.1%} of jobs without a slow rank",
         )
 
 
@@ -141,7 +142,7 @@ def _notes(trials: Sequence[Trial], *, known: bool) -> tuple[str, ...]:
     large = sum(size >= 1024 for size in sizes)
     notes = [
         f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
-        f"Causes other than a worker cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
+        f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
         "A wrong rank is one that is not to blame; a rank with a slow link is, and so is one of a slow host.",
         "A worker that was never named counts as a delay without end.",
     ]

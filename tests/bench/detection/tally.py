@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from .trial import Trial
 
-WORKER = "worker"
+SLOW = "compute"
+"""The phase of a slow rank; of the other causes, other phases or none."""
 
 Namer = Callable[[Trial], Iterable[int]]
-"""Ranks that a method calls slow workers."""
+"""Ranks that a method calls slow ranks."""
 
 
 class Named(NamedTuple):
@@ -32,11 +33,11 @@ class Named(NamedTuple):
 
 
 def named(trials: Iterable[Trial], namer: Namer) -> Named:
-    """Slow workers named by a method."""
+    """Slow ranks named by a method."""
     right = wrong = missed = 0
     for trial in trials:
         said = set(namer(trial))
-        guilty = set(trial.truth["ranks"]) if trial.truth["cause"] == WORKER else set()
+        guilty = set(trial.truth["ranks"]) if trial.truth["phase"] == SLOW else set()
         right, wrong, missed = (
             right + len(said & guilty),
             wrong + len(said - guilty),
@@ -46,13 +47,13 @@ def named(trials: Iterable[Trial], namer: Namer) -> Named:
 
 
 def by_engine(trial: Trial) -> Sequence[int]:
-    """Slow workers that the engine names."""
+    """Slow ranks that the engine names."""
     verdict = trial.verdict
-    return verdict["ranks"] if verdict is not None and verdict["cause"] == WORKER else ()
+    return verdict["ranks"] if verdict is not None and verdict["phase"] == SLOW else ()
 
 
 def by_baseline(name: str) -> Namer:
-    """Slow workers that a baseline names."""
+    """Slow ranks that a baseline names."""
     return lambda trial: trial.baselines[name]
 
 
@@ -64,9 +65,9 @@ def falsely_named(trial: Trial) -> bool:
 def right_cause(trial: Trial) -> bool:
     """Whether the engine tells the cause, and of a stage also which one."""
     verdict, truth = trial.verdict, trial.truth
-    if verdict is None or verdict["cause"] != truth["cause"]:
+    if verdict is None or (verdict["cause"], verdict["phase"]) != (truth["cause"], truth["phase"]):
         return False
-    return truth["cause"] != "stage" or list(verdict["stages"]) == list(truth["stages"])
+    return truth["cause"] != "slow_stage" or list(verdict["stages"]) == list(truth["stages"])
 
 
 def slowdown_error(trial: Trial) -> float | None:

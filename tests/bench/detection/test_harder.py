@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.detection.harder import SCENARIOS, SHORT_STEPS, Answer, attempt_harder, harder_rows
-from rankwatch_diagnosis.straggler.verdict import Cause
+from rankwatch.conventions import Cause
 
 
 def test_every_scenario_gives_a_table_and_says_who_may_be_named() -> None:
@@ -28,7 +28,7 @@ def test_a_part_of_a_job_is_a_part() -> None:
 def test_with_two_causes_either_may_be_told() -> None:
     """Of ranks only the slow one."""
     puzzle = SCENARIOS["slow rank and unequal microbatches"](0, 5)
-    assert puzzle.causes == (Cause.WORKER, Cause.DATA)
+    assert puzzle.causes == (Cause.SLOW_RANK, Cause.UNEQUAL_BATCHES)
     assert len(puzzle.ranks) == 1
 
 

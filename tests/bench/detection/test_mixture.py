@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from bench.detection.baselines import baseline_names
-from bench.detection.mixture import CYCLE, LEAST_COST, labelled, run
+from bench.detection.mixture import CYCLE, HOST_WORK, LEAST_COST, labelled, run
 from bench.detection.trial import prefix
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,7 +30,7 @@ def test_every_class_occurs_and_every_job_can_be_simulated() -> None:
         assert 8 <= each.job.shape.ranks <= 1024
         assert 0.02 <= each.job.noise.sigma <= 0.05
         assert each.label.startswith(str(each.job.fault.cause))
-    assert {each.job.fault.cause for each in jobs} == set(Cause) - {Cause.INCONCLUSIVE}
+    assert {each.job.fault.cause for each in jobs} == set(Cause) - {Cause.DATA_LOADING, Cause.INCONCLUSIVE}
     assert any(each.job.shape.ranks == 1024 for each in jobs)
 
 
@@ -40,7 +40,7 @@ def test_a_job_depends_on_its_number_and_the_seed_base_alone() -> None:
     assert labelled(17, 1).job.seed != labelled(17, 2).job.seed
 
 
-@pytest.mark.parametrize("label", ["network", "host", "data", "jitter", "stage"])
+@pytest.mark.parametrize("label", ["network", HOST_WORK, "unequal_batches", "jitter", "slow_stage"])
 def test_a_cause_other_than_a_worker_costs_something(label: str) -> None:
     """Too weak a fault is made stronger."""
     numbers = [number for number in range(100) if CYCLE[number % 50] == label]
@@ -52,7 +52,7 @@ def test_a_cause_other_than_a_worker_costs_something(label: str) -> None:
 
 def test_the_baselines_find_a_gross_straggler_and_some_name_a_healthy_rank() -> None:
     """Four of four on one rank at half its speed; two of four always name somebody."""
-    fault = Fault(cause=Cause.WORKER, ranks=(3,), factor=2.0)
+    fault = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=2.0)
     sick = baseline_names(simulate(Job(shape=JobShape(), fault=fault, steps=5)).table)
     assert sick["ratio to the fastest below 0.75"] == sick["median + 3 MAD"] == (3,)
     assert sick["shortest wait of the job"] == (3,)
@@ -84,7 +84,7 @@ def test_the_command_prints_its_table_and_writes_every_trial(tmp_path: Path) -> 
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "| baseline, slow worker >= 5 %: slowest step" in done.stdout
+    assert "| baseline, slow rank >= 5 %: slowest step" in done.stdout
     written = json.loads((tmp_path / "detection.json").read_text())
     assert [each["number"] for each in written["samples"]["trials"]] == [0, 1, 2]
     assert written["seed_base"] == 1

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 from .baselines import baseline_names
-from .mixture import labelled, run
+from .mixture import labelled, run, slow_compute
 
 ENGINE = "rankwatch_diagnosis.straggler.engine"
 
@@ -39,7 +40,7 @@ class Trial:
     verdict: Mapping[str, Any] | None
     """Without the evidence; None where there is no engine."""
     delay_steps: Mapping[int, int | None]
-    """Of each slow worker: the shortest prefix, in steps since the fault began, in which it was named."""
+    """Of each slow rank: the shortest prefix, in steps since the fault began, in which it was named."""
     seconds: float
     """What the diagnosis of the whole table took."""
     baselines: Mapping[str, Sequence[int]]
@@ -57,7 +58,7 @@ def attempt(number: int, seed_base: int) -> Trial:
         began = time.perf_counter()
         verdict = diagnose(done.table)
         seconds = time.perf_counter() - began
-        if truth.cause is Cause.WORKER:
+        if slow_compute(truth):
             delays = _delays(diagnose, done.table, truth.ranks, truth.first_step or 0, verdict)
     return Trial(
         number=number,
@@ -118,13 +119,14 @@ def _delays(
 
 def _note(delays: dict[int, int | None], verdict: Verdict, since: int) -> None:
     for rank, delay in delays.items():
-        if delay is None and verdict.cause is Cause.WORKER and rank in verdict.ranks:
+        if delay is None and verdict.phase is SlowPhase.COMPUTE and rank in verdict.ranks:
             delays[rank] = since
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "cause": str(verdict.cause),
+        "phase": verdict.phase and str(verdict.phase),
         "ranks": [int(rank) for rank in verdict.ranks],
         "stages": [int(stage) for stage in verdict.stages],
         "first_step": verdict.first_step,

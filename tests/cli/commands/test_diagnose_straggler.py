@@ -31,9 +31,10 @@ def test_the_json_form_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(path.read_text() + "0,0,forward,compute,0,-1,0,0,0,\n")
     assert main(["diagnose", "straggler", str(path), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
-    keys = ["cause", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds", "evidence"]
+    keys = ["cause", "phase", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds", "evidence"]
     assert list(verdict) == keys
-    assert (verdict["cause"], verdict["ranks"], verdict["first_step"]) == ("worker", [3], 0)
+    assert (verdict["cause"], verdict["phase"], verdict["ranks"]) == ("slow_rank", "compute", [3])
+    assert verdict["first_step"] == 0
     assert verdict["slowdown"] == pytest.approx(1.2, abs=0.1)
     assert verdict["evidence"]["skipped_rows"] == {"with a negative duration": 1}
 
@@ -43,7 +44,7 @@ def test_the_verdict_comes_first_for_a_person(tmp_path: Path, capsys: pytest.Cap
     path = write(SmallJob(steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
     assert main(["diagnose", "straggler", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "worker: rank 3: computes more slowly than its peers"
+    assert lines[0] == "slow_rank: rank 3: computes more slowly than its peers"
     assert lines[1].startswith("the run is ") and "rank-seconds lost" in lines[1]
     assert any("slower_by_ratio" in line for line in lines[2:])
     assert "\033" not in "".join(lines)

@@ -14,11 +14,11 @@ from support.agent.process import rankwatch
 def test_a_slowdown_writes_tables_and_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In each form asked for; what is printed is what is written."""
     output = tmp_path / "job"
-    flags = ["--fault", "worker", "--ranks", "1,3", "--factor", "1.5", "--first-step", "2", "--steps", "5"]
+    flags = ["--fault", "slow_rank", "--ranks", "1,3", "--factor", "1.5", "--first-step", "2", "--steps", "5"]
     assert main(["simulate", str(output), *flags, "--format", "csv", "--format", "parquet"]) == 0
     truth = json.loads(capsys.readouterr().out)
     assert truth == json.loads((output / "truth.json").read_text())
-    assert (truth["cause"], truth["ranks"], truth["first_step"]) == ("worker", [1, 3], 2)
+    assert (truth["cause"], truth["ranks"], truth["first_step"]) == ("slow_rank", [1, 3], 2)
     assert truth["slowdown"] > 1.1
     assert {path.name for path in output.iterdir()} == {
         "operations.csv",
@@ -44,7 +44,7 @@ def test_culprits_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureF
     chosen = []
     for number, seed in enumerate(("3", "3", "4", "5", "6")):
         output = str(tmp_path / str(number))
-        flags = ["--fault", "worker", "--culprits", "2", "--seed", seed, "--steps", "2"]
+        flags = ["--fault", "slow_rank", "--culprits", "2", "--seed", seed, "--steps", "2"]
         assert main(["simulate", output, *flags]) == 0
         chosen.append(tuple(json.loads(capsys.readouterr().out)["ranks"]))
     assert all(len(each) == 2 for each in chosen)
@@ -55,9 +55,9 @@ def test_culprits_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--fault", "worker", "--ranks", "8"], "rank is 8, expected 0 to 7"),
-        (["--fault", "worker", "--culprits", "9"], "--culprits is 9, expected 1 to 8"),
-        (["--fault", "worker", "--ranks", "x"], "'x' is no list of ranks such as 3,5"),
+        (["--fault", "slow_rank", "--ranks", "8"], "rank is 8, expected 0 to 7"),
+        (["--fault", "slow_rank", "--culprits", "9"], "--culprits is 9, expected 1 to 8"),
+        (["--fault", "slow_rank", "--ranks", "x"], "'x' is no list of ranks such as 3,5"),
         (["--fault", "skip", "--format", "csv"], "--format is 'csv', expected pickle or json for fault skip"),
         (
             ["--format", "pickle"],
@@ -95,6 +95,6 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_slow_stage_that_is_not_named_is_told_as_missing(tmp_path: Path) -> None:
     """And a stage that the job has not is told with those that it has."""
-    job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "stage")
-    assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault stage needs a stage\n"
+    job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "slow_stage")
+    assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault slow_stage needs a stage\n"
     assert "stage is 2, expected 0 to 1" in rankwatch("simulate", *job, "--stage", "2").stderr

@@ -59,7 +59,7 @@ def test_a_bundle_is_read_with_its_flight_recorders(tmp_path: Path) -> None:
 
 def test_a_bundle_tells_which_ranks_lived_when_they_were_copied(tmp_path: Path) -> None:
     """And when that was: a copy alone knows neither."""
-    hung(tmp_path / "blackboxes", HangKind.DATA_LOADING)
+    hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
     ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
     told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
     (tmp_path / "ranks.json").write_text(json.dumps(told))
@@ -152,7 +152,7 @@ def test_the_human_form_begins_with_the_verdict_and_json_says_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """State, rank, group and phase in one line; no colours where no terminal is."""
-    hung(tmp_path, HangKind.DATA_LOADING)
+    hung(tmp_path, HangKind.STUCK_DATA)
     assert main(["diagnose", "run", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     first = (

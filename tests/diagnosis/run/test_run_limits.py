@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
@@ -17,7 +18,7 @@ from rankwatch_diagnosis.run.waiting import (
     judge_waiting,
     stall_seconds,
 )
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 from support.diagnosis.run_boxes import RankBox, boxes_seen
 from support.training.ranks import rank
 
@@ -34,12 +35,12 @@ def test_a_rank_that_costs_a_run_less_than_one_percent_is_not_named(
     slowdown: float, named: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the straggler engine found is told all the same, with its cause."""
-    found = Verdict(cause=Cause.WORKER, ranks=(1,), slowdown=slowdown)
+    found = Verdict(cause=Cause.SLOW_RANK, phase=SlowPhase.COMPUTE, ranks=(1,), slowdown=slowdown)
     monkeypatch.setattr("rankwatch_diagnosis.run.engine._straggler", lambda _: found)
     with rank(tmp_path, "steps(2); ready()", world=2):
         verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks, verdict.straggler) == (RunState.RUNNING, named, found)
-    assert "cause: worker" in verdict.why
+    assert "cause: slow_rank (compute)" in verdict.why
     assert ("rank 1" in verdict.why) is bool(named)
 
 

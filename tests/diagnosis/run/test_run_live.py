@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.diagnosis.run_ranks import gloo_run
 
 DEADLINE_SECONDS = 120.0
@@ -69,5 +69,5 @@ def test_a_living_run_with_a_slow_rank_is_running_and_names_it(tmp_path: Path) -
         verdict = verdict_when(tmp_path, lambda each: bool(each.ranks))
     assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (2,))
     assert verdict.straggler is not None
-    assert verdict.straggler.cause is Cause.WORKER
+    assert verdict.straggler.cause is Cause.SLOW_RANK
     assert verdict.straggler.slowdown > 1.5

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.run.engine import diagnose_run, unclear
@@ -16,7 +17,7 @@ from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.hang.dumps.source import read_source
@@ -27,17 +28,17 @@ from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.training.blackbox import of_kind
 
 _MESH = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
 _FAULTS = {
     "none": Fault(),
-    "worker": Fault(cause=Cause.WORKER, ranks=(5,), factor=1.3, first_step=8),
-    "stage": Fault(cause=Cause.STAGE, stage=1, factor=1.5),
-    "data": Fault(cause=Cause.DATA, factor=1.5),
+    "worker": Fault(cause=Cause.SLOW_RANK, ranks=(5,), factor=1.3, first_step=8),
+    "stage": Fault(cause=Cause.SLOW_STAGE, stage=1, factor=1.5),
+    "data": Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.5),
     "network": Fault(cause=Cause.NETWORK, factor=3.0, first_step=12),
-    "host": Fault(cause=Cause.HOST, ranks=(2,), factor=10.0),
+    "data loading": Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.DATA_LOADING, ranks=(2,), factor=20.0),
+    "other": Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.OTHER, ranks=(2,), factor=20.0),
 }
 
 
@@ -50,13 +51,14 @@ def boxes_of(directory: Path) -> Boxes:
 @pytest.mark.parametrize("shape", [JobShape(data_parallel=8), _MESH], ids=["data parallel", "mesh"])
 def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape, tmp_path: Path) -> None:
     """Cause, ranks and stages, and nearly the same cost: the first step of a process is left out."""
-    if fault.cause is Cause.STAGE and shape.pipeline_parallel == 1:
+    if fault.cause is Cause.SLOW_STAGE and shape.pipeline_parallel == 1:
         fault = Fault()
     job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, tell_work=True))
     write_job_boxes(job.table, shape, tmp_path, run="job", seed=3)
     by_table, by_boxes = diagnose(job.table), diagnose(operation_table(boxes_of(tmp_path)))
-    assert (by_boxes.cause, by_boxes.ranks, by_boxes.stages) == (
+    assert (by_boxes.cause, by_boxes.phase, by_boxes.ranks, by_boxes.stages) == (
         by_table.cause,
+        by_table.phase,
         by_table.ranks,
         by_table.stages,
     )
@@ -71,7 +73,7 @@ def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape
         (HangKind.SLEEP, Plane.DATA),
         (HangKind.SLEEP, Plane.PIPELINE),
         (HangKind.KILLED, Plane.WORLD),
-        (HangKind.DATA_LOADING, Plane.DATA),
+        (HangKind.STUCK_DATA, Plane.DATA),
         (HangKind.SKIP, Plane.TENSOR),
         (HangKind.OTHER_OPERATION, Plane.DATA),
     ],
@@ -111,7 +113,7 @@ def test_a_seed_gives_the_same_boxes_again(tmp_path: Path) -> None:
 
 def test_a_rank_that_sleeps_in_the_loader_has_that_phase_open(tmp_path: Path) -> None:
     """And the others have enqueued what they wait in."""
-    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.DATA_LOADING, ranks=(1,)))
+    job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.STUCK_DATA, ranks=(1,)))
     write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
     boxes = boxes_of(tmp_path).by_rank
     assert boxes[1].open_phase is not None
@@ -126,7 +128,7 @@ def test_boxes_that_would_fill_a_disk_are_refused() -> None:
         check_size(65_536, 10_000)
 
 
-@pytest.mark.parametrize("fault", ["worker", "skip"])
+@pytest.mark.parametrize("fault", ["slow_rank", "skip"])
 def test_the_command_writes_boxes_beside_its_other_files(
     fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.simulation.fault import Fault
@@ -14,17 +15,18 @@ from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.sequence_lengths import squared_lengths
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
 CLEAN = Job(shape=SHAPE, steps=20, seed=7)
 FAULTS = [
-    Fault(cause=Cause.WORKER, ranks=(3, 9), factor=1.3),
-    Fault(cause=Cause.STAGE, stage=1, factor=1.3),
-    Fault(cause=Cause.DATA, factor=1.5),
+    Fault(cause=Cause.SLOW_RANK, ranks=(3, 9), factor=1.3),
+    Fault(cause=Cause.SLOW_STAGE, stage=1, factor=1.3),
+    Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.5),
     Fault(cause=Cause.NETWORK, factor=3.0),
     Fault(cause=Cause.NETWORK, ranks=(5,), factor=3.0),
-    Fault(cause=Cause.HOST, ranks=(2,), factor=30.0),
+    Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.OTHER, ranks=(2,), factor=30.0),
+    Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.DATA_LOADING, ranks=(2,), factor=30.0),
+    Fault(cause=Cause.DATA_LOADING, factor=30.0),
     Fault(cause=Cause.JITTER, factor=1.3, probability=0.2),
 ]
 
@@ -41,31 +43,38 @@ def test_the_same_seed_is_the_same_job_and_another_seed_is_not() -> None:
     assert not np.allclose(one.duration_seconds, other.duration_seconds)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{len(fault.ranks)}")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{fault.phase}-{len(fault.ranks)}")
 def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -> None:
-    """Compute of a worker, a stage, long data and pauses; host work of a host; transfers of a network."""
+    """Work of a rank by its phase, compute of a stage, unequal batches and pauses, loading, transfers."""
     clean = simulate(CLEAN).table
     faulty = simulate(replace(CLEAN, fault=fault)).table
     compute = local(faulty, Kind.COMPUTE) / local(clean, Kind.COMPUTE)
-    host = local(faulty, Kind.OTHER) / local(clean, Kind.OTHER)
+    loading = local(faulty, Kind.DATA) / local(clean, Kind.DATA)
+    other = local(faulty, Kind.OTHER) / local(clean, Kind.OTHER)
     rank = clean.rank[clean.kind == Kind.COMPUTE]
-    if fault.cause is Cause.WORKER:
+    slow_phase = fault.phase if fault.cause is Cause.SLOW_RANK else None
+    if slow_phase is SlowPhase.COMPUTE:
         assert compute[np.isin(rank, fault.ranks)] == pytest.approx(1.3)
         assert compute[~np.isin(rank, fault.ranks)] == pytest.approx(1.0)
-    elif fault.cause is Cause.STAGE:
+    elif fault.cause is Cause.SLOW_STAGE:
         optimizer = clean.operation[clean.kind == Kind.COMPUTE] == clean.operations.index("optimizer")
         assert compute[(rank >= 8) & ~optimizer] == pytest.approx(1.3)
         assert compute[(rank < 8) | optimizer] == pytest.approx(1.0)
-    elif fault.cause in (Cause.NETWORK, Cause.HOST):
+    elif slow_phase is not None or fault.cause in (Cause.NETWORK, Cause.DATA_LOADING):
         assert compute == pytest.approx(1.0)
     else:
         assert compute.std() > 0.05
-    struck = clean.rank[clean.kind == Kind.OTHER] == 2
-    assert host[~struck] == pytest.approx(1.0)
-    assert host[struck] == pytest.approx(30.0 if fault.cause is Cause.HOST else 1.0)
+    for phase, kind, factors in (
+        (SlowPhase.DATA_LOADING, Kind.DATA, loading),
+        (SlowPhase.OTHER, Kind.OTHER, other),
+    ):
+        everywhere = 30.0 if kind is Kind.DATA and fault.cause is Cause.DATA_LOADING else 1.0
+        struck = clean.rank[clean.kind == kind] == 2
+        assert factors[~struck] == pytest.approx(everywhere)
+        assert factors[struck] == pytest.approx(30.0 if slow_phase is phase else everywhere)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{len(fault.ranks)}")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{fault.phase}-{len(fault.ranks)}")
 def test_a_fault_costs_time_and_the_truth_says_how_much(fault: Fault) -> None:
     """Slowdown and lost rank-seconds are those of the measured run against the run without the fault."""
     clean, faulty = simulate(CLEAN), simulate(replace(CLEAN, fault=fault))
@@ -86,7 +95,7 @@ def test_a_clean_job_costs_nothing() -> None:
 def test_a_fault_that_comes_and_goes_is_there_in_its_episodes_only() -> None:
     """From step 4, for 12 steps, 2 of every 4."""
     fault = Fault(
-        cause=Cause.WORKER, ranks=(0,), factor=2.0, first_step=4, duration=12, period=4, active_share=0.5
+        cause=Cause.SLOW_RANK, ranks=(0,), factor=2.0, first_step=4, duration=12, period=4, active_share=0.5
     )
     expected = [4, 5, 8, 9, 12, 13]
     assert np.flatnonzero(fault.active(20)).tolist() == expected
@@ -111,7 +120,7 @@ def test_work_units_tell_the_cost_of_each_microbatch() -> None:
             0.0,
         )
     )
-    fault = Fault(cause=Cause.DATA, factor=1.6)
+    fault = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
     table = simulate(replace(CLEAN, noise=noise, fault=fault, tell_work=True)).table
     forward = (table.operation == table.operations.index("forward")) & (table.stage == 0)
     rate = table.duration_seconds[forward] / table.work[forward]
@@ -161,13 +170,20 @@ def test_squared_lengths_vary_with_a_heavy_tail_around_one() -> None:
     [
         (replace(CLEAN, steps=0), "steps is 0, expected at least 1"),
         (replace(CLEAN, seed=-1), "seed is -1, expected at least 0"),
-        (replace(CLEAN, fault=Fault(cause=Cause.WORKER)), "fault worker needs ranks"),
-        (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(16,))), "rank is 16, expected 0 to 15"),
-        (replace(CLEAN, fault=Fault(cause=Cause.WORKER, ranks=(1, 1))), "expected each one once"),
-        (replace(CLEAN, fault=Fault(cause=Cause.STAGE)), "fault stage needs a stage"),
+        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK)), "fault slow_rank needs ranks"),
+        (
+            replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, phase=SlowPhase.CHECKPOINT, ranks=(1,))),
+            "phase is checkpoint, expected one of compute, data_loading, other",
+        ),
+        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, ranks=(16,))), "rank is 16, expected 0 to 15"),
+        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_RANK, ranks=(1, 1))), "expected each one once"),
+        (replace(CLEAN, fault=Fault(cause=Cause.SLOW_STAGE)), "fault slow_stage needs a stage"),
         (replace(CLEAN, fault=Fault(factor=1.0)), "factor is 1.0, expected above 1"),
         (replace(CLEAN, fault=Fault(factor=float("nan"))), "factor is nan, expected above 1"),
-        (replace(CLEAN, fault=Fault(cause=Cause.DATA, factor=3.0)), "expected at most 2 for data"),
+        (
+            replace(CLEAN, fault=Fault(cause=Cause.UNEQUAL_BATCHES, factor=3.0)),
+            "expected at most 2 for unequal_batches",
+        ),
         (replace(CLEAN, fault=Fault(first_step=20)), "first step is 20, expected 0 to 19"),
         (replace(CLEAN, fault=Fault(duration=0)), "duration is 0, expected at least 1 step"),
         (replace(CLEAN, fault=Fault(period=1)), "period is 1, expected at least 2 steps"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Workload
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 SILENT = Noise(
     drift_sigma=0,
@@ -53,7 +53,7 @@ def test_a_pipeline_has_the_bubble_of_the_textbook(stages: int, microbatches: in
 
 def test_all_replicas_wait_for_the_slowest_one() -> None:
     """Four microbatches of 3 s, at 1.5 on one rank: the step takes 18 s, of which the others wait 6."""
-    fault = Fault(cause=Cause.WORKER, ranks=(2,), factor=1.5)
+    fault = Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.5)
     done = run(JobShape(data_parallel=4, microbatches=4), fault)
     assert done.step_seconds == pytest.approx([18.0] * 3)
     reduce = rows(done.table, "all_reduce") & (done.table.step == 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 SHAPE = JobShape(data_parallel=8, pipeline_parallel=2)
 PAUSES = Fault(cause=Cause.JITTER, probability=0.1, factor=1.1)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), [(16, 4), (64, 2), (128, 4)])
 def test_even_microbatches_would_cost_what_the_simulator_says(replicas: int, microbatches: int) -> None:
     """Many ranks, one stage, no work units: the slowest of them sets the step, and keeps its noise."""
-    fault = Fault(cause=Cause.DATA, factor=1.6)
+    fault = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
     shape = JobShape(data_parallel=replicas, microbatches=microbatches)
-    _check(Job(shape=shape, fault=fault, noise=Noise(sigma=0.03), seed=5), Cause.DATA)
+    _check(Job(shape=shape, fault=fault, noise=Noise(sigma=0.03), seed=5), Cause.UNEQUAL_BATCHES)
 
 
 @pytest.mark.parametrize("replicas", [8, 256])
@@ -28,14 +29,23 @@ def test_a_run_without_any_delays_would_cost_what_the_simulator_says(replicas: i
     _check(Job(shape=shape, fault=fault, noise=Noise(sigma=0.045), seed=6, steps=24), Cause.JITTER, 0.01)
 
 
-def test_a_node_that_holds_a_whole_stage_costs_all_of_its_host_work() -> None:
+@pytest.mark.parametrize(
+    ("phase", "cause", "kind"),
+    [
+        (SlowPhase.DATA_LOADING, Cause.DATA_LOADING, "data"),
+        (SlowPhase.OTHER, Cause.SLOW_STAGE, "other"),
+    ],
+)
+def test_a_node_that_holds_a_whole_stage_costs_all_of_its_host_work(
+    phase: SlowPhase, cause: Cause, kind: str
+) -> None:
     """Loading of data, which two stages do, and work that all stages do."""
-    fault = Fault(cause=Cause.HOST, ranks=tuple(range(8)), factor=15.0, first_step=12)
+    fault = Fault(cause=Cause.SLOW_RANK, phase=phase, ranks=tuple(range(8)), factor=30.0, first_step=12)
     shape = JobShape(data_parallel=8, pipeline_parallel=4, microbatches=8)
-    verdict = _check(Job(shape=shape, fault=fault, seed=7), Cause.HOST)
+    verdict = _check(Job(shape=shape, fault=fault, seed=7), cause)
     assert verdict.ranks == ()
     work = verdict.evidence["host_work"]
-    assert {each["kind"] for each in work} == {"data", "other"}  # type: ignore[attr-defined]
+    assert {each["kind"] for each in work} == {kind}  # type: ignore[attr-defined]
 
 
 def _check(job: Job, cause: Cause, within: float = 0.03) -> Verdict:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.diagnosis.operations import SmallJob, changed, some_rows
 
 SHAPES = [(8, 1), (4, 4), (8, 2), (16, 1)]
@@ -27,7 +27,7 @@ def test_the_rank_that_computes_slowly_is_named(dp: int, pp: int, factor: float)
     """In every shape of job, down to 5 %, with its size."""
     job = SmallJob(dp=dp, pp=pp).slow_rank(5, factor)
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.WORKER, (5,))
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (5,))
     (told,) = verdict.evidence["slow_ranks"]  # type: ignore[misc, attr-defined]
     assert told["slower_by_ratio"] == pytest.approx(factor - 1.0, abs=0.02)
 
@@ -41,7 +41,7 @@ def test_the_first_step_is_where_it_began() -> None:
 def test_an_episode_that_is_over_is_found() -> None:
     """The median of the whole run would not show it."""
     verdict = diagnose(SmallJob().slow_rank(2, 1.3, first=5, end=13).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.WORKER, (2,), 5)
+    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (2,), 5)
 
 
 def test_several_slow_ranks_are_all_named() -> None:
@@ -71,14 +71,14 @@ def test_the_replay_follows_the_pipeline(messages: bool) -> None:
 def test_unequal_microbatches_are_data_and_no_rank(dp: int, pp: int) -> None:
     """A long batch is long wherever it goes."""
     verdict = diagnose(SmallJob(dp=dp, pp=pp).uneven(0.3).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.DATA, ())
+    assert (verdict.cause, verdict.ranks) == (Cause.UNEQUAL_BATCHES, ())
 
 
 def test_a_slow_rank_is_seen_through_unequal_microbatches() -> None:
     """Its replica's other ranks had the same batches."""
     verdict = diagnose(SmallJob(dp=4, pp=4).uneven(0.3).slow_rank(6, 1.2).table())
-    assert (verdict.cause, verdict.ranks) == (Cause.WORKER, (6,))
-    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["data"]  # type: ignore[attr-defined]
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
+    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["unequal_batches"]  # type: ignore[attr-defined]
 
 
 def test_work_units_tell_a_slow_rank_from_long_batches() -> None:
@@ -93,7 +93,7 @@ def test_a_rank_that_always_gets_more_work_is_not_slow() -> None:
     job = SmallJob().slow_rank(3, 1.3)
     job.work = 1000.0 * job.compute[:, :, 0, :].copy()
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.DATA, ())
+    assert (verdict.cause, verdict.ranks) == (Cause.UNEQUAL_BATCHES, ())
 
 
 def test_it_abstains_where_rank_and_data_are_confounded() -> None:
@@ -121,7 +121,7 @@ def test_of_two_ranks_neither_is_the_odd_one(pp: int) -> None:
 def test_of_two_ranks_the_one_that_became_slower_is_named() -> None:
     """Its own past is the comparison."""
     verdict = diagnose(SmallJob(dp=2, pp=4).slow_rank(1, 1.2, first=12).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.WORKER, (1,), 12)
+    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (1,), 12)
 
 
 def test_with_one_replica_a_heavy_stage_and_a_slow_rank_are_the_same() -> None:
@@ -135,7 +135,7 @@ def test_a_stage_that_is_heavy_in_every_replica_is_the_stage() -> None:
     job = SmallJob(dp=4, pp=4)
     job.compute[:, :, 3] *= 1.3
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.STAGE, (), (3,))
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_STAGE, (), (3,))
 
 
 def test_an_end_stage_a_little_heavier_by_design_is_no_fault() -> None:
@@ -191,20 +191,21 @@ def test_a_wait_for_a_rank_outside_the_table_is_not_called_network() -> None:
     assert "missing" in str(verdict.evidence["why"])
 
 
-def test_a_rank_that_waits_for_its_data_is_a_case_for_the_host() -> None:
+def test_a_rank_that_waits_for_its_data_is_a_slow_rank_in_data_loading() -> None:
     """Its compute is as fast as its peers'."""
     job = SmallJob()
     job.loading[8:, 3] *= 8.0
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.HOST, (3,), 8)
+    assert (verdict.cause, verdict.phase) == (Cause.SLOW_RANK, SlowPhase.DATA_LOADING)
+    assert (verdict.ranks, verdict.first_step) == ((3,), 8)
 
 
-def test_a_stage_whose_ranks_all_load_slowly_is_a_case_for_the_host_without_a_name() -> None:
+def test_a_stage_whose_ranks_all_load_slowly_is_named_as_data_loading_and_no_rank() -> None:
     """A stage has no peers, and may load more by design."""
     job = SmallJob(dp=4, pp=4)
     job.loading[:, :, 3] *= 20.0
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.HOST, ())
+    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, ())
     assert verdict.evidence["stages"] == [3]
 
 
@@ -213,7 +214,7 @@ def test_where_all_ranks_wait_for_data_none_is_named() -> None:
     job = SmallJob()
     job.loading *= 15.0
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks) == (Cause.HOST, ())
+    assert (verdict.cause, verdict.ranks) == (Cause.DATA_LOADING, ())
     assert verdict.evidence["slowdown_is_upper_bound"] is True
 
 

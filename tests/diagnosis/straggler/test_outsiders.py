@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.diagnosis.operations import SmallJob, some_rows
 
 
@@ -24,7 +24,7 @@ def test_the_first_ranks_of_a_job_wait_for_others_and_the_network_is_not_blamed(
 def test_a_stage_without_its_neighbours_does_not_blame_the_network() -> None:
     """Nobody in the table sends what it receives, though its ranks count from 0 without a gap."""
     shape = JobShape(data_parallel=8, pipeline_parallel=2)
-    fault = Fault(cause=Cause.STAGE, stage=1, factor=1.5, first_step=16)
+    fault = Fault(cause=Cause.SLOW_STAGE, stage=1, factor=1.5, first_step=16)
     table = simulate(Job(shape=shape, fault=fault)).table
     verdict = diagnose(some_rows(table, table.stage == 0))
     assert verdict.cause in (Cause.INCONCLUSIVE, Cause.NONE)

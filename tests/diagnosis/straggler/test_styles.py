@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.diagnosis.operation_styles import on_wall_clocks, transfers_only, with_gaps, without
 from support.diagnosis.operations import SmallJob
 
@@ -17,7 +17,7 @@ def test_a_first_step_that_compiles_hides_no_slow_rank() -> None:
     verdict = diagnose(_compiling(SmallJob(dp=8)).table())
     assert (verdict.cause, verdict.ranks) == (Cause.NONE, ())
     verdict = diagnose(_compiling(SmallJob(dp=8)).slow_rank(5, 1.2).table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.WORKER, (5,), 0)
+    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (5,), 0)
 
 
 def test_one_step_that_is_late_everywhere_is_an_event() -> None:
@@ -36,7 +36,7 @@ def test_a_few_late_steps_in_a_row_are_a_turn_where_ranks_are_late_in_turn() -> 
     job.compute *= np.where(late, 1.5, 1.0)
     verdict = diagnose(job.table())
     assert (verdict.cause, verdict.ranks) == (Cause.JITTER, ())
-    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["worker"]  # type: ignore[attr-defined]
+    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["slow_rank"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("pp", [2, 4])
@@ -47,7 +47,7 @@ def test_stages_are_found_where_the_table_does_not_tell_them(pp: int) -> None:
     assert diagnose(without(job.table(), "stage")).cause is Cause.NONE
     slow = SmallJob(dp=4, pp=pp).slow_rank(5, 1.3).table()
     verdict = diagnose(without(slow, "stage"))
-    assert (verdict.cause, verdict.ranks) == (Cause.WORKER, (5,))
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (5,))
     assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=pp)), rel=0.03)
 
 
@@ -56,7 +56,7 @@ def test_a_heavy_stage_that_is_not_told_names_none_of_its_ranks() -> None:
     job = SmallJob(dp=4, pp=4)
     job.compute[:, :, 2] *= 1.4
     verdict = diagnose(without(job.table(), "stage", "group"))
-    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.STAGE, (), (2,))
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_STAGE, (), (2,))
 
 
 @pytest.mark.parametrize("pp", [1, 4])
@@ -82,7 +82,7 @@ def test_ranks_left_out_of_some_steps_change_no_cost() -> None:
     job.compute[:, :, 1] *= 1.4
     heavy = job.table()
     verdict = diagnose(with_gaps(heavy, 0.06))
-    assert (verdict.cause, verdict.stages) == (Cause.STAGE, (1,))
+    assert (verdict.cause, verdict.stages) == (Cause.SLOW_STAGE, (1,))
     assert verdict.slowdown == pytest.approx(_truth(heavy, SmallJob(dp=8, pp=2, steps=40)), rel=0.03)
 
 
@@ -95,7 +95,7 @@ def test_a_replica_that_becomes_slow_is_not_taken_for_unequal_batches() -> None:
     assert "replica" in str(verdict.evidence["why"])
     job.work = np.full((job.steps, 4, 4), 4096.0)
     verdict = diagnose(job.table())
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.WORKER, (2, 3), 10)
+    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (2, 3), 10)
 
 
 def test_a_short_past_is_enough_to_see_that_transfers_grew() -> None:
@@ -112,7 +112,7 @@ def test_starvation_that_begins_inside_the_table_is_held_against_its_past() -> N
     job.loading[14:] *= 15.0
     table = job.table()
     verdict = diagnose(table)
-    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.HOST, (), 14)
+    assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.DATA_LOADING, (), 14)
     assert verdict.evidence["slowdown_is_upper_bound"] is False
     assert verdict.slowdown == pytest.approx(_truth(table, healthy), rel=0.03)
 

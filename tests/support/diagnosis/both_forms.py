@@ -12,32 +12,22 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.generation import write_rules
 from rankwatch_alerts.names import Alert
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause
 from support.servers.prometheus import require
 from support.training.replayed_job import Scrapes, scrape_live
 
-_CAUSES = {
-    Alert.SLOW_STAGE: Cause.STAGE,
-    Alert.DATA_IMBALANCE: Cause.DATA,
-    Alert.DATA_STARVATION: Cause.HOST,
-    Alert.NETWORK_DEGRADED: Cause.NETWORK,
-    Alert.JITTER: Cause.JITTER,
-}
-"""Alerts that name no rank, in the engine's words. Any other alert has no place in these runs."""
-_STRAGGLER_CAUSES = {"compute": Cause.WORKER, "data": Cause.HOST, "host": Cause.HOST, "other": Cause.HOST}
-"""The annotation `cause` of a straggler, in the engine's words."""
 _CONFIG = RuleConfig(scrape_interval_seconds=30.0)
 """The rules of everybody but for twice the interval, which many have, and which makes half the work."""
 _FIRING = 'ALERTS{alertstate="firing"}'
 _NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
-_REASONS = (
-    f"rank_cause:rankwatch_step_local_seconds:excess_share > {_CONFIG.cause_share:g}"
+_PHASES = (
+    f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.cause_share:g}"
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:mean"
@@ -50,6 +40,7 @@ class Said(NamedTuple):
     """What a form says about a run."""
 
     cause: Cause
+    phase: SlowPhase | None = None
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
 
@@ -67,7 +58,7 @@ def lasting(job: Job, seconds: float) -> Job:
 def said_by_engine(run: SimulatedJob) -> Said:
     """What it says of the table of operations."""
     verdict = diagnose(run.table)
-    return Said(verdict.cause, verdict.ranks, verdict.stages)
+    return Said(verdict.cause, verdict.phase, verdict.ranks, verdict.stages)
 
 
 def said_by_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Said:
@@ -76,15 +67,16 @@ def said_by_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Said:
     Fails where alerts tell several causes at once, or do not see each rank.
     """
     rules = directory / "rules.json"
-    text = json.dumps(_rules(directory))
+    groups = _rules(directory)
+    text = json.dumps(groups)
     rules.write_text(text)
     names = frozenset(re.findall(r"\brankwatch_\w+", text))
     interval = _CONFIG.scrape_interval_seconds
     scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
-    case = _case(scrapes, rules, (_FIRING, _REASONS, _WATCHED))
-    firing, reasons, watched = _ask(case, directory / "case.json")
+    case = _case(scrapes, rules, (_FIRING, _PHASES, _WATCHED))
+    firing, phases, watched = _ask(case, directory / "case.json")
     assert len(watched) == shape.ranks, "the silence of rules that see nothing says nothing"
-    return _verdict(firing, reasons)
+    return _verdict(groups, firing, phases)
 
 
 def _rules(directory: Path) -> dict[str, Any]:
@@ -94,16 +86,22 @@ def _rules(directory: Path) -> dict[str, Any]:
     return {"groups": [each for each in groups if each["name"] in _GROUPS]}
 
 
-def _verdict(firing: Sequence[Mapping[str, str]], reasons: Sequence[Mapping[str, str]]) -> Said:
-    """Fails where alerts tell several causes at once."""
+def _verdict(
+    rules: Mapping[str, Any], firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]
+) -> Said:
+    """Fails where alerts tell several causes, or phases of slow ranks, at once."""
+    alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+    cause_of = {rule["alert"]: Cause(rule["annotations"]["cause"]) for rule in alerts}
     named = {int(each["rank"]) for each in firing if each["alertname"] == Alert.STRAGGLER}
-    others = [each for each in firing if each["alertname"] != Alert.STRAGGLER]
-    reason_of = {int(each["rank"]): _STRAGGLER_CAUSES[each["cause"]] for each in reasons}
-    causes = {reason_of.get(rank, Cause.INCONCLUSIVE) for rank in named}
-    causes |= {_CAUSES[Alert(each["alertname"])] for each in others}
-    assert len(causes) <= 1, f"several causes at once: {firing}"
-    stages = {int(each["stage"]) for each in others if "stage" in each}
-    return Said(causes.pop() if causes else Cause.NONE, tuple(sorted(named)), tuple(sorted(stages)))
+    causes = {cause_of[each["alertname"]] for each in firing}
+    grown = {SlowPhase(each["phase"]) for each in phases if int(each["rank"]) in named}
+    assert len(causes) <= 1 and len(grown) <= 1, f"several causes at once: {firing}, {phases}"
+    return Said(
+        cause=causes.pop() if causes else Cause.NONE,
+        phase=grown.pop() if grown else None,
+        ranks=tuple(sorted(named)),
+        stages=tuple(sorted({int(each["stage"]) for each in firing if "stage" in each})),
+    )
 
 
 def _case(scrapes: Scrapes, rules: Path, expressions: Sequence[str]) -> dict[str, Any]:

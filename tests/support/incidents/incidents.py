@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import IncidentCause
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.bundle import BundleWriter
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
@@ -47,12 +47,12 @@ def incident(
     ranks: Sequence[RankCondition],
     *,
     run: str = "job",
-    cause: IncidentCause = IncidentCause.STALL,
+    kind: IncidentKind = IncidentKind.STALL,
     moment: float = 200.0,
     number: int = 1,
 ) -> Incident:
     """An incident that is opened at a moment."""
-    return Incident(number, run, cause, moment, 100.0, run_of(ranks, run=run, moment=moment))
+    return Incident(number, run, kind, moment, 100.0, run_of(ranks, run=run, moment=moment))
 
 
 def boxed(path: Path, **how: object) -> RankCondition:

@@ -178,7 +178,7 @@ def test_jitter_strikes_ranks_in_steps_of_their_own() -> None:
     assert struck[0] and struck[1] and struck[0] != struck[1]
 
 
-def test_data_imbalance_cuts_micro_batches_to_lengths_of_their_own() -> None:
+def test_unequal_batches_cut_micro_batches_to_lengths_of_their_own() -> None:
     """Between a full context and a quarter of it; ranks draw for themselves."""
     text = torch.arange(34).view(2, 17)
     lengths = {}

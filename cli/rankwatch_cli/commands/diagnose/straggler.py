@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose.colour import wants_colour
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Cause, Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _MOST_RANKS = 16
@@ -22,15 +23,28 @@ _MOST_LINES = 8
 """Of one list in the evidence."""
 
 _SENTENCES: Mapping[Cause, str] = {
-    Cause.WORKER: "compute more slowly than their peers",
-    Cause.STAGE: "a pipeline stage holds more work than the others",
-    Cause.DATA: "microbatches are of unequal size",
+    Cause.SLOW_STAGE: "a pipeline stage holds more work than the others",
+    Cause.UNEQUAL_BATCHES: "microbatches are of unequal size",
+    Cause.DATA_LOADING: "ranks wait long for their batches",
     Cause.NETWORK: "transfers are slow where nobody is waited for",
-    Cause.HOST: "data loading or other work of the host takes long",
     Cause.JITTER: "ranks are late in turn, none for long",
     Cause.NONE: "nothing slows the run down",
     Cause.INCONCLUSIVE: "cause and rank cannot be told from this table",
 }
+
+_SLOW_RANKS: Mapping[SlowPhase, tuple[str, str]] = {
+    SlowPhase.COMPUTE: ("computes more slowly than its peers", "compute more slowly than their peers"),
+    SlowPhase.DATA_LOADING: ("waits longer for data than its peers", "wait longer for data than their peers"),
+    SlowPhase.CHECKPOINT: (
+        "takes longer for checkpoints than its peers",
+        "take longer for checkpoints than their peers",
+    ),
+    SlowPhase.OTHER: (
+        "takes longer for other host work than its peers",
+        "take longer for other host work than their peers",
+    ),
+}
+"""What one slow rank does, and what several do."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,6 +75,7 @@ def as_json(verdict: Verdict, skipped: Mapping[str, int]) -> dict[str, object]:
     """The object that `--json` prints; rows left out are part of the evidence."""
     return {
         "cause": verdict.cause.value,
+        "phase": verdict.phase and verdict.phase.value,
         "ranks": list(verdict.ranks),
         "stages": list(verdict.stages),
         "first_step": verdict.first_step,
@@ -82,9 +97,7 @@ def _plain(value: object) -> object:
 
 
 def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:
-    one = found.cause is Cause.WORKER and len(found.ranks) == 1
-    sentence = "computes more slowly than its peers" if one else _SENTENCES[found.cause]
-    first = f"{found.cause.value}: {_who(found)}{sentence}"
+    first = f"{found.cause.value}: {_who(found)}{_sentence(found)}"
     yield f"{_BOLD}{first}{_PLAIN}" if colour else first
     if found.slowdown > 1.0:
         since = "" if found.first_step is None else f", since step {found.first_step}"
@@ -97,6 +110,13 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
     assert isinstance(evidence, Mapping)
     for name, value in evidence.items():
         yield from map(printable, _evidence(name, value))
+
+
+def _sentence(found: Verdict) -> str:
+    if found.phase is None:
+        return _SENTENCES[found.cause]
+    one, several = _SLOW_RANKS[found.phase]
+    return one if len(found.ranks) == 1 else several
 
 
 def _cost(ratio: float) -> str:

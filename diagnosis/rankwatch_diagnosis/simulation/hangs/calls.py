@@ -84,7 +84,7 @@ def _calls(planned: Planned, step: int) -> Iterator[Call]:
 def _struck(calls: list[Call], fault: HangFault) -> Calls:
     in_step = [index for index, call in enumerate(calls) if call.step == fault.step]
     on_plane = [index for index in in_step if calls[index].plane is fault.plane]
-    if fault.kind is HangKind.DATA_LOADING:
+    if fault.kind is HangKind.STUCK_DATA:
         return Calls(tuple(calls), stops_before=in_step[0])
     at = on_plane[min(fault.occurrence, len(on_plane) - 1)]
     if fault.kind is HangKind.SKIP:

@@ -24,7 +24,7 @@ class HangKind(StrEnum):
     """Call another collective in its place."""
     OTHER_SIZE = "other-size"
     """Call it with half as many elements."""
-    DATA_LOADING = "data-loading"
+    STUCK_DATA = "stuck-data"
     """Stop at the beginning of the step."""
 
 
@@ -65,7 +65,7 @@ class HangFault:
             raise UserError(f"step is {self.step}, expected 0 to {steps - 1}")
         if self.occurrence < 0:
             raise UserError(f"occurrence is {self.occurrence}, expected at least 0")
-        if self.kind not in (HangKind.NONE, HangKind.DATA_LOADING):
+        if self.kind not in (HangKind.NONE, HangKind.STUCK_DATA):
             self._check_plane(shape)
 
     def _check_plane(self, shape: JobShape) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.arrays import Floats, Ints, grouped_median, nan_median
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.peers import against_peers
 from rankwatch_diagnosis.straggler.persistence import Lasting, scan
 from rankwatch_diagnosis.straggler.stretch import high_stretch
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 HOST_KINDS = (Kind.DATA, Kind.OTHER)
+_LOADING = Kind.DATA.name.lower()
 
 
 def find_host(case: Case) -> Finding | None:
@@ -37,8 +38,10 @@ def find_host(case: Case) -> Finding | None:
             told.append(_told(case, kind, own, each, step_seconds))
     if not told:
         return None
+    longest = max(told, key=lambda each: float(str(each["excess_seconds_per_step"])))
     return Finding(
-        cause=Cause.HOST,
+        cause=Cause.SLOW_RANK,
+        phase=SlowPhase.DATA_LOADING if longest["kind"] == _LOADING else SlowPhase.OTHER,
         ideal=ideal,
         first_step=int(case.steps[first]),
         ranks=tuple(sorted({int(str(each["rank"])) for each in told})),
@@ -65,7 +68,7 @@ def find_starvation(case: Case) -> Finding | None:
     ideal = case.seconds.copy()
     ideal[rows & inside[case.step]] *= min(1.0, float(np.nan_to_num(usual)) / max(float(own), 1e-18))
     return Finding(
-        cause=Cause.HOST,
+        cause=Cause.DATA_LOADING,
         ideal=ideal,
         first_step=int(case.steps[window[0]]),
         evidence={

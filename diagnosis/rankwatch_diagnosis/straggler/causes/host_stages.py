@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.arrays import Floats, Ints, codes, leave_one_out_median, nan_median
 from rankwatch_diagnosis.straggler.causes.host import HOST_KINDS, stages_of_ranks
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.stretch import high_stretch
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _LEAST_SHARE_OF_OWN = 0.5
 """Part of a stage's host work that must be excess: it takes at least twice what it takes elsewhere."""
@@ -32,11 +32,15 @@ def find_host_of_stages(case: Case) -> Finding | None:
     ]
     if not told:
         return None
+    longest = max(told, key=lambda each: float(str(each["excess_seconds_per_step"])))
+    loading = longest["kind"] == Kind.DATA.name.lower()
+    stages_told = tuple(sorted({int(str(each["stage"])) for each in told}))
     return Finding(
-        cause=Cause.HOST,
+        cause=Cause.DATA_LOADING if loading else Cause.SLOW_STAGE,
+        stages=() if loading else stages_told,
         ideal=ideal,
         first_step=min(int(str(each["first_step"])) for each in told),
-        evidence={"host_work": told, "stages": sorted({int(str(each["stage"])) for each in told})},
+        evidence={"host_work": told, "stages": list(stages_told)},
     )
 
 

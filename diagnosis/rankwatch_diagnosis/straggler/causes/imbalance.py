@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.straggler.arrays import Floats, finite_exp
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.stretch import high_stretch
 from rankwatch_diagnosis.straggler.units import Units
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 
 def find_imbalance(case: Case, units: Units, difficulty: Difficulty) -> Finding | None:
@@ -30,7 +30,7 @@ def find_imbalance(case: Case, units: Units, difficulty: Difficulty) -> Finding 
     kept = np.bincount(rows.role, weights=ideal[rows.index]) / np.bincount(rows.role, weights=even)
     ideal[rows.index] = even * kept[rows.role]
     return Finding(
-        cause=Cause.DATA,
+        cause=Cause.UNEQUAL_BATCHES,
         ideal=ideal,
         first_step=_first_step(units, logarithm, limits.steps),
         evidence={

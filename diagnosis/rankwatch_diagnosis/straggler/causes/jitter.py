@@ -6,12 +6,12 @@ from statistics import NormalDist
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.straggler.arrays import Floats, Ints, finite_exp, nan_median, sigma
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.persistence import Scan
 from rankwatch_diagnosis.straggler.units import Units
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _BEYOND_NOISE = 3.0
 _LEAST_RANKS = 3

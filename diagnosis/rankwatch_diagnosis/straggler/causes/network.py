@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.straggler.arrays import Floats, leave_one_out_median, nan_median
 from rankwatch_diagnosis.straggler.causes.links import Links, measure_links
 from rankwatch_diagnosis.straggler.causes.outsiders import ranks_are_missing, waits_for_outsiders
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.stretch import high_stretch
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _MOST_TOLD = 32
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.arrays import Floats, Ints, codes, nan_mean, nan_median
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
@@ -13,7 +14,6 @@ from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.peers import against_peers
 from rankwatch_diagnosis.straggler.persistence import Lasting, scan
 from rankwatch_diagnosis.straggler.units import Units
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _MOST_TOLD = 64
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.arrays import (
     Floats,
@@ -15,7 +16,6 @@ from rankwatch_diagnosis.straggler.arrays import (
 )
 from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.stretch import high_stretch
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _BY_DESIGN = 1.10
 """What lies below is an end stage with its embedding or head."""
@@ -40,7 +40,7 @@ def find_stages(case: Case) -> Finding | None:
     # One rank for a stage: a heavy stage and a slow rank look the same.
     alone = any(ranks[index] < 2 for index, *_ in heavy)
     return Finding(
-        cause=Cause.INCONCLUSIVE if alone else Cause.STAGE,
+        cause=Cause.INCONCLUSIVE if alone else Cause.SLOW_STAGE,
         ideal=_ideal(case, stages, heavy),
         first_step=int(case.steps[min(first for _, first, _, _ in heavy)]),
         stages=() if alone else tuple(int(stages[index]) for index, *_ in heavy),

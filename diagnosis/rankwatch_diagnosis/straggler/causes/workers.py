@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.arrays import Floats
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
@@ -16,7 +17,6 @@ from rankwatch_diagnosis.straggler.finding import Case, Finding
 from rankwatch_diagnosis.straggler.peers import Residuals, against_peers
 from rankwatch_diagnosis.straggler.persistence import Lasting, Scan, scan
 from rankwatch_diagnosis.straggler.units import Units
-from rankwatch_diagnosis.straggler.verdict import Cause
 
 _CLEAR = 4.0
 """In standard deviations of one step: from here on single steps tell slow from not slow."""
@@ -36,7 +36,8 @@ def find_workers(case: Case, units: Units, difficulty: Difficulty) -> tuple[Find
     ranks = tuple(int(units.ranks[each.column]) for each in named)
     confounded = _confounded(case, units, difficulty) or _whole_replica(units, named)
     finding = Finding(
-        cause=Cause.INCONCLUSIVE if confounded else Cause.WORKER,
+        cause=Cause.INCONCLUSIVE if confounded else Cause.SLOW_RANK,
+        phase=None if confounded else SlowPhase.COMPUTE,
         ideal=_ideal(case, units, named, residuals.values, found.noise),
         first_step=int(units.steps[min(each.first for each in named)]),
         ranks=() if confounded else ranks,

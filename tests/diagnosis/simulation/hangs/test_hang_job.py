@@ -125,7 +125,7 @@ def test_a_rank_that_skips_its_last_collective_looks_like_one_that_stopped() -> 
 
 def test_several_culprits_all_stop() -> None:
     """Two ranks of different pipelines."""
-    done = hang(HangFault(kind=HangKind.DATA_LOADING, ranks=(2, 13)))
+    done = hang(HangFault(kind=HangKind.STUCK_DATA, ranks=(2, 13)))
     assert done.truth.ranks == (2, 13)
     assert done.truth.blocked_ranks == 14
     assert not pending(done.snapshots[2])
