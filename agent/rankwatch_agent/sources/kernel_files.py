@@ -22,8 +22,10 @@ MAX_ENTRIES = 1024
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 """These errors say nothing about the file: it may be readable a moment later."""
 
-# The kernel lacks the feature, or the driver does not know the answer.
-_NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV})
+# The kernel lacks the feature, the driver does not know the answer, or the process has ended (ESRCH).
+_NOT_HERE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ESRCH}
+)
 _CHUNK_BYTES = 1 << 16
 _MAX_COUNT = 2**64 - 1
 _MAX_NAMED_ENTRIES = 5

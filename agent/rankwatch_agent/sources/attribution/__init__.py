@@ -1,1 +1,1 @@
-"""Who uses which GPU: pods by the kubelet, SLURM jobs by a map of files or by the processes' environment."""
+"""Who uses which GPU: Kubernetes pods by the kubelet, SLURM jobs by a job map or the environment."""

@@ -1,4 +1,4 @@
-"""Finds the GPU that another program means: schedulers name the same device in half a dozen ways."""
+"""Finds a GPU by the names that schedulers give it. There are half a dozen forms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuIdentity
 _MIG_INFO = metric("rankwatch_gpu_mig_info").name
 
 _REPLICA = "::"
-"""Time slicing by the device plugin: GPU-...::3 is the fourth share of the GPU."""
+"""The device plugin's time slicing: GPU-...::3 is the fourth share of the GPU."""
 _OLD_MIG = re.compile(r"mig-(gpu-[0-9a-f-]{1,64})/(\d{1,3})/(\d{1,3})")
-"""MIG-GPU-.../1/0: GPU, GPU instance and compute instance; drivers before R470 name MIG instances so."""
+"""Drivers before R470: MIG-GPU-.../1/0 is GPU, GPU instance and compute instance."""
 _DEVICE_NODE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,3}))?(?:/vgpu\d{1,5})?")
-"""The device plugin of GKE: N of /dev/nvidiaN, GPU instance, share."""
+"""GKE's device plugin: N of /dev/nvidiaN, GPU instance, share."""
 _DRA_DEVICE = re.compile(r"gpu-(\d{1,4})(-mig-[0-9a-z-]{1,48})?")
-"""NVIDIA's driver for Dynamic Resource Allocation: N of /dev/nvidiaN; of a MIG instance also profile and
-placement, from which its UUID cannot be told."""
+"""NVIDIA's driver for Dynamic Resource Allocation: N of /dev/nvidiaN. A MIG instance also has its profile and
+placement, which do not lead to its UUID."""
 
 
 class FoundGpu(NamedTuple):
@@ -28,12 +28,12 @@ class FoundGpu(NamedTuple):
     gpu: str
     """UUID."""
     mig: str
-    """Empty where the whole GPU is meant; else the UUID of the instance. Where that is not known here:
-    `gpu_instance N`, or the name the other program gives it."""
+    """UUID of the instance, empty for the whole GPU. Where the UUID is unknown: `gpu_instance N`, or the name
+    that the scheduler gives it."""
 
 
 class GpuFinder:
-    """Answers from the identities as they stood when it was made."""
+    """Looks GPUs up in the identities given at its creation."""
 
     def __init__(self, gpus: Iterable[GpuIdentity], exported: Iterable[ExportedKey] = ()) -> None:
         self._by_uuid: dict[str, FoundGpu] = {}
@@ -44,12 +44,12 @@ class GpuFinder:
             for mig in gpu.mig_uuids:
                 self._by_uuid[mig.lower()] = FoundGpu(gpu.uuid, mig)
             self._by_index[gpu.index] = gpu.uuid
-            # Both numbers are alike on nearly all machines; a driver that hides one still shows the other.
+            # Both numbers are equal on nearly all machines. A driver that hides one still shows the other.
             self._by_node[gpu.minor_number if gpu.minor_number >= 0 else gpu.index] = gpu.uuid
         self._instances = _instances(exported)
 
     def by_device_id(self, device_id: str) -> FoundGpu | None:
-        """The GPU of a Kubernetes device id or of a DRA device name; None where it is none known here."""
+        """Returns the GPU of a Kubernetes device id or DRA device name, or None where it is unknown here."""
         name = device_id.partition(_REPLICA)[0]
         folded = name.lower()  # DRA writes UUIDs in lower case
         known = self._by_uuid.get(folded)
@@ -69,7 +69,7 @@ class GpuFinder:
         return FoundGpu(gpu, folded)
 
     def by_index(self, index: int, instance: int | None = None) -> FoundGpu | None:
-        """The GPU of NVML's number, or a GPU instance of it; None where there is none of this number."""
+        """Returns the GPU with NVML's number `index`, or a GPU instance of it; None where there is none."""
         gpu = self._by_index.get(index)
         if gpu is None:
             return None
@@ -78,7 +78,10 @@ class GpuFinder:
         return self._instance(gpu, instance)
 
     def _instance(self, gpu: str, instance: int, *, name: str = "", compute: int | None = None) -> FoundGpu:
-        """A MIG instance by its numbers; where these lead to no UUID, by `name` or as dcgm-exporter's are."""
+        """Returns a MIG instance by its numbers.
+
+        Where they lead to no UUID, `name` or `gpu_instance N` stands for it.
+        """
         uuids = [
             mig
             for mig, compute_instance in self._instances.get((gpu, str(instance)), ())
@@ -88,7 +91,7 @@ class GpuFinder:
 
 
 def _instances(exported: Iterable[ExportedKey]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """(GPU, GPU instance) -> UUID and compute instance of each MIG instance, as NVML exports them."""
+    """Maps (GPU, GPU instance) to UUID and compute instance of its MIG instances, from exported series."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, labels in exported:
         if name == _MIG_INFO:

@@ -1,4 +1,7 @@
-"""Which pod was given which GPU, by the kubelet; no access to the Kubernetes API is needed."""
+"""Collector `pods`: which pod uses which GPU, as the kubelet lists it.
+
+It needs no access to the Kubernetes API.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ _FAILURES = metric("rankwatch_attribution_failures_total")
 
 SOURCE = "kubernetes"
 MAX_CALL_SECONDS = 10.0
-"""The kubelet answers a full node in a third of a second."""
-_CALL_SHARE = 0.8
-"""Part of the collector's deadline that the call may take."""
+"""A kubelet of a full node answers in a third of a second."""
+_DEADLINE_SHARE = 0.8
+"""Part of the collector's deadline that the call may use."""
 
 
 class PodsCollector:
-    """Asks once per run; between two runs nothing is held open."""
+    """Calls the kubelet once per run. Nothing stays open between two runs."""
 
     name = "pods"
 
@@ -40,10 +43,10 @@ class PodsCollector:
         self._failures = 0
 
     def collect(self) -> Collection:
-        """Allocations of all GPUs; raises NotApplicable where there is no kubelet, CollectError.
+        """Returns the allocations of all GPUs. Raises NotApplicable where there is no kubelet, CollectError.
 
-        Failures are counted, and the count is shown by the next run that succeeds: the series of a
-        collector that fails disappear.
+        The count of failures appears with the next run that succeeds, since a collector that fails has no
+        series.
         """
         try:
             devices = self._devices()
@@ -53,24 +56,24 @@ class PodsCollector:
         return Collection(tuple(self._series(devices)))
 
     def _devices(self) -> Sequence[PodDevice]:
-        self._look_for_socket()
+        self._check_socket()
         try:
             from rankwatch_agent.sources.attribution.pod_resources import ask_kubelet, parse_answer
         except ImportError as error:
             raise CollectError(f"could not ask the kubelet at {self._socket}: {error}") from None
-        timeout_seconds = min(MAX_CALL_SECONDS, _CALL_SHARE * self.deadline_seconds)
+        timeout_seconds = min(MAX_CALL_SECONDS, _DEADLINE_SHARE * self.deadline_seconds)
         return parse_answer(ask_kubelet(self._socket, timeout_seconds))
 
-    def _look_for_socket(self) -> None:
+    def _check_socket(self) -> None:
         try:
             self._socket.stat()
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR) and not self._seen:
                 raise NotApplicable(f"there is no kubelet ({self._socket})") from None
             if error.errno in (errno.EACCES, errno.EPERM) and not self._seen:
-                raise NotApplicable(f"the agent was given no access to {self._socket}") from None
+                raise NotApplicable(f"the agent has no access to {self._socket}") from None
             raise CollectError(f"could not find the kubelet at {self._socket}: {error.strerror}") from None
-        self._seen = True  # from now on its absence is a fault: it went away
+        self._seen = True  # from now on its absence is a failure
 
     def _series(self, devices: Sequence[PodDevice]) -> Iterator[Series]:
         finder = GpuFinder(self._inventory.gpus(), self._inventory.exported())

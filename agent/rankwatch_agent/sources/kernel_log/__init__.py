@@ -1,1 +1,1 @@
-"""The kernel's log: its records, the XID errors in them, and the lines that tell of other known faults."""
+"""The kernel's log: its records, and the XID errors and other known faults in them."""

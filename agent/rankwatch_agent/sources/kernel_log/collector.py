@@ -1,8 +1,8 @@
-"""Collector `kernel_log`: what the kernel says of GPUs, NICs and the host; it counts XID errors.
+"""Collector `kernel_log`: counts XID errors and known faults of GPUs, NICs and the host in the kernel's log.
 
-At the start it reads all that the kernel still has since boot, so that a restart of the agent keeps its
-counts. Only root can write to /dev/kmsg; a line that a process wrote there counts like the kernel's own,
-so that a fault can be rehearsed.
+At its start it reads everything that the kernel still holds since boot, so that the counts survive a restart
+of the agent. Only root can write to /dev/kmsg. A line that a process wrote there counts like the kernel's
+own, so that a fault can be rehearsed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankwatch_agent.sources.kernel_log.lines import (
     parse_nvlink5,
     parse_xid,
 )
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, Record
+from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import (
     CRITICAL,
@@ -42,86 +42,27 @@ from rankwatch_agent.sources.xid.meanings import (
 
 logger = logging.getLogger(__name__)
 
-_ERRORS = metric("rankwatch_gpu_xid_subcode_errors_total")
-
-OTHER_SUBCODE = "other"
-"""Of all subcodes that no rule names."""
-MAX_KEYS = 1024
-"""Counts kept; a node of 16 GPUs on which everything fails has fewer. What comes beyond is not counted."""
-
-
-class Advice(NamedTuple):
-    """What one occurrence asks for."""
-
-    action: str
-    investigate: str
-    """Empty where there is nothing to be looked at."""
-
-
-class Nvlink5Counts:
-    """Not for several threads at once. GPUs go by their PCI bus id until they are exported."""
-
-    def __init__(self, rules: Sequence[Nvlink5Rule]) -> None:
-        self._rules = rules
-        self._named = frozenset[str]().union(*(rule.subcodes for rule in rules))
-        self._counts: Counter[tuple[str, int, str, str]] = Counter()
-
-    def take(self, error: Nvlink5Error, bus_id: str, *, otherwise: str) -> Advice:
-        """Count one error; `otherwise` is the action of its code, for what no rule holds."""
-        rule = rule_for(self._rules, error)
-        action = otherwise if rule is None else rule.action_for(error)
-        key = (bus_id, error.xid, error.subcode if error.subcode in self._named else OTHER_SUBCODE, action)
-        if key in self._counts or len(self._counts) < MAX_KEYS:
-            self._counts[key] += 1
-        return Advice(action, "" if rule is None else rule.investigate)
-
-    def series(self, name_of: Callable[[str], str]) -> Iterator[Series]:
-        """Every count; `name_of` gives the GPU at a bus id."""
-        for (bus_id, xid, subcode, action), count in self._counts.items():
-            yield Series(_ERRORS, (name_of(bus_id), str(xid), subcode, action), count)
-
-
-SAME_FALL_SECONDS = 60.0
-"""Lines about one fall lie closer together than this; some drivers repeat them for as long as it is down."""
-_MAX_GPUS = 64
-
-
-class _Fall(NamedTuple):
-    seconds: float
-    """Time of the latest line, on the log's clock."""
-    explicit: bool
-    """Whether a line with the code was among them."""
-
-
-class Falls:
-    """Says which of the lines count."""
-
-    def __init__(self) -> None:
-        self._falls: dict[str, _Fall] = {}
-
-    def counts(self, line: XidLine, seconds: float) -> bool:
-        """False for a line that tells again of a fall that was counted; True for all other errors."""
-        if line.xid != FALLEN_OFF_THE_BUS:
-            return True
-        known = self._falls.get(line.bus_id)
-        if known is None and len(self._falls) >= _MAX_GPUS:
-            self._falls.clear()
-        same = known if known is not None and abs(seconds - known.seconds) < SAME_FALL_SECONDS else None
-        explicit = not line.implied
-        self._falls[line.bus_id] = _Fall(seconds, explicit or (same is not None and same.explicit))
-        return same is None or (explicit and same.explicit)
-
-
 _EVENTS = metric("rankwatch_kernel_log_events_total")
 _MISSED = metric("rankwatch_kernel_log_records_missed_total")
+_SUBCODE_ERRORS = metric("rankwatch_gpu_xid_subcode_errors_total")
 
 MAX_LINES = 20_000
-"""Lines read in one run: at most about a second of work; the rest waits for the next run."""
+"""Lines read in one run, about a second of work. The next run reads the rest."""
+SAME_LOSS_SECONDS = 60.0
+"""Lines closer together than this report the same loss of a GPU.
+
+Some drivers repeat them while it is down.
+"""
+OTHER_SUBCODE = "other"
+"""Value of the label `subcode` for all subcodes that no rule names."""
+MAX_SUBCODE_COUNTS = 1024
+"""Counts kept. A node of 16 GPUs has fewer even if everything fails; counts beyond are dropped."""
+_MAX_GPUS = 64
 _LEVELS = {CRITICAL: logging.ERROR, WARNING: logging.WARNING}
 
 
 class KernelLogCollector:
-    """Follows one log. `procfs` tells when the machine was booted, which the log's times count from."""
+    """Follows one log. `procfs` gives the time of boot, from which the log counts its times."""
 
     name = "kernel_log"
 
@@ -142,50 +83,50 @@ class KernelLogCollector:
         self._xids = xids
         self._max_lines = max_lines
         self._events: Counter[str] = Counter()
-        self._falls = Falls()
+        self._losses = GpuLosses()
         self._nvlink5 = Nvlink5Counts(load_rules())
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Read what was logged since the last run.
+        """Reads the records since the last run.
 
-        Raises NotApplicable where there is no kernel log, CollectError where it cannot be read. Until
-        what was logged before the start is read, there are no series: they would look like new events.
+        There are no series until the records of before the start are read, since they would look like new
+        events. Raises NotApplicable where there is no kernel log, CollectError where it cannot be read.
         """
         records = self._reader.read(self._max_lines)
-        booted = self._booted() if records else None
+        boot_time = self._boot_time() if records else None
         for record in records:
             self._events.update(events_in(record.text))
-            self._take_xid(record, booted)
+            self._count_xid(record, boot_time)
         if not self._reader.caught_up:
             return Collection()
         events = (Series(_EVENTS, (event,), self._events[event]) for event in EVENTS)
         nvlink5 = self._nvlink5.series(self._gpu_at)
         return Collection((*events, *nvlink5, Series(_MISSED, (), self._reader.missed)))
 
-    def _booted(self) -> float | None:
-        """Unix time of the boot; None where /proc/stat does not tell."""
+    def _boot_time(self) -> float | None:
+        """Returns the Unix time of boot, or None where /proc/stat cannot be read."""
         try:
             return parse_kernel_file(self._stat, parse_boot_time)
         except (NotApplicable, CollectError):
             return None
 
-    def _take_xid(self, record: Record, booted: float | None) -> None:
+    def _count_xid(self, record: KernelRecord, boot_time: float | None) -> None:
         identity = parse_identity(record.text)
         if identity is not None:
             self._xids.identify(*identity)
         line = parse_xid(record.text)
-        if line is None or not self._falls.counts(line, record.seconds):
+        if line is None or not self._losses.is_new_error(line, record.seconds):
             return
         gpu = self._gpu_at(line.bus_id)
         meaning = self._xids.meaning(line.xid)
         severity = line.severity or meaning.severity
-        timestamp = booted + record.seconds if booted is not None else None
+        timestamp = boot_time + record.seconds if boot_time is not None else None
         self._xids.add(self.name, gpu, line.xid, timestamp, severity=severity)
         error = parse_nvlink5(record.text)
         advice = Advice(meaning.action, "")
         if error is not None:
-            advice = self._nvlink5.take(error, line.bus_id, otherwise=meaning.action)
+            advice = self._nvlink5.add(error, line.bus_id, default_action=meaning.action)
         self._log(line._replace(severity=severity), gpu, timestamp, record.text, advice)
 
     def _gpu_at(self, bus_id: str) -> str:
@@ -193,7 +134,7 @@ class KernelLogCollector:
         return known.uuid if known is not None else bus_id
 
     def _log(self, line: XidLine, gpu: str, timestamp: float | None, text: str, advice: Advice) -> None:
-        """The raw line, which holds more than any series: process, link, subcode."""
+        """Logs the raw line, which holds more than any series: process, link, subcode."""
         if not self._log_limit.allows(f"{gpu} {line.xid} {line.severity} {advice}"):
             return
         logger.log(
@@ -212,15 +153,76 @@ class KernelLogCollector:
 
 
 def parse_boot_time(text: str) -> float:
-    """Unix time of the boot out of /proc/stat, in whole seconds."""
+    """Parses the Unix time of boot from /proc/stat, in whole seconds."""
     for line in text.splitlines():
         if line.startswith("btime "):
             return float(parse_count(line.split()[1]))
-    raise ValueError("no line btime")
+    raise ValueError("the line btime is missing")
 
 
 def _utc(timestamp: float) -> str:
     try:
         return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):  # a log that is no kernel's may hold any number
+    except (ValueError, OverflowError, OSError):  # a log that the kernel did not write may hold any number
         return f"{timestamp:g}"
+
+
+class _Loss(NamedTuple):
+    seconds: float
+    """Time of the latest line, on the log's clock."""
+    explicit: bool
+    """True if a line with the XID code was among them."""
+
+
+class GpuLosses:
+    """Recognises lines that report the same loss: a GPU that falls off the bus has several, one perhaps an
+    XID."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, _Loss] = {}
+
+    def is_new_error(self, line: XidLine, seconds: float) -> bool:
+        """False for a line that repeats a loss which was counted; True for all other errors."""
+        if line.xid != FALLEN_OFF_THE_BUS:
+            return True
+        known = self._losses.get(line.bus_id)
+        if known is None and len(self._losses) >= _MAX_GPUS:
+            self._losses.clear()
+        same = known if known is not None and abs(seconds - known.seconds) < SAME_LOSS_SECONDS else None
+        explicit = not line.implied
+        self._losses[line.bus_id] = _Loss(seconds, explicit or (same is not None and same.explicit))
+        return same is None or (explicit and same.explicit)
+
+
+class Advice(NamedTuple):
+    """What to do about one occurrence."""
+
+    action: str
+    investigate: str
+    """What to look at; empty where there is nothing."""
+
+
+class Nvlink5Counts:
+    """Counts NVLink 5 errors by subcode.
+
+    GPUs are known by PCI bus id until they are exported. Not thread-safe.
+    """
+
+    def __init__(self, rules: Sequence[Nvlink5Rule]) -> None:
+        self._rules = rules
+        self._named = frozenset[str]().union(*(rule.subcodes for rule in rules))
+        self._counts: Counter[tuple[str, int, str, str]] = Counter()
+
+    def add(self, error: Nvlink5Error, bus_id: str, *, default_action: str) -> Advice:
+        """Counts one error. `default_action` is the action of its code, used where no rule matches."""
+        rule = rule_for(self._rules, error)
+        action = default_action if rule is None else rule.action_for(error)
+        key = (bus_id, error.xid, error.subcode if error.subcode in self._named else OTHER_SUBCODE, action)
+        if key in self._counts or len(self._counts) < MAX_SUBCODE_COUNTS:
+            self._counts[key] += 1
+        return Advice(action, "" if rule is None else rule.investigate)
+
+    def series(self, name_of: Callable[[str], str]) -> Iterator[Series]:
+        """Yields every count. `name_of` returns the GPU at a bus id."""
+        for (bus_id, xid, subcode, action), count in self._counts.items():
+            yield Series(_SUBCODE_ERRORS, (name_of(bus_id), str(xid), subcode, action), count)

@@ -1,4 +1,13 @@
-"""Lines of the kernel log that tell of a known fault: the one list of them."""
+"""Recognises the lines of the kernel log that report a known fault or an XID error.
+
+NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
+NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel
+NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 ...)
+NVRM: Xid (PCI:0018:01:00): 149, pid='<unknown>', name=<unknown>, NETIR Fatal XC0 i0 Link -1 (0x...)
+NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]
+NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
+NVRM: GPU at PCI:0000:3b:00: GPU-8f1c...
+"""
 
 from __future__ import annotations
 
@@ -9,19 +18,32 @@ from typing import NamedTuple
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
 from rankwatch_agent.sources.xid.meanings import CRITICAL, SEVERITY_IN_LOG, WARNING, Nvlink5Error
 
+FALLEN_OFF_THE_BUS = 79
+
+_ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})[^)]{{0,40}}\): ([0-9]{{1,5}})\b(.*)")
+_FALLEN = re.compile(rf"NVRM: .{{0,20}}GPU (?:at )?(?:PCI:)?({_ADDRESS}).{{0,120}}fallen off the bus")
+_IDENTITY = re.compile(rf"NVRM: GPU at PCI:({_ADDRESS}): (GPU-[0-9a-fA-F-]{{36}})")
+_SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
+_REGISTER = r"(0x[0-9a-fA-F]{1,8})"
+_NVLINK5 = re.compile(
+    r"\): (14[4-9]|150),(?:.{0,200}?[, ])?([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
+    rf"XC ?\d{{1,3}} +i ?\d{{1,3}} +Link +(-?\d{{1,3}}) *[(\[]{_REGISTER}(?: +{_REGISTER})?"
+)
+
 
 class KnownFault(NamedTuple):
-    """A fault and how its line is known."""
+    """A fault, and how to recognise its line."""
 
     event: str
     """Value of the label `event`."""
-    mark: str
-    """Text that every such line holds: most lines are ruled out by it without the pattern."""
+    substring: str
+    """Text in every such line. It rules out most lines before the pattern runs."""
     pattern: re.Pattern[str]
 
 
-def _fault(event: str, mark: str, pattern: str = "") -> KnownFault:
-    return KnownFault(event, mark, re.compile(pattern or re.escape(mark)))
+def _fault(event: str, substring: str, pattern: str = "") -> KnownFault:
+    return KnownFault(event, substring, re.compile(pattern or re.escape(substring)))
 
 
 KNOWN_FAULTS = (
@@ -62,39 +84,30 @@ KNOWN_FAULTS = (
 )
 
 EVENTS = tuple(fault.event for fault in KNOWN_FAULTS)
-"""Every event, each with a series from the start."""
+"""Every event. Each has a series from the start."""
 
 
 def events_in(text: str) -> Iterator[str]:
-    """The events a line tells of: mostly none."""
-    for event, mark, pattern in KNOWN_FAULTS:
-        if mark in text and pattern.search(text):
+    """Yields the events that a line reports: mostly none."""
+    for event, substring, pattern in KNOWN_FAULTS:
+        if substring in text and pattern.search(text):
             yield event
 
 
-FALLEN_OFF_THE_BUS = 79
-
-_ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})[^)]{{0,40}}\): ([0-9]{{1,5}})\b(.*)")
-_FALLEN = re.compile(rf"NVRM: .{{0,20}}GPU (?:at )?(?:PCI:)?({_ADDRESS}).{{0,120}}fallen off the bus")
-_IDENTITY = re.compile(rf"NVRM: GPU at PCI:({_ADDRESS}): (GPU-[0-9a-fA-F-]{{36}})")
-_SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
-
-
 class XidLine(NamedTuple):
-    """An XID error as the log tells of it."""
+    """An XID error in the log."""
 
     bus_id: str
     """In the kernel's form."""
     xid: int
     severity: str | None
-    """Of this occurrence, where the line says; None where the table has to."""
+    """Severity of this occurrence; None where the line does not give it."""
     implied: bool
-    """True where the line has no code: a GPU said to have fallen off the bus."""
+    """True where the line has no code but says that a GPU has fallen off the bus."""
 
 
 def parse_xid(text: str) -> XidLine | None:
-    """The XID error in a line; None where there is none."""
+    """Returns the XID error in a line, or None."""
     if "NVRM" not in text:
         return None
     found = _XID.search(text)
@@ -108,29 +121,25 @@ def parse_xid(text: str) -> XidLine | None:
 
 
 def parse_identity(text: str) -> tuple[str, str] | None:
-    """PCI address and UUID, which the driver logs once before a GPU's first error."""
+    """Returns PCI address and UUID of a GPU, which the driver logs once before its first error."""
     found = _IDENTITY.search(text) if "NVRM" in text else None
     return (normalise_bus_id(found[1]), found[2]) if found else None
 
 
 def _severity(xid: int, rest: str) -> str | None:
-    """Fatal and Nonfatal count only for the codes that have both; other texts use the words freely."""
+    """Returns the severity of a code that can be fatal or not.
+
+    Texts of other codes use these words freely.
+    """
     found = _SEVERITY.search(rest) if xid in SEVERITY_IN_LOG else None
     if found is None:
         return None
     return WARNING if found[1] else CRITICAL
 
 
-_REGISTER = r"(0x[0-9a-fA-F]{1,8})"
-_ERROR = re.compile(
-    r"\): (14[4-9]|150),(?:.{0,200}?[, ])?([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
-    rf"XC ?\d{{1,3}} +i ?\d{{1,3}} +Link +(-?\d{{1,3}}) *[(\[]{_REGISTER}(?: +{_REGISTER})?"
-)
-
-
 def parse_nvlink5(text: str) -> Nvlink5Error | None:
-    """The error in a line; None where there is none, or without its registers."""
-    found = _ERROR.search(text) if "NVRM: Xid" in text else None
+    """Returns the NVLink 5 error in a line, or None where there is none or its registers are missing."""
+    found = _NVLINK5.search(text) if "NVRM: Xid" in text else None
     if found is None:
         return None
     status = int(found[5], 16) if found[5] else None

@@ -1,4 +1,8 @@
-"""Follows /dev/kmsg from the oldest record the kernel still has; a file or FIFO of such records works too."""
+"""Follows /dev/kmsg, or a file or FIFO of such records, from the oldest record that the kernel still has.
+
+A record is a line `priority,sequence,microseconds,flags;message`; indented lines may follow it. The format is
+that of the kernel's Documentation/ABI/testing/dev-kmsg.
+"""
 
 from __future__ import annotations
 
@@ -13,63 +17,61 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 _HEADER = re.compile(rb"\d{1,6},(\d{1,18}),(\d{1,18}),[^;]{0,200};")
 _ESCAPED_NEWLINE = "\\x0a"
-
-
-class Record(NamedTuple):
-    """What the agent needs of a record."""
-
-    sequence: int
-    """Number of the record since boot; a gap means that records were overwritten."""
-    seconds: float
-    """Time since boot on the log's own clock, which is not set and may drift against the wall clock."""
-    text: str
-    """The message on one line; unprintable bytes stay escaped as the kernel writes them."""
-
-
-def parse_record(line: bytes) -> Record | None:
-    """The record that begins on this line; None for continuation lines and for what is no record."""
-    header = _HEADER.match(line)
-    if header is None:
-        return None
-    text = line[header.end() :].decode("utf-8", "replace")
-    return Record(int(header[1]), int(header[2]) / 1e6, text.replace(_ESCAPED_NEWLINE, " ").strip())
-
-
 _CHUNK_BYTES = 1 << 16
-"""The device gives one record per read and refuses a buffer that is too small; its longest has 8 KiB."""
+"""The device returns one record per read, of at most 8 KiB, and refuses a buffer that is too small."""
 _MAX_LINE_BYTES = 1 << 14
-"""Of a longer line only the beginning counts."""
+"""Longer lines are cut."""
 _REFUSED = frozenset({errno.EPERM, errno.EACCES})
 _NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 
 
+class KernelRecord(NamedTuple):
+    """A record of the kernel's log."""
+
+    sequence: int
+    """Number of the record since boot. A gap means that records were overwritten."""
+    seconds: float
+    """Time since boot on the log's own clock, which may drift against the wall clock."""
+    text: str
+    """The message on one line. Unprintable bytes stay escaped as the kernel writes them."""
+
+
+def parse_record(line: bytes) -> KernelRecord | None:
+    """Returns the record that begins on this line; None for continuation lines and anything else."""
+    header = _HEADER.match(line)
+    if header is None:
+        return None
+    text = line[header.end() :].decode("utf-8", "replace")
+    return KernelRecord(int(header[1]), int(header[2]) / 1e6, text.replace(_ESCAPED_NEWLINE, " ").strip())
+
+
 class KernelLogReader:
-    """Keeps its place between reads. Not safe for several threads at once."""
+    """Keeps its position between reads. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._granted = False
+        self._was_open = False
         self._unfinished = b""
         self._last_sequence: int | None = None
         self.missed = 0
-        """Records that were overwritten before they were read, by the gaps in their numbers."""
+        """Records that were overwritten before they were read, by the gaps in the sequence."""
         self.caught_up = False
-        """True once the end of the log was reached: what was logged before the start is read."""
+        """True once the reader has reached the end of the log for the first time."""
 
-    def read(self, max_lines: int) -> list[Record]:
-        """The records since the last call, at most about `max_lines`; the rest comes next time.
+    def read(self, max_lines: int) -> list[KernelRecord]:
+        """Returns the records since the last call, at most about `max_lines`. The next call returns the rest.
 
-        Raises NotApplicable where there is no such file or the agent was never given leave to read it,
+        Raises NotApplicable where there is no such file or the agent never had permission to read it,
         CollectError where it cannot be read.
         """
         descriptor = self._ready()
-        records: list[Record] = []
+        records: list[KernelRecord] = []
         lines = 0
         while lines < max_lines:
             try:
                 chunk = os.read(descriptor, _CHUNK_BYTES)
-            except BrokenPipeError:  # overwritten under our eyes; the next read gives the oldest left
+            except BrokenPipeError:  # overwritten just now; the next read gives the oldest record left
                 lines += 1
                 continue
             except BlockingIOError:
@@ -80,19 +82,19 @@ class KernelLogReader:
             if not chunk:
                 self.caught_up = True
                 break
-            found = self._lines(chunk)
-            lines += max(1, len(found))  # what has no lines has an end too
+            found = self._split(chunk)
+            lines += max(1, len(found))  # chunks without a line count too, so that the loop ends
             for line in found:
                 self._take(line, records)
         return records
 
     def close(self) -> None:
-        """Close the file; the next read opens it again."""
+        """Closes the file. The next read opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _take(self, line: bytes, records: list[Record]) -> None:
+    def _take(self, line: bytes, records: list[KernelRecord]) -> None:
         record = parse_record(line)
         if record is None:
             return
@@ -104,7 +106,7 @@ class KernelLogReader:
         self._last_sequence = record.sequence
         records.append(record)
 
-    def _lines(self, chunk: bytes) -> list[bytes]:
+    def _split(self, chunk: bytes) -> list[bytes]:
         *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
         self._unfinished = self._unfinished[:_MAX_LINE_BYTES]
         return [line[:_MAX_LINE_BYTES] for line in lines]
@@ -117,18 +119,18 @@ class KernelLogReader:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise self._cannot_open(error) from None
-        self._granted = True
+        self._was_open = True
         self._unfinished = b""
         if not self._is_device():
             self._last_sequence = None
         return self._descriptor
 
     def _is_device(self) -> bool:
-        """Whether sequence numbers go on after the file is opened again."""
+        """True for /dev/kmsg, whose sequence goes on when it is opened again."""
         return self._descriptor is not None and stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
 
     def _replaced(self, descriptor: int) -> bool:
-        """Whether the path now leads to another file, or the file was truncated."""
+        """True if the path now leads to another file, or the file was truncated."""
         try:
             now = self._path.stat()
         except OSError as error:
@@ -145,6 +147,6 @@ class KernelLogReader:
         reason = f"{self._path}: {error.strerror or error}"
         if error.errno in _NOT_HERE:
             return NotApplicable(reason)
-        if error.errno in _REFUSED and not self._granted:
+        if error.errno in _REFUSED and not self._was_open:
             return NotApplicable(f"{reason}; it takes the capability CAP_SYSLOG and access to the device")
         return CollectError(f"could not open {reason}")

@@ -87,7 +87,7 @@ def test_no_devices_are_no_devices(answer: bytes) -> None:
 )
 def test_what_is_no_list_of_pods_is_an_error(answer: bytes) -> None:
     """Garbage, another protocol, half a message, names that are no text."""
-    with pytest.raises(CollectError, match="no list of pod resources"):
+    with pytest.raises(CollectError, match="as a list of pod resources"):
         parse_answer(answer)
 
 

@@ -143,7 +143,7 @@ def answer(raw: bytes) -> Callable[[Kubelet], None]:
     [
         (refuse(grpc.StatusCode.UNAVAILABLE), "unavailable: as the test wants it"),
         (refuse(grpc.StatusCode.UNIMPLEMENTED), "unimplemented"),
-        (answer(b"\xff" * 100), "no list of pod resources"),
+        (answer(b"\xff" * 100), "as a list of pod resources"),
         (answer(b"\x00" * (17 << 20)), "resource exhausted"),
         (Kubelet.hang, "deadline exceeded"),
     ],

@@ -12,7 +12,6 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.attribution.slurm import (
-    MAX_ENVIRONMENT_BYTES,
     GpuFile,
     SlurmCollector,
     gpu_files,
@@ -22,6 +21,7 @@ from rankwatch_agent.sources.attribution.slurm import (
     read_jobs,
 )
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
+from rankwatch_agent.sources.kernel_files import MAX_FILE_BYTES
 from support.agent.process import values
 
 FIRST = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
@@ -202,17 +202,17 @@ def test_a_process_of_a_job_is_told_by_its_environment() -> None:
 @pytest.mark.parametrize(
     ("environment", "job"),
     [
-        (b"", None),
-        (b"PATH=/bin\0SLURM_JOB_ID=7\0", "7"),
-        (b"SLURM_JOB_ID=7_2\0SLURM_JOB_ID=8", "7_2"),
-        (b"MY_SLURM_JOB_ID=7\0SLURM_JOB_ID_OLD=7\0", None),
-        (b"SLURM_JOB_ID=\0", None),
-        (b"SLURM_JOB_ID=\xff\xfe\0", None),
-        (b"SLURM_JOB_ID=two words\0", None),
-        (b"SLURM_JOB_ID=" + b"7" * 65, None),
+        ("", None),
+        ("PATH=/bin\0SLURM_JOB_ID=7\0", "7"),
+        ("SLURM_JOB_ID=7_2\0SLURM_JOB_ID=8", "7_2"),
+        ("MY_SLURM_JOB_ID=7\0SLURM_JOB_ID_OLD=7\0", None),
+        ("SLURM_JOB_ID=\0", None),
+        ("SLURM_JOB_ID=\ufffd\ufffd\0", None),
+        ("SLURM_JOB_ID=two words\0", None),
+        ("SLURM_JOB_ID=" + "7" * 65, None),
     ],
 )
-def test_only_the_id_of_a_job_is_taken_for_one(environment: bytes, job: str | None) -> None:
+def test_only_the_id_of_a_job_is_taken_for_one(environment: str, job: str | None) -> None:
     """Anybody may set the variable."""
     assert parse_environment(environment) == job
 
@@ -220,8 +220,9 @@ def test_only_the_id_of_a_job_is_taken_for_one(environment: bytes, job: str | No
 def test_no_more_of_an_environment_is_read_than_a_job_needs(tmp_path: Path) -> None:
     """A process decides how long its own is."""
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "environ").write_bytes(b"A" * MAX_ENVIRONMENT_BYTES + b"\0SLURM_JOB_ID=7\0")
-    assert job_of_process(tmp_path, 1) is None
+    (tmp_path / "1" / "environ").write_bytes(b"A" * MAX_FILE_BYTES + b"\0SLURM_JOB_ID=7\0")
+    with pytest.raises(CollectError, match="more than"):
+        job_of_process(tmp_path, 1)
 
 
 def test_files_are_told_apart_by_their_names(tmp_path: Path) -> None:
@@ -271,8 +272,8 @@ def test_what_is_no_plain_file_does_not_hang_the_reader(tmp_path: Path) -> None:
     """Nor does one that is far too long fill the memory."""
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()
-    (tmp_path / "2").write_text("1\n" * 40_000)
-    for name in "012":
-        with pytest.raises(CollectError, match=f"/{name}: it"):
+    (tmp_path / "2").write_text("1\n" * MAX_FILE_BYTES)
+    for name, reason in (("0", "it is a FIFO"), ("1", "Is a directory"), ("2", "it has more than")):
+        with pytest.raises(CollectError, match=f"/{name}: {reason}"):
             read_jobs(tmp_path / name)
     assert read_jobs(tmp_path / "3") == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.kernel_log.collector import SAME_FALL_SECONDS, Falls
+from rankwatch_agent.sources.kernel_log.collector import SAME_LOSS_SECONDS, GpuLosses
 from rankwatch_agent.sources.kernel_log.lines import EVENTS, XidLine, events_in, parse_identity, parse_xid
 
 LINES = {
@@ -158,20 +158,20 @@ def fall(*, implied: bool, bus_id: str = BUS) -> XidLine:
 
 def test_a_gpu_that_several_lines_say_has_fallen_fell_once() -> None:
     """In either order, and for as long as the driver repeats it."""
-    falls = Falls()
-    assert falls.counts(fall(implied=False), 100.0)
-    assert not falls.counts(fall(implied=True), 100.1)
-    assert falls.counts(fall(implied=True, bus_id="0000:5c:00.0"), 100.2)
-    assert not falls.counts(fall(implied=False, bus_id="0000:5c:00.0"), 101.0)
+    losses = GpuLosses()
+    assert losses.is_new_error(fall(implied=False), 100.0)
+    assert not losses.is_new_error(fall(implied=True), 100.1)
+    assert losses.is_new_error(fall(implied=True, bus_id="0000:5c:00.0"), 100.2)
+    assert not losses.is_new_error(fall(implied=False, bus_id="0000:5c:00.0"), 101.0)
     for second in range(101, 400, 50):
-        assert not falls.counts(fall(implied=True), second)
+        assert not losses.is_new_error(fall(implied=True), second)
 
 
 def test_a_gpu_falls_again_later_or_by_two_codes() -> None:
     """Each line with a code is an error of its own; so is a fall after the machine recovered."""
-    falls = Falls()
-    assert falls.counts(fall(implied=False), 100.0)
-    assert falls.counts(fall(implied=False), 101.0)
-    assert falls.counts(fall(implied=True), 101.0 + SAME_FALL_SECONDS)
+    losses = GpuLosses()
+    assert losses.is_new_error(fall(implied=False), 100.0)
+    assert losses.is_new_error(fall(implied=False), 101.0)
+    assert losses.is_new_error(fall(implied=True), 101.0 + SAME_LOSS_SECONDS)
     other = XidLine(BUS, 13, None, False)
-    assert all(falls.counts(other, 100.0) for _ in range(3))
+    assert all(losses.is_new_error(other, 100.0) for _ in range(3))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, Record, parse_record
+from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord, parse_record
 
 MANY = 1000
 
@@ -26,7 +26,7 @@ def texts(reader: KernelLogReader, max_lines: int = MANY) -> list[str]:
 def test_a_record_has_a_number_a_time_and_a_text() -> None:
     """Newlines inside a message come escaped; other bytes stay escaped, so that a log keeps its lines."""
     raw = b"6,1234,5678901,-,caller=T12;NVRM: one\\x0aNVRM: two \\x1b[31m"
-    assert parse_record(raw) == Record(1234, 5.678901, "NVRM: one NVRM: two \\x1b[31m")
+    assert parse_record(raw) == KernelRecord(1234, 5.678901, "NVRM: one NVRM: two \\x1b[31m")
 
 
 @pytest.mark.parametrize("raw", [b"", b" SUBSYSTEM=pci", b"6,1,2;no flags", b"x,1,2,-;text", b"6,1,2,-"])
@@ -163,7 +163,7 @@ def test_the_real_device_gives_each_record_once() -> None:
     if not os.access(device, os.R_OK):
         pytest.skip("/dev/kmsg is not readable here")
     reader = KernelLogReader(device)
-    records: list[Record] = []
+    records: list[KernelRecord] = []
     try:
         while not reader.caught_up:
             records += reader.read(MANY)
