@@ -1,1 +1,1 @@
-"""GPUs by NVML: every driver call is made in a worker process that can be killed."""
+"""GPUs through NVML. Every driver call is made in a worker process that can be killed."""

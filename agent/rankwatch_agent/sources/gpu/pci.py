@@ -1,4 +1,4 @@
-"""The GPUs that should be here, by the PCI bus: known without the driver, and after it has died."""
+"""The GPUs that the PCI bus shows. This needs no driver, so it works after the driver has died."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NVIDIA = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")
 """VGA-compatible and 3D controller: the classes of graphics cards and of data-centre GPUs."""
 _PASSED_THROUGH = "vfio-pci"
-"""Driver of a device that was handed to a virtual machine: not ours to expect."""
+"""Driver of a device that a virtual machine uses; the node does not expect that GPU."""
 
 
 class PciGpus:
-    """NVIDIA GPUs below /sys/bus/pci/devices. One that was there and vanished is still expected."""
+    """NVIDIA GPUs in /sys/bus/pci/devices. One that has vanished is still expected."""
 
     def __init__(self, sysfs: Path) -> None:
         self._devices = sysfs / "bus" / "pci" / "devices"
@@ -36,16 +36,16 @@ class PciGpus:
             is_gpu = self._is_gpu(address)
             if is_gpu is not None:
                 (self._seen if is_gpu else self._others).add(address)
-        # A copy: the collectors gpu and gpu_driver both ask, each in its own thread.
+        # Iterates over a copy: the collectors gpu and gpu_driver call this in threads of their own.
         return frozenset(address for address in tuple(self._seen) if not self._passed_through(address))
 
     def _is_gpu(self, address: str) -> bool | None:
-        """None where the device does not tell what it is; it is asked again."""
+        """None where the files of the device cannot be read; they are read again next time."""
         device = self._devices / address
         vendor, kind = _text(device / "vendor"), _text(device / "class")
         if vendor is None or kind is None:
             return None
-        # A virtual function is part of a card that is counted itself.
+        # A virtual function belongs to a card that is counted itself.
         return vendor == _NVIDIA and kind.startswith(_DISPLAY) and not os.path.lexists(device / "physfn")
 
     def _passed_through(self, address: str) -> bool:

@@ -1,6 +1,6 @@
-"""What the agent and its NVML worker say to each other: one msgpack message per request and per reply.
+"""The protocol between the agent and its NVML worker: one msgpack message per request and per answer.
 
-A message is preceded by its length, 4 bytes, big-endian. The worker answers each request once, in order.
+The length precedes each message: 4 bytes, big-endian. The worker answers each request once, in order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""A longer message is refused: a full reply for 16 GPUs has about 140 kB."""
+"""A longer message is refused. A full answer for 16 GPUs has about 140 kB."""
 
 
 class Sample(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -23,7 +23,7 @@ class Sample(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU: its identity, whether it answers, and what it told."""
+    """One GPU: its identity, whether it is up, and its samples."""
 
     uuid: str
     pci_bus_id: str
@@ -32,14 +32,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     minor_number: int
     model: str
     up: bool
-    """False once it was seen and then lost; its samples are then only those of its identity."""
+    """False for a GPU that was seen and then lost; only the samples of its identity are left."""
     lost_reason: str = ""
     mig_uuids: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     """Processes with a compute context on it, by their ids on the host."""
     samples: tuple[Sample, ...] = ()
     unsupported: tuple[str, ...] = ()
-    """Features the driver says this GPU has not."""
+    """Features that this GPU lacks, according to the driver."""
     supported: tuple[str, ...] = ()
 
 
@@ -57,22 +57,22 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[Gpu, ...]
     samples: tuple[Sample, ...] = ()
-    """Samples of the node as a whole: versions of the driver, rejected values."""
+    """Samples of the whole node: versions of the driver, supported features, rejected values."""
     xids: tuple[XidEvent, ...] = ()
     """XID errors since the last answer."""
     warnings: tuple[str, ...] = ()
-    """Sentences for the log: what failed on which GPU without costing the others."""
+    """For the log: what failed on which GPU, where everything else was read."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's answer where the driver as a whole cannot be used."""
+    """The worker's answer where the whole driver cannot be used."""
 
     message: str
     absent: bool = False
-    """True where there is no driver at all (no library), False where it is there and fails."""
+    """True where there is no driver (no library, no module), False where it is there and fails."""
     xids: tuple[XidEvent, ...] = ()
     gpus: tuple[Gpu, ...] = ()
-    """GPUs seen before, all of them lost: the driver itself answers and shows none."""
+    """GPUs seen before, all of them lost; the driver itself answers and shows none."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """`collect`: read everything once. End of input means: shut the driver down in order and exit."""
+    """`collect`: read everything once. At the end of input the worker shuts the driver down and exits."""
 
     what: Literal["collect"] = "collect"

@@ -3,7 +3,7 @@
     python -m rankwatch_agent.sources.gpu.worker [--library PATH]
 
 It reads requests from standard input and writes answers to standard output (see `protocol`).
-It imports little: its memory is what the agent pays for being able to kill it.
+It imports little, because its memory comes on top of the agent's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES, Answer, Fail
 from rankwatch_agent.sources.gpu.reading.node import NodeReader
 
 CALL_SECONDS = 2.0
-"""After the end of input: what a reading in progress is given."""
+"""Time that a reading in progress gets after the end of input."""
 SHUTDOWN_SECONDS = 2.0
-"""And what shutting the driver down is given."""
+"""Time that the shutdown of the driver gets after that."""
 _LENGTH = struct.Struct(">I")
 _USAGE = "usage: python -m rankwatch_agent.sources.gpu.worker [--library PATH]"
 
 
 class Requests:
-    """Standard input, read by a thread of its own: it notices the end while the driver hangs."""
+    """Standard input, read by a thread of its own, which sees the end of input while the driver hangs."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -41,18 +41,18 @@ class Requests:
         self._ended = threading.Event()
         self._closing = threading.Event()
         self.status = 0
-        """Exit status: 1 where the input was no request."""
-        threading.Thread(target=self._follow, name="requests", daemon=True).start()
+        """Exit status: 1 where the input was not a request."""
+        threading.Thread(target=self._receive, name="requests", daemon=True).start()
 
     def next(self) -> Request | None:
         """The next request; None at the end of input."""
         request = self._received.get()
-        if request is None or self._ended.is_set():  # what was asked before the end is wanted no more
+        if request is None or self._ended.is_set():  # nobody waits for older requests any more
             self._closing.set()
             return None
         return request
 
-    def _follow(self) -> None:
+    def _receive(self) -> None:
         decoder = msgspec.msgpack.Decoder(Request)
         try:
             while (message := self._message()) is not None:
@@ -62,7 +62,7 @@ class Requests:
             self.status = 1
         self._ended.set()
         self._received.put(None)
-        # Whatever hangs, this process ends: ctypes lets this thread run during a call.
+        # The process ends even if a driver call hangs: ctypes lets this thread run during a call.
         if self._closing.wait(CALL_SECONDS):
             time.sleep(SHUTDOWN_SECONDS)
         os._exit(self.status)
@@ -73,13 +73,13 @@ class Requests:
             return None
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
-            raise msgspec.DecodeError(f"{length} bytes are announced")
+            raise msgspec.DecodeError(f"{length} bytes were announced")
         message = self._stream.read(length)
         return message if len(message) == length else None
 
 
 def serve(requests: Requests, answers: BinaryIO, reader: NodeReader) -> None:
-    """Answer until the end of input, or until only a new process can go on."""
+    """Answer until the end of input, or until a new process is needed."""
     encoder = msgspec.msgpack.Encoder()
     while requests.next() is not None:
         message = encoder.encode(reader.read())
@@ -90,13 +90,13 @@ def serve(requests: Requests, answers: BinaryIO, reader: NodeReader) -> None:
             answers.write(_LENGTH.pack(len(message)) + message)
             answers.flush()
         except OSError:
-            return  # nobody listens any more
-        if reader.of_no_use:
+            return  # the agent is gone
+        if reader.needs_new_process:
             return
 
 
 def parse_library(arguments: Sequence[str]) -> Path | None:
-    """The path after --library; raises ValueError for anything else. argparse would cost 1 MiB."""
+    """The path after --library; raises ValueError for other arguments. argparse would cost 1 MiB."""
     match list(arguments):
         case []:
             return None
@@ -107,21 +107,21 @@ def parse_library(arguments: Sequence[str]) -> Path | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the worker; its exit status."""
+    """Run the worker; returns its exit status."""
     try:
         library = parse_library(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the agent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker too, but the agent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    os.dup2(2, 1)  # what a library prints must not get between the answers
     requests = Requests(os.fdopen(0, "rb"))
     reader = NodeReader(library=library)
     serve(requests, answers, reader)
     reader.close()
-    os._exit(requests.status)  # a thread that hangs in the driver would keep an ordinary exit waiting
+    os._exit(requests.status)  # an ordinary exit would wait for a thread that hangs in the driver
 
 
 if __name__ == "__main__":

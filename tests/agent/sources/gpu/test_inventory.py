@@ -38,17 +38,17 @@ def test_a_gpu_is_found_by_its_uuid_and_those_of_its_instances() -> None:
 
 def test_the_first_question_waits_for_the_first_look_and_no_later_one_does() -> None:
     """Collectors that start together must not find an empty node; a driver that hangs costs one wait."""
-    inventory = GpuInventory(first_look_seconds=3600.0)
+    inventory = GpuInventory(first_wait_seconds=3600.0)
     threading.Timer(0.05, inventory.publish, ([GPU], ())).start()
     assert inventory.gpus() == (GPU,)
-    hung = GpuInventory(first_look_seconds=0.01)
+    hung = GpuInventory(first_wait_seconds=0.01)
     assert hung.gpus() == ()
     assert hung.exported() == frozenset()
 
 
 def test_a_failed_look_is_a_look() -> None:
     """Nobody waits for a driver that has failed already; what was known of it stays."""
-    inventory = GpuInventory(first_look_seconds=3600.0)
+    inventory = GpuInventory(first_wait_seconds=3600.0)
     inventory.forget_exported()
     assert inventory.gpus() == ()
     inventory.publish([GPU], [("rankwatch_gpu_up", ("GPU-a",))])

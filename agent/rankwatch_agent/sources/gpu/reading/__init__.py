@@ -1,1 +1,1 @@
-"""What the NVML worker reads: one topic per file, all of them listed in `topics`."""
+"""What the NVML worker reads. It runs only in the worker process and imports little."""

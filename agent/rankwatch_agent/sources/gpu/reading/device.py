@@ -1,4 +1,8 @@
-"""One GPU in the worker: its handle, its identity, and the one way to ask the driver about it."""
+"""One GPU in the worker: its handle, the features it has, and the one way to query the driver about it.
+
+A feature is one question to the driver: power, memory_temperature, ... A feature that a GPU lacks is queried
+again only now and then, so that it costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,27 @@ from typing import Any, NamedTuple, TypeVar
 import pynvml
 
 from rankwatch_agent.sources.gpu.protocol import Sample
-from rankwatch_agent.sources.gpu.reading.features import (
-    DRIVER_GONE,
-    UNSUPPORTED,
-    DriverError,
-    Features,
-    GpuLostError,
-    describe,
+from rankwatch_agent.sources.gpu.reading.units import Unit
+
+RETRY_READINGS = 60
+"""Readings until an unsupported feature is queried again: a new mode or driver may have brought it."""
+
+UNSUPPORTED = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_DEPRECATED,
+    }
 )
-from rankwatch_agent.sources.gpu.reading.limits import Unit
+DRIVER_GONE = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
 
 FieldKey = tuple[int, int]
 """Id of a field (NVML_FI_DEV_...) and its scope: the number of a link, 0 for the GPU."""
@@ -24,113 +40,178 @@ FieldKey = tuple[int, int]
 _T = TypeVar("_T")
 
 
+class ReadingError(Exception):
+    """Base of the errors that end a reading early.
+
+    ReadingError
+    ├── GpuLostError      one GPU is lost; the others go on
+    └── DriverError       the driver as a whole cannot be used
+    """
+
+
+class GpuLostError(ReadingError):
+    """The GPU is off the bus."""
+
+
+class DriverError(ReadingError):
+    """The driver cannot be used; `absent` where there is none."""
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        """NVML's error, None where the error is not one of NVML's."""
+        self.absent = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+
+def describe(code: int) -> str:
+    """The driver's text for one of its errors."""
+    try:
+        return str(pynvml.NVMLError(code))
+    except UnicodeDecodeError:
+        return f"NVML error {code}"
+
+
+class Features:
+    """The features that one GPU has and lacks. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._reading = 0
+        self._supported: set[str] = set()
+        self._retry_at: dict[str, int] = {}
+
+    def start_reading(self) -> bool:
+        """Count one more reading; True in the readings that query everything again."""
+        self._reading += 1
+        return self._reading % RETRY_READINGS == 0
+
+    def wanted(self, feature: str) -> bool:
+        """Whether a query is worth its call now."""
+        return self._retry_at.get(feature, 0) <= self._reading
+
+    def set_supported(self, feature: str) -> None:
+        """The GPU has it."""
+        self._supported.add(feature)
+        self._retry_at.pop(feature, None)
+
+    def set_unsupported(self, feature: str) -> None:
+        """The GPU lacks it, according to the driver."""
+        self._supported.discard(feature)
+        self._retry_at[feature] = self._reading + RETRY_READINGS
+
+    def supported(self) -> tuple[str, ...]:
+        """Sorted, without names that begin with _: each is one of several calls that give one feature."""
+        return tuple(sorted(name for name in self._supported if not name.startswith("_")))
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Sorted, without names that begin with _."""
+        return tuple(sorted(name for name in self._retry_at if not name.startswith("_")))
+
+
 class Identity(NamedTuple):
-    """What a GPU is called. It is read once: a lost GPU does not tell even its UUID any more."""
+    """The names of a GPU. They are read once: a lost GPU does not answer even for its UUID."""
 
     uuid: str
     pci_bus_id: str
     minor_number: int
-    """-1 where the driver does not tell."""
+    """-1 where the driver does not know it."""
     model: str
     architecture: str
     serial: str
-    """Empty where the driver does not tell."""
+    """Empty where the driver does not know it."""
 
 
 class Device:
-    """A GPU that was seen, and what its topics leave for each other during one reading."""
+    """A GPU that was seen, and what its topics share during one reading."""
 
     def __init__(self, identity: Identity, rejected: dict[str, int]) -> None:
+        """`rejected` counts implausible values by feature, over all GPUs."""
         self.identity = identity
         self.features = Features()
         self.handle: Any = None  # an opaque pointer of the driver
         self.index = 0
         self.lost_reason = ""
-        self.tells_xids = False
+        self.delivers_xids = False
         self._rejected = rejected
-        self.begin()
+        self.start_reading()
 
     @property
     def uuid(self) -> str:
-        """The label value that stands for the GPU."""
+        """The value of the label `gpu`."""
         return self.identity.uuid
 
-    def begin(self) -> None:
-        """Forget what the last reading found."""
+    def start_reading(self) -> None:
+        """Clear what the last reading found."""
         self.lost_reason = ""
         self.warnings: list[str] = []
-        self.ask_all = self.features.begin()
-        """Whether refused fields are to be asked for again."""
+        self.query_all = self.features.start_reading()
+        """Whether unsupported features are queried again in this reading."""
         self.fields: dict[FieldKey, float] = {}
         self.links: tuple[int, ...] = ()
         """Active NVLinks."""
         self.mig_enabled = False
         self.mig_uuids: tuple[str, ...] = ()
         self.pids: tuple[int, ...] = ()
-        self.utilization: float | None = None
-        self.activity: dict[str, float] = {}
-        """GPM activity by unit."""
 
-    def ask(self, feature: str, function: Callable[..., _T], *arguments: object) -> _T | None:
-        """What the driver answers about this GPU; None where it does not.
+    def query(self, feature: str, function: Callable[..., _T], *arguments: object) -> _T | None:
+        """What the driver answers about this GPU; None where it gives no answer.
 
         Raises GpuLostError, DriverError. Every other failure costs only this feature.
         """
-        return self.ask_about(self.handle, feature, function, *arguments)
+        return self.query_part(self.handle, feature, function, *arguments)
 
-    def ask_about(
+    def query_part(
         self, handle: object, feature: str, function: Callable[..., _T], *arguments: object
     ) -> _T | None:
-        """Like `ask`, of a part of this GPU: a MIG instance."""
+        """Like `query`, about a part of this GPU such as a MIG instance."""
         if not self.features.wanted(feature):
             return None
         try:
             answer = function(handle, *arguments)
         except pynvml.NVMLError as error:
-            self.failed(feature, error.value)
+            self.handle_error(feature, error.value)
             return None
         except UnicodeDecodeError:
             self.reject(feature)
             return None
-        self.features.answered(feature)
+        self.features.set_supported(feature)
         return answer
 
-    def ask_any(self, feature: str, *questions: tuple[Any, ...]) -> Any:
-        """What the first (function, arguments...) that this driver knows answers; None where none does."""
-        names = [f"_{function.__name__}" for function, *_ in questions]
-        for name, (function, *arguments) in zip(names, questions, strict=True):
-            answer = self.ask(name, function, *arguments)
+    def query_first(self, feature: str, *calls: tuple[Any, ...]) -> Any:
+        """The answer to the first (function, arguments...) that this driver has; None where it has none."""
+        names = [f"_{function.__name__}" for function, *_ in calls]
+        for name, (function, *arguments) in zip(names, calls, strict=True):
+            answer = self.query(name, function, *arguments)
             if answer is not None:
-                self.features.answered(feature)
+                self.features.set_supported(feature)
                 return answer
         if not any(self.features.wanted(name) for name in names):
-            self.features.refused(feature)
+            self.features.set_unsupported(feature)
         return None
 
-    def failed(self, feature: str, code: int) -> None:
-        """Note an error of the driver; raises GpuLostError, DriverError."""
+    def handle_error(self, feature: str, code: int) -> None:
+        """Record an error of the driver; raises GpuLostError, DriverError."""
         if code == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise GpuLostError(describe(code))
         if code in DRIVER_GONE:
             raise DriverError(describe(code), code=code)
         if code in UNSUPPORTED:
-            self.features.refused(feature)
+            self.features.set_unsupported(feature)
         else:
             self.warn(f"could not read {feature.lstrip('_')}: {describe(code)}")
 
     def warn(self, text: str) -> None:
-        """A sentence for the log, with the GPU in front."""
+        """Add a warning for the log, prefixed with the GPU."""
         warning = f"GPU {self.uuid}: {text}"
         if warning not in self.warnings:  # 18 links may fail in the same way
             self.warnings.append(warning)
 
     def reject(self, feature: str) -> None:
-        """Count a value that cannot be true."""
+        """Count an implausible value."""
         self._rejected[feature] = self._rejected.get(feature, 0) + 1
 
-    def accept(self, feature: str, raw: float, unit: Unit) -> float | None:
-        """The value in base units; None, and counted, where it cannot be true."""
-        value = unit.base(raw)
+    def convert(self, feature: str, raw: float, unit: Unit) -> float | None:
+        """The value in base units; None, and counted, where it is implausible."""
+        value = unit.convert(raw)
         if value is None:
             self.reject(feature)
         return value
@@ -139,15 +220,13 @@ class Device:
         """A sample of this GPU."""
         return Sample(name, (self.identity.uuid, *labels), value)
 
-    def checked(
-        self, name: str, feature: str, raw: float | None, unit: Unit, *labels: str
-    ) -> Iterable[Sample]:
-        """One sample of a raw value, none where it is unknown or cannot be true."""
+    def value(self, name: str, feature: str, raw: float | None, unit: Unit, *labels: str) -> Iterable[Sample]:
+        """The sample of a raw value; nothing where it is None or implausible."""
         if raw is None:
             return ()
-        value = self.accept(feature, raw, unit)
+        value = self.convert(feature, raw, unit)
         return () if value is None else (self.sample(name, value, *labels),)
 
     def field(self, name: str, feature: str, key: FieldKey, unit: Unit, *labels: str) -> Iterable[Sample]:
-        """One sample of a field of this reading, none where the driver has it not."""
-        return self.checked(name, feature, self.fields.get(key), unit, *labels)
+        """The sample of a field of this reading; nothing where the driver lacks it."""
+        return self.value(name, feature, self.fields.get(key), unit, *labels)

@@ -1,4 +1,4 @@
-"""Fields of a GPU (NVML_FI_DEV_...), all of them in one call to the driver."""
+"""Fields of a GPU (NVML_FI_DEV_...), all read in one call to the driver."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pynvml
 
-from rankwatch_agent.sources.gpu.reading.device import Device, FieldKey
-from rankwatch_agent.sources.gpu.reading.features import UNSUPPORTED
+from rankwatch_agent.sources.gpu.reading.device import UNSUPPORTED, Device, FieldKey
 
 _CALL = "_nvmlDeviceGetFieldValues"
 _REFUSED = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
-"""A driver that is older than a field calls its id an invalid argument."""
-_MOST_PER_CALL = 256
+"""A driver older than a field answers that its id is an invalid argument."""
+_MAX_PER_CALL = 256
 _ENTRY = struct.Struct("@IIqqIIQ")
-"""nvmlFieldValue_t: id, scope, timestamp, latency, type and error of the value, value. Unpacked all at
-once, for pynvml's structures run Python code at each access."""
+"""nvmlFieldValue_t: id, scope, timestamp, latency, type and error of the value, value. All entries are
+unpacked at once, because pynvml's structures run Python code at each access."""
 
 
 class FieldBatch:
-    """A fixed list of fields; the array for the driver is built once."""
+    """A fixed list of fields. The array for the driver is built once."""
 
     def __init__(self, keys: Sequence[FieldKey]) -> None:
         self.keys = tuple(keys)
@@ -32,7 +31,7 @@ class FieldBatch:
         self._array = (pynvml.c_nvmlFieldValue_t * len(self.keys))()
 
     def read(self, handle: object) -> Iterator[tuple[FieldKey, int, int, int]]:
-        """(key, type, error, raw value) of each; raises pynvml.NVMLError where the call as a whole fails."""
+        """(key, type, error, raw value) of each field; raises pynvml.NVMLError where the whole call fails."""
         function = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
         if function is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -47,7 +46,7 @@ class FieldBatch:
 
 
 def decode_value(kind: int, raw: int) -> float | None:
-    """The number in a value of 64 bits by its type; None where the type is unknown."""
+    """The number in the 64 bits of a value, by its type; None where the type is unknown."""
     if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
         return raw
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
@@ -66,31 +65,34 @@ def decode_value(kind: int, raw: int) -> float | None:
 
 
 class FieldReader:
-    """Reads the fields of one GPU; one that it has not is asked for again only seldom."""
+    """Reads the fields of one GPU. A field that it lacks is read again only now and then."""
 
     def __init__(self) -> None:
         self._refused: set[FieldKey] = set()
         self._batches: list[FieldBatch] = []
-        self._asked: tuple[FieldKey, ...] = ()
+        self._batched: tuple[FieldKey, ...] = ()
 
     def read(self, gpu: Device, features: Mapping[FieldKey, str]) -> None:
-        """Put the fields of `features` into `gpu.fields`; raises GpuLostError, DriverError."""
+        """Fill `gpu.fields`; raises GpuLostError, DriverError.
+
+        features: field -> the feature it belongs to.
+        """
         if not gpu.features.wanted(_CALL):
             return
-        if gpu.ask_all:
+        if gpu.query_all:
             self._refused.clear()
         wanted = tuple(key for key in features if key not in self._refused)
-        if wanted != self._asked:
-            parts = range(0, len(wanted), _MOST_PER_CALL)
-            self._batches = [FieldBatch(wanted[at : at + _MOST_PER_CALL]) for at in parts]
-            self._asked = wanted
+        if wanted != self._batched:
+            parts = range(0, len(wanted), _MAX_PER_CALL)
+            self._batches = [FieldBatch(wanted[at : at + _MAX_PER_CALL]) for at in parts]
+            self._batched = wanted
         answered: set[str] = set()
         errors: dict[str, set[int]] = {}
         for batch in self._batches:
-            self._ask(gpu, batch, features, answered, errors)
-        _judge(gpu, answered, errors)
+            self._read_batch(gpu, batch, features, answered, errors)
+        _set_features(gpu, answered, errors)
 
-    def _ask(
+    def _read_batch(
         self,
         gpu: Device,
         batch: FieldBatch,
@@ -112,15 +114,15 @@ class FieldReader:
                 else:
                     gpu.fields[key] = value
         except pynvml.NVMLError as error:
-            gpu.failed(_CALL, error.value)
+            gpu.handle_error(_CALL, error.value)
 
 
-def _judge(gpu: Device, answered: set[str], errors: Mapping[str, set[int]]) -> None:
-    """A feature is there where one of its fields answered, not there where all were refused."""
+def _set_features(gpu: Device, answered: set[str], errors: Mapping[str, set[int]]) -> None:
+    """A feature is supported if one of its fields answered, and unsupported if all were refused."""
     for feature in answered:
-        gpu.features.answered(feature)
+        gpu.features.set_supported(feature)
     for feature, codes in errors.items():
         if codes <= _REFUSED and feature not in answered:
-            gpu.features.refused(feature)
+            gpu.features.set_unsupported(feature)
         for code in sorted(codes - _REFUSED):
-            gpu.failed(feature, code)
+            gpu.handle_error(feature, code)

@@ -1,22 +1,55 @@
-"""Which GPUs the driver shows now, and which of those seen before are lost."""
+"""The GPUs of the node: which ones the driver shows, which are lost, and everything that is read of each."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import pynvml
 
-from rankwatch_agent.sources.gpu.reading.device import Device
-from rankwatch_agent.sources.gpu.reading.features import DRIVER_GONE, DriverError, describe
-from rankwatch_agent.sources.gpu.reading.gpm import Gpm
-from rankwatch_agent.sources.gpu.reading.identity import read_identity
-from rankwatch_agent.sources.gpu.reading.topics import GpuReader
+from rankwatch.conventions import metric
+from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
+from rankwatch_agent.sources.gpu.protocol import Gpu, Sample
+from rankwatch_agent.sources.gpu.reading import links, memory_and_ecc, mig, power_and_clocks
+from rankwatch_agent.sources.gpu.reading.activity import Activity, Gpm
+from rankwatch_agent.sources.gpu.reading.device import (
+    DRIVER_GONE,
+    Device,
+    DriverError,
+    FieldKey,
+    GpuLostError,
+    Identity,
+    describe,
+)
+from rankwatch_agent.sources.gpu.reading.fields import FieldReader
 
-_MOST_GPUS = 64
-_MOST_KNOWN = 256
-"""GPUs that are remembered, lost ones among them."""
+MAX_GPUS = 64
+"""GPUs read of one node."""
+MAX_KNOWN_GPUS = 256
+"""GPUs remembered, including lost ones."""
 _VANISHED = "the driver does not show it any more"
+
+_UP = metric("rankwatch_gpu_up").name
+_INFO = metric("rankwatch_gpu_info").name
+_ARCHITECTURES = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "ada",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "hopper",
+    pynvml.NVML_DEVICE_ARCH_BLACKWELL: "blackwell",
+    pynvml.NVML_DEVICE_ARCH_RUBIN: "rubin",
+}
+_UNKNOWN = "unknown"
+_NO_MINOR_NUMBER = -1
+
+_FIELDS: dict[FieldKey, str] = {**power_and_clocks.FIELDS, **links.FIELDS, **memory_and_ecc.FIELDS}
+
+_T = TypeVar("_T")
 
 
 class GpuTable:
@@ -27,24 +60,24 @@ class GpuTable:
         self._readers: dict[str, GpuReader] = {}
         self._by_handle: dict[int, GpuReader] = {}
         self.rejected: dict[str, int] = {}
-        """Values that could not be true, by feature."""
+        """Feature -> implausible values."""
         self.warnings: list[str] = []
         """Of the last enumeration."""
 
     def readers(self) -> list[GpuReader]:
-        """In the order of their numbers."""
+        """Sorted by NVML's number."""
         return sorted(self._readers.values(), key=lambda reader: reader.device.index)
 
     def detach(self) -> None:
-        """The driver is shut down: handles are of no use any more."""
+        """Forget all handles, because the driver is shut down."""
         self._by_handle.clear()
 
     def enumerate(self) -> dict[str, str]:
-        """UUIDs of GPUs that the driver does not show, and why. Raises DriverError."""
+        """Find all GPUs; UUID -> reason for those that the driver does not show. Raises DriverError."""
         self.warnings = []
         shown: set[str] = set()
         reasons: dict[int, str] = {}
-        for index in range(min(_count(), _MOST_GPUS)):
+        for index in range(min(_count(), MAX_GPUS)):
             try:
                 reader = self._at(index)
             except (pynvml.NVMLError, UnicodeDecodeError) as error:
@@ -57,7 +90,7 @@ class GpuTable:
             if uuid not in shown:
                 missing[uuid] = reasons.pop(reader.device.index, _VANISHED)
         for index, reason in reasons.items():
-            self.warnings.append(f"GPU number {index} does not tell what it is: {reason}")
+            self.warnings.append(f"GPU number {index} cannot be identified: {reason}")
         self._limit(missing)
         return missing
 
@@ -66,30 +99,142 @@ class GpuTable:
         address = handle_address(handle)
         reader = self._by_handle.get(address)
         if reader is None:
-            identity = read_identity(handle)
+            identity = _read_identity(handle)
             reader = self._readers.get(identity.uuid)
             if reader is None:
                 reader = GpuReader(Device(identity, self.rejected), self._gpm)
                 self._readers[identity.uuid] = reader
-            reader.device.handle = handle
-            reader.device.tells_xids = tells_xids(handle)
-            features = reader.device.features
-            (features.answered if reader.device.tells_xids else features.refused)("xid_events")
+            device = reader.device
+            device.handle = handle
+            device.delivers_xids = _delivers_xids(handle)
+            features = device.features
+            (features.set_supported if device.delivers_xids else features.set_unsupported)("xid_events")
             self._by_handle[address] = reader
         return reader
 
     def _limit(self, missing: dict[str, str]) -> None:
-        for uuid in list(missing)[: max(0, len(self._readers) - _MOST_KNOWN)]:
+        for uuid in list(missing)[: max(0, len(self._readers) - MAX_KNOWN_GPUS)]:
             del self._readers[uuid], missing[uuid]
 
 
+class GpuReader:
+    """Reads one GPU. It lives as long as the worker, through losses of the GPU and reloads of the driver."""
+
+    def __init__(self, device: Device, gpm: Gpm) -> None:
+        self.device = device
+        self._gpm = gpm
+        self._nvlink = links.Nvlink()
+        self._field_reader = FieldReader()
+        self._fields: dict[FieldKey, str] = {}
+        self._fields_for: tuple[int, tuple[int, ...]] | None = None
+        self._topics: tuple[Callable[[Device], Iterable[Sample]], ...] = (
+            _identity_samples,
+            Activity(gpm).read,
+            memory_and_ecc.read_memory,
+            memory_and_ecc.read_processes,
+            memory_and_ecc.read_ecc,
+            memory_and_ecc.read_recovery,
+            power_and_clocks.read_power,
+            power_and_clocks.read_temperature,
+            power_and_clocks.read_clocks,
+            power_and_clocks.read_throttling,
+            links.read_pcie,
+            self._nvlink.read,
+            links.read_fabric,
+            mig.Mig(gpm).read,
+        )
+
+    def read(self, driver_major: int) -> Gpu:
+        """Read every topic; a GPU that is lost meanwhile comes back as lost. Raises DriverError."""
+        gpu = self.device
+        gpu.start_reading()
+        try:
+            mig.read_mode(gpu)
+            self._nvlink.find_active(gpu)
+            self._field_reader.read(gpu, self._wanted_fields(driver_major))
+            samples = tuple(sample for topic in self._topics for sample in topic(gpu))
+        except GpuLostError as error:
+            return self.lost(str(error))
+        return self._gpu(samples)
+
+    def lost(self, reason: str) -> Gpu:
+        """The lost GPU: its identity alone."""
+        self.device.lost_reason = reason
+        self._gpm.forget(self.device.uuid)
+        return self._gpu(tuple(_identity_samples(self.device)))
+
+    def _gpu(self, samples: tuple[Sample, ...]) -> Gpu:
+        gpu = self.device
+        up = not gpu.lost_reason
+        return Gpu(
+            uuid=gpu.uuid,
+            pci_bus_id=gpu.identity.pci_bus_id,
+            index=gpu.index,
+            minor_number=gpu.identity.minor_number,
+            model=gpu.identity.model,
+            up=up,
+            lost_reason=gpu.lost_reason,
+            mig_uuids=gpu.mig_uuids if up else (),
+            pids=gpu.pids if up else (),
+            samples=samples,
+            unsupported=gpu.features.unsupported(),
+            supported=gpu.features.supported(),
+        )
+
+    def _wanted_fields(self, driver_major: int) -> dict[FieldKey, str]:
+        wanted_for = (driver_major, self.device.links)
+        if wanted_for != self._fields_for:
+            is_new = driver_major >= power_and_clocks.NEWER_FIELDS_SINCE_DRIVER
+            newer = power_and_clocks.NEWER_FIELDS if is_new else {}
+            self._fields = {**_FIELDS, **newer, **links.nvlink_fields(self.device.links)}
+            self._fields_for = wanted_for
+        return self._fields
+
+
 def handle_address(handle: Any) -> int:
-    """A handle as a number: what an event carries is compared with it."""
+    """A handle as a number, for the comparison with the handle in an event."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def tells_xids(handle: object) -> bool:
-    """Whether XID errors of this GPU can be waited for."""
+def _identity_samples(gpu: Device) -> Iterable[Sample]:
+    """Up or lost, and the names: the only samples that a lost GPU keeps."""
+    identity = gpu.identity
+    yield gpu.sample(_UP, 0.0 if gpu.lost_reason else 1.0)
+    yield gpu.sample(
+        _INFO,
+        1.0,
+        str(gpu.index),
+        identity.pci_bus_id,
+        identity.model,
+        identity.architecture,
+        identity.serial,
+    )
+
+
+def _read_identity(handle: object) -> Identity:
+    """Raises pynvml.NVMLError or UnicodeDecodeError where UUID or address cannot be read."""
+    return Identity(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        pci_bus_id=normalise_bus_id(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+        minor_number=_optional(pynvml.nvmlDeviceGetMinorNumber, handle, _NO_MINOR_NUMBER),
+        model=_optional(pynvml.nvmlDeviceGetName, handle, _UNKNOWN),
+        architecture=_ARCHITECTURES.get(_optional(pynvml.nvmlDeviceGetArchitecture, handle, -1), _UNKNOWN),
+        serial=_optional(pynvml.nvmlDeviceGetSerial, handle, ""),
+    )
+
+
+def _optional(function: Callable[[object], _T], handle: object, default: _T) -> _T:
+    try:
+        return function(handle)
+    except UnicodeDecodeError:
+        return default
+    except pynvml.NVMLError as error:
+        if error.value not in (*DRIVER_GONE, pynvml.NVML_ERROR_GPU_IS_LOST):
+            return default
+        raise
+
+
+def _delivers_xids(handle: object) -> bool:
     try:
         types = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
     except pynvml.NVMLError:
@@ -105,8 +250,9 @@ def _count() -> int:
 
 
 def _reason(error: Exception) -> str:
+    """Why a GPU cannot be identified; raises DriverError where the driver is gone."""
     if isinstance(error, pynvml.NVMLError):
         if error.value in DRIVER_GONE:
             raise DriverError(describe(error.value), code=error.value) from None
         return describe(error.value)
-    return "its names are no text"
+    return "its names are not text"

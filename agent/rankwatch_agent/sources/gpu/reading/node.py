@@ -1,24 +1,28 @@
-"""One reading of everything: the driver, its GPUs, the XID errors since the last one."""
+"""One reading of the node: the driver, its GPUs, and the XID errors since the last reading."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+import pynvml
 
 from rankwatch.conventions import metric
 from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample
+from rankwatch_agent.sources.gpu.reading.activity import Gpm
+from rankwatch_agent.sources.gpu.reading.device import DriverError, describe
 from rankwatch_agent.sources.gpu.reading.events import WAIT_MILLISECONDS, XidListener
-from rankwatch_agent.sources.gpu.reading.features import DriverError
-from rankwatch_agent.sources.gpu.reading.gpm import Gpm
 from rankwatch_agent.sources.gpu.reading.gpus import GpuTable
-from rankwatch_agent.sources.gpu.reading.session import DriverSession
 
+_DRIVER_INFO = metric("rankwatch_gpu_driver_info").name
 _SUPPORTED = metric("rankwatch_gpu_supported").name
 _REJECTED = metric("rankwatch_gpu_readings_rejected_total").name
-_LOOK_AGAIN_READINGS = 60
-"""While a GPU is lost the driver is initialised anew after so many readings: only that shows a GPU that
-was reset or replaced (inferred; NVML lists GPUs in nvmlInit)."""
+_REINITIALISE_READINGS = 60
+"""Readings with a lost GPU after which the driver is initialised again. Only that shows a GPU that was reset
+or replaced (inferred: NVML lists the GPUs in nvmlInit)."""
 
 
 class NodeReader:
@@ -34,7 +38,7 @@ class NodeReader:
     ) -> None:
         self._wall_clock = wall_clock
         self._event_wait_milliseconds = event_wait_milliseconds
-        self._session = DriverSession(library)
+        self._session = _DriverSession(library)
         self._gpm = Gpm(monotonic=monotonic)
         self._table = GpuTable(self._gpm)
         self._listener = self._new_listener()
@@ -42,12 +46,12 @@ class NodeReader:
         self._stuck = False
 
     @property
-    def of_no_use(self) -> bool:
-        """Only a new process can go on: the driver was replaced, or a thread hangs in it."""
+    def needs_new_process(self) -> bool:
+        """Whether this process cannot go on: the driver was replaced, or a thread hangs in it."""
         return self._stuck or self._session.outdated
 
     def read(self) -> Answer:
-        """Everything the driver tells now; a Failure where it tells nothing of any GPU."""
+        """Everything the driver reports now; a Failure where it reports no GPU that is up."""
         try:
             self._session.open()
             gpus = self._read_gpus()
@@ -57,7 +61,7 @@ class NodeReader:
             return Answer(failure=Failure(message=str(error), absent=error.absent, xids=events))
         events, warnings = self._listener.take()
         if not any(gpu.up for gpu in gpus):
-            self.close()  # nvmlInit looks again at the next collection
+            self.close()  # nvmlInit looks again in the next reading
             message = "the driver answers but shows no GPU"
             return Answer(failure=Failure(message=message, xids=events, gpus=gpus))
         warnings += self._table.warnings
@@ -84,7 +88,7 @@ class NodeReader:
         return XidListener(wait_milliseconds=self._event_wait_milliseconds, wall_clock=self._wall_clock)
 
     def _read_gpus(self) -> tuple[Gpu, ...]:
-        if self._readings_with_loss >= _LOOK_AGAIN_READINGS:
+        if self._readings_with_loss >= _REINITIALISE_READINGS:
             self.close()
             self._session.open()
         missing = self._table.enumerate()
@@ -97,20 +101,20 @@ class NodeReader:
         self._readings_with_loss = 0 if all(gpu.up for gpu in gpus) else self._readings_with_loss + 1
         devices = [reader.device for reader in self._table.readers()]
         self._listener.watch(
-            {each.uuid: each.handle for each in devices if each.tells_xids and not each.lost_reason}
+            {each.uuid: each.handle for each in devices if each.delivers_xids and not each.lost_reason}
         )
         return gpus
 
     def _samples(self, gpus: Iterable[Gpu]) -> Iterable[Sample]:
-        yield self._session.info()
+        yield Sample(_DRIVER_INFO, self._session.versions, 1.0)
         for feature, count in sorted(self._table.rejected.items()):
             yield Sample(_REJECTED, (feature,), count)
-        for (model, feature), all_have_it in sorted(supported_by_model(gpus).items()):
-            yield Sample(_SUPPORTED, (model, feature), float(all_have_it))
+        for (model, feature), supported in sorted(_supported_by_model(gpus).items()):
+            yield Sample(_SUPPORTED, (model, feature), float(supported))
 
 
-def supported_by_model(gpus: Iterable[Gpu]) -> dict[tuple[str, str], bool]:
-    """(model, feature) -> whether every GPU of the model has it, lost ones by what they told before."""
+def _supported_by_model(gpus: Iterable[Gpu]) -> dict[tuple[str, str], bool]:
+    """(model, feature) -> whether every GPU of the model has it; a lost GPU counts with what it had."""
     found: dict[tuple[str, str], bool] = {}
     for gpu in gpus:
         for feature in gpu.supported:
@@ -118,3 +122,75 @@ def supported_by_model(gpus: Iterable[Gpu]) -> dict[tuple[str, str], bool]:
         for feature in gpu.unsupported:
             found[gpu.model, feature] = False
     return found
+
+
+class _DriverSession:
+    """NVML from nvmlInit to nvmlShutdown, as often as the driver goes and comes back."""
+
+    def __init__(self, library: Path | None) -> None:
+        """`library` replaces libnvidia-ml.so.1 where the system's loader does not find it."""
+        self._library = library
+        self._preloaded: Any = None
+        self._was_open = False
+        self.is_open = False
+        self.versions = ("", "", "")
+        """Of the driver, NVML and CUDA; empty where the driver does not know them."""
+        self.driver_major = 0
+        self.outdated = False
+        """The driver was replaced under the library in this process: only a new process can use it."""
+
+    def open(self) -> None:
+        """Initialise the driver unless it is initialised; raises DriverError."""
+        if self.is_open:
+            return
+        self._preload()
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            code = error.value
+            self.outdated = self._was_open and code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            raise DriverError(f"could not initialise NVML: {describe(code)}", code=code) from None
+        self.is_open = self._was_open = True
+        self.versions = (
+            _version(pynvml.nvmlSystemGetDriverVersion),
+            _version(pynvml.nvmlSystemGetNVMLVersion),
+            _cuda_version(),
+        )
+        major = self.versions[0].partition(".")[0]
+        self.driver_major = int(major) if major.isdecimal() else 0
+
+    def close(self) -> None:
+        """Shut down; the driver may be gone already."""
+        if self.is_open:
+            self.is_open = False
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError:
+                return  # nothing is left to shut down
+
+    def _preload(self) -> None:
+        # pynvml knows only the name libnvidia-ml.so.1; the loader reuses a loaded library of that name
+        if self._library is None or self._preloaded is not None:
+            return
+        try:
+            self._preloaded = ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise DriverError(
+                f"could not load {self._library}: {error}", code=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+            ) from None
+
+
+def _version(function: Any) -> str:
+    try:
+        return str(function())
+    except (pynvml.NVMLError, UnicodeDecodeError):
+        return ""
+
+
+def _cuda_version() -> str:
+    """The newest CUDA that the driver supports: 12040 is 12.4 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)."""
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    except pynvml.NVMLError:
+        return ""
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.sources.gpu.reading.fabric import complaints
+from rankwatch_agent.sources.gpu.reading.links import fabric_faults
 from support.gpu.reading import Node, node_values, values_of
 
 
@@ -52,7 +52,7 @@ def test_a_state_that_is_none_is_rejected(node: Node) -> None:
 )
 def test_the_health_mask_complains_denies_or_says_nothing(mask: int, said: dict[str, bool]) -> None:
     """Two or four bits for each reason; 0 says nothing."""
-    assert dict(complaints(mask)) == said
+    assert dict(fabric_faults(mask)) == said
 
 
 def test_complaints_are_series_of_the_gpu(node: Node) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rankwatch_agent.sources.gpu.reading.gpm import LEAST_SECONDS_APART
+from rankwatch_agent.sources.gpu.reading.activity import MIN_SECONDS_APART
 from rankwatch_agent.sources.gpu.reading.node import NodeReader
 from support.agent.process import ManualClock, until
 from support.gpu.nvml import FakeDriver
@@ -33,11 +33,11 @@ def test_a_reading_right_after_another_keeps_the_older_sample(fake_driver: FakeD
         fake_driver.set(0, "gpm.metrics.2", 10.0)
         node.read()
         first_taken = time.monotonic()
-        clock.now += LEAST_SECONDS_APART / 2
+        clock.now += MIN_SECONDS_APART / 2
         fake_driver.set(0, "gpm.metrics.2", 90.0)
         quick = node.read()
-        until(lambda: time.monotonic() - first_taken > LEAST_SECONDS_APART, "the driver takes two samples")
-        clock.now += LEAST_SECONDS_APART
+        until(lambda: time.monotonic() - first_taken > MIN_SECONDS_APART, "the driver takes two samples")
+        clock.now += MIN_SECONDS_APART
         fake_driver.set(0, "gpm.metrics.2", 30.0)
         values = node.values(0)
         node.reader.close()

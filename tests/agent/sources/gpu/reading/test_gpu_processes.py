@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.sources.gpu.reading.processes import MOST_PROCESSES
+from rankwatch_agent.sources.gpu.reading.memory_and_ecc import MAX_PROCESSES
 from support.gpu.reading import Node, values_of
 
 UNKNOWN_MEMORY = 2**64 - 1
@@ -41,7 +41,7 @@ def test_a_process_in_two_instances_is_one_process(node: Node) -> None:
 
 def test_many_processes_are_counted_but_not_all_told_apart(node: Node) -> None:
     """The number of series is bounded."""
-    put(node, *({"pid": pid, "memory": 1} for pid in range(1, MOST_PROCESSES + 51)))
+    put(node, *({"pid": pid, "memory": 1} for pid in range(1, MAX_PROCESSES + 51)))
     values = node.values(0)
-    assert values["processes",] == MOST_PROCESSES + 50
-    assert len([key for key in values if key[0] == "process_memory_bytes"]) == MOST_PROCESSES
+    assert values["processes",] == MAX_PROCESSES + 50
+    assert len([key for key in values if key[0] == "process_memory_bytes"]) == MAX_PROCESSES

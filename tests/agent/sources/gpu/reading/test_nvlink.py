@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from rankwatch_agent.sources.gpu.reading.nvlink import Total
+from rankwatch_agent.sources.gpu.reading.links import LinkTotal
 from support.gpu.nvml import blackwell_node
 from support.gpu.reading import Node, node_values, values_of
 
@@ -40,10 +40,10 @@ def test_a_link_that_goes_down_does_not_make_the_sum_fall(node: Node) -> None:
 
 def test_a_link_that_counts_from_zero_again_goes_on_from_its_last_value() -> None:
     """A rate over the sum then sees what came since the reset, not the whole sum anew."""
-    total = Total()
-    total.note(0, 1000.0)
-    total.note(1, 50.0)
-    total.note(0, 10.0)
+    total = LinkTotal()
+    total.update(0, 1000.0)
+    total.update(1, 50.0)
+    total.update(0, 10.0)
     assert total.sum() == 1060.0
 
 

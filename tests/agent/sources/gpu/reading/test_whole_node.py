@@ -124,7 +124,7 @@ def test_a_gpu_that_was_lost_from_the_start_is_told(node: Node) -> None:
     node.driver.lose(0)
     reading = node.read()
     assert len(reading.gpus) == 7
-    assert reading.warnings == ("GPU number 0 does not tell what it is: GPU is lost",)
+    assert reading.warnings == ("GPU number 0 cannot be identified: GPU is lost",)
 
 
 def test_no_gpu_at_all_is_a_failure(node: Node) -> None:
@@ -174,12 +174,12 @@ def test_a_reload_of_the_driver_costs_one_reading(node: Node) -> None:
 def test_a_driver_replaced_under_the_library_needs_a_new_process(node: Node) -> None:
     """The library in this process stays what it was."""
     node.read()
-    assert not node.reader.of_no_use
+    assert not node.reader.needs_new_process
     node.driver.reload()
     node.driver.fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     node.fail()
     node.fail()
-    assert node.reader.of_no_use
+    assert node.reader.needs_new_process
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import itertools
 import time
 
 from rankwatch_agent.sources.gpu.protocol import XidEvent
-from rankwatch_agent.sources.gpu.reading.events import MOST_EVENTS
+from rankwatch_agent.sources.gpu.reading.events import MAX_EVENTS
 from rankwatch_agent.sources.gpu.reading.node import NodeReader
 from support.agent.process import until
 from support.gpu.nvml import FakeDriver
@@ -102,12 +102,12 @@ def test_a_flood_of_xids_is_bounded_and_told(fake_driver: FakeDriver) -> None:
         node = Node(fake_driver, NodeReader(wall_clock=clock, event_wait_milliseconds=20))
         listen(node)
         before = len(last)
-        for _ in range(MOST_EVENTS + 44):
+        for _ in range(MAX_EVENTS + 44):
             fake_driver.xid(0, 45)
-        until(lambda: len(last) >= before + MOST_EVENTS + 44, "all XIDs were delivered")
+        until(lambda: len(last) >= before + MAX_EVENTS + 44, "all XIDs were delivered")
         reading = node.read()
         node.reader.close()
-    assert len(reading.xids) == MOST_EVENTS
+    assert len(reading.xids) == MAX_EVENTS
     assert reading.xids[-1].timestamp_seconds == last[-1]
     assert len(reading.warnings) == 1
-    assert reading.warnings[0].endswith("XID errors came faster than they were collected and were dropped")
+    assert reading.warnings[0].endswith("XID errors came faster than they were read and were dropped")

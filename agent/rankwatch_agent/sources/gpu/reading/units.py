@@ -1,4 +1,4 @@
-"""Units of the driver's numbers: how they become base units, and what cannot be true."""
+"""Units of the driver's numbers: how they become values in base units, and which values are plausible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SENTINELS = frozenset(
         0x7FFFFFFFFFFFFFF0,  # of 64 bits
     }
 )
-"""Numbers that mean "not available" and that tools have exported as measurements."""
+"""Numbers that mean "not available"; other tools have exported them as measurements."""
 
 
 class Unit(NamedTuple):
@@ -20,11 +20,11 @@ class Unit(NamedTuple):
 
     numerator: float
     denominator: float
-    """Base value = raw value * numerator / denominator; dividing keeps 412.345 W exact."""
+    """Base value = raw value * numerator / denominator; the division keeps 412.345 W exact."""
     low: float
     high: float
 
-    def base(self, raw: float) -> float | None:
+    def convert(self, raw: float) -> float | None:
         """The value in base units; None where it is a sentinel, not a number, or out of range."""
         if raw in SENTINELS:
             return None
@@ -39,7 +39,7 @@ _COUNTER = float(1 << 62)
 
 PERCENT = Unit(1, 100, 0, 1)
 GPM_PERCENT = Unit(1, 100, 0, 1.01)
-"""GPM computes shares from two samples; full load comes out a hair above 100."""
+"""GPM computes shares from two samples; under full load the result can slightly exceed 100."""
 CELSIUS = Unit(1, 1, -50, 200)
 MILLIWATTS = Unit(1, 1000, 0, _WATTS)
 MILLIJOULES = Unit(1, 1000, 0, _WATTS * 20 * _YEAR_SECONDS)

@@ -1,0 +1,263 @@
+"""The links of a GPU: PCIe, NVLink, and the NVLink fabric of NVSwitch systems."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pynvml
+
+from rankwatch.conventions import metric
+from rankwatch_agent.sources.gpu.protocol import Sample
+from rankwatch_agent.sources.gpu.reading.device import UNSUPPORTED, Device, FieldKey
+from rankwatch_agent.sources.gpu.reading.units import (
+    COUNTER_BYTES,
+    EVENTS,
+    KIBIBYTES,
+    PCIE_GENERATION,
+    PCIE_LANES,
+    Unit,
+)
+
+_PCIE = (
+    (
+        metric("rankwatch_gpu_pcie_generation").name,
+        "pcie_generation",
+        pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+        PCIE_GENERATION,
+    ),
+    (
+        metric("rankwatch_gpu_pcie_generation_max").name,
+        "pcie_generation_max",
+        pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+        PCIE_GENERATION,
+    ),
+    (
+        metric("rankwatch_gpu_pcie_width").name,
+        "pcie_width",
+        pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+        PCIE_LANES,
+    ),
+    (
+        metric("rankwatch_gpu_pcie_width_max").name,
+        "pcie_width_max",
+        pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+        PCIE_LANES,
+    ),
+)
+_REPLAYS = metric("rankwatch_gpu_pcie_replays_total").name
+_REPLAY_FIELD = (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0)
+
+FIELDS: dict[FieldKey, str] = {_REPLAY_FIELD: "pcie_replays"}
+
+_LINKS = metric("rankwatch_gpu_nvlinks").name
+_ACTIVE = metric("rankwatch_gpu_nvlinks_active").name
+_BYTES = metric("rankwatch_gpu_nvlink_bytes_total").name
+_ERRORS = metric("rankwatch_gpu_nvlink_errors_total").name
+_NVLINK_BYTES = "nvlink_bytes"
+_NVLINK_ERRORS = "nvlink_errors"
+_BYTE_FIELDS = (
+    (
+        KIBIBYTES,
+        (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, "transmit"),
+        (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, "receive"),
+    ),
+    (
+        COUNTER_BYTES,
+        (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, "transmit"),
+        (pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, "receive"),
+    ),
+)
+"""Up to Hopper, then NVLink 5: the first ones that answer are used."""
+_ERROR_FIELDS = {
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY: "replay",
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY: "recovery",
+    pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC: "crc",
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS: "malformed_packet",
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS: "buffer_overrun",
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS: "effective",
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS: "symbol",
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: "link_recovery_failed",
+}
+_NVLINK_FEATURES = {
+    **{field: _NVLINK_BYTES for _, *fields in _BYTE_FIELDS for field, _ in fields},
+    **dict.fromkeys(_ERROR_FIELDS, _NVLINK_ERRORS),
+}
+
+_FABRIC = "fabric"
+_FABRIC_STATE = metric("rankwatch_gpu_fabric_state").name
+_FABRIC_DEGRADED = metric("rankwatch_gpu_fabric_degraded").name
+_FABRIC_STATES = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not_started",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in_progress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
+}
+
+
+def read_pcie(gpu: Device) -> Iterable[Sample]:
+    """Generation, lanes and replays."""
+    for name, feature, function, unit in _PCIE:
+        yield from gpu.value(name, feature, gpu.query(feature, function), unit)
+    yield from gpu.field(_REPLAYS, "pcie_replays", _REPLAY_FIELD, EVENTS)
+
+
+def nvlink_fields(links: Iterable[int]) -> dict[FieldKey, str]:
+    """The fields of these NVLinks; the scope of each field is the number of its link."""
+    return {(field, link): feature for link in links for field, feature in _NVLINK_FEATURES.items()}
+
+
+class Nvlink:
+    """The NVLinks of one GPU."""
+
+    def __init__(self) -> None:
+        self._ports: tuple[int, ...] = ()
+        self._totals: dict[int, LinkTotal] = {}
+
+    def find_active(self, gpu: Device) -> None:
+        """Set `gpu.links` to the links that are up; raises GpuLostError, DriverError."""
+        if not gpu.features.wanted("nvlink"):
+            return
+        states = {} if self._ports and not gpu.query_all else _probe(gpu)
+        if not states:
+            states = _states(gpu, self._ports)
+        self._ports = tuple(states)
+        if states:
+            gpu.features.set_supported("nvlink")
+            gpu.links = tuple(link for link, active in states.items() if active)
+
+    def read(self, gpu: Device) -> Iterable[Sample]:
+        """Ports, active ports, bytes by direction, errors by kind."""
+        if not self._ports or not gpu.features.wanted("nvlink"):
+            return
+        yield gpu.sample(_LINKS, len(self._ports))
+        yield gpu.sample(_ACTIVE, len(gpu.links))
+        for unit, *fields in _BYTE_FIELDS:
+            samples = [each for field, name in fields for each in self._sum(gpu, _BYTES, field, unit, name)]
+            yield from samples
+            if samples:
+                break
+        for field, kind in _ERROR_FIELDS.items():
+            yield from self._sum(gpu, _ERRORS, field, EVENTS, kind)
+
+    def _sum(self, gpu: Device, name: str, field: int, unit: Unit, label: str) -> Iterable[Sample]:
+        total = self._totals.get(field)
+        for link in gpu.links:
+            raw = gpu.fields.get((field, link))
+            if raw is None:
+                continue
+            value = gpu.convert(_NVLINK_FEATURES[field], raw, unit)
+            if value is not None:
+                if total is None:
+                    total = self._totals[field] = LinkTotal()
+                total.update(link, value)
+        return (gpu.sample(name, total.sum(), label),) if total is not None else ()
+
+
+class LinkTotal:
+    """Sum of a counter over links; it never falls.
+
+    A link that is down is not read and keeps its last value. A counter that starts at 0 again, as after a
+    reset, is added to what it had before.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, float] = {}
+        self._before_resets = 0.0
+
+    def update(self, link: int, value: float) -> None:
+        """Set the link's counter."""
+        last = self._last.get(link)
+        if last is not None and value < last:
+            self._before_resets += last
+        self._last[link] = value
+
+    def sum(self) -> float:
+        """Over all links, also those that are down."""
+        return self._before_resets + sum(self._last.values())
+
+
+def _probe(gpu: Device) -> dict[int, bool]:
+    """Port -> whether it is up, for the ports up to the first number the driver refuses; {} on an error."""
+    states: dict[int, bool] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            states[link] = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
+        except pynvml.NVMLError as error:
+            if states and error.value in UNSUPPORTED:
+                continue
+            if states and error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                break
+            gpu.handle_error("nvlink", error.value)
+            return {}
+    return states
+
+
+def _states(gpu: Device, ports: Iterable[int]) -> dict[int, bool]:
+    """Known port -> whether it is up; one that fails counts as down, one that is gone is left out."""
+    states: dict[int, bool] = {}
+    for link in ports:
+        try:
+            states[link] = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
+        except pynvml.NVMLError as error:
+            gpu.handle_error("nvlink", error.value)
+            if error.value not in UNSUPPORTED:
+                states[link] = False
+    return states
+
+
+class _HealthBits(NamedTuple):
+    """Some bits of the fabric's health mask (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_...)."""
+
+    reason: str
+    shift: int
+    width: int
+    healthy: int
+    """Value that denies the fault; 0 means unknown, every other value means the fault."""
+
+
+_HEALTH_MASK = (
+    _HealthBits("degraded_bandwidth", 0, 0x3, 2),
+    _HealthBits("route_recovery", 2, 0x3, 2),
+    _HealthBits("route_unhealthy", 4, 0x3, 2),
+    _HealthBits("access_timeout_recovery", 6, 0x3, 2),
+    _HealthBits("incorrect_configuration", 8, 0xF, 1),
+    _HealthBits("no_partition", 12, 0x3, 1),
+    _HealthBits("fabric_manager_disconnected", 14, 0x3, 1),
+)
+_NO_HEALTH_MASK = 0xFFFFFFFF
+
+
+def read_fabric(gpu: Device) -> Iterable[Sample]:
+    """State of the fabric probe, and faults; a GPU without a fabric has neither."""
+    info = gpu.query(_FABRIC, _fabric_info)
+    if info is None:
+        return
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        gpu.features.set_unsupported(_FABRIC)
+        return
+    state = _FABRIC_STATES.get(info.state)
+    if state is None:
+        gpu.reject(_FABRIC)
+        return
+    if state == "completed" and info.status != pynvml.NVML_SUCCESS:
+        state = "failed"  # the probe has ended with an error
+    yield gpu.sample(_FABRIC_STATE, 1.0, state)
+    for reason, is_faulty in fabric_faults(info.healthMask):
+        yield gpu.sample(_FABRIC_DEGRADED, float(is_faulty), reason)
+
+
+def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:
+    """(reason, whether there is a fault) for each reason that a health mask knows about."""
+    if mask == _NO_HEALTH_MASK:
+        return
+    for bits in _HEALTH_MASK:
+        value = mask >> bits.shift & bits.width
+        if value:
+            yield bits.reason, value != bits.healthy
+
+
+def _fabric_info(handle: object) -> Any:
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return info
