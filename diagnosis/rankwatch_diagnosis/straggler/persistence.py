@@ -1,4 +1,12 @@
-"""Which ranks lie above their peers for long: a scan over windows of steps, with a level fixed in advance."""
+"""Ranks that lie above their peers for long: a scan over windows of steps, with a level fixed in advance.
+
+A window of n steps of one rank scores
+
+    score = sum of clipped residuals / sqrt(noise^2 n + (lasting error n)^2)
+
+and counts if it passes the quantile of the normal distribution at 1 - false_alarm / (number of windows and
+ranks).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.arrays import (
-    Floats,
+from rankwatch_diagnosis.straggler.group_by import Floats, Ints
+from rankwatch_diagnosis.straggler.robust import (
+    largest_stretch,
+    leave_one_out_median,
     nan_mean,
     nan_median,
     sigma,
 )
-from rankwatch_diagnosis.straggler.peers import Residuals
-from rankwatch_diagnosis.straggler.stretch import largest_stretch
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
 
 _CLIP = 3.0
@@ -25,11 +33,22 @@ _LEAST_NOISE = 0.001
 _ROOM = 1.5
 """What passes the clipping, in units of the level that the spread among ranks demands."""
 _LEAST_RANKS_FOR_SPREAD = 8
-"""With fewer, the spread among healthy ranks cannot be told from the culprit."""
+"""With fewer ranks the spread among healthy ones cannot be told from a slow one."""
+_LEAST_SEEN = 0.75
+"""Part of a window that must not be gaps."""
 
 
-class Lasting(NamedTuple):
-    """One rank that lies above its peers."""
+class Residuals(NamedTuple):
+    """What is left of each rank when its peers are taken away."""
+
+    values: Floats
+    """(step, rank); NaN where there is nobody to compare with."""
+    reference_error: Floats
+    """By rank: standard error of what it is compared with, in units of one step's noise."""
+
+
+class Excess(NamedTuple):
+    """One rank that lies above its peers for long."""
 
     column: int
     """Index of the rank."""
@@ -37,27 +56,53 @@ class Lasting(NamedTuple):
     """Index of the first step."""
     end: int
     """Index behind the last step."""
-    excess: float
+    size: float
     """Median over the window, in the unit of the residuals."""
     score: float
     """Standard deviations above what noise gives."""
 
 
 class Scan(NamedTuple):
-    """All ranks that last, and the level they had to pass."""
+    """All ranks with a lasting excess, and the level they had to pass."""
 
-    found: tuple[Lasting, ...]
+    found: tuple[Excess, ...]
     noise: float
     """Standard deviation of one rank in one step."""
     level: float
     """The score that noise passes with the chance of a false alarm."""
 
 
-def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least_spread: float = 0.0) -> Scan:
-    """Ranks whose residual lasts at least `limits.steps` steps and exceeds `least_excess`.
+def against_peers(own: Floats, stage: Ints, least_peers: int) -> Residuals:
+    """Each rank less the median of the other ranks of its stage in the same step. `own` is (step, rank).
 
-    `least_spread` is what healthy ranks differ by for long, in the unit of the residuals, as far as it is
-    known without the table.
+    In a stage with fewer than `least_peers` ranks the level tells nothing. Such a rank is compared with the
+    faster one of its own past and future, so that only what begins or ends inside the run is seen.
+    """
+    residual = np.full_like(own, np.nan)
+    error = np.zeros(own.shape[1])
+    for each in np.unique(stage):
+        ranks = np.flatnonzero(stage == each)
+        if len(ranks) >= least_peers:
+            residual[:, ranks] = own[:, ranks] - leave_one_out_median(own[:, ranks], axis=1)
+    alone = ~np.isfinite(residual).any(axis=0)
+    if alone.any() and own.shape[1] >= least_peers:
+        part = max(4, len(own) // 4)
+        changes = own - nan_median(own, axis=0)[None]
+        changes = changes - leave_one_out_median(changes, axis=1)
+        base = np.fmin(nan_median(changes[:part], axis=0), nan_median(changes[-part:], axis=0))
+        changes = changes - base[None]
+        # The smaller of two medians lies low by chance, on every rank alike.
+        changes = changes - nan_median(changes)
+        residual[:, alone] = changes[:, alone]
+        error[alone] = math.sqrt(math.pi / 2.0 / part)
+    return Residuals(residual, error)
+
+
+def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least_spread: float = 0.0) -> Scan:
+    """Ranks whose residual exceeds `least_excess` for at least `limits.steps` steps.
+
+    `least_spread` is the standard deviation of lasting differences between healthy ranks, as far as it is
+    known without the table. Both are in the unit of the residuals.
     """
     residual = residuals.values
     steps, ranks = residual.shape
@@ -69,7 +114,7 @@ def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least
     tests = ranks * sum(2 * steps / length for length in lengths)
     level = NormalDist().inv_cdf(1.0 - limits.false_alarm / tests)
     spread = max(_spread(residual, noise), least_spread)
-    # What lasts is no single late step: the more healthy ranks differ for long, the more must get through.
+    # The more healthy ranks differ for long, the more of a residual must get through the clipping.
     bound = _CLIP * noise + _ROOM * level * spread
     lasting_error = np.hypot(spread, noise * residuals.reference_error)
     clipped = np.clip(residual, -bound, bound)
@@ -83,14 +128,14 @@ def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least
         each
         for each in found
         if each is not None
-        and each.excess >= least_excess
+        and each.size >= least_excess
         and _persists(residual[each.first : each.end, each.column], limits)
     )
     return Scan(found=lasting, noise=noise, level=level)
 
 
 def _noise(residual: Floats) -> float:
-    """Of one rank-step, widened by its own uncertainty and by what lasts from step to step."""
+    """Of one rank in one step, widened by its own uncertainty and by what carries over from step to step."""
     centred = residual - nan_median(residual, axis=0)[None]
     count = int(np.isfinite(centred).sum())
     level = sigma(centred)
@@ -119,8 +164,8 @@ def _spread(residual: Floats, noise: float) -> float:
 def _tails(clipped: Floats) -> tuple[float, float]:
     """Mean and standard deviation of a healthy rank's steps, single late ones included.
 
-    Where ranks are often late in turn, some rank is late several times in a row by chance alone. A quarter of
-    the ranks, those that vary most, are left out: they may be the ones that became slow inside the run.
+    Where ranks are often late in turn, one of them is late several times in a row by chance alone. The
+    quarter of the ranks that varies most is left out: they may have become slow inside the run.
     """
     steps, ranks = clipped.shape
     if ranks < _LEAST_RANKS_FOR_SPREAD:
@@ -133,6 +178,7 @@ def _tails(clipped: Floats) -> tuple[float, float]:
 
 
 def _lengths(least: int, steps: int) -> list[int]:
+    """Lengths of windows: from the shortest one to all steps, each about sqrt(2) times the one before."""
     lengths = [steps]
     length = float(least)
     while length < steps:
@@ -142,6 +188,7 @@ def _lengths(least: int, steps: int) -> list[int]:
 
 
 def _best_scores(clipped: Floats, lengths: list[int], noise: float, lasting_error: Floats) -> Floats:
+    """By rank: the highest score of all windows."""
     steps, ranks = clipped.shape
     sums = np.zeros((steps + 1, ranks))
     counts = np.zeros((steps + 1, ranks))
@@ -152,27 +199,26 @@ def _best_scores(clipped: Floats, lengths: list[int], noise: float, lasting_erro
         total = sums[length:] - sums[:-length]
         count = counts[length:] - counts[:-length]
         error = np.sqrt(noise**2 * count + (lasting_error * count) ** 2)
-        # A window with gaps counts only where most of it was seen.
-        seen = count >= max(3, 0.75 * length)
+        seen = count >= max(3, _LEAST_SEEN * length)
         score = np.where(seen, total / np.maximum(error, 1e-18), -np.inf)
         np.maximum(best, score.max(axis=0), out=best)
     return best
 
 
-def _window(residual: Floats, index: int, score: float, noise: float, least: int) -> Lasting | None:
-    """The stretch that lies most above half the effect: the likeliest start and end of a change of level."""
+def _window(residual: Floats, index: int, score: float, noise: float, least: int) -> Excess | None:
+    """The stretch with the largest sum above half the effect: the likeliest window of a change of level."""
     clipped = np.nan_to_num(np.clip(residual, -4.0 * noise, 4.0 * noise))
     half = noise / 2.0
     first, end = 0, len(clipped)
-    for _ in range(3):  # the effect sets the window, and the window the effect
+    for _ in range(3):  # the effect depends on the window, and the window on the effect
         first, end = largest_stretch(clipped - half)
         if end - first < least:
             return None
         half = min(float(nan_median(residual[first:end])), 4.0 * noise) / 2.0
-    excess = float(nan_median(residual[first:end]))
-    return Lasting(column=index, first=first, end=end, excess=excess, score=score)
+    size = float(nan_median(residual[first:end]))
+    return Excess(column=index, first=first, end=end, size=size, score=score)
 
 
 def _persists(window: Floats, limits: Thresholds) -> bool:
     seen = window[np.isfinite(window)]
-    return seen.size >= limits.steps - 1 and float(np.mean(seen > 0.0)) >= limits.worker_persistence
+    return seen.size >= limits.steps - 1 and float(np.mean(seen > 0.0)) >= limits.rank_persistence

@@ -1,4 +1,4 @@
-"""From what size on a difference counts. Where theory gives a number it is used; else the reason is told."""
+"""From what size on a difference counts, and why: by theory, or by what healthy clusters show."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Ratios are of durations; everything else says its unit."""
+    """Ratios are of durations; everything else names its unit."""
 
     false_alarm: float = 0.001
     """Chance that noise alone names any rank of a job: shared among all ranks and windows (Bonferroni)."""
     steps: int = 4
-    """Shortest window. One slow step is an event, and with 4 a robust noise level can be told."""
+    """Shortest window. One slow step is an event, and 4 steps give a robust level of noise."""
     peers: int = 3
-    """Ranks that hold the same stage. Of two, neither can be told to be the odd one."""
+    """Ranks that hold the same stage. Of two ranks neither can be called the odd one."""
     healthy_spread: float = 0.005
     """Standard deviation of lasting differences between healthy accelerators (of the logarithm): 19 of 20 lie
-    within 1 % of the middle. A table of few ranks or steps cannot tell it, so it is never taken as less."""
-    worker_ratio: float = 1.025
+    within 1 % of the middle. Few ranks or steps cannot show it, so no smaller value is ever used."""
+    rank_ratio: float = 1.025
     """Healthy accelerators of one type lie within 1 to 2 % of each other; what is smaller is no fault."""
-    worker_persistence: float = 2.0 / 3.0
+    rank_persistence: float = 2.0 / 3.0
     """Share of the window's steps in which the rank must lie above its peers: noise alone gives 1/2."""
     stage_ratio: float = 1.15
     """Embedding and head make the end stages heavier by design; planners accept some 10 %."""
@@ -35,18 +35,18 @@ class Thresholds:
     transfer_share: float = 0.2
     """Of the step spent in transfers that nothing hides, where there is neither past nor peer to compare."""
     replay_ratio: float = 1.2
-    """Of the replayed to the recorded step, or the other way round. Good tables stay within 1.02; one where
+    """Of the replayed to the recorded step, or the other way round. Good tables stay within 1.02; one whose
     collectives are matched wrongly is off by a multiple."""
     host_share: float = 0.01
-    """Of the step by which a rank's host work exceeds its peers'."""
-    starvation_share: float = 0.1
-    """Of the step that waiting for data takes, on ranks that all do."""
+    """Of the step by which a rank's data loading or other host work exceeds its peers'."""
+    data_loading_share: float = 0.1
+    """Of the step that waiting for data takes, where all ranks wait."""
     jitter_share: float = 0.05
-    """A late rank-step takes this much longer than expected, beyond noise."""
+    """A late step of a rank takes this much longer than expected, beyond noise."""
     jitter_rank_steps_share: float = 0.005
-    """Of all rank-steps that are late. Every cluster has interrupts; fewer than this are those."""
+    """Of all steps of all ranks that are late. Every cluster has interrupts; fewer than this are those."""
     least_slowdown: float = 1.01
-    """Causes other than one rank are told only where they cost the run this much."""
+    """Causes other than a rank that computes slowly are reported only where they cost the run this much."""
 
 
 DEFAULT = Thresholds()

@@ -10,7 +10,7 @@ from rankwatch.conventions import Cause, SlowPhase
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Cause, culprits and cost of a slowdown, or `none`, or `inconclusive`."""
+    """Cause, ranks or stages, and cost of a slowdown; or `none`, or `inconclusive`."""
 
     cause: Cause
     phase: SlowPhase | None = None
@@ -22,11 +22,11 @@ class Verdict:
     first_step: int | None = None
     """Step at which it began, as far as the table shows."""
     slowdown: float = 1.0
-    """Step time over the step time with the culprit at its peers' value (what-if replay); 1.0: none."""
+    """Step time over the step time without the cause (what-if replay); 1.0: none."""
     lost_rank_seconds: float = 0.0
-    """Seconds times ranks of the job in the table that the slowdown cost."""
+    """Seconds that the slowdown cost, times the ranks in the table."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """Numbers behind the verdict, ready for JSON; names say units."""
+    """Numbers behind the verdict, ready for JSON; names tell units."""
 
     @property
     def cause_and_phase(self) -> str:

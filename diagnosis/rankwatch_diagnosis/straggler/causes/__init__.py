@@ -1,1 +1,1 @@
-"""The causes a run may be slow by, one a file."""
+"""The causes of a slow run, one per file: each test takes a case and returns a candidate or None."""

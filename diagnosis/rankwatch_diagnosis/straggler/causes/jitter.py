@@ -7,34 +7,28 @@ from statistics import NormalDist
 import numpy as np
 
 from rankwatch.conventions import Cause
-from rankwatch_diagnosis.straggler.arrays import Floats, Ints, finite_exp, nan_median, sigma
+from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.finding import Case, Finding
+from rankwatch_diagnosis.straggler.group_by import Floats, Groups, grid, group_sum
 from rankwatch_diagnosis.straggler.persistence import Scan
-from rankwatch_diagnosis.straggler.units import Units
+from rankwatch_diagnosis.straggler.robust import finite_exp, nan_median, sigma
+from rankwatch_diagnosis.straggler.visits import Visits
 
 _BEYOND_NOISE = 3.0
+"""In standard deviations."""
 _LEAST_RANKS = 3
 _MOST_OF_ONE_RANK = 0.5
 """Share of the lateness that one rank may hold; with more it is that rank's own affair."""
 _MOST_OF_ONE_STEP = 0.5
-"""The same of one step: an event, as a pause of all hosts is, and nothing that goes on."""
+"""The same of one step: an event, such as a pause of all hosts, and nothing that goes on."""
 
 
-def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan) -> Finding | None:
-    """Late rank-steps beyond noise, spread over several ranks."""
-    rows = units.rows
-    size = (len(units.steps), len(units.ranks))
-    logarithm = units.role_log + difficulty.of_visit[rows.step, rows.rank, rows.slot]
-    if units.work_log is not None:
-        logarithm = logarithm + units.work_log
-    fair = finite_exp(logarithm) * _lasting_factor(units, difficulty, workers)[rows.step, rows.rank]
-    key = rows.step * size[1] + rows.rank
-    expected = np.bincount(key, weights=fair, minlength=size[0] * size[1]).reshape(size)
-    taken = np.bincount(key, weights=case.seconds[rows.index], minlength=size[0] * size[1]).reshape(size)
-    excess = np.divide(taken, expected, out=np.full(size, np.nan), where=expected > 0.0) - 1.0
-    excess = excess - nan_median(excess, axis=1)[:, None]
-    excess[units.unlike] = np.nan
+def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Candidate | None:
+    """Steps late beyond noise, spread over several ranks. What lasts on `slow_ranks` is no jitter."""
+    rows = visits.rows
+    cells = grid((rows.step, len(visits.steps)), (rows.rank, len(visits.ranks)))
+    fair = _fair_seconds(visits, difficulty, slow_ranks)
+    excess, expected = _excess(case, visits, fair, cells)
     quantile = NormalDist().inv_cdf(1.0 - case.limits.false_alarm / excess.size)
     level = max(case.limits.jitter_share, quantile * sigma(excess))
     late = np.nan_to_num(excess) > level
@@ -45,12 +39,13 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
     if not _in_turn(by_rank, lateness.sum(axis=1), case.limits.steps):
         return None
     ideal = case.seconds.copy()
-    like = ~units.unlike[rows.step]
-    ideal[rows.index[like]] = _without_delays(ideal[rows.index[like]], fair[like], key[like])
-    return Finding(
+    regular = ~visits.irregular[rows.step]
+    index = rows.index[regular]
+    ideal[index] = _without_delays(ideal[index], fair[regular], Groups(cells.number[regular], cells.count))
+    return Candidate(
         cause=Cause.JITTER,
         ideal=ideal,
-        first_step=int(units.steps[int(np.argmax(late.any(axis=1)))]),
+        first_step=int(visits.steps[int(np.argmax(late.any(axis=1)))]),
         evidence={
             "late_rank_steps_share": float(late.mean()),
             "late_ranks": int(np.count_nonzero(by_rank)),
@@ -61,35 +56,56 @@ def find_jitter(case: Case, units: Units, difficulty: Difficulty, workers: Scan)
     )
 
 
+def _fair_seconds(visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Floats:
+    """By compute row: the seconds that role, microbatch, work and the rank's own lasting level explain."""
+    rows = visits.rows
+    logarithm = visits.role_log + difficulty.of_visit[rows.step, rows.rank, rows.slot]
+    if visits.work_log is not None:
+        logarithm = logarithm + visits.work_log
+    return finite_exp(logarithm) * _lasting_factor(visits, difficulty, slow_ranks)[rows.step, rows.rank]
+
+
+def _lasting_factor(visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Floats:
+    """(step, rank): factor on the rank's compute that lasts."""
+    levels = np.nan_to_num(nan_median(difficulty.own, axis=0))
+    factor = np.broadcast_to(finite_exp(levels), difficulty.own.shape).copy()
+    for each in slow_ranks.found:
+        inside = slice(each.first, each.end)
+        own = difficulty.own[inside, each.column]
+        factor[inside, each.column] = np.exp(float(np.nan_to_num(nan_median(own))))
+    return factor
+
+
+def _excess(case: Case, visits: Visits, fair: Floats, cells: Groups) -> tuple[Floats, Floats]:
+    """(step, rank): taken / expected - 1, less the median of the step; and the expected seconds."""
+    size = (len(visits.steps), len(visits.ranks))
+    expected = group_sum(fair, cells).reshape(size)
+    taken = group_sum(case.seconds[visits.rows.index], cells).reshape(size)
+    excess = np.divide(taken, expected, out=np.full(size, np.nan), where=expected > 0.0) - 1.0
+    excess = excess - nan_median(excess, axis=1)[:, None]
+    excess[visits.irregular] = np.nan
+    return excess, expected
+
+
 def _in_turn(by_rank: Floats, by_step: Floats, least_steps: int) -> bool:
-    """Whether lateness falls to several ranks in several steps, and to none of them mostly."""
+    """True if lateness falls to several ranks in several steps, and to none of them mostly."""
     if np.count_nonzero(by_rank) < _LEAST_RANKS or np.count_nonzero(by_step) < least_steps:
         return False
     one_rank, one_step = by_rank.max() / by_rank.sum(), by_step.max() / by_step.sum()
     return bool(one_rank <= _MOST_OF_ONE_RANK and one_step <= _MOST_OF_ONE_STEP)
 
 
-def _without_delays(seconds: Floats, fair: Floats, rank_step: Ints) -> Floats:
-    """By row. Jitter is there; its small delays cost as well, down to what noise does by itself.
+def _without_delays(seconds: Floats, fair: Floats, rank_step: Groups) -> Floats:
+    """By row: seconds without delays beyond noise.
 
-    Most delays strike one operation. What is still late without those is a rank-step that is late as a whole.
+    Small delays cost as well, so they go too. Most delays strike one operation; what is still late without
+    those is a step of a rank that is late as a whole.
     """
     ratio = seconds / fair - 1.0
     without = np.where(ratio > _BEYOND_NOISE * sigma(ratio), fair, seconds)
-    expected = np.bincount(rank_step, weights=fair)
-    excess = np.bincount(rank_step, weights=without) / np.maximum(expected, 1e-18) - 1.0
+    expected = group_sum(fair, rank_step)
+    excess = group_sum(without, rank_step) / np.maximum(expected, 1e-18) - 1.0
     seen = expected > 0.0
     excess = np.where(seen, excess - np.median(excess[seen]), 0.0)
     late = excess > _BEYOND_NOISE * sigma(excess[seen])
-    return np.asarray(without / np.where(late, 1.0 + excess, 1.0)[rank_step])
-
-
-def _lasting_factor(units: Units, difficulty: Difficulty, workers: Scan) -> Floats:
-    """(step, rank): what lasts on a rank is no jitter."""
-    levels = np.nan_to_num(nan_median(difficulty.own, axis=0))
-    factor = np.broadcast_to(finite_exp(levels), difficulty.own.shape).copy()
-    for each in workers.found:
-        inside = slice(each.first, each.end)
-        own = difficulty.own[inside, each.column]
-        factor[inside, each.column] = np.exp(float(np.nan_to_num(nan_median(own))))
-    return factor
+    return np.asarray(without / np.where(late, 1.0 + excess, 1.0)[rank_step.number])

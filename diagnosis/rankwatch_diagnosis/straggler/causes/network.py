@@ -1,28 +1,67 @@
-"""Transfers that are slow where nobody is waited for: what the last arriver of a collective itself spends."""
+"""Transfers that are slow where nobody is waited for: what the last arriver of a collective itself spends.
+
+A link is what carries transfers of one operation: a process group, or the rank that sends. A link is slow if
+its transfers take twice those of links like it, or grew by 30 % over its own past. Where ranks of the job are
+missing from the table, a wait for one of them looks like a transfer, and the candidate is `inconclusive`.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from rankwatch.conventions import Cause
-from rankwatch_diagnosis.straggler.arrays import Floats, leave_one_out_median, nan_median
-from rankwatch_diagnosis.straggler.causes.links import Links, measure_links
-from rankwatch_diagnosis.straggler.causes.outsiders import ranks_are_missing, waits_for_outsiders
-from rankwatch_diagnosis.straggler.finding import Case, Finding
-from rankwatch_diagnosis.straggler.stretch import high_stretch
+from rankwatch_diagnosis.operations.table import Kind
+from rankwatch_diagnosis.straggler.case import Candidate, Case
+from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.group_by import (
+    Bools,
+    Floats,
+    Ints,
+    grid,
+    group_first,
+    group_max,
+    group_mean,
+    group_min,
+    group_size,
+    ngroup,
+)
+from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
 
-_MOST_TOLD = 32
+_MOST_LISTED = 32
+"""Links in the evidence."""
+_STANDARD_ERRORS = 3.0
+"""Of a rank correlation, beyond which it is not chance."""
+_LEAST_STEPS = 8
+"""For a rank correlation."""
+_MOST_UNMATCHED = 0.5
+"""Share of receives without their send from which on ranks are missing."""
 
 
-def find_network(case: Case) -> Finding | None:
+@dataclass(frozen=True, kw_only=True)
+class _Links:
+    """One column for each pair of operation and group, or operation and sending rank."""
+
+    seconds: Floats
+    """(step, link): mean transfer, without waits; NaN where a step has none."""
+    likeness: Ints
+    """By link: links of one number run one operation, over as many ranks, as often in a step."""
+    names: tuple[str, ...]
+    rows: Ints
+    """Rows of the table that are transfers."""
+    link: Ints
+    """By those rows."""
+
+
+def find_network(case: Case) -> Candidate | None:
     """Links that are slower than links like them, or than they themselves were. Names no rank.
 
-    A collective is as slow as its slowest link, and every member sees it: the table does not say whose link
+    A collective is as slow as its slowest link, and every member sees it: the table does not tell whose link
     it is. The evidence names the groups and the senders.
     """
-    links = measure_links(case)
+    links = _measure_links(case)
     if links is None:
         return None
     series = np.log(np.maximum(links.seconds, 1e-9))
@@ -34,16 +73,16 @@ def find_network(case: Case) -> Finding | None:
         return None
     ideal = case.seconds.copy()
     ideal[links.rows] *= np.exp(-slower[case.step[links.rows], links.link])
-    missing = ranks_are_missing(case) or waits_for_outsiders(case, links, slower > 0.0)
+    missing = _ranks_are_missing(case) or _waits_for_outsiders(case, links, slower > 0.0)
     most = hit[np.argsort(-slower[:, hit].max(axis=0), kind="stable")]
-    return Finding(
+    return Candidate(
         cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
         ideal=ideal,
         first_step=int(case.steps[int(np.argmax((slower > 0.0).any(axis=1)))]),
         evidence={
             "slow_transfers": [
                 {"of": links.names[index], "slower_by_ratio": float(np.expm1(slower[:, index].max()))}
-                for index in most[:_MOST_TOLD].tolist()
+                for index in most[:_MOST_LISTED].tolist()
             ],
             "slow_transfers_count": int(hit.size),
             "transfers_count": len(links.names),
@@ -52,22 +91,21 @@ def find_network(case: Case) -> Finding | None:
     )
 
 
-def find_exposed_transfers(case: Case) -> Finding | None:
+def find_exposed_transfers(case: Case) -> Candidate | None:
     """Transfers with no past and no peers to compare with, that take a large part of the step."""
-    links = measure_links(case)
+    links = _measure_links(case)
     if links is None:
         return None
     if abs(math.log(max(case.replayed_ratio(), 1e-18))) > math.log(case.limits.replay_ratio):
-        return None  # what would be left without transfers is anybody's guess
+        return None  # the dependencies are not understood, so the time without transfers is unknown
     ideal = case.seconds.copy()
     ideal[links.rows] = 0.0
     measured = float(case.step_seconds.sum())
     share = 1.0 - float(case.replay.step_seconds(ideal).sum()) / measured if measured > 0.0 else 0.0
-    # Where ranks are missing, a wait for one of them looks like a transfer.
-    missing = ranks_are_missing(case) or waits_for_outsiders(case, links, np.isfinite(links.seconds))
+    missing = _ranks_are_missing(case) or _waits_for_outsiders(case, links, np.isfinite(links.seconds))
     if share < case.limits.transfer_share / (2.0 if missing else 1.0):
         return None
-    return Finding(
+    return Candidate(
         cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
         ideal=ideal,
         first_step=int(case.steps[0]),
@@ -76,7 +114,50 @@ def find_exposed_transfers(case: Case) -> Finding | None:
     )
 
 
-def _beyond_peers(series: Floats, links: Links, case: Case, slower: Floats) -> None:
+def _why_not(missing: bool) -> dict[str, object]:
+    return (
+        {"why": "ranks are missing, so what looks like a transfer may be a wait for them"} if missing else {}
+    )
+
+
+def _measure_links(case: Case) -> _Links | None:
+    """All transfers of a table; None where it has none."""
+    table = case.table
+    sends, receives = point_to_point(table)
+    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & ~receives)
+    if rows.size == 0:
+        return None
+    # A send belongs to its rank; a collective to its group, or to its stage where groups are unknown.
+    named = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
+    carrier = np.where(sends[rows], 2, np.where(named, 0, 1))
+    which = np.choose(carrier, (table.group[rows], table.stage[rows], case.rank[rows])).astype(np.int64)
+    links = ngroup(carrier, which, table.operation[rows])
+    cells = grid((case.step[rows], len(case.steps)), (links.number, links.count))
+    members = np.bincount(group_first(links.number, ngroup(links.number, case.rank[rows])))
+    per_step = np.rint(group_size(links) / len(case.steps)).astype(np.int64)
+    first = group_first(np.arange(len(rows)), links)
+    operation = table.operation[rows][first]
+    return _Links(
+        seconds=group_mean(case.seconds[rows], cells).reshape(len(case.steps), links.count),
+        likeness=ngroup(operation, members, per_step).number,
+        names=tuple(
+            f"{table.operations[name]} {_carrier(case, kind, index)}"
+            for name, kind, index in zip(
+                operation.tolist(), carrier[first].tolist(), which[first].tolist(), strict=True
+            )
+        ),
+        rows=rows,
+        link=links.number,
+    )
+
+
+def _carrier(case: Case, kind: int, index: int) -> str:
+    if kind == 2:
+        return f"of rank {int(case.ranks[index])}"
+    return f"of stage {index}" if kind == 1 else f"in {case.table.groups[index]}"
+
+
+def _beyond_peers(series: Floats, links: _Links, case: Case, slower: Floats) -> None:
     """Against the median of links like it in the same step."""
     limits = case.limits
     for each in np.unique(links.likeness):
@@ -118,7 +199,49 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
             slower[inside, index] = np.maximum(slower[inside, index], growth)
 
 
-def _why_not(missing: bool) -> dict[str, object]:
-    return (
-        {"why": "ranks are missing, so what looks like a transfer may be a wait for them"} if missing else {}
-    )
+def _ranks_are_missing(case: Case) -> bool:
+    """True if the numbers of ranks have gaps, or most receives of a pipeline have no send."""
+    if len(case.ranks) <= int(case.ranks[-1]):
+        return True
+    _, receives = point_to_point(case.table)
+    unmatched = case.replay.communication.waits_for[receives] == NONE
+    return bool(receives.any() and unmatched.mean() > _MOST_UNMATCHED)
+
+
+def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:
+    """True if slow transfers get shorter by as much as the members come later, as a wait for others does.
+
+    `slow` is (step, link). A transfer that is slow by itself takes as long whenever its members come.
+    """
+    arrival = _last_arrivals(case, links)
+    scores = [
+        _rank_correlation(arrival[:, index], links.seconds[:, index], slow[:, index])
+        for index in np.flatnonzero(slow.any(axis=0)).tolist()
+    ]
+    return bool(scores) and float(np.median(scores)) < -_STANDARD_ERRORS
+
+
+def _last_arrivals(case: Case, links: _Links) -> Floats:
+    """(step, link): seconds from the first operation of the step to the last arrival, of the latest rank."""
+    step_rank = ngroup(case.step, case.rank)
+    begin = group_min(case.table.start_seconds, step_rank)[step_rank.number]
+    since = (case.table.start_seconds - begin)[links.rows]
+    steps, count = links.seconds.shape
+    cells = grid((case.step[links.rows], steps), (links.link, count))
+    arrival = group_max(since, cells).reshape(steps, count)
+    return np.where(np.isfinite(arrival), arrival, np.nan)
+
+
+def _rank_correlation(one: Floats, other: Floats, slow: Bools) -> float:
+    """Spearman's, in standard errors; slow steps and others each around their own median."""
+    seen = np.isfinite(one) & np.isfinite(other)
+    if np.count_nonzero(seen) < _LEAST_STEPS:
+        return 0.0
+    numbers: list[Ints] = []
+    for values in (one, other):
+        centred = np.where(slow, values - nan_median(values[slow]), values)
+        if not slow.all():
+            centred[~slow] -= nan_median(values[~slow])
+        numbers.append(np.argsort(np.argsort(centred[seen])))
+    correlation = float(np.corrcoef(numbers[0], numbers[1])[0, 1])
+    return correlation * math.sqrt(len(numbers[0]) - 1)
