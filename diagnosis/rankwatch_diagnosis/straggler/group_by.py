@@ -7,7 +7,8 @@ function takes those numbers and reduces or numbers the rows of each group, with
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _LARGEST_KEY = 2**62
 
 
-class Groups(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Groups:
     """The group of each row."""
 
     number: Ints

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.group_by import (
@@ -158,7 +159,7 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
     )
 
 
-def _of_most_rows(values: Ints, groups: Groups) -> Ints:
+def _of_most_rows(values: NDArray[np.integer], groups: Groups) -> Ints:
     """By group: the value of most of its rows."""
     return np.rint(group_median(values.astype(np.float64), groups)).astype(np.int64)
 

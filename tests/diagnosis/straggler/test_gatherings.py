@@ -35,7 +35,7 @@ def test_members_are_those_that_leave_together(name: str, gatherings: str, clock
     """With no name of a group, or with one that stands for many, and whatever their clocks say."""
     alone = ALONE[gatherings]
     replay = Replay(as_table(_rows(name, alone, clocks)))
-    assert replay.meetings.collectives == STEPS * len(
+    assert replay.communication.collectives == STEPS * len(
         {alone(s, r) for s in range(STAGES) for r in range(REPLICAS)}
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankwatch_diagnosis.straggler.peers import Residuals, against_peers
-from rankwatch_diagnosis.straggler.persistence import scan
+from rankwatch_diagnosis.straggler.persistence import Residuals, against_peers, scan
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 
@@ -26,7 +25,7 @@ def test_a_lasting_excess_is_found_with_its_window() -> None:
     values[12:30, 4] += 0.05
     (found,) = scan(_residuals(values), DEFAULT, least_excess=0.02).found
     assert (found.column, found.first, found.end) == (4, 12, 30)
-    assert found.excess == pytest.approx(0.05, abs=0.01)
+    assert found.size == pytest.approx(0.05, abs=0.01)
 
 
 def test_one_huge_step_is_not_lasting() -> None:

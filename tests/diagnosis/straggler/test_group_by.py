@@ -1,0 +1,116 @@
+"""The group-by primitives and the robust statistics, against their plain definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwatch_diagnosis.straggler.group_by import (
+    Groups,
+    cumcount,
+    factorize,
+    grid,
+    group_first,
+    group_low_median,
+    group_max,
+    group_mean,
+    group_median,
+    group_min,
+    group_size,
+    group_sum,
+    ngroup,
+)
+from rankwatch_diagnosis.straggler.robust import leave_one_out_median, steady_mean
+
+GROUPS = Groups(np.array([0, 1, 0, 0, 1, 1]), 3)
+VALUES = np.array([1.0, 9.0, 2.0, np.nan, 4.0, 8.0])
+
+
+def test_factorize() -> None:
+    """Distinct values come in ascending order, for dense ranges and for far ones."""
+    for values in ([5, 3, 5, 9], [10**12, 3, 10**12]):
+        code, distinct = factorize(np.array(values))
+        assert distinct.tolist() == sorted(set(values))
+        assert distinct[code].tolist() == values
+    assert factorize(np.empty(0, dtype=np.int64))[0].size == 0
+
+
+def test_ngroup() -> None:
+    """Groups are numbered in the order of their sorted keys."""
+    groups = ngroup(np.array([7, 3, 7, 3]), np.array([1, 2, 0, 2]))
+    assert (groups.number.tolist(), groups.count) == ([2, 0, 1, 0], 3)
+
+
+def test_ngroup_beyond_64_bits() -> None:
+    """The product of the numbers of keys may not fit, and what occurs is still kept apart."""
+    random = np.random.default_rng(0)
+    keys = [random.permutation(5_000) for _ in range(6)]  # 5,000 ** 6 is above 2 ** 63
+    assert ngroup(*keys).count == 5_000
+    twice = [np.r_[key, key] for key in keys]
+    assert ngroup(*twice).number[:5_000].tolist() == ngroup(*twice).number[5_000:].tolist()
+
+
+def test_grid() -> None:
+    """Every cell of the array has a number, whether it occurs or not."""
+    cells = grid((np.array([0, 1]), 2), (np.array([2, 0]), 3))
+    assert (cells.number.tolist(), cells.count) == ([2, 3], 6)
+
+
+def test_cumcount() -> None:
+    """In the order of the rows, or in one that is given."""
+    key = np.array([4, 1, 4, 4, 1])
+    assert cumcount(key).tolist() == [0, 0, 1, 2, 1]
+    assert cumcount(key, np.array([4, 3, 2, 1, 0])).tolist() == [2, 1, 1, 0, 0]
+    assert cumcount(np.empty(0, dtype=np.int64)).size == 0
+
+
+def test_reductions() -> None:
+    """An empty group has no size, no sum and no mean; its extremes are infinite."""
+    values = np.nan_to_num(VALUES)
+    np.testing.assert_array_equal(group_size(GROUPS), [3, 3, 0])
+    np.testing.assert_array_equal(group_sum(values, GROUPS), [3.0, 21.0, 0.0])
+    np.testing.assert_array_equal(group_mean(values, GROUPS), [1.0, 7.0, np.nan])
+    np.testing.assert_array_equal(group_min(values, GROUPS), [0.0, 4.0, np.inf])
+    np.testing.assert_array_equal(group_max(values, GROUPS), [2.0, 9.0, -np.inf])
+    np.testing.assert_array_equal(group_first(values, Groups(GROUPS.number, 2)), [1.0, 9.0])
+
+
+def test_group_median() -> None:
+    """Gaps are left out; a group without values has no median."""
+    np.testing.assert_array_equal(group_median(VALUES, GROUPS), [1.5, 8.0, np.nan])
+    np.testing.assert_array_equal(group_low_median(VALUES, GROUPS), [1.0, 8.0, np.nan])
+
+
+def test_leave_one_out_median() -> None:
+    """As leaving each value out by hand."""
+    random = np.random.default_rng(0)
+    for count in (2, 3, 4, 7):
+        values = random.random((5, count))
+        values[0, 0] = np.nan
+        found = leave_one_out_median(values, axis=1)
+        for row in range(5):
+            for column in range(count):
+                others = np.delete(values[row], column)
+                others = others[np.isfinite(others)]
+                expected = np.median(others) if others.size else np.nan
+                np.testing.assert_allclose(found[row, column], expected)
+
+
+def test_leave_one_out_median_alone() -> None:
+    """With nobody else there is none: the value itself must not be its own reference."""
+    assert np.isnan(leave_one_out_median(np.array([[3.0]]), axis=1)).all()
+
+
+def test_steady_mean() -> None:
+    """One late operation of eight moves it far less than the mean; a shift of all moves it in full."""
+    values = 0.03 * np.random.default_rng(0).standard_normal((200, 8))
+    np.testing.assert_allclose(steady_mean(values + 0.05), steady_mean(values) + 0.05)
+    assert np.std(steady_mean(values)) < 1.1 * np.std(values.mean(axis=1))
+    struck = values.copy()
+    struck[:, 0] += 1.0
+    assert np.mean(struck.mean(axis=1)) > 0.12
+    assert np.mean(steady_mean(struck)) < 0.02
+
+
+def test_steady_mean_of_few_values() -> None:
+    """It is their mean, without the gaps."""
+    np.testing.assert_array_equal(steady_mean(np.array([[1.0, 3.0], [np.nan, 2.0]])), [2.0, 2.0])
