@@ -8,9 +8,9 @@ import pytest
 
 from rankwatch.conventions.records import RECORDS, record
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.lint import check_alert, check_expression, check_record, check_runbook
-from rankwatch_alerts.lint.expressions import parse, result_labels
 from rankwatch_alerts.rules import AlertRule, RecordingRule
+from support.alerts.lint import check_alert, check_expression, check_record, check_runbook
+from support.alerts.promql import parse, result_labels
 from support.paths import ROOT
 
 RUNBOOKS = ROOT / "runbooks"
@@ -29,7 +29,7 @@ def _straggler() -> AlertRule:
 
 def test_every_alert_is_clean() -> None:
     """Expressions, annotations and the queries inside templates."""
-    assert [finding for rule in ALERTS for finding in check_alert(rule)] == []
+    assert [violation for rule in ALERTS for violation in check_alert(rule)] == []
 
 
 def test_every_recording_rule_is_clean_and_yields_the_labels_it_declares() -> None:
@@ -74,10 +74,10 @@ def test_there_is_no_runbook_without_an_alert() -> None:
     ],
 )
 def test_a_faulty_expression_is_found(expression: str, message: str) -> None:
-    """One fault, one finding that says it."""
-    findings = check_expression("here", expression)
-    assert len(findings) == 1
-    assert message in findings[0].message
+    """One fault, one violation that says it."""
+    violations = check_expression("here", expression)
+    assert len(violations) == 1
+    assert message in violations[0].message
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_faulty_expression_is_found(expression: str, message: str) -> None:
 def test_a_faulty_annotation_is_found(annotation: str, text: str, message: str) -> None:
     """promtool accepts each of these."""
     rule = _straggler()
-    findings = check_alert(replace(rule, annotations={**rule.annotations, annotation: text}))
-    assert any(message in each.message for each in findings)
+    violations = check_alert(replace(rule, annotations={**rule.annotations, annotation: text}))
+    assert any(message in each.message for each in violations)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_faulty_annotation_is_found(annotation: str, text: str, message: str) 
         ("```sh", "```text", "there is no command to copy"),
         ("rankwatch-run-debug", "some-board", "the dashboard rankwatch-run-debug is not named"),
         ("rank:rankwatch_step_local_seconds:mean", "rank:typo", "rank:typo is not declared"),
-        ("sort_desc(", "sort_desc((", "a query does not parse"),
+        ("sort_desc(", "sort_desc((", "does not parse"),
         ("# RankwatchStraggler", "# Straggler", "the first line is not"),
     ],
 )

@@ -10,8 +10,7 @@ import pytest
 
 from rankwatch_alerts import RuleConfig
 from rankwatch_dashboards import dashboards
-from rankwatch_dashboards.lint import check_dashboard
-from rankwatch_dashboards.lint.targets import filled_in
+from support.dashboards.lint import check_dashboard, filled_in
 
 Dashboard = dict[str, Any]
 
@@ -45,7 +44,7 @@ def _sets_in_variable(name: str, key: str, value: object) -> Callable[[Dashboard
 
 def test_every_dashboard_is_clean() -> None:
     """Identity, layout, texts, data sources, variables, queries and names of series."""
-    assert [finding for each in dashboards(RuleConfig()) for finding in check_dashboard(each)] == []
+    assert [violation for each in dashboards(RuleConfig()) for violation in check_dashboard(each)] == []
 
 
 def test_panels_take_their_thresholds_from_the_rules() -> None:
@@ -90,7 +89,7 @@ def test_a_faulty_dashboard_is_found(change: Callable[[Dashboard], None], messag
     """Grafana shows each of these as an empty panel, or not at all."""
     (dashboard,) = copy.deepcopy(dashboards(RuleConfig()))
     change(dashboard)
-    assert any(message in finding.message for finding in check_dashboard(dashboard))
+    assert any(message in violation.message for violation in check_dashboard(dashboard))
 
 
 def test_variables_are_filled_in_as_grafana_does() -> None:

@@ -15,7 +15,7 @@ import pytest
 from rankwatch.conventions import METRICS, Kind, Label, Metric
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
-from rankwatch_dashboards.lint.targets import Target, filled_in, targets
+from support.dashboards.lint import Target, filled_in, targets
 from support.servers.prometheus import poll, prometheus, query
 
 RANKS = 8
