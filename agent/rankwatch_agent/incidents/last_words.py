@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import RawRecord
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.incidents.printable import printable
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
@@ -16,10 +16,8 @@ from rankwatch_agent.training.conditions import RankCondition
 
 LAST_RECORDS = 20
 """Records of the ring that are told."""
-_MOST_POLLS = 12
-"""About half a million records, a second's work; a ring has 16,384 unless somebody wants more."""
-_EMPTY_POLLS = 4
-"""That a ring has gone round is found at one poll, and it is read at the next; a hole is waited for."""
+_MOST_RECORDS = 1 << 19
+"""About a second's work; a ring has 16,384 unless somebody wants more."""
 _PROCESS_FILES = ("status", "wchan", "stack", "syscall")
 """What the kernel says; all but the first are root's, or of whoever may trace the process."""
 _MOST_CHARACTERS = 16384
@@ -54,16 +52,10 @@ def _lines(rank: RankCondition, moment: float) -> Iterator[str]:
 def _last_records(path: Path, moment: float) -> Iterator[str]:
     reader = Reader(path)
     try:
-        last: list[RawRecord] = []
-        empty = 0
-        for _ in range(_MOST_POLLS):
-            found = reader.poll()
-            last = [*last, *found][-LAST_RECORDS:]
-            empty = 0 if found else empty + 1
-            if empty == _EMPTY_POLLS:
-                break
-        else:
-            yield "the last records are not told: the ring is too long"
+        found = reader.read_to_end(_MOST_RECORDS)
+        last = deque((each for part in found for each in part.records()), maxlen=LAST_RECORDS)
+        if not reader.at_end:
+            yield "the last records are left out: the ring is too long"
             return
         yield f"the last {len(last)} records, the newest first:"
         for each in reversed(last):

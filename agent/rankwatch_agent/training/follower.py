@@ -1,16 +1,21 @@
-"""Follows the black box of one rank: across records, restarts of its process, and its death."""
+"""Follows the black box of one rank: across records, restarts of its process, and its death.
+
+This is the one reader of a box for the agent, the diagnosis and the command line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
-from rankwatch.blackbox.records import GroupNow, Header, NowBlock
+from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
 from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
@@ -22,27 +27,35 @@ _STATE_OF = {
     Lifecycle.PREEMPTED: RankState.PREEMPTED,
     Lifecycle.EXITED: RankState.EXITED,
 }
-_MAX_WORD_AGE_SECONDS = 86400.0 * 3650
+_MOST_AGE_SECONDS = 86400.0 * 3650
 
 
 class RankFollower:
-    """One rank of one run, as its black box tells it.
+    """One rank of one run, by its black box.
 
+    totals: adds up the records.
     in_its_place: refuse a box whose path does not name its run and rank; two of one rank would export
         the same series twice.
+    keep_records: how many of the newest records stay in `newest`.
 
     Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
     """
 
-    def __init__(self, path: Path, totals: RankTotals, *, in_its_place: bool = True) -> None:
+    def __init__(
+        self, path: Path, totals: RankTotals, *, in_its_place: bool = True, keep_records: int = 0
+    ) -> None:
         self.path = path
         self._in_its_place = in_its_place
         self.totals = totals
         self.starts = 1
         self.state = RankState.STARTING
+        self.alive = False
+        """Whether a process held the lock of the box when it was read."""
         self.ended_at: float | None = None
         """Monotonic time at which the rank was first seen ended."""
         self.now: NowBlock
+        self.newest: deque[RawRecord] = deque(maxlen=keep_records)
+        """Of the present process, in order."""
         self.open_phase: tuple[str, float] | None = None
         """Innermost open phase and when it began, monotonic."""
         self._reader = self._open()
@@ -59,23 +72,40 @@ class RankFollower:
         """Records missed, over all processes of the rank."""
         return self._missed_before + self._reader.missed
 
-    def poll(self, moment: float) -> None:
-        """Read what is new; `moment` is the monotonic time of now."""
+    def poll(self, moment: float, *, to_end: bool = False) -> None:
+        """Read what is new; `moment` is the monotonic time of now.
+
+        to_end: leave nothing that is written to a next poll.
+
+        One pass suffices for a box that is written meanwhile, because of its order: the lock first, then the
+        now block, then the ring. What a dead process wrote last is read. What the now block calls open and
+        the ring shows as complete has ended in between, and sequence numbers tell it from all else.
+        """
         if self._reader.replaced() and self.path.exists():
             self._take_new_process()
-        alive = self._reader.writer_alive()  # asked before reading: what it wrote before it died is read
+        self.alive = self._reader.writer_alive()
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
         self.totals.collectives.observe(self.now.groups)
-        self.totals.add(self._reader.poll_columns(), self._reader.name)
+        for columns in self._reader.read_to_end() if to_end else (self._reader.poll_columns(),):
+            self._take(columns)
         self.totals.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
-        self._judge(alive, moment)
+        self._judge(moment)
 
     @property
     def inode(self) -> int:
-        """Of the file that is followed."""
+        """Inode of the file that is followed."""
         return self._reader.inode
+
+    @property
+    def changed_wall(self) -> float:
+        """Unix time at which the file was changed last, other than through memory."""
+        return self._reader.changed_wall
+
+    def name(self, number: int) -> str:
+        """The name that records of the present process give by this number; empty where there is none."""
+        return self._reader.name(number)
 
     def replaced(self) -> bool:
         """Whether the path now names another file, or none."""
@@ -97,13 +127,19 @@ class RankFollower:
             )
         return reader
 
+    def _take(self, columns: Columns) -> None:
+        self.totals.add(columns, self._reader.name)
+        if self.newest.maxlen:
+            self.newest.extend(columns.records())
+
     def _take_new_process(self) -> None:
         reader = self._open()
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
-            self.totals.add(self._reader.poll_columns(), self._reader.name)
+            self._take(self._reader.poll_columns())
         self._reader.close()
         self._missed_before += self._reader.missed
         self._reader = reader
+        self.newest.clear()
         self.totals.begin_process()
         self.totals.collectives.expect(reader.name, self._groups_now)
         self.starts += 1
@@ -114,8 +150,11 @@ class RankFollower:
         return self._reader.now().groups
 
     def _innermost_open(self) -> tuple[str, float] | None:
-        """The open phase that began last. None outlasts the end of a step: one that began before it is over,
-        even where the record of its end was overwritten before it could be read."""
+        """The open phase that began last.
+
+        None outlasts the end of a step: one that began before it is over, even where the record of its end
+        was overwritten before it could be read.
+        """
         closed = self.totals.closed_phases
         step_ended = self.now.step_ended
         still_open = [
@@ -132,11 +171,11 @@ class RankFollower:
         name = self.totals.names.bound("phase", self._reader.name(number))
         return (name, began)
 
-    def _judge(self, alive: bool, moment: float) -> None:
-        said = self.totals.lifecycle.ended_by
-        if said is not None:
-            self.state = _STATE_OF[said]
-        elif alive:
+    def _judge(self, moment: float) -> None:
+        ended_by = self.totals.lifecycle.ended_by
+        if ended_by is not None:
+            self.state = _STATE_OF[ended_by]
+        elif self.alive:
             self.state = RankState.RUNNING if self.now.steps_completed else RankState.STARTING
         elif _wrote_stacks(self.path):
             self.state = RankState.TERMINATED
@@ -149,7 +188,7 @@ class RankFollower:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""
         signs = (self.header.started_monotonic, self.totals.last_record, self.now.step_ended)
         last = max(*signs, *self.now.phases_began.values())
-        return last if 0.0 < moment - last < _MAX_WORD_AGE_SECONDS else moment
+        return last if 0.0 < moment - last < _MOST_AGE_SECONDS else moment
 
 
 def _wrote_stacks(path: Path) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
@@ -17,6 +16,9 @@ from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
+
+_MOST_RECORDS = 1 << 24
+"""More than any ring holds."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,16 +36,17 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--records is {given.records}, expected a whole number >= 0")
     path = given.path.absolute()
     try:
-        rank = RankFollower(path, RankTotals(lambda _: None, max_names=1000), in_its_place=False)
-        rank.poll(time.monotonic())
-        lines = [*_last_words(rank), *_newest(path, given.records)]
+        totals = RankTotals(lambda _: None, max_names=1000)
+        rank = RankFollower(path, totals, in_its_place=False, keep_records=min(given.records, _MOST_RECORDS))
+        rank.poll(time.monotonic(), to_end=True)
+        lines = [*_final_state(rank), *_newest(rank)]
     except BlackBoxError as error:
         raise UserError(str(error)) from error
     print("\n".join(lines))
     return 0
 
 
-def _last_words(rank: RankFollower) -> Iterator[str]:
+def _final_state(rank: RankFollower) -> Iterator[str]:
     header, now = rank.header, rank.now
     identity = header.identity
     yield f"run {identity.run}, rank {identity.rank} of {identity.world_size}, {rank.state}"
@@ -59,34 +62,29 @@ def _last_words(rank: RankFollower) -> Iterator[str]:
     yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
 
 
-def _newest(path: Path, count: int) -> Iterator[str]:
-    reader = Reader(path)
-    try:
-        records = reader.poll()
-        yield f"newest {min(count, len(records))} of {len(records)} records:"
-        for record in records[len(records) - count :] if count else ():
-            yield "  " + _describe(reader, record)
-    finally:
-        reader.close()
+def _newest(rank: RankFollower) -> Iterator[str]:
+    yield f"newest {len(rank.newest)} of {rank.totals.records} records:"
+    for record in rank.newest:
+        yield "  " + _describe(rank, record)
 
 
-def _describe(reader: Reader, record: RawRecord) -> str:
+def _describe(rank: RankFollower, record: RawRecord) -> str:
     kind = RecordKind(record.kind)
-    name = reader.name(record.name)
-    text = f"{_clock(reader.header, record.start)} {kind.name.lower()}{' ' if name else ''}{name}"
+    name = rank.name(record.name)
+    text = f"{_clock(rank.header, record.start)} {kind.name.lower()}{' ' if name else ''}{name}"
     if record.end > record.start:
         text += f" {1e3 * (record.end - record.start):.3f} ms"
     if kind == RecordKind.STEP:
         number, failed = layout.STEP.unpack_from(record.payload)
         return f"{text} number {number}{', ended by an exception' if failed else ''}"
     if kind == RecordKind.LIFECYCLE:
-        return f"{text} {reader.name(layout.LIFECYCLE.unpack_from(record.payload)[1])}".rstrip()
+        return f"{text} {rank.name(layout.LIFECYCLE.unpack_from(record.payload)[1])}".rstrip()
     if kind in (RecordKind.SCALAR, RecordKind.WORK):
         value, step = layout.SCALAR.unpack_from(record.payload)
         return f"{text} {value:g} at step {step}"
     if kind == RecordKind.COLLECTIVE:
         size, number, group, *_ = layout.COLLECTIVE.unpack_from(record.payload)
-        return f"{text} number {number} of group {reader.name(group)}, {size} bytes"
+        return f"{text} number {number} of group {rank.name(group)}, {size} bytes"
     return text
 
 

@@ -1,32 +1,92 @@
-"""All boxes of a run: read, sorted out, and what could not be read counted."""
+"""The black boxes of a run: each read in one pass, sorted by rank, and what could not be read counted."""
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from rankwatch.conventions import RankState
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.records import Header, NowBlock, RawRecord
+from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.attempts import in_present_attempt
-from rankwatch_diagnosis.run.box import Box, read_box
-from rankwatch_diagnosis.run.copied_ranks import CopiedRanks
+from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
+from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.totals import RankTotals
+from rankwatch_diagnosis.run.folder import CopiedRanks
 
 MOST_RECORDS = 2_000_000
 """Of all boxes together; each gets an equal part, and keeps its newest."""
 _LEAST_RECORDS = 1_000
 MOST_RANKS = 1 << 17
-"""Of a run; a box that tells of more is broken."""
+"""Of a run; a box that claims more is broken."""
+_MOST_NAMES = 1_000
 _TICK_SECONDS = 0.01
-"""By how much the time in a file's inode may lag: it is taken at a tick of the kernel."""
+"""By how much the time in a file's inode may lag: the kernel takes it at a tick."""
 _COPIED_AFTER_SECONDS = 0.002
-"""So long after the last sign in it a file came to be as it is: a copy. A rank that writes into a page of its
-box for the first time changes the file, too, right after it has looked at the clock; later it does not."""
+"""A file that was changed this long after the last sign of life in it is a copy. A rank that writes into a
+page of its box for the first time changes the file, too, but right after it has read the clock."""
 _OLD_SECONDS = 60.0
-"""Without a sign before the copy: whether the run was already over then, the copy does not tell."""
+"""A copy made this long after the last sign of life does not show whether the run was over by then."""
+_WITHOUT_GOODBYE = frozenset({RankState.LOST, RankState.TERMINATED})
+"""Ranks in these states stood in their open phase when they ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A black box at one moment. Moments are monotonic unless they are called wall."""
+
+    header: Header
+    now: NowBlock
+    state: RankState
+    alive: bool
+    """A process holds the lock, or held it when the box was copied."""
+    failure: str
+    """Type of the exception that ended the rank; empty where none did."""
+    failed_in_collective: bool
+    """Its last collective ended with an error."""
+    open_phase: tuple[str, float] | None
+    """Innermost open phase and when it began."""
+    timeout: float | None
+    """Longest normal time without progress, learnt from the rank itself; None while it is not known."""
+    last_progress: float
+    last_sign: float
+    """The newest moment that the box knows."""
+    seen_wall: float
+    """Unix time just before the box was read. What it shows to be open has been open at least until then."""
+    changed_wall: float
+    """Unix time at which the file was changed last, other than through memory: when a copy was made."""
+    records: tuple[RawRecord, ...]
+    names: Mapping[int, str]
+    """Number of a name -> name, of those that records use."""
+    missed: int
+    """Records that were overwritten or torn."""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.header.identity.rank
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is over."""
+        return self.state in ENDED_STATES
+
+    def wall(self, monotonic: float) -> float:
+        """Unix time of a moment."""
+        return self.header.wall(monotonic)
+
+    def lifetime(self) -> Lifetime:
+        """Its process on the wall clock, to be compared with those of other ranks."""
+        took_part = self.now.steps_completed > 0 or any(each.enqueued for each in self.now.groups)
+        ended = self.ended or not self.alive
+        return Lifetime(self.header.started_wall, self.wall(self.last_sign), ended, took_part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +99,7 @@ class Boxes:
     skipped: Mapping[str, int]
     """Why -> how many boxes."""
     first_reason: str
-    """What was said of the first box that was skipped."""
+    """The message about the first box that was skipped."""
     copied: bool
     moment: float | None
     """Unix time at which the boxes were as they are: now while a rank lives, else when they were copied; None
@@ -51,8 +111,8 @@ class Boxes:
     def liveness_known(self) -> bool:
         """Whether a free lock means a lost process.
 
-        Where not one process is left and none was ended by a signal or in a collective, the boxes may be
-        copies, or the whole job was killed after it had stopped: only the last words count then.
+        Where no process is left and none was ended by a signal or in a collective, the boxes may be copies,
+        or the whole job was killed after it had stopped: only the final state counts then.
         """
         found = self.by_rank.values()
         if self.copied_alive:
@@ -65,7 +125,7 @@ class Boxes:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Ranks whose process is gone without a last word, while others live or were ended by that."""
+        """Ranks whose process is gone without saying so, while others live or were ended by that."""
         if not self.liveness_known:
             return ()
         return tuple(sorted(rank for rank, each in self.by_rank.items() if each.state is RankState.LOST))
@@ -77,49 +137,37 @@ class Boxes:
 
 
 def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
-    """Read all; what is broken is counted. Raises UserError where none is left.
+    """Read all boxes; broken ones are counted. Raises UserError where none is left.
 
-    copied: the boxes are copies, and this is known of their ranks.
+    copied: what is known of the ranks where the boxes are those of a bundle, else None.
     """
     listed = list(paths)
     most = max(_LEAST_RECORDS, MOST_RECORDS // max(1, len(listed)))
     found: list[Box] = []
     skipped: Counter[str] = Counter()
-    first = ""
+    first_reason = ""
     for path in listed:
         try:
-            box = read_box(path, most_records=most, copied=copied)
-            if box.header.identity.world_size > MOST_RANKS:
-                raise BlackBoxError(f"{path} tells of more than {MOST_RANKS} ranks", reason="garbage")
-            found.append(box)
+            found.append(read_box(path, most_records=most, copied=copied))
         except BlackBoxError as error:
             skipped[error.reason] += 1
-            first = first or str(error)
+            first_reason = first_reason or str(error)
     if not found:
-        raise UserError(f"none of the {len(listed)} black boxes can be used: {first}")
+        raise UserError(f"none of the {len(listed)} black boxes can be used: {first_reason}")
     copied_alive = copied is None and _are_copies(found)
     if copied_alive:
         found = [replace(box, seen_wall=box.changed_wall) for box in found]
-    present = _of_present_attempt(found)
+    present = list(compress(found, in_present_attempt([each.lifetime() for each in found])))
     if len(present) < len(found):
         skipped["of an earlier attempt"] += len(found) - len(present)
-    run, world_size = _usual(present)
-    by_rank: dict[int, Box] = {}
-    for box in sorted(present, key=lambda each: each.header.started_wall):
-        identity = box.header.identity
-        if (identity.run, identity.world_size) != (run, world_size):
-            skipped["of another run"] += 1
-        elif identity.rank in by_rank:
-            skipped["second of a rank"] += 1
-            by_rank[identity.rank] = box
-        else:
-            by_rank[identity.rank] = box
+    run, world_size = _most_common_run(present)
+    by_rank = _by_rank(present, run, world_size, skipped)
     return Boxes(
         run=run,
         world_size=world_size,
-        by_rank=dict(sorted(by_rank.items())),
+        by_rank=by_rank,
         skipped=dict(skipped),
-        first_reason=first,
+        first_reason=first_reason,
         copied=copied is not None,
         moment=_moment(by_rank, copied, copied_alive=copied_alive),
         copied_alive=copied_alive,
@@ -127,15 +175,35 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
 
 
 def _are_copies(found: Sequence[Box]) -> bool:
-    """Nobody holds a lock, and all files came to be as they are soon after the last sign in them."""
+    """Nobody holds a lock, and all files were changed soon after the last sign of life in them."""
     ages = [each.changed_wall - each.wall(each.last_sign) for each in found]
     if any(each.alive for each in found) or min(ages) < -_TICK_SECONDS:
         return False
     return max(ages) > _COPIED_AFTER_SECONDS and min(ages) < _OLD_SECONDS
 
 
-def _of_present_attempt(found: Sequence[Box]) -> list[Box]:
-    return list(compress(found, in_present_attempt([each.lifetime() for each in found])))
+def _most_common_run(boxes: Sequence[Box]) -> tuple[str, int]:
+    """Run and world size of most boxes; of an elastic run those of the newest start."""
+    counts = Counter((each.header.identity.run, each.header.identity.world_size) for each in boxes)
+    newest: dict[tuple[str, int], float] = {}
+    for each in boxes:
+        key = (each.header.identity.run, each.header.identity.world_size)
+        newest[key] = max(newest.get(key, 0.0), each.header.started_wall)
+    return max(counts, key=lambda key: (counts[key], newest[key]))
+
+
+def _by_rank(boxes: Sequence[Box], run: str, world_size: int, skipped: Counter[str]) -> dict[int, Box]:
+    """In ascending order of rank; of two boxes of one rank the one that started last counts."""
+    by_rank: dict[int, Box] = {}
+    for box in sorted(boxes, key=lambda each: each.header.started_wall):
+        identity = box.header.identity
+        if (identity.run, identity.world_size) != (run, world_size):
+            skipped["of another run"] += 1
+            continue
+        if identity.rank in by_rank:
+            skipped["second of a rank"] += 1
+        by_rank[identity.rank] = box
+    return dict(sorted(by_rank.items()))
 
 
 def _moment(by_rank: Mapping[int, Box], copied: CopiedRanks | None, *, copied_alive: bool) -> float | None:
@@ -146,11 +214,58 @@ def _moment(by_rank: Mapping[int, Box], copied: CopiedRanks | None, *, copied_al
     return None
 
 
-def _usual(boxes: list[Box]) -> tuple[str, int]:
-    """Run and world size that most boxes tell; of an elastic run those of the newest start."""
-    counts = Counter((each.header.identity.run, each.header.identity.world_size) for each in boxes)
-    newest: dict[tuple[str, int], float] = {}
-    for each in boxes:
-        key = (each.header.identity.run, each.header.identity.world_size)
-        newest[key] = max(newest.get(key, 0.0), each.header.started_wall)
-    return max(counts, key=lambda key: (counts[key], newest[key]))
+def read_box(path: Path, *, most_records: int, copied: CopiedRanks | None = None) -> Box:
+    """Read one box in one pass, with at most its newest `most_records`. Raises BlackBoxError.
+
+    copied: what was known of the rank, as nobody holds the lock of a copy.
+    """
+    totals = RankTotals(lambda _: None, max_names=_MOST_NAMES)
+    rank = RankFollower(path, totals, in_its_place=False, keep_records=most_records)
+    try:
+        if rank.header.identity.world_size > MOST_RANKS:
+            raise BlackBoxError(f"{path} claims more than {MOST_RANKS} ranks", reason="garbage")
+        seen_wall = _clock(rank.header)
+        rank.poll(rank.header.started_monotonic + seen_wall - rank.header.started_wall, to_end=True)
+        return _box(rank, seen_wall, copied)
+    finally:
+        rank.close()
+
+
+def _clock(header: Header) -> float:
+    """Unix time of now by the clock of the rank: that of its host may have been set since it began."""
+    if header.identity.host == socket.gethostname() and time.monotonic() >= header.started_monotonic:
+        return header.wall(time.monotonic())
+    return time.time()
+
+
+def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Box:
+    totals, now, state, alive = rank.totals, rank.now, rank.state, rank.alive
+    if copied is not None and state is RankState.LOST:
+        state = copied.states.get(rank.header.identity.rank, state)
+        alive = state not in ENDED_STATES
+    records = tuple(rank.newest)
+    phase = rank.open_phase
+    return Box(
+        header=rank.header,
+        now=now,
+        state=state,
+        alive=alive,
+        failure=next(iter(totals.lifecycle.failures), "") if state is RankState.FAILED else "",
+        failed_in_collective=_failed_in_collective(records),
+        open_phase=phase if state not in ENDED_STATES or state in _WITHOUT_GOODBYE else None,
+        timeout=totals.timeouts.timeout(phase[0] if phase else None),
+        last_progress=max(totals.last_progress, now.step_ended, rank.header.started_monotonic),
+        last_sign=max(totals.last_record, now.step_ended, now.step_began, *now.phases_began.values()),
+        seen_wall=seen_wall,
+        changed_wall=rank.changed_wall,
+        records=records,
+        names={number: rank.name(number) for number in {each.name for each in records}},
+        missed=rank.missed,
+    )
+
+
+def _failed_in_collective(records: Sequence[RawRecord]) -> bool:
+    for record in reversed(records):
+        if record.kind == RecordKind.COLLECTIVE:
+            return bool(layout.COLLECTIVE.unpack_from(record.payload)[3] & layout.FAILED)
+    return False

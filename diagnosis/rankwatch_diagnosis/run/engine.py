@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from rankwatch.conventions import Cause, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.alarm import Severity
+from rankwatch_diagnosis.loss.detection import Findings
 from rankwatch_diagnosis.run import recorders
-from rankwatch_diagnosis.run.box import Box
-from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
-from rankwatch_diagnosis.run.copied_ranks import read_copied_ranks
-from rankwatch_diagnosis.run.folder import RunFolder, find_run
-from rankwatch_diagnosis.run.loss import judge_loss
-from rankwatch_diagnosis.run.pace import checkpoints, progress
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import RunFolder, find_run, read_copied_ranks
+from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, progress
 from rankwatch_diagnosis.run.recorders import Recorders
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.waiting import (
     failed_first,
     judge_waiting,
@@ -27,6 +26,47 @@ from rankwatch_diagnosis.run.waiting import (
     where_of,
 )
 from rankwatch_diagnosis.straggler.verdict import Verdict
+
+
+class RunState(StrEnum):
+    """How a run is, by the boxes that were read."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STALLED = "stalled"
+    """Its ranks wait for operations that do not complete, or make no progress."""
+    LOST = "lost"
+    """A process of it is gone without a last word, while others live or were ended by that."""
+    FAILED = "failed"
+    """An exception ended ranks."""
+    PREEMPTED = "preempted"
+    TERMINATED = "terminated"
+    """SIGTERM ended it."""
+    FINISHED = "finished"
+    ENDED = "ended"
+    """No process is left, and the boxes do not tell why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunVerdict:
+    """State, whom it is to blame on, and everything behind it."""
+
+    run: str
+    state: RunState
+    ranks: tuple[int, ...]
+    """Ranks to blame for the state: lost, failed or waited for; of a running one those that slow it down."""
+    why: str
+    """One sentence."""
+    hang: HangVerdict
+    straggler: Verdict | None
+    """None where NumPy is not installed."""
+    loss: tuple[int, Findings] | None
+    """Rank whose loss was judged, and the findings; None where none is reported."""
+    progress: Mapping[str, object]
+    checkpoints: Mapping[str, object]
+    ranks_seen: tuple[Mapping[str, object], ...]
+    sources: Mapping[str, object]
+
 
 _STANDS = (State.HANG, State.DESYNC)
 _NAMED = (Cause.SLOW_RANK, Cause.NETWORK)

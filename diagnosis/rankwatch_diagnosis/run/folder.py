@@ -1,14 +1,17 @@
-"""What lies in a run's directory: black boxes, sockets of flight recorders, dumps, copies in a bundle."""
+"""What lies in a run's directory: black boxes, sockets of flight recorders, dumps, or an evidence bundle."""
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from rankwatch.blackbox.layout import SUFFIX
+from rankwatch.conventions import RankState
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.runtime.errors import UserError
@@ -95,3 +98,45 @@ def _listed(directory: Path) -> list[Path]:
         if len(found) == MOST_FILES:
             break
     return sorted(found)
+
+
+_RANKS_FILE = "ranks.json"
+_MOST_RANKS_BYTES = 16 << 20
+_MOST_RANKS = 1 << 17
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedRanks:
+    """What a bundle says about the ranks of its copied boxes; nothing where it makes no sense."""
+
+    moment: float | None = None
+    """When the agent last read the boxes, monotonic."""
+    states: Mapping[int, RankState] = field(default_factory=dict)
+
+
+def read_copied_ranks(bundle: Path) -> CopiedRanks:
+    """The file of a bundle; whatever it holds is no error."""
+    path = bundle / _RANKS_FILE
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:
+            return CopiedRanks()
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return CopiedRanks()
+    if not isinstance(document, dict):
+        return CopiedRanks()
+    moment = document.get("moment_monotonic_seconds")
+    if not isinstance(moment, int | float) or not 0.0 < moment < 1e10:
+        moment = None
+    return CopiedRanks(moment=moment, states=_states(document.get("ranks")))
+
+
+def _states(ranks: object) -> dict[int, RankState]:
+    found: dict[int, RankState] = {}
+    by_text = {state.value: state for state in RankState}
+    for each in ranks[:_MOST_RANKS] if isinstance(ranks, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("rank"), int):
+            state = by_text.get(str(each.get("state")))
+            if state is not None:
+                found[each["rank"]] = state
+    return found

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.run.box import Box
-from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.step_rows import Row, rows_of
 
 MOST_ROWS = 3_000_000

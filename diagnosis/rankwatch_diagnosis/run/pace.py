@@ -8,9 +8,10 @@ from statistics import median
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import TOKENS
-from rankwatch_diagnosis.run.box import Box
-from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch.conventions import LOSS, TOKENS
+from rankwatch_diagnosis.loss.detection import Findings, detect
+from rankwatch_diagnosis.loss.row import COLUMNS, Intake, Row
+from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 RECENT_STEPS = 50
 """Steps from which the pace is taken."""
@@ -100,3 +101,31 @@ def _tokens_per_second(box: Box) -> float | None:
         return None
     seconds = max(steps[each][1] for each in recent) - min(steps[each][0] for each in recent)
     return sum(tokens[each] for each in recent) / seconds if seconds > 0.0 else None
+
+
+_SCALARS = (RecordKind.SCALAR,)
+
+
+def judge_loss(boxes: Boxes) -> tuple[int, Findings] | None:
+    """Rank and findings of the lowest rank that reports a loss; None where none does."""
+    for rank, box in boxes.by_rank.items():
+        if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
+            return rank, detect(_rows(box), Intake())
+    return None
+
+
+def _rows(box: Box) -> Iterator[Row]:
+    step: int | None = None
+    values: dict[str, float] = {}
+    for record in box.records:
+        name = box.names.get(record.name, "")
+        if record.kind not in _SCALARS or name not in COLUMNS:
+            continue
+        value, number = layout.SCALAR.unpack_from(record.payload)
+        if number != step:
+            if step is not None:
+                yield Row(step, **values)
+            step, values = number, {}
+        values[name] = value
+    if step is not None:
+        yield Row(step, **values)

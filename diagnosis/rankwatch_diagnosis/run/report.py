@@ -9,8 +9,7 @@ from rankwatch.settings import printable
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.loss.alarm import Severity, finite
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.engine import GONE, listed, worst_alarm
-from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
+from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_alarm
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"

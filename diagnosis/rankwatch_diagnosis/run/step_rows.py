@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, TOKENS
-from rankwatch_diagnosis.run.box import Box
+from rankwatch_diagnosis.run.boxes import Box
 from rankwatch_diagnosis.run.step_layout import Blocked, Phase, Piece, lay_out
 
 MOST_MICROBATCHES = 4_096

@@ -10,10 +10,9 @@ from rankwatch.conventions import RankState
 from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.hang.engine import STALL_SECONDS, diagnose
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from rankwatch_diagnosis.run.box import Box
-from rankwatch_diagnosis.run.box_snapshots import box_snapshots
-from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.recorders import Recorders
+from rankwatch_diagnosis.run.snapshots import box_snapshots
 
 LEAST_STALL_SECONDS = 5.0
 """However fast the steps are: boxes are read one after another, while the run goes on."""

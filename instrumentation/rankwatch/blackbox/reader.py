@@ -33,6 +33,10 @@ _LOOK_AHEAD = 8
 """Slots behind one that is not written, of which one that is shows that writing went on."""
 _HOLE_POLLS = 3
 """Polls a reader waits for a slot that was handed out and not yet filled."""
+_MOST_POLLS = 256
+"""Polls of one reading to the end; each hole takes some."""
+_MOST_ROUNDS = 2
+"""Rounds of the ring in one reading to the end: a writer that is faster than its reader has no end."""
 _STALLED = 4
 """Slots of which one that is written shows how far the writer is: threads may have stalled in the others."""
 _FLOCK = struct.Struct("hhqqi4x")
@@ -54,6 +58,8 @@ class Reader:
             if not stat.S_ISREG(status.st_mode):
                 raise BlackBoxError(f"{path} is not a regular file", reason="not_a_file")
             self.inode = status.st_ino
+            self.changed_wall = status.st_ctime
+            """Unix time at which the file was changed last, other than through memory."""
             self.header = parse_header(path, os.pread(self._file, layout.HEADER_SIZE, 0), status.st_size)
         except BaseException:
             os.close(self._file)
@@ -61,6 +67,8 @@ class Reader:
         self.missed = 0
         """Records overwritten or torn before they were read, or that made no sense."""
         self._next = 0
+        self.at_end = False
+        """Whether the last poll came to the end of what was written."""
         self._hole = (-1, 0)
         self._names: dict[int, str] = {}
 
@@ -141,8 +149,26 @@ class Reader:
         """The records written since the last poll, in order, at most `limit`, or a chunk more."""
         return self.poll_columns(limit).records()
 
+    def read_to_end(self, most: int | None = None) -> Iterator[Columns]:
+        """The records written since the last poll up to the end, each once: for a box that is read only once.
+
+        A single poll stops earlier at a slot that is not filled yet, and where the ring has gone round.
+
+        most: records after which the rest is left, see `at_end`; two rounds of the ring unless given.
+        """
+        most = _MOST_ROUNDS * self.header.capacity if most is None else most
+        count = 0
+        for _ in range(_MOST_POLLS):
+            columns = self.poll_columns()
+            if columns.tags:
+                yield columns
+            count += len(columns.tags)
+            if self.at_end or count > most:
+                return
+
     def poll_columns(self, limit: int = 1 << 16) -> Columns:
         """Likewise, column by column."""
+        self.at_end = False
         first = self._next
         chunks: list[bytes] = []
         while self._next - first < limit and self._read_chunk(chunks):
@@ -190,7 +216,8 @@ class Reader:
         written = any(expected + ahead <= each < 1 << 62 for ahead, each in enumerate(numbers) if ahead)
         beyond = range(len(numbers), _LOOK_AHEAD + 1)  # round the end of the ring
         if not written and not any(self._reached(expected + ahead) for ahead in beyond):
-            return  # the end of what is written
+            self.at_end = True
+            return
         hole, polls = self._hole
         polls = polls + 1 if hole == expected else 1
         self._hole = (expected, polls)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import Lifecycle
-from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.run.verdict import RunState
+from rankwatch_diagnosis.run.engine import RunState, diagnose_run
 from support.diagnosis.run_boxes import RankBox, stalled_for
 from support.training.ranks import rank
 

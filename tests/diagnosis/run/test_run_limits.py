@@ -9,9 +9,8 @@ import pytest
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
-from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.engine import RunState, diagnose_run
 from rankwatch_diagnosis.run.recorders import Recorders
-from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import (
     LEAST_STALL_SECONDS,
     MOST_STALL_SECONDS,

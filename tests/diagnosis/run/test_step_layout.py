@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.members import members_text
-from rankwatch_diagnosis.run.members import parse_members
+from rankwatch_diagnosis.run.snapshots import parse_members
 from rankwatch_diagnosis.run.step_layout import Blocked, Phase, Piece, lay_out
 
 

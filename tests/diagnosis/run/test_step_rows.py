@@ -11,7 +11,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, TOKENS
 from rankwatch.identity import Identity
-from rankwatch_diagnosis.run.box import Box, read_box
+from rankwatch_diagnosis.run.boxes import Box, read_box
 from rankwatch_diagnosis.run.step_rows import rows_of
 
 

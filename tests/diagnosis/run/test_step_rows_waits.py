@@ -12,7 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
-from rankwatch_diagnosis.run.box import read_box
+from rankwatch_diagnosis.run.boxes import read_box
 from rankwatch_diagnosis.run.step_rows import rows_of
 
 
