@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import rankwatch
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "rankwatch": ROOT / "instrumentation",
@@ -59,6 +61,11 @@ def test_the_wheel_built_from_the_sdist_holds_every_package_and_data_file(wheel:
         expected = {f"{data}/data/share/rankwatch/{folder}/{name}" for name in _files(source)}
         assert expected, f"nothing to ship in {source}"
         assert expected <= inside
+
+
+def test_the_version_of_the_package_is_that_of_the_distribution(wheel: Path) -> None:
+    """`rankwatch --version`, metrics and manifests name what was installed."""
+    assert wheel.name.startswith(f"rankwatch-{rankwatch.__version__}-")
 
 
 def test_the_wheel_without_extras_needs_nothing_and_imports(wheel: Path, tmp_path: Path) -> None:

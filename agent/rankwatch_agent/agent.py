@@ -10,21 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankwatch import __version__
 from rankwatch_agent.incidents.pages import MetricsPages
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.export.exposition import Exposition, constant_labels
-from rankwatch_agent.runtime.serving.access import build_token, warning_if_open
-from rankwatch_agent.runtime.serving.pages import build_routes
-from rankwatch_agent.runtime.serving.server import MetricsServer, join_address
-from rankwatch_agent.runtime.serving.tls import build_tls
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
-from rankwatch_agent.runtime.supervision.supervisor import Supervisor
-from rankwatch_agent.runtime.version import version
+from rankwatch_agent.runtime.exposition import Exposition, constant_labels
+from rankwatch_agent.runtime.pages import build_routes, build_token, warning_if_open
+from rankwatch_agent.runtime.server import MetricsServer, build_tls, join_address
+from rankwatch_agent.runtime.supervisor import Snapshot, Supervisor
 
 if TYPE_CHECKING:
-    from rankwatch_agent.runtime.export.otlp.export import OtlpExport
+    from rankwatch_agent.runtime.otlp.export import OtlpExport
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ class Agent:
         self, config: AgentConfig, collectors: Sequence[Collector], *, pages: MetricsPages | None = None
     ) -> None:
         self._config = config
-        self._supervisor = Supervisor(collectors, version=version())
+        self._supervisor = Supervisor(collectors, version=__version__)
         self._otlp = _build_otlp(config, self._supervisor.snapshot)
         snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
@@ -112,8 +109,8 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
     """The export over OTLP, where an endpoint is set; else its modules are not even imported."""
     if not config.otlp_endpoint:
         return None
-    from rankwatch_agent.runtime.export.otlp.export import OtlpExport, OtlpSettings
-    from rankwatch_agent.runtime.export.otlp.exporter import Origin
+    from rankwatch_agent.runtime.otlp.endpoint import Origin
+    from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings
 
     settings = OtlpSettings(
         endpoint=config.otlp_endpoint,
@@ -121,7 +118,7 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
         timeout_seconds=config.otlp_timeout_seconds,
         headers_file=config.otlp_headers_file,
     )
-    origin = Origin(node=config.node, cluster=config.cluster, version=version())
+    origin = Origin(node=config.node, cluster=config.cluster, version=__version__)
     return OtlpExport(snapshot, settings, origin)
 
 

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         _hold_signals(arguments)  # first of all, and only in a process that is the command's own
+    from rankwatch import __version__
     from rankwatch.errors import SettingError
     from rankwatch.settings import printable
 
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Only the first word is ours; the rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
     if chosen.version:
-        print(f"rankwatch {_version()}")
+        print(f"rankwatch {__version__}")
         return 0
     if chosen.command is None:
         parser.print_help()
@@ -160,9 +161,3 @@ def _missing_module(command: str, error: ModuleNotFoundError) -> int:
         file=sys.stderr,
     )
     return USAGE_STATUS
-
-
-def _version() -> str:
-    from rankwatch_agent.runtime.version import version
-
-    return version()

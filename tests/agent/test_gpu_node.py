@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import OTLP_STOP_SECONDS, STOP_SECONDS
-from rankwatch_agent.runtime.log_output import FLUSH_SECONDS
+from rankwatch_agent.runtime.logs import FLUSH_SECONDS
 from rankwatch_agent.sources.gpu.driver import END_SECONDS, KILL_SECONDS
 from support.agent.process import until
 from support.gpu.node import GpuNode, gpu_node

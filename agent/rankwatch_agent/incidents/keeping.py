@@ -16,7 +16,7 @@ from rankwatch_agent.incidents.bundle import BundleWriter, Written
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.error import EvidenceError
 from rankwatch_agent.incidents.store import BundleStore
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rankwatch import __version__
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.folder import Written
-from rankwatch_agent.runtime.version import version
 from rankwatch_agent.training.conditions import RankCondition
 
 NAME = "manifest.json"
@@ -49,7 +49,7 @@ def manifest(
         "opened_timestamp_seconds": round(incident.opened + wall_offset, 3),
         "last_progress": _rfc3339(incident.since + wall_offset),
         "node": node,
-        "agent_version": version(),
+        "agent_version": __version__,
         "kernel": " ".join(os.uname()[i] for i in (0, 2, 4)),
         "verdict": verdict,
         "files": [{"path": each.path, "bytes": each.size} for each in files],

@@ -6,7 +6,7 @@ import socket
 import time
 
 
-def dial(host: str, port: int, end: float) -> socket.socket:
+def connect_tcp(host: str, port: int, end: float) -> socket.socket:
     """A connection to the first address of the host that takes one; all together have until `end`, monotonic.
 
     Raises OSError; ConnectionRefusedError only where every address refuses.

@@ -4,10 +4,69 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from rankwatch_agent.runtime.log_output import LogOutput
+MAX_LINES = 1000
+"""Lines that wait to be written; further ones are left out and counted."""
+FLUSH_SECONDS = 0.5
+"""Longest wait at the end of the process for lines that are not written yet."""
+
+
+class LogOutput(logging.Handler):
+    """Writes to a file descriptor past the buffers of Python: a write that hangs holds no lock."""
+
+    def __init__(self, descriptor: int, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._flush_seconds = flush_seconds
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._left_out = 0
+        self._writing = False
+        threading.Thread(target=self._write_forever, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line."""
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        with self._changed:
+            if len(self._waiting) >= MAX_LINES:
+                self._left_out += 1
+            else:
+                self._waiting.append(line)
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all is written, but not longer than `flush_seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._writing, self._flush_seconds)
+
+    def _write_forever(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                line = self._next()
+                self._writing = True
+            self._write(line)
+
+    def _next(self) -> bytes:
+        left_out, self._left_out = self._left_out, 0
+        said = f"{left_out} lines of the log were left out: nobody read it\n".encode() if left_out else b""
+        return self._waiting.popleft() + said
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._descriptor, line) :]
+            except OSError:
+                return  # nobody reads the log any more; there is no other place to say so
+
 
 STDERR = 2
 """Its file descriptor."""
@@ -43,3 +102,44 @@ def configure_logging(*, level: str, log_format: str) -> None:
     output = LogOutput(STDERR)
     output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)
+
+
+REPEAT_SECONDS = 600.0
+"""A message that goes on is logged again after this long, so that a log that was rotated still tells it."""
+MAX_MESSAGES = 1000
+"""Distinct messages remembered; beyond, all are forgotten and may be logged once more."""
+
+MAX_BURST = 100
+"""Messages allowed within BURST_SECONDS: hundreds of files that fail at once say the same with each."""
+BURST_SECONDS = 60.0
+
+
+class LogLimit:
+    """Says whether a message should be logged now: at its first occurrence, then once in REPEAT_SECONDS.
+
+    Beyond MAX_BURST within BURST_SECONDS none is, new or not; what goes on is then logged later.
+
+    Not safe for several threads at once.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._logged: dict[str, float] = {}
+        self._burst_began = float("-inf")
+        self._burst = 0
+
+    def allows(self, message: str) -> bool:
+        """True where `message` is new or was last logged REPEAT_SECONDS ago, and is not one too many."""
+        now = self._monotonic()
+        last = self._logged.get(message)
+        if last is not None and now - last < REPEAT_SECONDS:
+            return False
+        if now - self._burst_began >= BURST_SECONDS:
+            self._burst_began, self._burst = now, 0
+        if self._burst >= MAX_BURST:
+            return False
+        self._burst += 1
+        if len(self._logged) >= MAX_MESSAGES:
+            self._logged.clear()
+        self._logged[message] = now
+        return True

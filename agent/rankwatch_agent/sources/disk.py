@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_kernel_file, parse_lines
 from rankwatch_agent.sources.parts import collect_parts
 

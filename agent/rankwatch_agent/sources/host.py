@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.parts import collect_parts
 

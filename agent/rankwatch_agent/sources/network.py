@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import (
     OUT_OF_DESCRIPTORS,
     OutOfDescriptorsError,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import Table, parse_count, parse_fields, parse_kernel_file
 from rankwatch_agent.sources.network import node_network
 from rankwatch_agent.sources.parts import collect_parts

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from rankwatch import __version__
 from rankwatch.settings import field_names
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.version import version
 
 IMAGE_NAME = "rankwatch-agent"
 
@@ -51,7 +51,7 @@ _UNMOUNTED = (
 
 def default_image() -> str:
     """The image of this version; a registry is the cluster's own to name."""
-    return f"{IMAGE_NAME}:{version()}"
+    return f"{IMAGE_NAME}:{__version__}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,21 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.agent import hung as hung_agent
 from support.agent.process import AgentProcess, clean_environment, fetch, until
+from support.paths import ROOT
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = ROOT / "tests" / "agent" / "fixtures"
 LATE = 'rankwatch_collector_runs_total{collector="host",node="n",outcome="deadline"} 1.0\n'
 
 
-def test_a_source_that_hangs_costs_its_own_series_and_does_not_keep_the_agent_from_ending(
-    tmp_path: Path,
-) -> None:
-    """Its thread never ends; the other collectors are served, and so is the end of the process."""
+def test_hung_source(tmp_path: Path) -> None:
+    """It costs its own series only: other collectors are served, and the process still ends on SIGTERM."""
     address_file = tmp_path / "address"
     paths = [str(address_file), str(FIXTURES / "proc"), str(FIXTURES / "sys")]
     process = subprocess.Popen(
-        [sys.executable, hung_agent.__file__, *paths],
+        [sys.executable, "-m", "support.agent.hung", *paths],
+        cwd=ROOT / "tests",
         env=clean_environment(),
         stderr=subprocess.PIPE,
         text=True,

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from rankwatch_agent.runtime.log_output import MAX_LINES, LogOutput
+from rankwatch_agent.runtime.logs import MAX_LINES, LogOutput
 from support.agent.process import until
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.collector import Collection, Collector, Schedule
-from rankwatch_agent.runtime.supervision.supervisor import Supervisor
+from rankwatch_agent.runtime.supervisor import Supervisor
 from rankwatch_agent.sources.disk import DiskCollector
 from rankwatch_agent.sources.host import HostCollector
 from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector

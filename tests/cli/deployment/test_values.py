@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rankwatch.errors import SettingError
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.deployment.manifests import agent_manifests
@@ -50,7 +51,7 @@ def test_a_value_that_no_cluster_takes_is_refused_by_name(values: dict[str, Any]
 
 def test_a_setting_that_the_agent_would_refuse_is_refused_here() -> None:
     """By the agent's own reader, with the variable's name."""
-    with pytest.raises(UserError, match="max_runs = 'many' from environment RANKWATCH_AGENT_MAX_RUNS"):
+    with pytest.raises(SettingError, match="max_runs = 'many' from environment RANKWATCH_AGENT_MAX_RUNS"):
         agent_manifests(Values(settings={"max_runs": "many"}))
 
 

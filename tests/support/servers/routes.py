@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rankwatch_agent.runtime.serving.server import MetricsServer, Route, join_address
-from rankwatch_agent.runtime.serving.tls import TlsContext
+from rankwatch_agent.runtime.server import MetricsServer, Route, TlsContext, join_address
 from support.agent.process import ManualClock, until
 
 TIMEOUT_SECONDS = 60.0

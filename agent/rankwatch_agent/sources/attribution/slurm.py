@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.attribution.gpu_finder import GpuFinder
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_kernel_file

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rankwatch.settings import FieldError
-from rankwatch_agent.runtime.connect import dial, seconds_left
+from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError
 
 MAX_ANSWER_BYTES = 16 << 20
@@ -110,7 +110,7 @@ def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
 
 
 def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    connection = dial(endpoint.host, endpoint.port, deadline)
+    connection = connect_tcp(endpoint.host, endpoint.port, deadline)
     if not endpoint.encrypted:
         return connection
     try:

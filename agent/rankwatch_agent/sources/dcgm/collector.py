@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.dcgm.client import DcgmSample, fetch, parse_answer, parse_endpoint
 from rankwatch_agent.sources.dcgm.fields import KNOWN_FIELDS, all_names, is_blank, old_name
 from rankwatch_agent.sources.gpu.inventory import ExportedKey, GpuInventory, normalise_bus_id

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rankwatch.conventions import Metric, metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.ethtool.ioctl import DriverStatistics, check_same_interface, interface_version
 from rankwatch_agent.sources.kernel_files import list_names
 from rankwatch_agent.sources.network import DeviceFilter, with_hardware

@@ -14,7 +14,7 @@ import msgspec
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus

@@ -13,7 +13,7 @@ import time
 from typing import NamedTuple
 
 from rankwatch.settings import FieldError
-from rankwatch_agent.runtime.connect import dial, seconds_left
+from rankwatch_agent.runtime.connect import connect_tcp, seconds_left
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 AUTO = "auto"
@@ -92,7 +92,7 @@ def ask(address: Address, timeout_seconds: float) -> Answer:
     """
     end = time.monotonic() + timeout_seconds
     try:
-        with dial(*address, end) as connection:
+        with connect_tcp(*address, end) as connection:
             return _exchange(_Lines(connection, end, address), timeout_seconds)
     except ConnectionRefusedError:
         raise NotApplicable(f"nothing listens on {address}") from None

@@ -20,7 +20,7 @@ from rankwatch.conventions import metric
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.nccl_ras.client import Address, ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.communicators import SEVERITY, Judge, Judged, Process, Report, State
 from rankwatch_agent.sources.nccl_ras.json_form import parse_json

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
+from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.kernel_files import list_names, names_or_empty
 from rankwatch_agent.sources.network import DeviceFilter
 from rankwatch_agent.sources.parts import collect_parts

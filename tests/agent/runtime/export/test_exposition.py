@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
-from rankwatch_agent.runtime.export.exposition import Exposition, constant_labels
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.exposition import Exposition, constant_labels
+from rankwatch_agent.runtime.supervisor import Snapshot
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 CPU = metric("rankwatch_host_cpu_seconds_total")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.runtime.export.label_values import MAX_BYTES, fit_label_value
+from rankwatch_agent.runtime.exposition import MAX_BYTES, fit_label_value
 from support.fuzzing import BUSY_MACHINE
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.export.exposition import Exposition
-from rankwatch_agent.runtime.serving.access import BearerToken, build_token, warning_if_open
-from rankwatch_agent.runtime.serving.pages import build_routes
-from rankwatch_agent.runtime.serving.server import Route
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.exposition import Exposition
+from rankwatch_agent.runtime.pages import BearerToken, build_routes, build_token, warning_if_open
+from rankwatch_agent.runtime.server import Route
+from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import fetch
 from support.servers.routes import serving
 

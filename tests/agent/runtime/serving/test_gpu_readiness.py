@@ -6,9 +6,9 @@ import pytest
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Series
-from rankwatch_agent.runtime.export.exposition import Exposition
-from rankwatch_agent.runtime.serving.pages import build_routes
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.exposition import Exposition
+from rankwatch_agent.runtime.pages import build_routes
+from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import fetch
 from support.servers.routes import serving
 

@@ -14,9 +14,9 @@ from http import HTTPStatus
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.export.exposition import Exposition
-from rankwatch_agent.runtime.serving.pages import build_routes
-from rankwatch_agent.runtime.serving.server import (
+from rankwatch_agent.runtime.exposition import Exposition
+from rankwatch_agent.runtime.pages import build_routes
+from rankwatch_agent.runtime.server import (
     CONNECTIONS_PER_REQUEST,
     EXHAUSTED_SECONDS,
     MetricsServer,
@@ -24,7 +24,7 @@ from rankwatch_agent.runtime.serving.server import (
     Route,
     plain_page,
 )
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import DEADLINE_SECONDS, ManualClock, fetch, until
 from support.processes.exhaustion import no_descriptors
 from support.servers.routes import outlive, serving

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.serving.server import Page, Route
-from rankwatch_agent.runtime.serving.tls import TlsContext, build_tls, load_context
+from rankwatch_agent.runtime.server import Page, Route, TlsContext, build_tls, load_context
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 from support.servers.routes import TIMEOUT_SECONDS, outlive, serving
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.runtime.supervision.log_limit import (
+from rankwatch_agent.runtime.logs import (
     BURST_SECONDS,
     MAX_BURST,
     MAX_MESSAGES,

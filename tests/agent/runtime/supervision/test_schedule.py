@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_agent.runtime.supervision.schedule import next_start, stale_after
+from rankwatch_agent.runtime.runner import next_start, stale_after
 
 
 @pytest.mark.parametrize(

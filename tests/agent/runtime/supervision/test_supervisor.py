@@ -12,8 +12,8 @@ import pytest
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.supervision.runner import Clocks
-from rankwatch_agent.runtime.supervision.supervisor import Supervisor
+from rankwatch_agent.runtime.runner import Clocks
+from rankwatch_agent.runtime.supervisor import Supervisor
 from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values
 
 LOAD = ("rankwatch_host_load1",)

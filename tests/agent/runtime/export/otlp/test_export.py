@@ -13,10 +13,9 @@ import pytest
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.export.otlp.export import OtlpExport, OtlpSettings
-from rankwatch_agent.runtime.export.otlp.exporter import EXPORTER_LOGGER, Origin
-from rankwatch_agent.runtime.export.otlp.quiet import QUIET_SECONDS, QuietFilter
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, QUIET_SECONDS, Origin, QuietFilter
+from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings
+from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import DEADLINE_SECONDS, ManualClock, load, until, values
 from support.servers.otlp import Mode, OtlpReceiver, numbers, otlp_receiver, refusing_url
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.export.otlp.headers import load_headers, parse_headers
+from rankwatch_agent.runtime.otlp.export import load_headers, parse_headers
 
 
 def test_lines_are_names_and_values() -> None:

@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
-from rankwatch_agent.runtime.export.otlp.points import Span, metric_batches
+from rankwatch_agent.runtime.otlp.points import Span, metric_batches
 
 SPAN = Span(1_000, 2_000)
 RECEIVED = metric("rankwatch_network_receive_bytes_total")

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 
 from rankwatch.conventions.opentelemetry import Instrument, OtelMetric, otel_metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
-from rankwatch_agent.runtime.export.label_values import fit_label_value
+from rankwatch_agent.runtime.exposition import fit_label_value
 
 MAX_POINTS = 5000
 """Points in one batch: a few megabytes before compression, below the limits receivers set."""

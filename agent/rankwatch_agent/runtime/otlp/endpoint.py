@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import (
@@ -18,7 +21,28 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from rankwatch_agent.runtime.export.otlp.session import build_session
+
+def build_session() -> requests.Session:
+    """A session for OpenTelemetry's exporter; proxies come from the environment, credentials do not."""
+    session = requests.Session()
+    # Nobody reads the body of an answer: it is neither waited for nor kept, whatever its length.
+    session.stream = True
+    session.hooks["response"].append(_end_answer)
+    # Else a ~/.netrc would replace the Authorization of the headers file.
+    session.auth = _same_request
+    return session
+
+
+def _end_answer(response: requests.Response, **_: Any) -> None:
+    """Close the connection; raises HTTPError for a redirect, which the exporter takes for success."""
+    response.close()
+    if 300 <= response.status_code < 400:
+        raise requests.HTTPError(f"status {response.status_code} leads elsewhere; give the final URL")
+
+
+def _same_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
 
 EXPORTER_LOGGER = logging.getLogger(OTLPMetricExporter.__module__)
 """The logger the SDK's exporter writes to."""
@@ -72,3 +96,24 @@ def _resource(origin: Origin) -> Resource:
         attributes["k8s.cluster.name"] = origin.cluster
     # create, not the constructor: it adds what OTEL_RESOURCE_ATTRIBUTES says.
     return Resource.create(attributes)
+
+
+QUIET_SECONDS = 60.0
+"""Least time between two messages."""
+
+
+class QuietFilter(logging.Filter):
+    """Lets one record through in QUIET_SECONDS; attached to the exporter's own logger only."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._last = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        now = self._monotonic()
+        if now - self._last < QUIET_SECONDS:
+            return False
+        self._last = now
+        return True

@@ -3,24 +3,95 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rankwatch_agent.runtime.export.otlp.exporter import EXPORTER_LOGGER, Endpoint, Origin
-from rankwatch_agent.runtime.export.otlp.headers import load_headers
-from rankwatch_agent.runtime.export.otlp.points import MAX_POINTS, Span, metric_batches
-from rankwatch_agent.runtime.export.otlp.quiet import QuietFilter
-from rankwatch_agent.runtime.export.otlp.tally import Outcome, Tally
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, Endpoint, Origin, QuietFilter
+from rankwatch_agent.runtime.otlp.points import MAX_POINTS, Span, metric_batches
 from rankwatch_agent.runtime.reread import Reread
-from rankwatch_agent.runtime.supervision.log_limit import LogLimit
-from rankwatch_agent.runtime.supervision.schedule import next_start
-from rankwatch_agent.runtime.supervision.snapshot import Snapshot
+from rankwatch_agent.runtime.runner import next_start
+from rankwatch_agent.runtime.supervisor import Snapshot
 
 logger = logging.getLogger(__name__)
+
+_LINE = re.compile(r"(?P<name>[!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?P<value>[\x20-\x7e]*)")
+"""A header's name (RFC 9110, token) and a value of printable ASCII."""
+
+
+def load_headers(path: Path) -> dict[str, str]:
+    """The headers in the file; raises UserError where it cannot be read or a line is no NAME=VALUE."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"could not read otlp_headers_file {path}: {reason}") from None
+    try:
+        return parse_headers(text)
+    except ValueError as error:
+        raise UserError(f"could not use otlp_headers_file {path}: {error}") from None
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """NAME=VALUE lines; empty ones and those that begin with # count for nothing.
+
+    Raises ValueError with the number of a line that is wrong, never with its content: it is secret.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        match = _LINE.fullmatch(stripped)
+        if match is None:
+            raise ValueError(f"expected NAME=VALUE in line {number}")
+        found[match["name"]] = match["value"]
+    return found
+
+
+_BATCHES = metric("rankwatch_otlp_batches_total")
+_LAST_SUCCESS = metric("rankwatch_otlp_last_success_timestamp_seconds")
+
+
+class Outcome(StrEnum):
+    """What became of a batch."""
+
+    SENT = "sent"
+    DROPPED = "dropped"
+
+
+class Tally:
+    """Counts batches; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Every outcome from the start, at 0: rate() needs the sample before the first failure.
+        self._batches = dict.fromkeys(Outcome, 0)
+        self._last_success: float | None = None
+
+    def count(self, outcome: Outcome, at: float) -> None:
+        """One more batch with this outcome, at `at` in Unix seconds."""
+        with self._lock:
+            self._batches[outcome] += 1
+            if outcome is Outcome.SENT:
+                self._last_success = at
+
+    def collection(self) -> Collection:
+        """The counts as series."""
+        with self._lock:
+            series = [Series(_BATCHES, (outcome.value,), count) for outcome, count in self._batches.items()]
+            if self._last_success is not None:
+                series.append(Series(_LAST_SUCCESS, (), self._last_success))
+        return Collection(tuple(series))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,0 @@
-"""From a snapshot to what a scraper reads."""

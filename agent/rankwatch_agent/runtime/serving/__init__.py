@@ -1,1 +1,0 @@
-"""Serves the last snapshot over HTTP; nothing is collected for a request."""

@@ -1,1 +1,0 @@
-"""Runs collectors on their own schedules and keeps what they last found."""
