@@ -8,12 +8,12 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
 
-.PHONY: help setup servers demo test check format lint types rules generate unchanged bench bench-detection clean
+.PHONY: help setup servers tools demo test check format lint types rules generate unchanged bench bench-detection clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
-setup: $(VENV)/.complete servers ## virtual environment, dependencies, Prometheus and Alertmanager
+setup: $(VENV)/.complete servers tools ## virtual environment, dependencies, Prometheus, Alertmanager and helm
 
 $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) .ci/require.py
@@ -24,6 +24,9 @@ $(VENV)/.complete: pyproject.toml constraints.txt
 
 servers: ## install Prometheus and Alertmanager where they are missing
 	@bash .ci/servers
+
+tools: ## fetch helm and kubectl into .tools where they are missing
+	@$(PYTHON) .ci/tools.py
 
 demo: setup ## slow one rank of a real run down and print the alert that names it
 	$(BIN)/rankwatch demo
@@ -52,13 +55,13 @@ rules: setup ## check rules and Alertmanager configuration
 generate: setup ## rebuild rules, dashboards, manifests and references
 	$(BIN)/python -m rankwatch_alerts generate
 	$(BIN)/python -m rankwatch_dashboards generate
-	$(BIN)/rankwatch manifests --output agent/deploy/kubernetes
+	bash .ci/manifests
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md
 	$(BIN)/rankwatch reference rules > docs/rules.md
 
 unchanged: generate ## check that generated files are what the code generates
-	@git diff --exit-code -- alerts/generated dashboards/generated agent/deploy/kubernetes docs || \
+	@git diff --exit-code -- alerts/generated dashboards/generated agent/deploy docs || \
 	  { echo "generated files are not what the code generates: run make generate and commit"; exit 1; }
 
 bench: setup ## measure: hot path, training slowdown, agent; table and bench-results/*.json
@@ -69,5 +72,5 @@ bench-detection: setup ## diagnose 500 simulated jobs: precision, recall, delay;
 	$(BIN)/python -m tests.bench.detection_scale
 	$(BIN)/python -m tests.bench.loss_detection
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench-results
+clean: ## remove the virtual environment, helm and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .tools bench-results

@@ -48,7 +48,6 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
         "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
-        "manifests": Command("manifests", "print what runs the agent on every node of a Kubernetes cluster"),
         "simulate": Command("simulate", "write what a job with a known fault leaves behind, and the truth"),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }

@@ -1,0 +1,194 @@
+{{- define "rankwatch-agent.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name := contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart) -}}
+{{- default $name .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "rankwatch-agent.namespace" -}}
+{{- default .Release.Namespace .Values.namespace.name -}}
+{{- end }}
+
+{{- define "rankwatch-agent.serviceAccountName" -}}
+{{- $default := .Values.serviceAccount.create | ternary (include "rankwatch-agent.fullname" .) "default" -}}
+{{- default $default .Values.serviceAccount.name -}}
+{{- end }}
+
+{{- define "rankwatch-agent.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "rankwatch-agent.labels" -}}
+{{ include "rankwatch-agent.selectorLabels" . }}
+app.kubernetes.io/part-of: rankwatch
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "rankwatch-agent.image" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{ .Values.image.repository }}:{{ $tag }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* Privileges that a chosen one brings with it. */}}
+{{- define "rankwatch-agent.privileges" -}}
+{{- $chosen := .Values.privileges -}}
+{{- $kernelLog := or $chosen.kernelLog $chosen.privileged -}}
+kernelLog: {{ $kernelLog }}
+{{/* The pod-resources socket is root's, and Kubernetes gives an added capability to user 0 only. */ -}}
+root: {{ or $chosen.root $chosen.pods $kernelLog }}
+{{- end }}
+
+{{/* fsGroup lets the agent read its Secrets; host paths ignore it. No user of the node has the id 65532. */}}
+{{- define "rankwatch-agent.podSecurityContext" -}}
+{{- $privileges := include "rankwatch-agent.privileges" . | fromYaml -}}
+{{- $id := $privileges.root | ternary 0 65532 -}}
+{{- $context := dict "runAsUser" $id "runAsGroup" $id "fsGroup" 65532 "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- range $name, $value := .Values.podSecurityContext -}}
+{{- $_ := set $context $name $value -}}
+{{- end -}}
+{{- if not (hasKey $context "runAsNonRoot") -}}
+{{- $_ := set $context "runAsNonRoot" (ne (int $context.runAsUser) 0) -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end }}
+
+{{- define "rankwatch-agent.securityContext" -}}
+{{- $privileges := include "rankwatch-agent.privileges" . | fromYaml -}}
+{{- $capabilities := dict "drop" (list "ALL") -}}
+{{- if $privileges.kernelLog -}}
+{{- $_ := set $capabilities "add" (list "SYSLOG") -}}
+{{- end -}}
+{{- $context := dict "readOnlyRootFilesystem" true "capabilities" $capabilities -}}
+{{- if .Values.privileges.privileged -}}
+{{- $_ := set $context "privileged" true -}}
+{{- else -}}
+{{/* Not beside privileged, because the API refuses that. */ -}}
+{{- $_ := set $context "allowPrivilegeEscalation" false -}}
+{{- end -}}
+{{- range $name, $value := .Values.securityContext -}}
+{{- $_ := set $context $name $value -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end }}
+
+{{/* Settings of the agent: those that follow from other values, and .Values.settings over them. */}}
+{{- define "rankwatch-agent.settings" -}}
+{{- $settings := dict
+  "cluster" .Values.cluster
+  "listen" (printf "%s:%v" .Values.listen.address .Values.listen.port)
+  "directory" .Values.blackBoxes.directory
+  "procfs" "/host/proc"
+  "sysfs" "/host/sys"
+  "log_format" "json" -}}
+{{- if not .Values.privileges.hostNetwork -}}
+{{/* It asks the network namespace it is in, which then is the pod's own. */ -}}
+{{- $_ := set $settings "disabled_collectors" (list "ethtool") -}}
+{{- end -}}
+{{- with .Values.checkpointPaths -}}
+{{- $_ := set $settings "checkpoint_paths" . -}}
+{{- $_ := set $settings "rootfs" "/host/root" -}}
+{{- end -}}
+{{- if .Values.tls.existingSecret -}}
+{{- $_ := set $settings "tls_certificate" "/etc/rankwatch/tls/tls.crt" -}}
+{{- $_ := set $settings "tls_key" "/etc/rankwatch/tls/tls.key" -}}
+{{- if .Values.tls.mutual -}}
+{{- $_ := set $settings "tls_client_ca" "/etc/rankwatch/tls/ca.crt" -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.token.existingSecret -}}
+{{- $_ := set $settings "bearer_token_file" (printf "/etc/rankwatch/token/%s" .Values.token.key) -}}
+{{- end -}}
+{{- range $name, $value := .Values.settings -}}
+{{- $_ := set $settings $name $value -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end }}
+
+{{/* A setting as the text of an environment variable: a,b for a list, a=1,b=2 for a table. */}}
+{{- define "rankwatch-agent.settingText" -}}
+{{- if kindIs "string" . -}}
+{{- . -}}
+{{- else if kindIs "slice" . -}}
+{{- join "," . -}}
+{{- else if kindIs "map" . -}}
+{{- $pairs := list -}}
+{{- range $name, $value := . -}}
+{{- $pairs = append $pairs (printf "%s=%s" $name (toJson $value)) -}}
+{{- end -}}
+{{- join "," $pairs -}}
+{{- else -}}
+{{- toJson . -}}
+{{- end -}}
+{{- end }}
+
+{{/* How to probe: (dict "path" PATH "root" $ "probe" TIMES). */}}
+{{- define "rankwatch-agent.probe" -}}
+{{- $tls := .root.Values.tls -}}
+{{- if $tls.mutual -}}
+tcpSocket:
+  port: metrics
+{{- else -}}
+httpGet:
+  path: {{ .path }}
+  port: metrics
+  {{- if $tls.existingSecret }}
+  scheme: HTTPS  # the kubelet does not check the certificate
+  {{- end }}
+{{- end }}
+{{ toYaml .probe }}
+{{- end }}
+
+{{/* Refuses, in one sentence, what no schema can say. */}}
+{{- define "rankwatch-agent.check" -}}
+{{- $values := .Values -}}
+{{- if and (eq $values.image.tag "latest") (not $values.image.digest) -}}
+{{- fail "could not use image.tag = \"latest\": expected a version, because latest names another image every week" -}}
+{{- end -}}
+{{- if and $values.tls.mutual (not $values.tls.existingSecret) -}}
+{{- fail "could not use tls.mutual: expected tls.existingSecret beside it" -}}
+{{- end -}}
+{{- $interval := $values.monitor.interval -}}
+{{- $timeout := $values.monitor.scrapeTimeout -}}
+{{- if and (regexMatch "^[0-9]+s$" $interval) (regexMatch "^[0-9]+s$" $timeout) -}}
+{{- if gt (trimSuffix "s" $timeout | int) (trimSuffix "s" $interval | int) -}}
+{{- fail (printf "could not use monitor.scrapeTimeout = %q: expected at most monitor.interval, which is %s" $timeout $interval) -}}
+{{- end -}}
+{{- end -}}
+{{- include "rankwatch-agent.checkEgress" . -}}
+{{- include "rankwatch-agent.checkFiles" . -}}
+{{- end }}
+
+{{- define "rankwatch-agent.checkEgress" -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- $closed := and $policy.enabled $policy.egress.enabled (not $policy.egress.rules) (not .Values.privileges.hostNetwork) -}}
+{{- range $name := list "otlp_endpoint" "dcgm_endpoint" -}}
+{{- if and $closed (get $.Values.settings $name) -}}
+{{- fail (printf "could not use settings.%s: expected networkPolicy.egress.rules that admit it, or networkPolicy.egress.enabled=false" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A setting that names a file must name one that is mounted. */}}
+{{- define "rankwatch-agent.checkFiles" -}}
+{{- $mounts := list .Values.blackBoxes.directory -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- $mounts = append $mounts .mountPath -}}
+{{- end -}}
+{{- range $name := list "dump_directory" "nvml_library" "otlp_headers_file" "slurm_job_map" "xid_table" -}}
+{{- with get $.Values.settings $name -}}
+{{- $path := . -}}
+{{- $mounted := false -}}
+{{- range $mounts -}}
+{{- $mounted = or $mounted (hasPrefix (printf "%s/" (trimSuffix "/" .)) (printf "%s/" $path)) -}}
+{{- end -}}
+{{- if not $mounted -}}
+{{- fail (printf "could not use settings.%s = %q: expected a path below a mountPath of extraVolumeMounts" $name $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

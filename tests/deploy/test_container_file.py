@@ -1,0 +1,89 @@
+"""The container file, read as a person would review it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+from support.deploy.chart import DEPLOY, ROOT, container, pod
+
+TEXT = (DEPLOY / "Containerfile").read_text()
+LINES = [
+    re.sub(r"\s+", " ", line).strip()
+    for line in re.sub(r"(?m)^#.*\n", "", TEXT).replace("\\\n", " ").splitlines()
+    if line.strip()
+]
+
+
+def instructions(name: str) -> list[str]:
+    """Arguments of an instruction, wherever it stands."""
+    return [line.removeprefix(f"{name} ") for line in LINES if line.startswith(f"{name} ")]
+
+
+def final_stage() -> list[str]:
+    """What the image is made of."""
+    last = max(index for index, line in enumerate(LINES) if line.startswith("FROM "))
+    return LINES[last:]
+
+
+def test_it_builds_in_one_stage_and_ships_another() -> None:
+    """What builds stays behind: the image gets the finished environment and runs nothing to make it."""
+    assert len(instructions("FROM")) == 2
+    assert not [line for line in final_stage() if line.startswith(("RUN ", "ADD "))]
+    assert [line for line in final_stage() if line.startswith("COPY ")] == [
+        "COPY --from=build /opt/rankwatch /opt/rankwatch"
+    ]
+
+
+def test_the_user_is_a_number_above_zero_and_that_of_the_manifests() -> None:
+    """Kubernetes cannot tell whether a name is root."""
+    (user,) = instructions("USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    security = pod()["securityContext"]
+    assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
+
+
+def test_every_installation_is_pinned_and_leaves_no_cache() -> None:
+    """By the versions that CI tests."""
+    installs = [part for line in instructions("RUN") for part in line.split("&&") if " install " in part]
+    assert len(installs) == 2
+    for each in installs:
+        assert "--constraint constraints.txt" in each
+    assert TEXT.count("/pip ") == TEXT.count("--no-cache-dir")
+
+
+def test_it_holds_the_agent_and_neither_torch_nor_anything_from_a_url() -> None:
+    """The agent's extra alone; the base image has a version and is not `latest`."""
+    assert "[agent]" in TEXT
+    assert not re.search(r"torch|\bADD\b|https?:|curl|wget|apt-get", TEXT)
+    (base,) = instructions("ARG")
+    assert re.fullmatch(r"PYTHON_IMAGE=\S+:3\.11-slim[\w.-]*", base)
+
+
+def test_it_starts_the_agent_on_the_port_of_the_manifests() -> None:
+    """The manifests add no argument."""
+    (entry,) = instructions("ENTRYPOINT")
+    assert json.loads(entry) == ["rankwatch", "agent"]
+    assert instructions("EXPOSE") == [str(container()["ports"][0]["containerPort"])]
+    assert not {"args", "command"} & set(container())
+
+
+def copied() -> set[str]:
+    """What the checkout must give."""
+    return {word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]}
+
+
+def test_what_is_copied_exists_and_nothing_else_is_sent_to_the_builder() -> None:
+    """The list of what is ignored names the same."""
+    assert all((ROOT / name).exists() for name in copied())
+    kept = (DEPLOY / "Containerfile.dockerignore").read_text().split()
+    assert {f"!{name}" for name in copied()} == {line for line in kept if line.startswith("!")}
+
+
+def test_what_the_wheel_is_made_of_is_copied() -> None:
+    """Packages, data files, readme."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["shared-data"], project["project"]["readme"], "pyproject.toml"}
+    assert {name.partition("/")[0] for name in needed} <= copied()

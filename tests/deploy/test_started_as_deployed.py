@@ -1,0 +1,76 @@
+"""The real agent, started with what the chart gives it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from support.agent.process import DEADLINE_SECONDS, agent_process, fetch, until
+from support.deploy.chart import MUTUAL_TLS, NAME, TOKEN, endpoint, environment
+
+PRIVILEGES = ("hostNetwork", "pods", "processes", "kernelLog")
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"privileges": dict.fromkeys(PRIVILEGES, True)}], ids=["default", "privileges"]
+)
+def test_variables_of_the_pod(values: dict[str, Any], tmp_path: Path) -> None:
+    """Alive and ready without a GPU, a kubelet or a kernel log; only paths and port are those of the test."""
+    variables = environment({"cluster": "lab"}, values)
+    environ = {name: value.removeprefix("/host") for name, value in variables.items()}
+    with agent_process(tmp_path, environ=environ) as agent:
+        assert fetch(agent.address, "/healthz").status == 200
+        until(lambda: fetch(agent.address, "/readyz").status == 200, "the agent is ready")
+        metrics = fetch(agent.address, "/metrics").body.decode()
+        status, _ = agent.stop()
+    assert status == 0
+    assert 'cluster="lab"' in metrics and 'node="node-1"' in metrics
+    assert ('collector="ethtool"' in metrics) == bool(values)
+
+
+def test_mutual_tls_and_a_token(tmp_path: Path) -> None:
+    """The kubelet's probe connects and hangs up; Prometheus asks as the PodMonitor says."""
+    authority = trustme.CA()
+    environ = {
+        name: value.removeprefix("/host").replace("/etc/rankwatch", str(tmp_path))
+        for name, value in environment(MUTUAL_TLS, TOKEN).items()
+    }
+    write_secrets(tmp_path, authority)
+    server_name = endpoint(MUTUAL_TLS, TOKEN)["tlsConfig"]["serverName"]
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    authority.issue_cert("prometheus").configure_cert(client)
+    with agent_process(tmp_path, environ=environ) as agent:
+        host, _, port = agent.address.rpartition(":")
+        for _ in range(3):
+            socket.create_connection((host, int(port)), timeout=DEADLINE_SECONDS).close()
+        secured = client.wrap_socket(
+            socket.create_connection((host, int(port)), timeout=DEADLINE_SECONDS),
+            server_hostname=server_name,
+        )
+        with secured:
+            secured.sendall(b"GET /metrics HTTP/1.0\r\nAuthorization: Bearer secret\r\n\r\n")
+            head = secured.recv(15)
+        status, log = agent.stop()
+    assert head == b"HTTP/1.0 200 OK"
+    assert status == 0
+    assert '"level": "error"' not in log, log
+
+
+def write_secrets(folder: Path, authority: trustme.CA) -> None:
+    """The files of both Secrets, where the volumes put them."""
+    issued = authority.issue_cert(NAME)
+    files = {
+        "tls/tls.crt": issued.cert_chain_pems[0].bytes(),
+        "tls/tls.key": issued.private_key_pem.bytes(),
+        "tls/ca.crt": authority.cert_pem.bytes(),
+        "token/token": b"secret\n",
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)

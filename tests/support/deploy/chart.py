@@ -1,0 +1,112 @@
+"""The chart as a cluster sees it: objects that `helm template` renders, and values that it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.paths import ROOT
+
+DEPLOY = ROOT / "agent" / "deploy"
+CHART = DEPLOY / "chart"
+KUBERNETES = DEPLOY / "kubernetes"
+NAME = "rankwatch-agent"
+"""Release of the documents; objects take its name."""
+NAMESPACE = "rankwatch"
+
+TLS = {"tls": {"existingSecret": "rankwatch-agent-tls"}}
+MUTUAL_TLS = {"tls": {"existingSecret": "rankwatch-agent-tls", "mutual": True}}
+TOKEN = {"token": {"existingSecret": "rankwatch-agent-token"}}
+MONITORING = {each: {"enabled": True} for each in ("monitor", "prometheusRule", "dashboards")}
+
+Fields = dict[str, Any]
+
+
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm; the values are its standard input."""
+    command = [helm_path(), *arguments]
+    if values is not None:
+        command += ["--values", "-"]
+    return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
+
+
+def helm_path() -> str:
+    """The helm of `make tools`, or else that of the PATH; skips the test without either."""
+    fetched = ROOT / ".tools" / "helm"
+    found = str(fetched) if fetched.exists() else shutil.which("helm")
+    if found is None:
+        pytest.skip("helm is not installed: see make tools")
+    return found
+
+
+def template(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:
+    """What helm prints for these values."""
+    done = helm("template", NAME, str(chart), "--namespace", NAMESPACE, *arguments, values=values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(*parts: Mapping[str, Any]) -> list[Fields]:
+    """The objects for these values, of which the later win."""
+    return list(_rendered(json.dumps(merged(*parts))))
+
+
+def one(kind: str, *parts: Mapping[str, Any]) -> Fields:
+    """The only object of its kind."""
+    (found,) = [each for each in render(*parts) if each["kind"] == kind]
+    return found
+
+
+def pod(*parts: Mapping[str, Any]) -> Fields:
+    """The pod of the DaemonSet."""
+    spec: Fields = one("DaemonSet", *parts)["spec"]["template"]["spec"]
+    return spec
+
+
+def container(*parts: Mapping[str, Any]) -> Fields:
+    """The agent's container."""
+    (found,) = pod(*parts)["containers"]
+    return dict(found)
+
+
+def environment(*parts: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of the agent's container; the name of the node as the kubelet would fill it in."""
+    return {each["name"]: each.get("value", "node-1") for each in container(*parts)["env"]}
+
+
+def endpoint(*parts: Mapping[str, Any]) -> Fields:
+    """How Prometheus scrapes."""
+    (found,) = one("PodMonitor", {"monitor": {"enabled": True}}, *parts)["spec"]["podMetricsEndpoints"]
+    return dict(found)
+
+
+def refusal(*parts: Mapping[str, Any]) -> str:
+    """What helm says to values that it refuses."""
+    done = helm("template", NAME, str(CHART), values=merged(*parts))
+    assert done.returncode != 0 and done.stdout == "", merged(*parts)
+    return done.stderr
+
+
+def merged(*parts: Mapping[str, Any]) -> Fields:
+    """Values as helm merges several files: tables key by key, anything else as a whole."""
+    result: Fields = {}
+    for part in parts:
+        for key, value in part.items():
+            known = result.get(key)
+            both = isinstance(value, Mapping) and isinstance(known, Mapping)
+            result[key] = merged(known, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+@cache
+def _rendered(values: str) -> tuple[Fields, ...]:
+    objects = yaml.load_all(template(json.loads(values)), yaml.CSafeLoader)
+    return tuple(each for each in objects if each is not None)
