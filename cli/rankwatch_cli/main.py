@@ -63,7 +63,6 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "numpy": "diagnosis",
         "pyarrow": "diagnosis",
         "torch": "trainer",
-        "grafana_foundation_sdk": "dashboards",
     }
 )
 """Third-party module -> the extra of the rankwatch distribution that brings it."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -156,7 +156,10 @@ def test_settings_of_the_schema_are_those_of_the_agent() -> None:
         "#/$defs/path": {Path | None},
     }
     for name, entry in SETTINGS.items():
-        kind = entry.get("$ref") or entry.get("type", "string")
+        if "enum" in entry:
+            assert get_args(hints[name]) == tuple(entry["enum"])
+            continue
+        kind = entry.get("$ref") or entry.get("type")
         assert hints[name] in kinds.get(kind, {str}), name
 
 
