@@ -1,1 +1,2 @@
-"""NCCL's RAS service: asked over its text protocol, read in both of its forms, judged over several polls."""
+"""NCCL's RAS service: asked over its text protocol, parsed in both of its forms, rated over several
+answers."""

@@ -1,8 +1,8 @@
-"""Asks a RAS service. The answer is untrusted, bounded in size and in time.
+"""Client of a RAS service. The answer is untrusted and bounded in size and time.
 
-The protocol is lines of text over TCP, that of NCCL's own client `ncclras`: a greeting with a version, then
-commands that are answered with OK or ERROR. STATUS is answered at length, and the service closes the
-connection after it. `SET FORMAT json` is known from NCCL 2.28.7 on; before, the answer is a text for people.
+The protocol is that of NCCL's own client `ncclras`: lines of text over TCP. After a greeting with a version,
+each command is answered with OK or ERROR; STATUS is answered with the report, after which the service closes
+the connection. NCCL 2.28.7 and newer understand `SET FORMAT json`; older ones answer with a text for people.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 AUTO = "auto"
 DEFAULT_PORT = 28028
-"""NCCL's own, where NCCL_RAS_ADDR is not set."""
+"""NCCL's default, where NCCL_RAS_ADDR is not set."""
 MAX_ADDRESSES = 8
-"""More jobs share no node: each has one GPU at least."""
+"""More jobs do not share a node: each has at least one GPU."""
 
 
 class Address(NamedTuple):
-    """Where a RAS service listens."""
+    """The address of a RAS service."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether it is an address of the node itself, so that every node of a job has such a service."""
+        """True for a loopback address: every node of a job then has such a service."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
 
 def parse_addresses(texts: tuple[str, ...]) -> tuple[Address, ...]:
-    """The services, each once; raises FieldError."""
+    """Parses `auto` or HOST:PORT, as in NCCL_RAS_ADDR; each address once. Raises FieldError."""
     found = tuple(dict.fromkeys(_parse(text) for text in texts))
     if len(found) > MAX_ADDRESSES:
         raise FieldError("nccl_ras_address", ",".join(texts), f"at most {MAX_ADDRESSES} addresses")
@@ -58,7 +58,7 @@ def _parse(text: str) -> Address:
     number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
     sound = bare.isascii() and bare.isprintable() and " " not in bare and bare != "" and len(bare) < 254
     if not (bracketed and sound and 0 < number < 65536):
-        raise FieldError("nccl_ras_address", text, f"{AUTO} or HOST:PORT, several with commas between")
+        raise FieldError("nccl_ras_address", text, f"{AUTO} or HOST:PORT, separated by commas")
     try:
         bare.encode("idna")
     except UnicodeError:
@@ -67,28 +67,28 @@ def _parse(text: str) -> Address:
 
 
 MAX_ANSWER_BYTES = 48 << 20
-"""A rank takes about 600 bytes in each of its communicators: 16,384 ranks in four of them."""
+"""A rank takes about 600 bytes per communicator: room for 16,384 ranks in four of them."""
 _MAX_LINE_BYTES = 4096
 _CHUNK_BYTES = 1 << 18
 _PROTOCOL = 2
 _LEG_SECONDS = 5
-"""How long RAS waits for a process that does not answer, where time allows; NCCL's own default."""
+"""How long RAS waits for a process that does not answer, where time allows. NCCL's default."""
 _EXTRA_SECONDS = 6.0
-"""RAS may take five seconds more than it was told, and the answer has to travel."""
+"""RAS may take five seconds longer than that, and the answer needs time to arrive."""
 
 
 class Answer(NamedTuple):
-    """What RAS said."""
+    """The answer of RAS."""
 
     json: bool
-    """In the structured form; else the text for people."""
+    """True for the structured form, False for the text for people."""
     body: bytes
 
 
 def ask(address: Address, timeout_seconds: float) -> Answer:
-    """The status of the job, within that time as a whole.
+    """Returns the status of the job. `timeout_seconds` limits the whole exchange.
 
-    Raises NotApplicable where nothing listens, CollectError where something does and gives no status.
+    Raises NotApplicable where nothing listens, CollectError where the service gives no status.
     """
     end = time.monotonic() + timeout_seconds
     try:
@@ -103,18 +103,18 @@ def ask(address: Address, timeout_seconds: float) -> Answer:
 def _exchange(lines: _Lines, timeout_seconds: float) -> Answer:
     greeting = lines.ask(f"CLIENT PROTOCOL {_PROTOCOL}")
     if not greeting.upper().startswith(b"SERVER PROTOCOL "):
-        raise CollectError(f"could not ask NCCL RAS on {lines.address}: what listens there is not NCCL RAS")
+        raise CollectError(f"could not ask NCCL RAS on {lines.address}: it is another service")
     leg = max(1, min(_LEG_SECONDS, int(timeout_seconds - _EXTRA_SECONDS)))
     if lines.ask(f"TIMEOUT {leg}").upper() != b"OK":
-        raise CollectError(f"could not ask NCCL RAS on {lines.address}: it takes no timeout")
+        raise CollectError(f"could not ask NCCL RAS on {lines.address}: it refuses a timeout")
     if lines.ask("SET FORMAT json").upper() == b"OK":
-        return Answer(True, lines.ask_at_length("STATUS"))
-    # Verbose: without it only few ranks that differ are told.
-    return Answer(False, lines.ask_at_length("VERBOSE STATUS"))
+        return Answer(True, lines.ask_until_closed("STATUS"))
+    # Without VERBOSE, few of the ranks that differ are listed.
+    return Answer(False, lines.ask_until_closed("VERBOSE STATUS"))
 
 
 class _Lines:
-    """One connection, on which everything has to be over at one moment."""
+    """One connection, with one deadline for everything."""
 
     def __init__(self, connection: socket.socket, end: float, address: Address) -> None:
         self.address = address
@@ -123,7 +123,7 @@ class _Lines:
         self._read = bytearray()
 
     def ask(self, command: str) -> bytes:
-        """The one line that answers a command; raises OSError, CollectError."""
+        """Sends a command and returns the line that answers it. Raises OSError, CollectError."""
         self._send(command)
         while b"\n" not in self._read:
             if len(self._read) > _MAX_LINE_BYTES or not self._receive():
@@ -132,8 +132,8 @@ class _Lines:
         self._read = rest
         return bytes(line.strip())
 
-    def ask_at_length(self, command: str) -> bytes:
-        """Everything up to the end of the connection; raises OSError, CollectError."""
+    def ask_until_closed(self, command: str) -> bytes:
+        """Sends a command and returns everything until the service closes. Raises OSError, CollectError."""
         self._send(command)
         while self._receive():
             if len(self._read) > MAX_ANSWER_BYTES:

@@ -1,4 +1,4 @@
-"""The structured answer of RAS, from NCCL 2.28.7 on. Untrusted: objects are counted, fields have types."""
+"""Parses the JSON form of RAS's answer, which NCCL 2.28.7 and newer have. It is untrusted input."""
 
 from __future__ import annotations
 
@@ -14,94 +14,28 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
     MAX_COMMUNICATORS,
     MAX_NAMED_RANKS,
     Absence,
+    BehindRank,
     Communicator,
-    LateRank,
     MissingRank,
     Process,
     Report,
 )
 
-Counts = tuple[tuple[str, int], ...]
-"""Kind of collective and launches of it, sorted; of one rank."""
-
-_MAX_BYTES = 4096
-_MAX_COUNT = 1 << 63
-_MAX_KINDS = 64
-"""NCCL has fewer than a dozen."""
-_decode_counts = msgspec.json.Decoder(dict[str, int]).decode
-
-
-class LaunchReader:
-    """Reads launch counts out of JSON; most ranks have the very same text."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Counts] = {}
-        self._kinds: set[str] = set()
-
-    def read(self, raw: msgspec.Raw) -> Counts:
-        """The counts of one rank; raises msgspec.MsgspecError or ValueError."""
-        text = bytes(raw)
-        known = self._known.get(text)
-        if known is None:
-            if len(text) > _MAX_BYTES:
-                raise ValueError("the launch counts of a rank are too long")
-            known = tuple(sorted(_decode_counts(text).items()))
-            if any(not 0 <= count < _MAX_COUNT for _, count in known):
-                raise ValueError("a launch count is out of range")
-            self._kinds.update(kind for kind, _ in known)
-            if len(self._kinds) > _MAX_KINDS:
-                raise ValueError("there are too many kinds of collectives")
-            self._known[text] = known
-        return known
-
-
-def total(counts: Counts) -> int:
-    """Launches of all kinds."""
-    return sum(count for _, count in counts)
-
-
-def spread_of(ranks: Sequence[Counts]) -> int | None:
-    """Most minus fewest launches, of the kind in which that is most; None without ranks."""
-    if not ranks:
-        return None
-    fewest, most = _extremes(ranks)
-    return max((most[kind] - fewest[kind] for kind in most), default=0)
-
-
-def behind_others(ranks: Sequence[Counts]) -> dict[int, int]:
-    """Position -> launches behind, of each rank that has fewer in all than another.
-
-    Where all have as many, and not of the same kinds, it is those of another mind than most.
-    """
-    minds = Counter(ranks)
-    most = max(map(total, minds), default=0)
-    late = {mind for mind in minds if total(mind) < most}
-    if not late and len(minds) > 1:
-        usual, often = minds.most_common(1)[0]
-        late = set(minds) - {usual} if 2 * often > len(ranks) else set()
-    if not late:
-        return {}
-    _, tops = _extremes(ranks)
-    behind = {mind: max(tops[kind] - dict(mind).get(kind, 0) for kind in tops) for mind in late}
-    return {at: behind[mind] for at, mind in enumerate(ranks) if mind in late}
-
-
-def _extremes(ranks: Sequence[Counts]) -> tuple[dict[str, int], dict[str, int]]:
-    """Fewest and most launches of each kind; a kind that a rank does not tell counts as none of it."""
-    minds = [dict(mind) for mind in set(ranks)]
-    kinds = {kind for mind in minds for kind in mind}
-    fewest = {kind: min(mind.get(kind, 0) for mind in minds) for kind in kinds}
-    return fewest, {kind: max(mind.get(kind, 0) for mind in minds) for kind in kinds}
-
-
 MAX_OBJECTS = 1_000_000
-"""Braces of an answer; three for each rank of each communicator."""
+"""Most braces in an answer. Each rank of each communicator has three."""
 
 # NCCL 2.28.9 writes the entries of missing_ranks without the comma before "status".
 _NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})(\s{1,40}"status")')
 
 _SUCCESS, _IN_PROGRESS = 0, 7
-"""Of ncclResult_t; everything else is an error."""
+"""Of ncclResult_t. Every other value is an error."""
+_MAX_COUNTS_BYTES = 4096
+_MAX_COUNT = 1 << 63
+_MAX_KINDS = 64
+"""NCCL has fewer than a dozen kinds of collectives."""
+
+Counts = tuple[tuple[str, int], ...]
+"""Launches of one rank by kind of collective, sorted."""
 
 _Small = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
@@ -174,10 +108,11 @@ class _Answer(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+_decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def parse_json(body: bytes) -> Report:
-    """The report; raises CollectError."""
+    """Parses the answer. Raises CollectError."""
     if body.count(b"{") > MAX_OBJECTS:
         raise CollectError(f"could not read the answer of NCCL RAS: more than {MAX_OBJECTS} objects")
     try:
@@ -203,7 +138,7 @@ def parse_json(body: bytes) -> Report:
 
 
 def _named(communicators: Sequence[_Communicator]) -> list[tuple[_Communicator, str]]:
-    """Each with its hash; with NCCL's second hash behind it where the first is not unique."""
+    """Names each communicator by its hash, followed by NCCL's second hash where the first is not unique."""
     often = Counter(each.hash for each in communicators)
     taken: set[str] = set()
     found = []
@@ -223,11 +158,16 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
     states = {rank.status.name for rank in each.ranks}
     absences = frozenset(rank.absence for rank in each.missing_ranks)
     mixed = len(states) > 1 or Absence.LEFT in absences
-    late = behind_others(counts)
+    named = tuple(
+        BehindRank(each.ranks[at].rank, launches, _process(each.ranks[at]))
+        for at, launches in behind_others(counts).items()
+    )
     return Communicator(
         name=name,
         size=each.size,
-        mark=hash((tuple(counts), tuple(rank.status.name for rank in each.ranks), len(each.missing_ranks))),
+        fingerprint=hash(
+            (tuple(counts), tuple(rank.status.name for rank in each.ranks), len(each.missing_ranks))
+        ),
         missing=len(each.missing_ranks),
         absences=absences,
         named_missing=tuple(
@@ -240,27 +180,85 @@ def _communicator(each: _Communicator, name: str, launches: LaunchReader) -> Com
         uneven=mixed or len(set(counts)) > 1,
         spread=spread_of(counts),
         launches=max(map(total, counts), default=None),
-        behind=len(late),
-        late=tuple(_late(each.ranks[at], behind) for at, behind in late.items())
-        if len(late) <= MAX_NAMED_RANKS
-        else (),
+        behind=len(named),
+        named_behind=named if len(named) <= MAX_NAMED_RANKS else (),
     )
 
 
-def _late(rank: _Rank, behind: int) -> LateRank:
-    return LateRank(rank.rank, behind, _process(rank))
-
-
 def _largest(communicators: Sequence[_Communicator]) -> dict[Process, int]:
+    """Returns the ranks of the largest communicator by process, or none where the largest ones differ."""
     size = max((each.size for each in communicators), default=0)
     views = [_places(each) for each in communicators if each.size == size]
     return views[0] if views and all(view == views[0] for view in views) else {}
 
 
 def _places(communicator: _Communicator) -> dict[Process, int]:
-    told = {_process(each): each.rank for each in communicator.ranks}
-    return told | {_process(each): each.rank for each in communicator.missing_ranks}
+    known = {_process(each): each.rank for each in communicator.ranks}
+    return known | {_process(each): each.rank for each in communicator.missing_ranks}
 
 
 def _process(rank: _Rank | _Missing) -> Process:
     return Process(rank.host, rank.pid, rank.cuda_dev)
+
+
+class LaunchReader:
+    """Parses the launch counts of ranks. Most ranks have the same text, which is parsed once."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[bytes, Counts] = {}
+        self._kinds: set[str] = set()
+
+    def read(self, raw: msgspec.Raw) -> Counts:
+        """Returns the counts of one rank. Raises msgspec.MsgspecError or ValueError."""
+        text = bytes(raw)
+        counts = self._parsed.get(text)
+        if counts is None:
+            if len(text) > _MAX_COUNTS_BYTES:
+                raise ValueError("the launch counts of a rank are too long")
+            counts = tuple(sorted(_decode_counts(text).items()))
+            if any(not 0 <= count < _MAX_COUNT for _, count in counts):
+                raise ValueError("a launch count is out of range")
+            self._kinds.update(kind for kind, _ in counts)
+            if len(self._kinds) > _MAX_KINDS:
+                raise ValueError("there are too many kinds of collectives")
+            self._parsed[text] = counts
+        return counts
+
+
+def total(counts: Counts) -> int:
+    """Sums the launches of all kinds."""
+    return sum(count for _, count in counts)
+
+
+def spread_of(ranks: Sequence[Counts]) -> int | None:
+    """Returns most minus fewest launches, of the kind where that is largest; None without ranks."""
+    if not ranks:
+        return None
+    fewest, most = _extremes(ranks)
+    return max((most[kind] - fewest[kind] for kind in most), default=0)
+
+
+def behind_others(ranks: Sequence[Counts]) -> dict[int, int]:
+    """Maps the position of each rank that has fewer launches in all than another to how many it is behind.
+
+    Where all have as many, but of different kinds, the ranks that differ from the majority are behind.
+    """
+    patterns = Counter(ranks)
+    most = max(map(total, patterns), default=0)
+    late = {pattern for pattern in patterns if total(pattern) < most}
+    if not late and len(patterns) > 1:
+        usual, often = patterns.most_common(1)[0]
+        late = set(patterns) - {usual} if 2 * often > len(ranks) else set()
+    if not late:
+        return {}
+    _, tops = _extremes(ranks)
+    behind = {pattern: max(tops[kind] - dict(pattern).get(kind, 0) for kind in tops) for pattern in late}
+    return {position: behind[pattern] for position, pattern in enumerate(ranks) if pattern in late}
+
+
+def _extremes(ranks: Sequence[Counts]) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns fewest and most launches of each kind. A kind that a rank does not list counts as 0."""
+    patterns = [dict(pattern) for pattern in set(ranks)]
+    kinds = {kind for pattern in patterns for kind in pattern}
+    fewest = {kind: min(pattern.get(kind, 0) for pattern in patterns) for kind in kinds}
+    return fewest, {kind: max(pattern.get(kind, 0) for pattern in patterns) for kind in kinds}

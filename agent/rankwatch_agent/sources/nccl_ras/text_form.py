@@ -1,7 +1,7 @@
-"""The answer of RAS for people, the only one before NCCL 2.28.7. Untrusted; read line by line.
+"""Parses the text form of RAS's answer, the only one before NCCL 2.28.7. It is untrusted input.
 
-It tells the communicators whose ranks agree by their number alone, and their launches not at all. Of those
-whose ranks differ it tells how many have launched how much, and names the smaller parts.
+Of communicators whose ranks agree it gives only the number, without launches. Of the others it says how many
+ranks have launched how much, and names the ranks of the smaller parts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rankwatch_agent.sources.nccl_ras.communicators import (
     MAX_COMMUNICATORS,
     MAX_NAMED_RANKS,
     Absence,
+    BehindRank,
     Communicator,
-    LateRank,
     MissingRank,
     Report,
 )
@@ -40,12 +40,12 @@ _DEAD = re.compile(r"  (\d{1,9}) job process(?:es)? (?:is|are) considered dead")
 _TIMEOUTS = re.compile(r"  Encountered (\d{1,9}) communication timeout")
 _END = "Warnings"
 MAX_TEXT_BYTES = 8 << 20
-"""A rank that is named takes a line of 80 bytes."""
+"""Each named rank takes a line of 80 bytes."""
 
 
 @dataclass
-class _Told:
-    """What is told of one communicator, under up to three headings."""
+class _Section:
+    """What the answer says of one communicator, under up to three headings."""
 
     size: int
     status: str
@@ -56,13 +56,13 @@ class _Told:
     left: int = 0
     named: list[int] = field(default_factory=list)
     launched: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """Of the present kind of collective: launches, ranks that have as many, and those that are named."""
+    """Of the present kind of collective: launches, number of ranks with as many, and the named ones."""
     spread: int | None = None
     behind: int = 0
     late: dict[int, int] = field(default_factory=dict)
 
     def close_counts(self) -> None:
-        """A kind of collective is told to its end."""
+        """Ends the section of one kind of collective."""
         if not self.launched:
             return
         top = max(count for count, _, _ in self.launched)
@@ -75,7 +75,7 @@ class _Told:
 
 
 def parse_text(body: bytes) -> Report:
-    """The report; raises CollectError."""
+    """Parses the answer. Raises CollectError."""
     if len(body) > MAX_TEXT_BYTES:
         raise CollectError(
             f"could not read the answer of NCCL RAS: a text of more than {MAX_TEXT_BYTES} bytes"
@@ -83,15 +83,15 @@ def parse_text(body: bytes) -> Report:
     lines = body.decode("utf-8", "replace").split("\n")
     version = next((found[1] for line in lines[:10] if (found := _VERSION.match(line))), None)
     if version is None or not any(line.startswith(_END) for line in lines):
-        raise CollectError("could not read the answer of NCCL RAS: it is no status, or was cut off")
+        raise CollectError("could not read the answer of NCCL RAS: it is not a status, or was cut off")
     groups = {int(found[1]): found for line in lines if (found := _GROUP.fullmatch(line))}
     dead, unresponsive = _first(_DEAD, lines), _first(_PROCESSES, lines)
-    # Of one communicator the text does not tell the dead from those that were late to answer.
+    # For a single communicator the text does not tell dead processes from unresponsive ones.
     absence = Absence.DEAD if dead and not unresponsive else Absence.UNRESPONSIVE
-    told = _read(lines, groups)
+    sections = _read(lines, groups)
     return Report(
         version=version,
-        communicators=tuple(_communicator(name, each, absence) for name, each in told.items()),
+        communicators=tuple(_communicator(name, each, absence) for name, each in sections.items()),
         unnamed=sum(int(found[2]) for found in groups.values() if found[5] == "OK"),
         timeouts=_first(_TIMEOUTS, lines),
         processes_missing={Absence.DEAD: dead, Absence.UNRESPONSIVE: unresponsive},
@@ -102,67 +102,72 @@ def _first(pattern: re.Pattern[str], lines: list[str]) -> int:
     return next((int(found[1]) for line in lines if (found := pattern.match(line))), 0)
 
 
-def _read(lines: list[str], groups: dict[int, re.Match[str]]) -> dict[str, _Told]:
-    """Hash -> what stands below its headings. Hashes that are not unique fall together with the first."""
-    found: dict[str, _Told] = {}
+def _read(lines: list[str], groups: dict[int, re.Match[str]]) -> dict[str, _Section]:
+    """Maps each hash to its section.
+
+    Communicators whose hash is not unique are dropped, except for the first.
+    """
+    found: dict[str, _Section] = {}
     owner: dict[str, str] = {}
-    now: _Told | None = None
+    section: _Section | None = None
     for line in lines:
         heading = _HEADING.fullmatch(line)
         if heading is not None:
             name, place = heading[2].zfill(16), line.partition(" ")[0]
-            now = None
+            section = None
             group = groups.get(int(heading[1]))
             if group is None or owner.setdefault(name, place) != place or len(found) >= MAX_COMMUNICATORS:
                 continue
-            now = found.setdefault(name, _Told(int(group[3]), group[4]))
-            now.failed |= heading[3] == "ERROR"
-            now.uneven |= heading[3] == "MISMATCH"
+            section = found.setdefault(name, _Section(int(group[3]), group[4]))
+            section.failed |= heading[3] == "ERROR"
+            section.uneven |= heading[3] == "MISMATCH"
         elif not line.strip():
-            if now is not None:
-                now.close_counts()
-        elif now is not None and line.startswith("  "):
-            now.lines.append(line)
-            _take(now, line)
+            if section is not None:
+                section.close_counts()
+        elif section is not None and line.startswith("  "):
+            section.lines.append(line)
+            _take(section, line)
         else:
-            now = None
+            section = None
     for each in found.values():
         each.close_counts()
     return found
 
 
-def _take(told: _Told, line: str) -> None:
+def _take(section: _Section, line: str) -> None:
     if _COUNTS.match(line):
-        told.close_counts()
+        section.close_counts()
     elif (found := _MANY.match(line)) is not None:
-        told.launched.append((int(found[2] or 0), int(found[1]), []))
+        section.launched.append((int(found[2] or 0), int(found[1]), []))
     elif (found := _ONE.match(line)) is not None:
-        told.launched.append((int(found[2] or 0), 1, [int(found[1])]))
+        section.launched.append((int(found[2] or 0), 1, [int(found[1])]))
     elif (found := _NO_DATA.match(line)) is not None:
-        told.missing += int(found[1])
+        section.missing += int(found[1])
     elif (found := _STATUS.match(line)) is not None:
-        told.left += int(found[1] or 1)
+        section.left += int(found[1] or 1)
     elif (found := _OF_MANY.match(line)) is not None:
-        (told.launched[-1][2] if told.launched else told.named).append(int(found[1]))
+        (section.launched[-1][2] if section.launched else section.named).append(int(found[1]))
 
 
-def _communicator(name: str, told: _Told, absence: Absence) -> Communicator:
-    absences = {absence: told.missing, Absence.LEFT: told.left}
-    late = sorted(told.late.items())
-    named = told.named if told.missing and len(told.named) == told.missing else []
-    all_named = len(late) == told.behind
+def _communicator(name: str, section: _Section, absence: Absence) -> Communicator:
+    absences = {absence: section.missing, Absence.LEFT: section.left}
+    late = sorted(section.late.items())
+    named = section.named if section.missing and len(section.named) == section.missing else []
+    all_named = len(late) == section.behind
     return Communicator(
         name=name,
-        size=told.size,
-        mark=hash(tuple(told.lines)),
-        missing=told.missing + told.left,
+        size=section.size,
+        fingerprint=hash(tuple(section.lines)),
+        missing=section.missing + section.left,
         absences=frozenset(each for each, number in Counter(absences).items() if number),
         named_missing=tuple(MissingRank(rank, absence) for rank in named[:MAX_NAMED_RANKS]),
-        failed=told.failed,
-        starting=told.status == "INIT",
-        ending=told.status in ("FINALIZE", "ABORT") and not told.uneven,
-        uneven=told.uneven,
-        spread=told.spread,
-        behind=told.behind,
-        late=tuple(LateRank(*each) for each in late) if all_named and len(late) <= MAX_NAMED_RANKS else (),
+        failed=section.failed,
+        starting=section.status == "INIT",
+        ending=section.status in ("FINALIZE", "ABORT") and not section.uneven,
+        uneven=section.uneven,
+        spread=section.spread,
+        behind=section.behind,
+        named_behind=tuple(BehindRank(*each) for each in late)
+        if all_named and len(late) <= MAX_NAMED_RANKS
+        else (),
     )

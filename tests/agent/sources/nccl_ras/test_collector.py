@@ -45,7 +45,7 @@ def collector(directory: Path, *addresses: str, deadline: float = 20.0) -> NcclR
     return NcclRasCollector(addresses=addresses, directory=directory, schedule=Schedule(60, deadline))
 
 
-def told(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
+def series(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
     """The series of one metric by their labels."""
     return {
         key[1:]: value for key, value in values([collection]).items() if key[0] == f"rankwatch_nccl_{name}"
@@ -65,20 +65,20 @@ def test_a_job_is_told_with_its_run_and_global_ranks(
         found = watch.collect()
     assert service.commands[:4] == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
     world, pair = "27a079b828ff1a75", "0000000000000002"
-    assert told(found, "ras_up") == {at: 1}
-    assert told(found, "info") == {(*at, "2.28.9+cuda13.0"): 1}
-    assert told(found, "ras_timeouts") == {at: 1}
-    assert told(found, "communicators")[(*at, "stuck")] == 2
-    assert sum(told(found, "communicators").values()) == 2
-    assert told(found, "communicator_state") == {
+    assert series(found, "ras_up") == {at: 1}
+    assert series(found, "info") == {(*at, "2.28.9+cuda13.0"): 1}
+    assert series(found, "ras_timeouts") == {at: 1}
+    assert series(found, "communicators")[(*at, "stuck")] == 2
+    assert sum(series(found, "communicators").values()) == 2
+    assert series(found, "communicator_state") == {
         (*at, world, "stuck", "desync"): 1,
         (*at, pair, "stuck", "desync"): 1,
     }
-    assert told(found, "communicator_ranks") == {(*at, world): 2, (*at, pair): 2}
-    assert told(found, "communicator_launch_spread") == {(*at, world): 1, (*at, pair): 1}
-    assert told(found, "communicator_launches_total") == {(*at, world): 7, (*at, pair): 3}
-    assert told(found, "communicator_ranks_behind") == {(*at, world): 1, (*at, pair): 1}
-    assert told(found, "communicator_ranks_missing") == {(*at, world): 0, (*at, pair): 0}
+    assert series(found, "communicator_ranks") == {(*at, world): 2, (*at, pair): 2}
+    assert series(found, "communicator_launch_spread") == {(*at, world): 1, (*at, pair): 1}
+    assert series(found, "communicator_launches_total") == {(*at, world): 7, (*at, pair): 3}
+    assert series(found, "communicator_ranks_behind") == {(*at, world): 1, (*at, pair): 1}
+    assert series(found, "communicator_ranks_missing") == {(*at, world): 0, (*at, pair): 0}
 
 
 def test_ranks_of_smaller_communicators_get_their_global_number(tmp_path: Path, service: RasService) -> None:
@@ -91,11 +91,11 @@ def test_ranks_of_smaller_communicators_get_their_global_number(tmp_path: Path, 
         for _ in range(4):
             found = watch.collect()
         key = (service.address, "job", "0000000000000002", "1")
-        assert told(found, "rank_launches_behind") == {(*key, "2"): 1}
+        assert series(found, "rank_launches_behind") == {(*key, "2"): 1}
         service.json = json_status(Comm((9, 9, 9), first_pid=process.pid, places=(1, 0, 2)), late)
         for _ in range(4):
             found = watch.collect()
-        assert told(found, "rank_launches_behind") == {(*key, ""): 1}
+        assert series(found, "rank_launches_behind") == {(*key, ""): 1}
 
 
 def test_missing_ranks_are_named_at_once(tmp_path: Path, service: RasService, leader: int) -> None:
@@ -103,13 +103,13 @@ def test_missing_ranks_are_named_at_once(tmp_path: Path, service: RasService, le
     service.json = json_status(Comm((7,), first_pid=leader, gone=(Gone(1, dead=True),)), comma=False)
     found = collector(tmp_path, service.address).collect()
     at = (service.address, "job")
-    assert told(found, "processes_missing") == {
+    assert series(found, "processes_missing") == {
         (*at, "dead"): 1,
         (*at, "unresponsive"): 0,
         (*at, "left"): 0,
     }
-    assert told(found, "rank_missing") == {(*at, "27a079b828ff1a75", "1", "1", "dead"): 1}
-    assert told(found, "communicators")[(*at, "dead")] == 1
+    assert series(found, "rank_missing") == {(*at, "27a079b828ff1a75", "1", "1", "dead"): 1}
+    assert series(found, "communicators")[(*at, "dead")] == 1
 
 
 def test_an_old_service_is_read_in_its_form_for_people(
@@ -122,15 +122,15 @@ def test_an_old_service_is_read_in_its_form_for_people(
     found = collector(tmp_path, service.address).collect()
     assert service.commands[-1] == "VERBOSE STATUS"
     at = (service.address, "job")
-    assert told(found, "communicators")[(*at, "unknown")] == 8
-    assert told(found, "info") == {(*at, "2.26.2"): 1}
-    assert told(found, "communicator_launches_total") == {}
-    assert told(found, "processes_missing") == {(*at, "dead"): 0, (*at, "unresponsive"): 0}
+    assert series(found, "communicators")[(*at, "unknown")] == 8
+    assert series(found, "info") == {(*at, "2.26.2"): 1}
+    assert series(found, "communicator_launches_total") == {}
+    assert series(found, "processes_missing") == {(*at, "dead"): 0, (*at, "unresponsive"): 0}
 
 
 def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> None:
     """One question goes to all processes of the job."""
-    with pytest.raises(NotApplicable, match="no rank 0 of a run lives on this node"):
+    with pytest.raises(NotApplicable, match="no run has its rank 0 on this node"):
         collector(tmp_path, service.address).collect()
     with rank(tmp_path, "ready()", number=1, world=2), pytest.raises(NotApplicable):
         collector(tmp_path, service.address).collect()
@@ -153,10 +153,10 @@ def test_the_run_is_found_by_process_ids_where_there_are_several(tmp_path: Path)
         first.json = json_status(Comm((1,), first_pid=two.pid))
         second.json = json_status(Comm((1,), first_pid=one.pid))
         watch = collector(tmp_path, first.address, second.address)
-        assert told(watch.collect(), "ras_up") == {(first.address, "two"): 1, (second.address, "one"): 1}
+        assert series(watch.collect(), "ras_up") == {(first.address, "two"): 1, (second.address, "one"): 1}
         first.json = json_status(Comm((1,), first_pid=4_000_000))
         second.mode = "old"
-        assert told(watch.collect(), "ras_up") == {(first.address, ""): 1, (second.address, ""): 1}
+        assert series(watch.collect(), "ras_up") == {(first.address, ""): 1, (second.address, ""): 1}
 
 
 def test_nothing_that_listens_is_not_applicable(tmp_path: Path, leader: int) -> None:
@@ -175,7 +175,7 @@ def test_nothing_that_listens_is_not_applicable(tmp_path: Path, leader: int) -> 
     [
         ("silent", "timed out"),
         ("drip", "timed out"),
-        ("stranger", "is not NCCL RAS"),
+        ("stranger", "it is another service"),
         ("closes", "no answer to TIMEOUT"),
         ("huge", "more than 50331648 bytes"),
     ],
@@ -198,7 +198,7 @@ def test_a_service_that_misbehaves_is_given_up_and_told(
     service.mode = "normal"
     service.json = json_status(Comm((1, 1), first_pid=leader))
     found = collector(tmp_path, service.address).collect()
-    assert told(found, "ras_up") == {(service.address, "job"): 1}
+    assert series(found, "ras_up") == {(service.address, "job"): 1}
 
 
 def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: RasService, leader: int) -> None:
@@ -215,8 +215,8 @@ def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: Ras
         letting_go.start()
         found = collector(tmp_path, broken.address, service.address).collect()
         letting_go.join()
-    assert told(found, "ras_up") == {(broken.address, "job"): 0, (service.address, "job"): 1}
-    assert told(found, "communicator_ranks")
+    assert series(found, "ras_up") == {(broken.address, "job"): 0, (service.address, "job"): 1}
+    assert series(found, "communicator_ranks")
 
 
 def test_series_are_bounded_however_many_communicators_there_are(
@@ -226,9 +226,9 @@ def test_series_are_bounded_however_many_communicators_there_are(
     gone = tuple(Gone(rank, dead=True) for rank in range(2, 40))
     service.json = json_status(*(Comm((1, 1), name=name, gone=gone) for name in range(300)))
     found = collector(tmp_path, service.address).collect()
-    assert sum(told(found, "communicators").values()) == 300
-    assert len(told(found, "communicator_state")) == MAX_EXPORTED
-    assert len(told(found, "rank_missing")) == MAX_RANKS
+    assert sum(series(found, "communicators").values()) == 300
+    assert len(series(found, "communicator_state")) == MAX_EXPORTED
+    assert len(series(found, "rank_missing")) == MAX_RANKS
     labels = [(each.metric.name, *each.labels) for each in found.series]
     assert len(labels) == len(set(labels))
     assert all(len(each.labels) == len(each.metric.labels) for each in found.series)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankwatch_agent.sources.nccl_ras.communicators import (
     STUCK_POLLS,
     SUSPECT_POLLS,
-    Judge,
+    HealthTracker,
     Reason,
     Report,
     State,
@@ -29,8 +29,8 @@ def report(*comms: Comm) -> Report:
 
 def course(reports: Sequence[Report]) -> list[tuple[State, Reason]]:
     """State and reason of the worst communicator after each answer."""
-    judge = Judge()
-    return [(found.state, found.reason) for found in (judge.judge(each)[0] for each in reports)]
+    tracker = HealthTracker()
+    return [(found.state, found.reason) for found in (tracker.update(each)[0] for each in reports)]
 
 
 def test_a_difference_that_moves_is_normal() -> None:
@@ -63,20 +63,20 @@ def test_one_launch_ends_the_suspicion() -> None:
 
 def test_a_communicator_that_nobody_uses_is_idle_while_the_job_moves() -> None:
     """Groups for evaluation stand for hours."""
-    judge = Judge()
+    tracker = HealthTracker()
     for at in range(9):
         found = {
             each.communicator.name[-1]: (each.state, each.reason)
-            for each in judge.judge(report(Comm((at, at), name=1), Comm((4, 4), name=2)))
+            for each in tracker.update(report(Comm((at, at), name=1), Comm((4, 4), name=2)))
         }
     assert found == {"1": (State.HEALTHY, Reason.MOVING), "2": (State.HEALTHY, Reason.IDLE)}
 
 
 def test_a_difference_that_stays_while_the_job_moves_is_suspect_and_never_stuck() -> None:
     """A rank may wait at the next barrier while others work on."""
-    judge = Judge()
+    tracker = HealthTracker()
     for at in range(12):
-        found = judge.judge(report(Comm((at, at), name=1), Comm((5, 4), name=2)))
+        found = tracker.update(report(Comm((at, at), name=1), Comm((5, 4), name=2)))
     assert (found[0].communicator.name[-1], found[0].state, found[0].reason) == (
         "2",
         State.SUSPECT,
@@ -118,9 +118,9 @@ def test_the_text_form_never_says_that_the_whole_job_stands() -> None:
 
 def test_the_worst_comes_first_and_then_the_largest() -> None:
     """So that a bound on what is exported leaves out the least."""
-    judge = Judge()
+    tracker = HealthTracker()
     comms = (Comm((5, 5), name=1), Comm((5, 5, 5), name=2), Comm((5,), name=3, gone=(Gone(1, dead=True),)))
-    assert [each.communicator.name[-1] for each in judge.judge(report(*comms))] == ["3", "2", "1"]
+    assert [each.communicator.name[-1] for each in tracker.update(report(*comms))] == ["3", "2", "1"]
 
 
 def test_states_are_in_the_order_of_gravity() -> None:

@@ -21,30 +21,30 @@ def test_ranks_that_launched_the_same_are_even() -> None:
     """With the number of their launches, and nobody behind."""
     found = only(Comm((7, 7, 7), name=0xAB))
     assert (found.name, found.size, found.spread, found.launches) == ("00000000000000ab", 3, 0, 7)
-    assert (found.uneven, found.behind, found.late, found.missing) == (False, 0, (), 0)
+    assert (found.uneven, found.behind, found.named_behind, found.missing) == (False, 0, (), 0)
 
 
 def test_the_ranks_behind_are_named_and_not_the_few_ahead() -> None:
     """NVIDIA/nccl#1911: RAS itself prints whoever is in the minority."""
     found = only(Comm((641, 640, 641, 638)))
-    assert [(each.rank, each.behind) for each in found.late] == [(1, 1), (3, 3)]
+    assert [each[:2] for each in found.named_behind] == [(1, 1), (3, 3)]
     assert (found.spread, found.behind) == (3, 2)
-    assert found.late[1].process == Process("10.0.0.0", 1003, 3)
+    assert found.named_behind[1].process == Process("10.0.0.0", 1003, 3)
 
 
 def test_many_ranks_behind_are_counted_and_none_is_named() -> None:
     """Thirty behind two: none of the thirty stands out."""
     found = only(Comm((640,) * 30 + (641,) * 2))
-    assert (found.behind, found.late) == (30, ())
+    assert (found.behind, found.named_behind) == (30, ())
 
 
 def test_another_kind_of_collective_makes_the_odd_one_late() -> None:
     """All have launched as many; most of one kind. At a draw nobody is named."""
     usual, other = {"AllReduce": 5}, {"AllReduce": 4, "AllGather": 1}
     found = only(Comm((usual, other, usual)))
-    assert (found.uneven, found.spread, [each.rank for each in found.late]) == (True, 1, [1])
+    assert (found.uneven, found.spread, [each.rank for each in found.named_behind]) == (True, 1, [1])
     found = only(Comm((usual, other)))
-    assert (found.uneven, found.late) == (True, ())
+    assert (found.uneven, found.named_behind) == (True, ())
 
 
 def test_missing_ranks_tell_why() -> None:
@@ -99,8 +99,8 @@ def test_a_status_that_only_some_ranks_have_is_uneven() -> None:
 
 def test_the_mark_changes_with_every_launch_and_with_nothing_else() -> None:
     """Two answers of the same moment are equal."""
-    assert only(Comm((5, 6))).mark == only(Comm((5, 6), name=9)).mark
-    assert only(Comm((5, 6))).mark != only(Comm((6, 5))).mark
+    assert only(Comm((5, 6))).fingerprint == only(Comm((5, 6), name=9)).fingerprint
+    assert only(Comm((5, 6))).fingerprint != only(Comm((6, 5))).fingerprint
 
 
 def test_hashes_that_two_communicators_share_are_told_apart() -> None:

@@ -37,13 +37,16 @@ def test_the_ranks_behind_are_named() -> None:
     """Where RAS prints them, for they are the smaller part."""
     found = only("", COUNTS)
     assert (found.name, found.size, found.uneven, found.spread) == ("fa93daea854b060b", 32, True, 1)
-    assert (found.behind, [(each.rank, each.behind) for each in found.late]) == (2, [(12, 1), (13, 1)])
+    assert (found.behind, [each[:2] for each in found.named_behind]) == (
+        2,
+        [(12, 1), (13, 1)],
+    )
 
 
 def test_ranks_ahead_are_not_taken_for_those_behind() -> None:
     """The minority that RAS prints may be ahead (NVIDIA/nccl#1911)."""
     found = only("", COUNTS.replace("operation 640", "operation 642"))
-    assert (found.behind, found.late) == (30, ())
+    assert (found.behind, found.named_behind) == (30, ())
 
 
 def test_one_rank_alone_stands_in_its_own_line() -> None:
@@ -54,14 +57,21 @@ def test_one_rank_alone_stands_in_its_own_line() -> None:
         "  Rank 3 has not launched any operations -- GPU 3 managed by process 7 on node 10.0.0.1\n\n"
     )
     found = only("", lines)
-    assert (found.name, found.spread, [each.rank for each in found.late]) == ("0000000000000001", 7, [3])
+    assert (found.name, found.spread, [each.rank for each in found.named_behind]) == (
+        "0000000000000001",
+        7,
+        [3],
+    )
 
 
 def test_several_kinds_of_collectives_are_kept_apart() -> None:
     """In the words of 2.24 there is but one, `collective`."""
     second = COUNTS.partition("\n")[2].replace("AllGather", "collective").replace("641", "700")
     found = only("", COUNTS + second)
-    assert (found.spread, [(each.rank, each.behind) for each in found.late]) == (60, [(12, 60), (13, 60)])
+    assert (found.spread, [each[:2] for each in found.named_behind]) == (
+        60,
+        [(12, 60), (13, 60)],
+    )
 
 
 def test_missing_ranks_and_processes_are_told() -> None:
@@ -104,8 +114,8 @@ def test_errors_and_different_status_are_told() -> None:
 
 def test_the_mark_changes_with_the_counts() -> None:
     """And not with the time of the answer."""
-    assert only("", COUNTS).mark == only("", COUNTS).mark
-    assert only("", COUNTS).mark != only("", COUNTS.replace("640", "639")).mark
+    assert only("", COUNTS).fingerprint == only("", COUNTS).fingerprint
+    assert only("", COUNTS).fingerprint != only("", COUNTS.replace("640", "639")).fingerprint
 
 
 @pytest.mark.parametrize(
