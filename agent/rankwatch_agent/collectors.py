@@ -1,231 +1,228 @@
-"""The collectors, one source per file; this module holds the explicit list of them."""
+"""The collectors of the agent: the explicit list, how each is built, and what they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from rankwatch_agent.hardware import Hardware
-from rankwatch_agent.runtime.collector import Collector
+from rankwatch_agent.incidents.board import IncidentBoard
+from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.sources.gpu.driver import Driver, worker_command
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.training.conditions import RunConditions
+
+FIRST_READING_SECONDS = 3.0
+"""How long collectors wait for the first list of GPUs. With an awake driver it takes about half a second."""
 
 
-def build_collectors(config: AgentConfig, hardware: Hardware) -> list[Collector]:
-    """The collectors that the configuration enables; each module is imported only where it is used."""
+@dataclass(frozen=True)
+class Shared:
+    """What several collectors of one agent use: one of each."""
+
+    driver: Driver
+    inventory: GpuInventory
+    xids: XidCounter
+    run_conditions: RunConditions
+    incidents: IncidentBoard
+    pages: MetricsPages
+
+
+def build_shared(config: AgentConfig) -> Shared:
+    """Start nothing yet. Raises UserError for an XID table that cannot be used."""
+    return Shared(
+        driver=Driver(worker_command(config.nvml_library)),
+        inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
+        xids=XidCounter(load_table(config.xid_table)),
+        run_conditions=RunConditions(),
+        incidents=IncidentBoard(),
+        pages=MetricsPages(),
+    )
+
+
+def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:
+    """The enabled collectors. The module of a disabled one is not imported, which saves memory."""
     return [
-        collector for name in config.enabled_collectors() for collector in _BUILDERS[name](config, hardware)
+        collector
+        for name in config.enabled_collectors()
+        for collector in _BUILDERS[name](config, shared, config.schedule(name))
     ]
 
 
-def _ranks(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+_Builder = Callable[[AgentConfig, Shared, Schedule], Iterator[Collector]]
+
+
+def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.training.collector import RanksCollector
 
-    schedule = config.schedule("ranks")
-    return [
-        RanksCollector(
-            directory=config.directory,
-            interval_seconds=schedule.interval_seconds,
-            deadline_seconds=schedule.deadline_seconds,
-            retention_seconds=config.retention_seconds,
-            max_runs=config.max_runs,
-            max_names=config.max_names,
-            conditions=hardware.run_conditions,
-        )
-    ]
+    yield RanksCollector(
+        directory=config.directory,
+        interval_seconds=schedule.interval_seconds,
+        deadline_seconds=schedule.deadline_seconds,
+        retention_seconds=config.retention_seconds,
+        max_runs=config.max_runs,
+        max_names=config.max_names,
+        conditions=shared.run_conditions,
+    )
 
 
-def _collectives(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.training.collectives.collector import CollectivesCollector
 
-    schedule = config.schedule("collectives")
-    return [
-        CollectivesCollector(
-            directory=config.directory,
-            # It looks each second whether a run is suspect; the interval is that of healthy ranks.
-            interval_seconds=min(1.0, schedule.interval_seconds),
-            pull_seconds=schedule.interval_seconds,
-            deadline_seconds=schedule.deadline_seconds,
-            max_names=config.max_names,
-            conditions=hardware.run_conditions,
-        )
-    ]
+    yield CollectivesCollector(
+        directory=config.directory,
+        # Checks every second whether a run is suspect; the configured interval is that of healthy ranks.
+        interval_seconds=min(1.0, schedule.interval_seconds),
+        pull_seconds=schedule.interval_seconds,
+        deadline_seconds=schedule.deadline_seconds,
+        max_names=config.max_names,
+        conditions=shared.run_conditions,
+    )
 
 
-def _nccl_ras(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _nccl_ras(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.nccl_ras.collector import NcclRasCollector
 
-    return [
-        NcclRasCollector(
-            addresses=config.nccl_ras_address,
-            directory=config.directory,
-            schedule=config.schedule("nccl_ras"),
-        )
-    ]
+    yield NcclRasCollector(addresses=config.nccl_ras_address, directory=config.directory, schedule=schedule)
 
 
-def _incidents(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _incidents(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.incidents.collector import IncidentsCollector
 
-    return [
-        IncidentsCollector(
-            conditions=hardware.run_conditions,
-            board=hardware.incidents,
-            stall_seconds=config.stall_seconds,
-            schedule=config.schedule("incidents"),
-        )
-    ]
+    yield IncidentsCollector(
+        conditions=shared.run_conditions,
+        board=shared.incidents,
+        stall_seconds=config.stall_seconds,
+        schedule=schedule,
+    )
 
 
-def _evidence(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _evidence(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.incidents.evidence import build_evidence
 
-    return [build_evidence(config, board=hardware.incidents, pages=hardware.pages)]
+    yield build_evidence(config, board=shared.incidents, pages=shared.pages)
 
 
-def _host(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.host import HostCollector
 
-    return [HostCollector(procfs=config.procfs, schedule=config.schedule("host"))]
+    yield HostCollector(procfs=config.procfs, schedule=schedule)
 
 
-def _network(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _network(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 
     device_filter = DeviceFilter(include=config.network_include, exclude=config.network_exclude)
-    return [
-        NetworkCollector(
-            procfs=config.procfs,
-            sysfs=config.sysfs,
-            device_filter=device_filter,
-            schedule=config.schedule("network"),
-        )
-    ]
+    yield NetworkCollector(
+        procfs=config.procfs, sysfs=config.sysfs, device_filter=device_filter, schedule=schedule
+    )
 
 
-def _tcp(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _tcp(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.tcp import TcpCollector
 
-    return [TcpCollector(procfs=config.procfs, schedule=config.schedule("tcp"))]
+    yield TcpCollector(procfs=config.procfs, schedule=schedule)
 
 
-def _disk(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _disk(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.disk import DiskCollector
 
-    # One each: a file system that hangs costs only the series of its own path.
-    return [
-        DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=config.schedule("disk"))
-        for path in dict.fromkeys(config.checkpoint_paths)
-    ]
+    # One for each path: a file system that hangs costs only its own series.
+    for path in dict.fromkeys(config.checkpoint_paths):
+        yield DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=schedule)
 
 
-def _gpu(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.gpu.collector import GpuCollector
     from rankwatch_agent.sources.gpu.pci import PciGpus
 
-    return [
-        GpuCollector(
-            driver=hardware.driver,
-            pci=PciGpus(config.sysfs),
-            inventory=hardware.inventory,
-            xids=hardware.xids,
-            schedule=config.schedule("gpu"),
-        )
-    ]
+    yield GpuCollector(
+        driver=shared.driver,
+        pci=PciGpus(config.sysfs),
+        inventory=shared.inventory,
+        xids=shared.xids,
+        schedule=schedule,
+    )
 
 
-def _gpu_driver(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _gpu_driver(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.gpu.collector import GpuDriverCollector
     from rankwatch_agent.sources.gpu.pci import PciGpus
 
     pci = PciGpus(config.sysfs)
-    return [GpuDriverCollector(driver=hardware.driver, pci=pci, schedule=config.schedule("gpu_driver"))]
+    yield GpuDriverCollector(driver=shared.driver, pci=pci, schedule=schedule)
 
 
-def _kernel_log(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _kernel_log(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector
 
-    return [
-        KernelLogCollector(
-            path=config.kernel_log,
-            procfs=config.procfs,
-            inventory=hardware.inventory,
-            xids=hardware.xids,
-            schedule=config.schedule("kernel_log"),
-        )
-    ]
+    yield KernelLogCollector(
+        path=config.kernel_log,
+        procfs=config.procfs,
+        inventory=shared.inventory,
+        xids=shared.xids,
+        schedule=schedule,
+    )
 
 
-def _xid(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _xid(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.xid.collector import XidCollector
 
-    return [XidCollector(inventory=hardware.inventory, xids=hardware.xids, schedule=config.schedule("xid"))]
+    yield XidCollector(inventory=shared.inventory, xids=shared.xids, schedule=schedule)
 
 
-def _dcgm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _dcgm(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.dcgm.collector import DcgmCollector
 
-    return [
-        DcgmCollector(
-            endpoint=config.dcgm_endpoint,
-            fields=config.dcgm_fields,
-            inventory=hardware.inventory,
-            schedule=config.schedule("dcgm"),
-        )
-    ]
+    yield DcgmCollector(
+        endpoint=config.dcgm_endpoint,
+        fields=config.dcgm_fields,
+        inventory=shared.inventory,
+        schedule=schedule,
+    )
 
 
-def _rdma(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _rdma(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.network import DeviceFilter
     from rankwatch_agent.sources.rdma.collector import RdmaCollector
 
     device_filter = DeviceFilter(include=config.rdma_include, exclude=config.rdma_exclude)
-    return [RdmaCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=config.schedule("rdma"))]
+    yield RdmaCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=schedule)
 
 
-def _ethtool(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _ethtool(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.ethtool.collector import EthtoolCollector
     from rankwatch_agent.sources.network import DeviceFilter
 
     device_filter = DeviceFilter(include=config.network_include, exclude=config.network_exclude)
-    return [
-        EthtoolCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=config.schedule("ethtool"))
-    ]
+    yield EthtoolCollector(sysfs=config.sysfs, device_filter=device_filter, schedule=schedule)
 
 
-def _affinity(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _affinity(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.topology.affinity import AffinityCollector
 
-    return [
-        AffinityCollector(
-            sysfs=config.sysfs, inventory=hardware.inventory, schedule=config.schedule("affinity")
-        )
-    ]
+    yield AffinityCollector(sysfs=config.sysfs, inventory=shared.inventory, schedule=schedule)
 
 
-def _pods(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _pods(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.attribution.pods import PodsCollector
 
-    return [
-        PodsCollector(
-            socket=config.kubelet_socket, inventory=hardware.inventory, schedule=config.schedule("pods")
-        )
-    ]
+    yield PodsCollector(socket=config.kubelet_socket, inventory=shared.inventory, schedule=schedule)
 
 
-def _slurm(config: AgentConfig, hardware: Hardware) -> list[Collector]:
+def _slurm(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.attribution.slurm import SlurmCollector
 
-    return [
-        SlurmCollector(
-            job_map=config.slurm_job_map,
-            procfs=config.procfs,
-            inventory=hardware.inventory,
-            schedule=config.schedule("slurm"),
-        )
-    ]
+    yield SlurmCollector(
+        job_map=config.slurm_job_map, procfs=config.procfs, inventory=shared.inventory, schedule=schedule
+    )
 
 
-_BUILDERS: Mapping[str, Callable[[AgentConfig, Hardware], list[Collector]]] = MappingProxyType(
+_BUILDERS: Mapping[str, _Builder] = MappingProxyType(
     {
         "ranks": _ranks,
         "collectives": _collectives,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
 
 
@@ -14,7 +13,7 @@ def test_every_collector_is_built_with_its_schedule() -> None:
     intervals = dict.fromkeys(DEFAULT_SCHEDULES, 7.0)
     paths = (Path("/a"), Path("/b"), Path("/a"))
     config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
-    built = build_collectors(config, build_hardware(config))
+    built = build_collectors(config, build_shared(config))
     names = [collector.name for collector in built]
     several = {"disk": ["disk:/a", "disk:/b"]}
     assert names == [each for name in DEFAULT_SCHEDULES for each in several.get(name, [name])]
@@ -25,4 +24,4 @@ def test_every_collector_is_built_with_its_schedule() -> None:
 def test_collectors_are_taken_away_by_either_setting() -> None:
     """The list of those to run, and the list of those not to."""
     config = AgentConfig(collectors=("tcp", "host"), disabled_collectors=("tcp",))
-    assert [collector.name for collector in build_collectors(config, build_hardware(config))] == ["host"]
+    assert [collector.name for collector in build_collectors(config, build_shared(config))] == ["host"]

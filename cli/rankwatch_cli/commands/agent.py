@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser, add_flags, to_toml
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, AgentConfig, load_config
 from rankwatch_agent.runtime.logs import configure_logging
 from rankwatch_agent.sources.gpu.driver import Driver
@@ -40,11 +39,11 @@ def _run(config: AgentConfig) -> int:
     # interrupts nothing half done.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     configure_logging(level=config.log_level, log_format=config.log_format)
-    hardware = build_hardware(config)
-    collectors = build_collectors(config, hardware)
+    shared = build_shared(config)
+    collectors = build_collectors(config, shared)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
-    with Agent(config, collectors, pages=hardware.pages), closing(hardware.driver):
-        _serve_until_stopped(hardware.driver)
+    with Agent(config, collectors, pages=shared.pages), closing(shared.driver):
+        _serve_until_stopped(shared.driver)
     return 0
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.evidence import build_evidence
 from rankwatch_agent.incidents.pages import MetricsPages
@@ -58,8 +57,8 @@ def config(tmp_path: Path, *, stall_seconds: float = STALL_SECONDS) -> AgentConf
 @contextmanager
 def watching(settings: AgentConfig) -> Iterator[Agent]:
     """The agent with its real collectors."""
-    hardware = build_hardware(settings)
-    with Agent(settings, build_collectors(settings, hardware), pages=hardware.pages) as agent:
+    shared = build_shared(settings)
+    with Agent(settings, build_collectors(settings, shared), pages=shared.pages) as agent:
         yield agent
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from support.agent.process import fetch, until
 from support.paths import SUPPORT
@@ -56,11 +55,11 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Pat
         evidence_directory=str(tmp_path / "evidence"),
         stall_seconds=2.0,
     )
-    hardware = build_hardware(config)
-    collectors = build_collectors(config, hardware)
+    shared = build_shared(config)
+    collectors = build_collectors(config, shared)
     labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
     named = f"rankwatch_incident_root_cause{{{labels}}} 1.0"
-    with job(config.directory, asleep), Agent(config, collectors, pages=hardware.pages) as agent:
+    with job(config.directory, asleep), Agent(config, collectors, pages=shared.pages) as agent:
         # One wait for each stage: all of them take their time on a busy machine.
         for what, line in {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS}.items():
             until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankwatch_agent.agent import Agent
-from rankwatch_agent.collectors import build_collectors
-from rankwatch_agent.hardware import build_hardware
+from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.logs import configure_logging
 from support.agent.process import HungCollector
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         collectors=("network", "tcp"),
     )
     hung = HungCollector("host", deadline_seconds=DEADLINE_SECONDS)
-    with Agent(config, [hung, *build_collectors(config, build_hardware(config))]):
+    with Agent(config, [hung, *build_collectors(config, build_shared(config))]):
         signal.sigwait([signal.SIGTERM])
 
 
