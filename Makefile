@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
 
-.PHONY: help setup servers tools demo test check format lint types rules generate unchanged bench bench-detection clean
+.PHONY: help setup servers tools demo test test-fast test-e2e check format lint types rules generate unchanged bench bench-detection clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -33,6 +33,12 @@ demo: setup ## slow one rank of a real run down and print the alert that names i
 
 test: setup ## all tests
 	$(PYTEST) --numprocesses 2 --dist loadfile
+
+test-fast: setup ## the tests to run while you work: no servers, no distributed jobs
+	$(PYTEST) --numprocesses 2 --dist loadfile -m "not e2e"
+
+test-e2e: setup ## the other tests: real servers, agents and distributed jobs
+	$(PYTEST) --numprocesses 2 --dist loadfile -m e2e
 
 check: setup lint types rules unchanged test ## everything CI holds: format, lint, types, rules, generated files, tests
 

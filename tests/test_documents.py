@@ -13,8 +13,9 @@ import pytest
 
 from rankwatch_alerts import ALERT_NAMES
 from rankwatch_cli.main import COMMANDS
+from support.jobs.torchrun import torchrun
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("runbooks/*.md")])
 README = (ROOT / "README.md").read_text()
 
@@ -23,13 +24,26 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/instrumentation.md"])
-def test_python_in_the_documents_runs(name: str, tmp_path: Path) -> None:
-    """As it is printed, and it leaves a black box behind."""
-    (code,) = blocks(ROOT / name, "python")
-    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, check=True)
-    assert list(tmp_path.glob("*/0.blackbox"))
+PROGRAMS = [
+    pytest.param(code, id=f"{name}-{number}", marks=pytest.mark.e2e if "torch" in code else ())
+    for name in ("README.md", "docs/instrumentation.md")
+    for number, code in enumerate(blocks(ROOT / name, "python"), start=1)
+]
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+def test_python(code: str, tmp_path: Path) -> None:
+    """Every printed program runs, a distributed one under torchrun, and each rank leaves a black box."""
+    program = tmp_path / "train.py"
+    program.write_text(code)
+    if "init_process_group" in code:
+        ended = torchrun(str(program), ranks=2, directory=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert len(list(tmp_path.glob("*/*.blackbox"))) == 2
+    else:
+        env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-W", "error", program], env=env, check=True)
+        assert list(tmp_path.glob("*/0.blackbox"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -44,17 +58,30 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_in_the_documents_exist(page: Path) -> None:
     """`rankwatch X` and `make X`, wherever they are printed."""
     text = page.read_text()
-    made = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    for command in re.findall(r"(?:^|`)rankwatch ([a-z]+)", text, flags=re.MULTILINE):
+    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for command in re.findall(r"(?:^|`|^\$ )rankwatch ([a-z]+)", text, flags=re.MULTILINE):
         assert command in COMMANDS, f"{page.name} names rankwatch {command}"
-    for target in re.findall(r"(?:^|`)make ([a-z]+)", text, flags=re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE):
         assert target in made, f"{page.name} names make {target}"
 
 
-def test_the_readme_names_every_alert_and_every_dependency() -> None:
-    """With a runbook, and with the reason for it."""
+def test_alerts_are_listed() -> None:
+    """docs/alerts.md names every alert with its runbook."""
+    page = (ROOT / "docs" / "alerts.md").read_text()
     for name in ALERT_NAMES:
-        assert f"[page](runbooks/{name}.md)" in README
+        assert f"`{name}`" in page and f"[page](../runbooks/{name}.md)" in page
+
+
+def test_pages_are_listed() -> None:
+    """docs/index.md leads to every page of the documentation."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"({name})" in index, name
+
+
+def test_dependencies_have_a_reason() -> None:
+    """The README says of every dependency why it is there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for extra, requirements in project["optional-dependencies"].items():
         for requirement in requirements if extra != "all" else ():

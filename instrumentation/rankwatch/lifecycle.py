@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -53,6 +54,7 @@ class StacksOnSigterm:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        path.unlink(missing_ok=True)  # a run that was started before in this process may still have it open
         self._file = path.open("w")
         self._found = signal.getsignal(signal.SIGTERM)
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
@@ -67,8 +69,10 @@ class StacksOnSigterm:
             faulthandler.unregister(signal.SIGTERM)
 
     def close(self) -> None:
-        """Take the handler back; a file that SIGTERM never wrote to is removed."""
+        """Take the handler back. Remove the file if SIGTERM never wrote to it and no later run owns it."""
         self.release()
-        self._file.close()
-        if self._path.stat().st_size == 0:
-            self._path.unlink()
+        with self._file as file:
+            opened = os.fstat(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            if opened.st_size == 0 and os.path.samestat(opened, self._path.stat()):
+                self._path.unlink()

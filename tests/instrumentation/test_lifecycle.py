@@ -97,6 +97,18 @@ def test_an_orderly_end_leaves_only_the_black_box(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
 
 
+def test_second_start_of_a_run(tmp_path: Path) -> None:
+    """A notebook's cell that is run again begins a new box; the run that it replaces ends without a word."""
+    again = "other = rankwatch.start(run='r')\nwith other.step(): pass\nother.finish()"
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", START + again], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
+    assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
+
+
 def test_a_forked_child_writes_nothing_into_the_box(run: rankwatch.Run, tmp_path: Path) -> None:
     """Workers of a data loader inherit the run object."""
     pid = os.fork()
