@@ -66,15 +66,17 @@ def test_plain_manifests_are_all_generated() -> None:
 
 
 def test_every_value_has_a_comment() -> None:
-    """Above it or above its parent; names that Kubernetes explains are exempt."""
-    explained = {"annotations", "labels", "enabled", "port", "create", "alerts", "type", "priorityClassName"}
-    explained |= {"daemonSetAnnotations", "podAnnotations", "podLabels", "updateStrategy", "kubernetes.io/os"}
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    for above, line in zip(["", *lines], lines, strict=False):
-        name = re.match(r"\s*([\w./]+):", line)
-        opens_table = line.endswith(":")
-        if name and not opens_table and name[1] not in explained:
-            assert above.strip().startswith("#") or "{" in line or above.endswith(":"), line
+    """Directly above it, or above the table it stands in."""
+    commented = {-1: False}
+    above = ""
+    for line in (CHART / "values.yaml").read_text().splitlines():
+        if key := re.match(r"( *)[\w./]+:(.*)", line):
+            depth = len(key[1])
+            below = max(each for each in commented if each < depth)
+            commented = {each: known for each, known in commented.items() if each < depth}
+            commented[depth] = commented[below] or above.lstrip().startswith("#")
+            assert commented[depth] or not key[2], line
+        above = line
 
 
 def test_schema_knows_every_value() -> None:
