@@ -1,4 +1,4 @@
-"""The container file, read as a person would review it."""
+"""The container file, read as a reviewer would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def final_stage() -> list[str]:
     return LINES[last:]
 
 
-def test_it_builds_in_one_stage_and_ships_another() -> None:
+def test_stages() -> None:
     """What builds stays behind: the image gets the finished environment and runs nothing to make it."""
     assert len(instructions("FROM")) == 2
     assert not [line for line in final_stage() if line.startswith(("RUN ", "ADD "))]
@@ -36,16 +36,16 @@ def test_it_builds_in_one_stage_and_ships_another() -> None:
     ]
 
 
-def test_the_user_is_a_number_above_zero_and_that_of_the_manifests() -> None:
-    """Kubernetes cannot tell whether a name is root."""
+def test_user() -> None:
+    """That of the chart, as a number: Kubernetes cannot see from a name that it is not root."""
     (user,) = instructions("USER")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     security = pod()["securityContext"]
     assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
 
 
-def test_every_installation_is_pinned_and_leaves_no_cache() -> None:
-    """By the versions that CI tests."""
+def test_versions_are_pinned() -> None:
+    """By the constraints that CI tests with; no cache of pip stays."""
     installs = [part for line in instructions("RUN") for part in line.split("&&") if " install " in part]
     assert len(installs) == 2
     for each in installs:
@@ -53,16 +53,16 @@ def test_every_installation_is_pinned_and_leaves_no_cache() -> None:
     assert TEXT.count("/pip ") == TEXT.count("--no-cache-dir")
 
 
-def test_it_holds_the_agent_and_neither_torch_nor_anything_from_a_url() -> None:
-    """The agent's extra alone; the base image has a version and is not `latest`."""
+def test_contents() -> None:
+    """The extra of the agent alone, no torch and nothing from a URL; the base image has a version."""
     assert "[agent]" in TEXT
     assert not re.search(r"torch|\bADD\b|https?:|curl|wget|apt-get", TEXT)
     (base,) = instructions("ARG")
     assert re.fullmatch(r"PYTHON_IMAGE=\S+:3\.11-slim[\w.-]*", base)
 
 
-def test_it_starts_the_agent_on_the_port_of_the_manifests() -> None:
-    """The manifests add no argument."""
+def test_entry_point() -> None:
+    """The agent, on the port of the chart, which adds no argument."""
     (entry,) = instructions("ENTRYPOINT")
     assert json.loads(entry) == ["rankwatch", "agent"]
     assert instructions("EXPOSE") == [str(container()["ports"][0]["containerPort"])]
@@ -74,15 +74,15 @@ def copied() -> set[str]:
     return {word for line in instructions("COPY") if "--from" not in line for word in line.split()[:-1]}
 
 
-def test_what_is_copied_exists_and_nothing_else_is_sent_to_the_builder() -> None:
-    """The list of what is ignored names the same."""
+def test_build_context() -> None:
+    """Whatever is copied exists, and the ignore file sends nothing else to the builder."""
     assert all((ROOT / name).exists() for name in copied())
     kept = (DEPLOY / "Containerfile.dockerignore").read_text().split()
     assert {f"!{name}" for name in copied()} == {line for line in kept if line.startswith("!")}
 
 
-def test_what_the_wheel_is_made_of_is_copied() -> None:
-    """Packages, data files, readme."""
+def test_the_wheel_finds_its_parts() -> None:
+    """Packages, data files and readme are copied."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["shared-data"], project["project"]["readme"], "pyproject.toml"}

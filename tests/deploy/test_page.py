@@ -43,7 +43,8 @@ def block(page: str, language: str, beginning: str) -> str:
 
 def commands(word: str) -> list[list[str]]:
     """The arguments of every command on the page that begins with this word."""
-    lines = re.findall(rf"^(?:\$ )?{word} (.*)$", PAGE, flags=re.MULTILINE)
+    page = PAGE.replace("\\\n", " ")
+    lines = re.findall(rf"^(?:\$ )?{word} (.*)$", page, flags=re.MULTILINE)
     return [shlex.split(line) for line in lines]
 
 

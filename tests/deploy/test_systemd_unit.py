@@ -14,7 +14,7 @@ from support.deploy.chart import DEPLOY
 UNIT = DEPLOY / "rankwatch-agent.service"
 DROP_INS = sorted((DEPLOY / "drop-ins").glob("*.conf"))
 MOST_EXPOSURE = 25
-"""Of systemd's scale from 0 to 100, what it must stay under: what is left is devices, network and /proc."""
+"""The most on systemd's scale from 0 to 100; devices, network and /proc make up what is left."""
 
 
 def directives(path: Path) -> dict[str, list[str]]:
@@ -42,20 +42,20 @@ def unit(tmp_path: Path) -> Path:
     return path
 
 
-def test_systemd_finds_nothing_wrong(unit: Path) -> None:
-    """No unknown directive, no value it ignores."""
+def test_systemd_accepts_the_unit(unit: Path) -> None:
+    """No unknown directive, no value that it ignores."""
     done = analyze("verify", str(unit))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_systemd_calls_the_exposure_low(unit: Path) -> None:
-    """As it is installed."""
+def test_exposure(unit: Path) -> None:
+    """systemd calls it low."""
     done = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSURE}", str(unit))
     assert done.returncode == 0, done.stdout
 
 
-def test_it_has_no_user_to_become_and_no_capability() -> None:
-    """Whatever the node, unless a drop-in says so."""
+def test_no_privilege() -> None:
+    """A dynamic user without capabilities, unless a drop-in says otherwise."""
     found = directives(UNIT)
     assert found["DynamicUser"] == ["yes"]
     assert found["NoNewPrivileges"] == ["yes"]
@@ -65,8 +65,8 @@ def test_it_has_no_user_to_become_and_no_capability() -> None:
 
 
 @pytest.mark.parametrize("drop_in", DROP_INS, ids=lambda path: path.stem)
-def test_a_drop_in_gives_capabilities_and_nothing_else(drop_in: Path, unit: Path) -> None:
-    """Those it names, to a service that systemd still finds sound."""
+def test_drop_in(drop_in: Path, unit: Path) -> None:
+    """It grants capabilities and nothing else, and systemd accepts the unit with it."""
     found = directives(drop_in)
     assert set(found) == {"CapabilityBoundingSet", "AmbientCapabilities"}
     assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"]
@@ -77,8 +77,8 @@ def test_a_drop_in_gives_capabilities_and_nothing_else(drop_in: Path, unit: Path
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_reaches_gpus_the_kernel_log_and_black_boxes() -> None:
-    """And no other device; in /dev/shm it may write nowhere else."""
+def test_devices_and_writable_paths() -> None:
+    """GPUs, the kernel log and black boxes, and no other."""
     found = directives(UNIT)
     assert found["DevicePolicy"] == ["closed"]
     assert found["DeviceAllow"] == ["char-195 rw", "char-nvidia* rw", "/dev/kmsg r"]
@@ -86,16 +86,16 @@ def test_it_reaches_gpus_the_kernel_log_and_black_boxes() -> None:
     assert found["ReadWritePaths"] == ["/dev/shm/rankwatch"]
 
 
-def test_it_is_bounded_and_a_mistake_in_the_settings_is_not_tried_again() -> None:
-    """Anything else is, after a pause."""
+def test_limits_and_restarts() -> None:
+    """Memory and CPU are bounded; a mistake in the settings is not tried again, anything else is."""
     found = directives(UNIT)
     assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["512M"], ["100%"], ["10"])
     assert found["Restart"] == ["on-failure"]
     assert found["RestartPreventExitStatus"] == ["2"]
 
 
-def test_the_settings_file_is_one_the_agent_reads() -> None:
-    """Where the unit says it lies."""
+def test_settings_file() -> None:
+    """The unit names it, and the agent reads it."""
     assert directives(UNIT)["ExecStart"][0].endswith("rankwatch agent --config /etc/rankwatch/agent.toml")
     config = load_config(flags={}, environ={}, file=DEPLOY / "agent.toml").values
     assert config.listen == "0.0.0.0:9477"
