@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from rankwatch.settings import SentenceParser
 
 USAGE_STATUS = 2
-"""Exit status where the person at the keyboard can put it right."""
+"""Exit status for a mistake that the user can correct."""
 _BROKEN_PIPE_STATUS = 141
-"""As of a program that SIGPIPE ended: 128 + 13."""
+"""Status of a program that SIGPIPE ended: 128 + 13."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(NamedTuple):
     """A subcommand: the module under `rankwatch_cli.commands` with its `main`, and one line of help.
 
-    Signals in `held` wait, blocked, from before that module is imported until it takes them.
+    Signals in `held` are blocked before that module is imported, and stay pending until it handles them.
     """
 
     module: str
@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "agent": Command(
             "agent",
             "watch the training runs and the hardware of this node, serve /metrics",
-            held=(signal.SIGUSR1, signal.SIGUSR2),  # whoever unloads the driver may ask before it is up
+            held=(signal.SIGUSR1, signal.SIGUSR2),  # they may come before the agent is up
         ),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
         "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
@@ -71,17 +71,17 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, or 2 for a mistake of the user.
 
-    Also 130 for Ctrl-C, and 141 where whoever reads the output has left, as `head` does.
+    130 for Ctrl-C, and 141 if the reader of the output has gone, as after `| head`.
     """
     if arguments is None:
         arguments = sys.argv[1:]
-        _hold_signals(arguments)  # first of all, and only in a process that is the command's own
+        _hold_signals(arguments)  # first of all, and only if the process is the command's own
     from rankwatch import __version__
     from rankwatch.errors import SettingError
     from rankwatch.settings import printable
 
     parser = _parser()
-    # Only the first word is ours; the rest belongs to the subcommand, its --help included.
+    # Only the first word is parsed here. The rest belongs to the subcommand, its --help included.
     chosen = parser.parse_args(arguments[:1])
     if chosen.version:
         print(f"rankwatch {__version__}")
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _entry(COMMANDS[chosen.command])(arguments[1:])
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is told here, not at the interpreter's exit
+            sys.stdout.flush()  # an error of writing shows here, not when the interpreter ends
         return status
     except (UserError, SettingError) as error:
         print(printable(f"rankwatch {chosen.command}: {error}"), file=sys.stderr)
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hold_signals(arguments: Sequence[str]) -> None:
-    """Block what would end the process before the command that waits for it can."""
+    """Block the signals that would end the process before the command can handle them."""
     command = COMMANDS.get(arguments[0]) if arguments else None
     if command is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, command.held)
@@ -127,7 +127,7 @@ def _parser() -> SentenceParser:
         prog="rankwatch",
         usage="rankwatch [--help] [--version] COMMAND ...",
         description="Observability for distributed PyTorch training: names the slow rank, node and cause.",
-        epilog=f"commands:\n{listing}\n\n`rankwatch COMMAND --help` tells more about each.",
+        epilog=f"commands:\n{listing}\n\n`rankwatch COMMAND --help` has the details.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
@@ -141,14 +141,14 @@ def _entry(command: Command) -> Callable[[Sequence[str]], int]:
 
 
 def _drop_output() -> None:
-    """What is still in the buffer goes nowhere: at its exit the interpreter would fail with it again."""
+    """Discard what is still buffered; the interpreter would fail to write it again when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _missing_module(command: str, error: ModuleNotFoundError) -> int:
-    """Say which extra brings the missing module; an unknown one is a fault of ours and goes on up."""
+    """Say which extra brings the missing module. Any other module is a bug: raise again."""
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
     if extra is None:

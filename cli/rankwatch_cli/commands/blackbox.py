@@ -22,7 +22,7 @@ _MOST_RECORDS = 1 << 24
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print one box; returns 0. Raises UserError where the file is no black box."""
+    """Print one box; returns 0. Raises UserError if the file is no black box."""
     parser = SentenceParser(
         prog="rankwatch blackbox",
         description="Print who wrote a black box, what the rank did last, and its newest records.",

@@ -79,10 +79,9 @@ def test_a_mismatch_is_told_in_words() -> None:
     )
 
 
-def test_dumps_in_which_nothing_waits_are_not_said_to_stand() -> None:
-    """An empty dump is no proof of health, and none of a hang."""
+def test_nothing_pending() -> None:
+    """An empty dump proves neither health nor a hang."""
     first = next(iter(lines(HangVerdict(state=State.INCONCLUSIVE))))
-    assert (
-        first
-        == "INCONCLUSIVE: nothing is seen to wait, and the dumps show too little to say that all is well"
+    assert first == (
+        "INCONCLUSIVE: no operation is pending, but the dumps show too little to call the run healthy"
     )

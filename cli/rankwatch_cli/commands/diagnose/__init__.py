@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
+from typing import TextIO
 
 from rankwatch.settings import SentenceParser
 
@@ -25,10 +26,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = SentenceParser(
         prog="rankwatch diagnose",
         usage="rankwatch diagnose SUBJECT ...",
-        description="Name the rank and the cause, from files. Each subject has a human form and --json.",
-        epilog=f"subjects:\n{listing}\n\n`rankwatch diagnose SUBJECT --help` tells more about each.",
+        description="Name the rank and the cause, from files. Each subject prints text, or JSON with --json.",
+        epilog=f"subjects:\n{listing}\n\n`rankwatch diagnose SUBJECT --help` has the details.",
     )
     parser.add_argument("subject", choices=tuple(SUBJECTS), metavar="SUBJECT", help="see below")
     subject = parser.parse_args(arguments[:1]).subject
     entry: Callable[[Sequence[str]], int] = import_module(f"{__name__}.{subject}").main
     return entry(arguments[1:])
+
+
+def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
+    """True on a terminal, unless NO_COLOR is set (no-color.org). `stream` is None if the output is closed."""
+    return stream is not None and stream.isatty() and not environ.get("NO_COLOR")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.settings import SentenceParser, printable
-from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_diagnosis.hang.dumps.source import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
@@ -25,16 +25,16 @@ _SENTENCES: Mapping[State, str] = {
     State.DESYNC: "the ranks are out of step",
     State.SLOW: "ranks wait, and all of them advance",
     State.OK: "nothing hangs",
-    State.INCONCLUSIVE: "operations stand, and the dumps do not tell whom they wait for",
+    State.INCONCLUSIVE: "operations are pending, and the dumps do not show whom they wait for",
 }
 
-_UNSEEN = "nothing is seen to wait, and the dumps show too little to say that all is well"
-_TOLD_ELSEWHERE = frozenset({"reasons", "mismatches"})
-"""Of the evidence: in the sentences about ranks, which hold what a mismatch is."""
+_UNSEEN = "no operation is pending, but the dumps show too little to call the run healthy"
+_IN_SENTENCES = frozenset({"reasons", "mismatches"})
+"""Evidence that the sentences about ranks already contain."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the verdict; returns 0. Raises UserError where there is nothing to diagnose."""
+    """Print the verdict; returns 0. Raises UserError if there is nothing to diagnose."""
     parser = SentenceParser(
         prog="rankwatch diagnose hang",
         description="Name the ranks that a run waits for, from the flight recorders of its ranks.",
@@ -58,14 +58,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def lines(verdict: HangVerdict, *, coloured: bool = False) -> Iterator[str]:
-    """The verdict for a reader: one line that says it all, then the evidence."""
+    """The verdict for a person: a headline, then the evidence."""
     head, *rest = map(printable, _plain(verdict))
     yield f"{_BOLD}{_COLOURS.get(verdict.state, _YELLOW)}{head}{_PLAIN}" if coloured else head
     yield from rest
 
 
 def _plain(verdict: HangVerdict) -> Iterator[str]:
-    """Lines in which names out of the dumps may still hold anything."""
+    """The lines, in which names from the dumps may still contain control characters."""
     unseen = verdict.state is State.INCONCLUSIVE and not verdict.groups
     headline = f"{verdict.state.upper()}: {_UNSEEN if unseen else _SENTENCES[verdict.state]}"
     if verdict.ranks:
@@ -102,7 +102,7 @@ def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
     for name, value in evidence.items():
         if name == "mismatches" and isinstance(value, list):
             yield from (f"  mismatch: {_mismatch(each)}" for each in value[:_GROUPS_SHOWN])
-        if name in _TOLD_ELSEWHERE:
+        if name in _IN_SENTENCES:
             continue
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {each}" for key, each in value.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.reading import diagnose
 from rankwatch_diagnosis.loss.report import as_json, as_text

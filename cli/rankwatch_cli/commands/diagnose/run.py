@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
-from rankwatch_cli.commands.diagnose.colour import wants_colour
+from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
