@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rankwatch import __version__
-from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsPages
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError

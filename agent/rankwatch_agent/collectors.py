@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rankwatch_agent.incidents.board import IncidentBoard
-from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.registry import IncidentBoard
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command

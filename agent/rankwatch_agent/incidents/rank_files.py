@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.flight_recorder import SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.incidents.draft import Draft
+from rankwatch_agent.incidents.bundle import Draft, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file
+from rankwatch_agent.training.conditions import RankCondition
+from rankwatch_agent.training.flight_recorder.client import (
+    RECORDERS,
+    FlightRecorderClient,
+    FlightRecorderError,
+)
 
 MOST_BOX_BYTES = layout.RING_OFFSET + layout.MAX_CAPACITY * layout.RECORD_SIZE
 """No black box that can be read is larger; one usually has 1.2 MB."""
@@ -39,5 +49,60 @@ def keep_terminated_stacks(draft: Draft) -> None:
 def _says_something(path: Path) -> bool:
     try:
         return os.lstat(path).st_size > 0
+    except OSError:
+        return False
+
+
+ALL_SECONDS = 30.0
+"""For the recorders of all ranks together: of eight that are stopped each takes its whole time."""
+EACH_SECONDS = 3.0
+_AN_ENTRY = b'"record_id"'
+
+
+def keep_flight_recorders(
+    draft: Draft,
+    *,
+    each_seconds: float = EACH_SECONDS,
+    all_seconds: float = ALL_SECONDS,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> None:
+    """One after another, so that one reply at a time is in memory; a rank that does not answer is missing.
+
+    A rank may have two recorders. The one with entries (NCCL's where both have some) becomes
+    flight_recorder/RANK.json, the other lies in a folder called after its handler.
+    """
+    end = monotonic() + all_seconds
+    for rank in draft.ranks:
+        name = f"flight_recorder/{rank.rank}.json"
+        socket = rank.path.with_suffix(SUFFIX)
+        if rank.ended:
+            draft.lacks(name, f"the rank is {rank.state.value}")
+        elif not _is_socket(socket):
+            draft.lacks(name, "the rank serves no flight recorder")
+        else:
+            with draft.attempt(name):
+                _keep(draft, rank, _pull(socket, min(each_seconds, end - monotonic())))
+
+
+def _pull(socket: Path, seconds: float) -> Mapping[str, bytearray]:
+    if seconds <= 0.0:
+        raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, "the ranks before it took all the time there was")
+    try:
+        return FlightRecorderClient(socket, timeout_seconds=seconds).pull_raw()
+    except FlightRecorderError as error:
+        raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, str(error)) from None
+
+
+def _keep(draft: Draft, rank: RankCondition, replies: Mapping[str, bytearray]) -> None:
+    telling = [name for name in RECORDERS if _AN_ENTRY in replies.get(name, b"")]
+    first = telling[-1] if telling else next(iter(replies))
+    for handler, reply in replies.items():
+        folder = "flight_recorder" if handler == first else f"flight_recorder_{handler}"
+        draft.folder.write(f"{folder}/{rank.rank}.json", [bytes(reply)])
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
         return False

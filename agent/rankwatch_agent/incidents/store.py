@@ -8,8 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
+from rankwatch_agent.incidents.bundle import write_error
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.error import write_error
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")

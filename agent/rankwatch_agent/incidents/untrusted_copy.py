@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.error import EvidenceError
-from rankwatch_agent.incidents.folder import CHUNK_BYTES, BundleFolder
+from rankwatch_agent.incidents.bundle import CHUNK_BYTES, BundleFolder, EvidenceError
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC

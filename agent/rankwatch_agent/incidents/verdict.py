@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.board import MOST_CULPRITS
-from rankwatch_agent.incidents.error import EvidenceError
+from rankwatch.conventions import RankState
+from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch_agent.incidents.bundle import EvidenceError
+from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
+from rankwatch_agent.incidents.registry import MOST_CULPRITS, Culprit
 
 LIMITS = Limits(seconds=60.0, output_bytes=4 << 20, memory_bytes=384 << 20)
 DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_cli", "diagnose", "run")
@@ -82,3 +84,15 @@ def _state(given: object) -> str:
 def _clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Without settings of rankwatch: secrets of the agent are none of the diagnosis's business."""
     return {name: value for name, value in environ.items() if not name.startswith("RANKWATCH_")}
+
+
+def culprits_of(incident: Incident, verdict: Verdict | None = None) -> tuple[Culprit, ...]:
+    """Ranks to blame: those that were lost, where some were; else those the diagnosis names."""
+    phases = {each.rank: each.open_phase[0] for each in incident.condition.ranks if each.open_phase}
+    if incident.kind is IncidentKind.LOST_RANK:
+        state, ranks = RankState.LOST.value, tuple(each.rank for each in incident.condition.lost)
+    elif verdict is not None:
+        state, ranks = verdict.state, verdict.ranks
+    else:
+        return ()
+    return tuple(Culprit(rank, state, phases.get(rank, "")) for rank in ranks[:MOST_CULPRITS])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.added_dumps import MOST_DUMPS, AddedDumps
+from rankwatch_agent.incidents.dumps import MOST_DUMPS, AddedDumps
 from rankwatch_agent.incidents.episodes import Incident
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident

@@ -17,10 +17,10 @@ import pytest
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
-from rankwatch_agent.incidents.board import Culprit
-from rankwatch_agent.incidents.bundle import BundleWriter, Written
-from rankwatch_agent.incidents.error import EvidenceError
-from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.incidents.bundle import EvidenceError
+from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.registry import Culprit
+from rankwatch_agent.incidents.writer import BundleWriter, Written
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
 from support.incidents.incidents import boxed, condition, incident, py_spy, writer

@@ -6,8 +6,8 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
+from rankwatch_agent.incidents.verdict import culprits_of
 from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.error import EvidenceError
-from rankwatch_agent.incidents.folder import BundleFolder
+from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from support.agent.process import ManualClock
 from support.incidents.incidents import small_disk
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankwatch_agent.incidents.board import Culprit, Finding, IncidentBoard
 from rankwatch_agent.incidents.collector import IncidentsCollector
+from rankwatch_agent.incidents.registry import Culprit, Finding, IncidentBoard
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.conditions import RunConditions
 from support.incidents.incidents import condition

@@ -15,9 +15,9 @@ import pytest
 
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
-from rankwatch_agent.incidents.board import IncidentBoard
 from rankwatch_agent.incidents.evidence import build_evidence
-from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.registry import IncidentBoard
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from support.agent.process import agent_process, fetch, until

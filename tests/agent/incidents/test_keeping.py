@@ -8,11 +8,11 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
-from rankwatch_agent.incidents.board import MOST_WAITING, Culprit, IncidentBoard
-from rankwatch_agent.incidents.culprits import culprits_of
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.keeping import TOO_LATE_SECONDS, EvidenceKeeper
+from rankwatch_agent.incidents.evidence import TOO_LATE_SECONDS, EvidenceKeeper
+from rankwatch_agent.incidents.registry import MOST_WAITING, Culprit, IncidentBoard
 from rankwatch_agent.incidents.store import BundleStore
+from rankwatch_agent.incidents.verdict import culprits_of
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident, writer
 

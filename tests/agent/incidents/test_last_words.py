@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.incidents.last_words import last_words, process_words
+from rankwatch_agent.incidents.rank_state import last_words, process_words
 from support.incidents.incidents import boxed
 from support.training.blackbox import box
 from support.training.ranks import rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.incidents.pages import MAX_PAGE_BYTES, PAGE_SECONDS, MetricsPages
+from rankwatch_agent.incidents.metrics_history import MAX_PAGE_BYTES, PAGE_SECONDS, MetricsPages
 from support.agent.process import ManualClock
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.error import EvidenceError
-from rankwatch_agent.incidents.folder import BundleFolder
+from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file
 
 

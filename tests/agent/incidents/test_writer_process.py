@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch_agent.incidents.error import EvidenceError
-from rankwatch_agent.incidents.writer_process import writer_process
+from rankwatch_agent.incidents.bundle import EvidenceError
+from rankwatch_agent.incidents.rank_state import writer_process
 from support.training.blackbox import box
 from support.training.ranks import rank
 

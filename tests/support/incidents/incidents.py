@@ -12,10 +12,10 @@ import pytest
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch_agent.incidents.bundle import BundleWriter
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
-from rankwatch_agent.incidents.pages import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.writer import BundleWriter
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from support.agent.process import DEADLINE_SECONDS
 
