@@ -1,26 +1,30 @@
-"""The table of operations, by column: one row for each operation of each rank in each step."""
+"""The table of operations: one row for each operation of each rank in each step, held by column."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_LONGEST_SECONDS = 1e9
+"""A mistake of the unit, or a wrecked row."""
+
 
 class Kind(IntEnum):
-    """What an operation is; the column `kind` holds these numbers, files the names in lower case."""
+    """What an operation is. The column `kind` holds these numbers; files hold the names in lower case."""
 
     COMPUTE = 0
     COMMUNICATION = 1
-    DATA = 2
+    DATA_LOADING = 2
     OTHER = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationTable:
-    """Columns of equal length n; a table may hold only some of a job's ranks, and any order of rows."""
+    """Columns of equal length. A table may hold only some ranks of a job, and its rows are in any order."""
 
     step: NDArray[np.int64]
     rank: NDArray[np.int64]
@@ -49,3 +53,66 @@ class OperationTable:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    def take(self, rows: NDArray[Any]) -> OperationTable:
+        """Some rows, by a mask or by their indices."""
+        columns = {
+            field.name: getattr(self, field.name)[rows]
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        return replace(self, **columns)
+
+
+def clean(table: OperationTable, *, incomplete: int, broken: int) -> tuple[OperationTable, dict[str, int]]:
+    """The usable rows, and by reason the number of rows left out.
+
+    `incomplete` and `broken` rows were left out when the file was read.
+    """
+    skipped = {
+        "with the wrong number of columns": broken,
+        "without operation or kind, or without whole numbers for step, rank, stage, replica or microbatch": (
+            incomplete
+        ),
+    }
+    bad = ~np.isfinite(table.duration_seconds) | ~np.isfinite(table.start_seconds)
+    longer = ~bad & (table.duration_seconds > _LONGEST_SECONDS)
+    for reason, rows in (
+        ("with a kind other than compute, communication, data_loading, other", table.kind < 0),
+        ("with a start or duration that is no number", bad),
+        ("with a negative duration", ~bad & (table.duration_seconds < 0.0)),
+        ("with a duration of more than 30 years", longer),
+        ("with a negative step or rank", (table.step < 0) | (table.rank < 0)),
+    ):
+        skipped[reason] = int(np.count_nonzero(rows))
+    usable = ~bad & (table.kind >= 0) & (table.step >= 0) & (table.rank >= 0)
+    usable &= np.where(bad, False, table.duration_seconds >= 0.0) & ~longer
+    table = _kept(table, usable)
+    again = _repeated(table)
+    skipped["that repeat step, rank, operation and start"] = int(np.count_nonzero(again))
+    table = _kept(table, ~again)
+    stray = _strays(table)
+    skipped["that put a rank into a second replica"] = int(np.count_nonzero(stray))
+    return _kept(table, ~stray), {reason: count for reason, count in skipped.items() if count}
+
+
+def _kept(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
+    return table if rows.all() else table.take(rows)  # a table is large, and mostly nothing is wrong with it
+
+
+def _repeated(table: OperationTable) -> NDArray[np.bool_]:
+    """Rows that repeat an earlier one."""
+    order = np.lexsort((table.start_seconds, table.operation, table.rank, table.step))
+    same = np.ones(max(len(order) - 1, 0), dtype=np.bool_)
+    for column in (table.step, table.rank, table.operation, table.start_seconds):
+        same &= column[order[1:]] == column[order[:-1]]
+    repeated = np.zeros(len(order), dtype=np.bool_)
+    repeated[order[1:][same]] = True
+    return repeated
+
+
+def _strays(table: OperationTable) -> NDArray[np.bool_]:
+    """Rows of a rank outside the replica that it was first seen in: two processes claimed the same rank."""
+    _, first, inverse = np.unique(table.rank, return_index=True, return_inverse=True)
+    strays: NDArray[np.bool_] = table.replica != table.replica[first][inverse]
+    return strays

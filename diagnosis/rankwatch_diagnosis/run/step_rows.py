@@ -142,5 +142,5 @@ def _kind(piece: Piece) -> str:
     if piece.communicates or piece.operation == COMMUNICATION:
         return "communication"
     if piece.operation == DATA_WAIT:
-        return "data"
+        return "data_loading"
     return "compute" if piece.operation in _COMPUTE else OTHER

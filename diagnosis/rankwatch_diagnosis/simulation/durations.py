@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 _PASSES = ("forward", "backward")
 _KINDS = {
     SlowPhase.COMPUTE: Kind.COMPUTE,
-    SlowPhase.DATA_LOADING: Kind.DATA,
+    SlowPhase.DATA_LOADING: Kind.DATA_LOADING,
     SlowPhase.OTHER: Kind.OTHER,
 }
 """Operations that take longer on a slow rank."""
@@ -101,7 +101,7 @@ def _factors(setting: Setting, fault: Fault, stage: int) -> Floats:
     if fault.cause is Cause.SLOW_RANK:
         _strike(factors, [each.kind is _KINDS[fault.phase] for each in planned], fault, shape, stage)
     if fault.cause is Cause.DATA_LOADING:
-        factors[[each.kind is Kind.DATA for each in planned]] = fault.factor
+        factors[[each.kind is Kind.DATA_LOADING for each in planned]] = fault.factor
     if fault.cause is Cause.NETWORK:
         carries = [each.kind is Kind.COMMUNICATION for each in planned]
         if fault.ranks:

@@ -112,7 +112,7 @@ def _stage(shape: JobShape, stage: int) -> Iterator[Planned]:
     stages = shape.pipeline_parallel
     yield Planned("host_work", Kind.OTHER)
     if stage in (0, stages - 1):
-        yield Planned("data_loading", Kind.DATA)
+        yield Planned("data_loading", Kind.DATA_LOADING)
     for operation, microbatch in one_forward_one_backward(stage, stages, shape.microbatches):
         yield from _pass(shape, stage, operation, microbatch)
     if shape.data_parallel > 1:

@@ -51,14 +51,12 @@ def attempts(jobs: int, seed_base: int, processes: int) -> list[Trial]:
 
 
 def harder_attempts(jobs: int, seed_base: int, processes: int) -> list[Answer]:
-    """So many jobs of each of the scenarios beyond the mixture; none where this tree holds no engine."""
+    """So many jobs of each of the scenarios beyond the mixture."""
     asked = [(scenario, number, seed_base) for scenario in SCENARIOS for number in range(jobs)]
     if processes == 1:
-        answers = [attempt_harder(*each) for each in asked]
-    else:
-        with ProcessPoolExecutor(processes) as pool:
-            answers = list(pool.map(attempt_harder, *zip(*asked, strict=True)))
-    return [each for each in answers if each is not None]
+        return [attempt_harder(*each) for each in asked]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(attempt_harder, *zip(*asked, strict=True)))
 
 
 def _as_json(found: Result, seed_base: int) -> str:

@@ -23,10 +23,10 @@ from rankwatch_diagnosis.simulation.operation_rows import OperationRows
 from rankwatch_diagnosis.simulation.replay import replay
 from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.engine import diagnose
 
 from ..result import Row
 from .mixture import labelled, run
-from .trial import engine, rows_of
 
 Floats = NDArray[np.float64]
 
@@ -64,11 +64,8 @@ _PHASES = (None, SlowPhase.COMPUTE)
 """Of a right verdict: in these puzzles slow ranks compute slowly."""
 
 
-def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer | None:
-    """Make puzzle `number` of a scenario, and ask the engine; None where this tree holds none."""
-    diagnose = engine()
-    if diagnose is None:
-        return None
+def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer:
+    """Make puzzle `number` of a scenario, and diagnose it."""
     puzzle = SCENARIOS[scenario](number, seed_base)
     verdict = diagnose(puzzle.table)
     wrong_rank = not set(verdict.ranks) <= set(puzzle.ranks)
@@ -120,7 +117,7 @@ def _short(number: int, seed_base: int) -> Puzzle:
 
 def _seen_of(job: Job, held: Callable[[OperationTable], NDArray[np.bool_]]) -> Puzzle:
     _, done = run(job)
-    table = rows_of(done.table, held(done.table))
+    table = done.table.take(held(done.table))
     ranks = tuple(sorted(set(done.truth.ranks) & set(np.unique(table.rank).tolist())))
     gone = done.truth.ranks and not ranks
     return Puzzle(table, (Cause.NONE,) if gone else (done.truth.cause,), ranks)

@@ -9,7 +9,7 @@ from ..result import Result, Row, limited
 from ..spread import quantile, spread
 from .baselines import RULES
 from .mixture import HOST_WORK, LEAST_COST, SLOW_3, SLOW_5, SLOW_MORE
-from .tally import (
+from .scores import (
     by_baseline,
     by_engine,
     falsely_named,
@@ -36,13 +36,12 @@ UNBLAMED = ("none", "unequal_batches", "slow_stage", "network", "jitter")
 
 
 def result(trials: Sequence[Trial], seed_base: int) -> Result:
-    """Rows for the engine where there is one, then for the baselines."""
-    known = any(trial.verdict is not None for trial in trials)
-    rows = [*(_engine_rows(trials) if known else ()), *_baseline_rows(trials)]
+    """Rows for the engine, then for the baselines."""
+    rows = [*_engine_rows(trials), *_baseline_rows(trials)]
     return Result(
         title=f"Detection: {len(trials)} simulated jobs, seed base {seed_base}",
         rows=tuple(rows),
-        notes=_notes(trials, known=known),
+        notes=_notes(trials),
         samples={"trials": [asdict(trial) for trial in trials]},
     )
 
@@ -89,7 +88,7 @@ def _slow_rank_rows(trials: Sequence[Trial]) -> Iterator[Row]:
 
 
 def _delay_row(trials: Sequence[Trial]) -> Row:
-    """Who was never named counts as a delay without end."""
+    """A rank that was never named counts as a delay without end."""
     never = float("inf")
     delays = [
         float(never if each is None else each) for trial in trials for each in trial.delay_steps.values()
@@ -137,15 +136,12 @@ def _steps(value: float) -> str:
     return f"{value:g} steps"
 
 
-def _notes(trials: Sequence[Trial], *, known: bool) -> tuple[str, ...]:
+def _notes(trials: Sequence[Trial]) -> tuple[str, ...]:
     sizes = sorted(trial.ranks for trial in trials)
     large = sum(size >= 1024 for size in sizes)
-    notes = [
+    return (
         f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
         f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
         "A wrong rank is one that is not to blame; a rank with a slow link is, and so is one of a slow host.",
-        "A worker that was never named counts as a delay without end.",
-    ]
-    if not known:
-        notes.append("This tree holds no straggler engine: only the baselines were asked.")
-    return tuple(notes)
+        "A slow rank that was never named counts as a delay without end.",
+    )

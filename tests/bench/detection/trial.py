@@ -1,25 +1,19 @@
-"""One job of the mixture, diagnosed."""
+"""One job of the mixture, diagnosed by the engine and by the baselines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 from .baselines import baseline_names
 from .mixture import labelled, run, slow_compute
-
-ENGINE = "rankwatch_diagnosis.straggler.engine"
 
 PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
 """Steps since the fault began, at which a worker is looked for to learn the delay."""
@@ -37,8 +31,8 @@ class Trial:
     sigma: float
     factor: float
     truth: Mapping[str, Any]
-    verdict: Mapping[str, Any] | None
-    """Without the evidence; None where there is no engine."""
+    verdict: Mapping[str, Any]
+    """Without the evidence."""
     delay_steps: Mapping[int, int | None]
     """Of each slow rank: the shortest prefix, in steps since the fault began, in which it was named."""
     seconds: float
@@ -51,15 +45,12 @@ def attempt(number: int, seed_base: int) -> Trial:
     each = labelled(number, seed_base)
     job, done = run(each.job)
     truth = done.truth
-    diagnose = engine()
-    verdict, seconds = None, 0.0
+    began = time.perf_counter()
+    verdict = diagnose(done.table)
+    seconds = time.perf_counter() - began
     delays: dict[int, int | None] = {}
-    if diagnose is not None:
-        began = time.perf_counter()
-        verdict = diagnose(done.table)
-        seconds = time.perf_counter() - began
-        if slow_compute(truth):
-            delays = _delays(diagnose, done.table, truth.ranks, truth.first_step or 0, verdict)
+    if slow_compute(truth):
+        delays = _delays(done.table, truth.ranks, truth.first_step or 0, verdict)
     return Trial(
         number=number,
         label=each.label,
@@ -68,42 +59,20 @@ def attempt(number: int, seed_base: int) -> Trial:
         sigma=job.noise.sigma,
         factor=job.fault.factor,
         truth=truth.as_json(),
-        verdict=None if verdict is None else _as_json(verdict),
+        verdict=_as_json(verdict),
         delay_steps=delays,
         seconds=seconds,
         baselines=baseline_names(done.table),
     )
 
 
-def engine() -> Callable[[OperationTable], Verdict] | None:
-    """`diagnose`, or None where this tree holds no engine."""
-    if find_spec(ENGINE) is None:
-        return None
-    diagnose: Callable[[OperationTable], Verdict] = import_module(ENGINE).diagnose
-    return diagnose
-
-
 def prefix(table: OperationTable, steps: int) -> OperationTable:
     """The rows of the first steps, counted from 0."""
-    return rows_of(table, table.step < steps)
-
-
-def rows_of(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
-    """Some rows, in every column."""
-    columns = {
-        field.name: getattr(table, field.name)[rows]
-        for field in fields(table)
-        if isinstance(getattr(table, field.name), np.ndarray)
-    }
-    return replace(table, **columns)
+    return table.take(table.step < steps)
 
 
 def _delays(
-    diagnose: Callable[[OperationTable], Verdict],
-    table: OperationTable,
-    ranks: Sequence[int],
-    first_step: int,
-    whole: Verdict,
+    table: OperationTable, ranks: Sequence[int], first_step: int, whole: Verdict
 ) -> dict[int, int | None]:
     steps = int(table.step.max()) + 1
     delays: dict[int, int | None] = dict.fromkeys(ranks)

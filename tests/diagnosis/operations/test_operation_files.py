@@ -19,7 +19,7 @@ HEADER = "step,rank,operation,kind,start_seconds,duration_seconds"
 ROWS = (
     {"step": 0, "rank": 0, "operation": "forward", "kind": "compute", "start": 0.0, "duration": 1.5},
     {"step": 0, "rank": 1, "operation": "all_reduce", "kind": "communication", "start": 1.5, "duration": 0.5},
-    {"step": 1, "rank": 0, "operation": "load", "kind": "data", "start": 2.0, "duration": 0.25},
+    {"step": 1, "rank": 0, "operation": "load", "kind": "data_loading", "start": 2.0, "duration": 0.25},
 )
 
 
@@ -66,7 +66,7 @@ def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
     assert skipped == {}
     assert (table.step.tolist(), table.rank.tolist()) == ([0, 0, 1], [0, 1, 0])
     assert [table.operations[each] for each in table.operation] == ["forward", "all_reduce", "load"]
-    assert table.kind.tolist() == [Kind.COMPUTE, Kind.COMMUNICATION, Kind.DATA]
+    assert table.kind.tolist() == [Kind.COMPUTE, Kind.COMMUNICATION, Kind.DATA_LOADING]
     assert [table.groups[each] for each in table.group] == ["", "dp", ""]
     assert (table.start_seconds.tolist(), table.duration_seconds.tolist()) == ([0, 1.5, 2], [1.5, 0.5, 0.25])
     assert (table.stage.tolist(), table.replica.tolist()) == ([1, 1, 1], [0, 1, 0])

@@ -49,7 +49,7 @@ def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -
     clean = simulate(CLEAN).table
     faulty = simulate(replace(CLEAN, fault=fault)).table
     compute = local(faulty, Kind.COMPUTE) / local(clean, Kind.COMPUTE)
-    loading = local(faulty, Kind.DATA) / local(clean, Kind.DATA)
+    loading = local(faulty, Kind.DATA_LOADING) / local(clean, Kind.DATA_LOADING)
     other = local(faulty, Kind.OTHER) / local(clean, Kind.OTHER)
     rank = clean.rank[clean.kind == Kind.COMPUTE]
     slow_phase = fault.phase if fault.cause is Cause.SLOW_RANK else None
@@ -65,10 +65,10 @@ def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -
     else:
         assert compute.std() > 0.05
     for phase, kind, factors in (
-        (SlowPhase.DATA_LOADING, Kind.DATA, loading),
+        (SlowPhase.DATA_LOADING, Kind.DATA_LOADING, loading),
         (SlowPhase.OTHER, Kind.OTHER, other),
     ):
-        everywhere = 30.0 if kind is Kind.DATA and fault.cause is Cause.DATA_LOADING else 1.0
+        everywhere = 30.0 if kind is Kind.DATA_LOADING and fault.cause is Cause.DATA_LOADING else 1.0
         struck = clean.rank[clean.kind == kind] == 2
         assert factors[~struck] == pytest.approx(everywhere)
         assert factors[struck] == pytest.approx(30.0 if slow_phase is phase else everywhere)

@@ -52,7 +52,7 @@ def test_every_form_holds_every_row_and_the_columns_of_the_documentation(
     assert [int(str(row["rank"])) for row in rows] == written.rank.tolist()
     names = [written.operations[number] for number in written.operation]
     assert [row["operation"] for row in rows] == names
-    assert {row["kind"] for row in rows} == {"compute", "communication", "data", "other"}
+    assert {row["kind"] for row in rows} == {"compute", "communication", "data_loading", "other"}
     assert {row["group"] or "" for row in rows} == set(written.groups)
     if work:
         units = [float(str(row["work"])) if row["work"] not in (None, "") else np.nan for row in rows]

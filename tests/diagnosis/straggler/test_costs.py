@@ -32,7 +32,7 @@ def test_a_run_without_any_delays_would_cost_what_the_simulator_says(replicas: i
 @pytest.mark.parametrize(
     ("phase", "cause", "kind"),
     [
-        (SlowPhase.DATA_LOADING, Cause.DATA_LOADING, "data"),
+        (SlowPhase.DATA_LOADING, Cause.DATA_LOADING, "data_loading"),
         (SlowPhase.OTHER, Cause.SLOW_STAGE, "other"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.diagnosis.operations import SmallJob, changed, some_rows
+from support.diagnosis.operations import SmallJob
 
 SHAPES = [(8, 1), (4, 4), (8, 2), (16, 1)]
 
@@ -186,7 +188,7 @@ def test_a_group_slower_than_groups_like_it_is_the_network() -> None:
 def test_a_wait_for_a_rank_outside_the_table_is_not_called_network() -> None:
     """The table does not hold the rank that is waited for."""
     table = SmallJob().slow_rank(6, 1.3).table()
-    verdict = diagnose(some_rows(table, table.rank != 6))
+    verdict = diagnose(table.take(table.rank != 6))
     assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
     assert "missing" in str(verdict.evidence["why"])
 
@@ -198,6 +200,24 @@ def test_a_rank_that_waits_for_its_data_is_a_slow_rank_in_data_loading() -> None
     verdict = diagnose(job.table())
     assert (verdict.cause, verdict.phase) == (Cause.SLOW_RANK, SlowPhase.DATA_LOADING)
     assert (verdict.ranks, verdict.first_step) == ((3,), 8)
+
+
+@pytest.mark.parametrize(
+    ("operation", "phase"),
+    [("save_checkpoint", SlowPhase.CHECKPOINT), ("evaluation", SlowPhase.OTHER)],
+)
+def test_slow_host_work_of_a_rank(operation: str, phase: SlowPhase) -> None:
+    """The name of the operation tells a checkpoint from other host work."""
+    job = SmallJob()
+    job.loading[8:, 3] *= 8.0
+    table = job.table()
+    table = replace(
+        table,
+        kind=np.where(table.kind == Kind.DATA_LOADING, Kind.OTHER, table.kind),
+        operations=tuple(operation if name == "load" else name for name in table.operations),
+    )
+    verdict = diagnose(table)
+    assert (verdict.cause, verdict.phase, verdict.ranks) == (Cause.SLOW_RANK, phase, (3,))
 
 
 def test_a_stage_whose_ranks_all_load_slowly_is_named_as_data_loading_and_no_rank() -> None:
@@ -222,20 +242,20 @@ def test_a_table_without_replicas_and_groups_is_enough_for_a_slow_rank() -> None
     """As a file without the optional columns gives it."""
     table = SmallJob().slow_rank(5, 1.1).table()
     nothing = np.zeros_like(table.group)
-    assert diagnose(changed(table, {"replica": nothing, "group": nothing})).ranks == (5,)
+    assert diagnose(replace(table, replica=nothing, group=nothing)).ranks == (5,)
 
 
 def test_compute_rows_alone_are_enough() -> None:
     """Of some ranks only."""
     table = SmallJob(dp=8, pp=2).slow_rank(6, 1.2).table()
-    assert diagnose(some_rows(table, (table.kind == Kind.COMPUTE) & (table.rank < 12))).ranks == (6,)
+    assert diagnose(table.take((table.kind == Kind.COMPUTE) & (table.rank < 12))).ranks == (6,)
 
 
 def test_the_order_of_rows_is_of_no_account() -> None:
     """A table may hold them in any."""
     table = SmallJob(dp=4, pp=4).slow_rank(6, 1.2).table()
     order = np.random.default_rng(0).permutation(len(table))
-    mixed = diagnose(some_rows(table, order))
+    mixed = diagnose(table.take(order))
     assert (mixed.ranks, mixed.slowdown) == ((6,), pytest.approx(diagnose(table).slowdown))
 
 
@@ -248,9 +268,9 @@ def test_durations_without_any_noise_are_no_trouble() -> None:
 def test_too_few_steps_or_ranks_are_inconclusive() -> None:
     """One slow step is an event."""
     table = SmallJob().slow_rank(5, 2.0).table()
-    assert diagnose(some_rows(table, table.step < 3)).cause is Cause.INCONCLUSIVE
-    assert diagnose(some_rows(table, table.rank == 5)).cause is Cause.INCONCLUSIVE
-    assert diagnose(some_rows(table, table.rank < 0)).cause is Cause.INCONCLUSIVE
+    assert diagnose(table.take(table.step < 3)).cause is Cause.INCONCLUSIVE
+    assert diagnose(table.take(table.rank == 5)).cause is Cause.INCONCLUSIVE
+    assert diagnose(table.take(table.rank < 0)).cause is Cause.INCONCLUSIVE
 
 
 def _last_end(table: object) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class SmallJob:
         for replica in range(self.dp):
             for stage in range(self.pp):
                 seconds = self._spread(self.data_seconds * self.loading[step, replica, stage], 0.1)
-                self._row(rows, step, replica, stage, "load", Kind.DATA, free, seconds)
+                self._row(rows, step, replica, stage, "load", Kind.DATA_LOADING, free, seconds)
             self._passes(step, replica, free, rows)
         for stage in range(self.pp):
             last = free[:, stage].max()
@@ -148,18 +148,3 @@ def as_table(rows: Sequence[tuple[Any, ...]]) -> OperationTable:
         operations=tuple(str(each) for each in operations),
         groups=tuple(groups),
     )
-
-
-def changed(table: OperationTable, changes: Mapping[str, Any]) -> OperationTable:
-    """The table with other columns."""
-    return replace(table, **changes)
-
-
-def some_rows(table: OperationTable, rows: NDArray[np.bool_]) -> OperationTable:
-    """Those rows of the table."""
-    columns = {
-        each.name: getattr(table, each.name)[rows]
-        for each in fields(table)
-        if isinstance(getattr(table, each.name), np.ndarray)
-    }
-    return replace(table, **columns)

@@ -53,8 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="rankwatch diagnose straggler",
         description="Name the rank, stage or cause that slows a run down, and what it cost.",
         epilog=(
-            "columns: step, rank, operation, kind (compute, communication, data, other), start_seconds,\n"
-            "duration_seconds; optionally stage, replica (ranks with one replica work on the same\n"
+            "columns: step, rank, operation, kind (compute, communication, data_loading, other),\n"
+            "start_seconds, duration_seconds; optionally stage, replica (ranks with one replica work on the same\n"
             "microbatches), microbatch, group (process group), work (units of work)."
         ),
     )

@@ -17,7 +17,7 @@ from rankwatch_diagnosis.straggler.group_by import Floats, Ints, factorize
 from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, scan
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
 
-_HOST_KINDS = (Kind.DATA, Kind.OTHER)
+_HOST_KINDS = (Kind.DATA_LOADING, Kind.OTHER)
 _LEAST_SHARE_OF_OWN = 0.5
 """Part of a stage's host work that must be excess: it takes at least twice what it takes elsewhere."""
 _MOST_LISTED = 64
@@ -48,7 +48,7 @@ def find_slow_host_work(case: Case) -> Candidate | None:
         return None
     return Candidate(
         cause=Cause.SLOW_RANK,
-        phase=SlowPhase.DATA_LOADING if _mostly_loading(found) else SlowPhase.OTHER,
+        phase=SlowPhase.DATA_LOADING if _mostly_loading(found) else _phase_of_other_work(case, ideal),
         ideal=ideal,
         first_step=int(case.steps[first]),
         ranks=tuple(sorted({int(str(each["rank"])) for each in found})),
@@ -80,7 +80,15 @@ def _listed_rank(case: Case, kind: Kind, own: float, each: Excess, step_seconds:
 def _mostly_loading(found: Sequence[dict[str, object]]) -> bool:
     """True if the largest excess is data loading."""
     largest = max(found, key=lambda each: float(str(each["excess_seconds_per_step"])))
-    return largest["kind"] == Kind.DATA.name.lower()
+    return largest["kind"] == Kind.DATA_LOADING.name.lower()
+
+
+def _phase_of_other_work(case: Case, ideal: Floats) -> SlowPhase:
+    """`checkpoint` where operations of that name hold most of the excess."""
+    excess = np.where(case.table.kind == Kind.OTHER, case.seconds - ideal, 0.0)
+    saves = np.array(["checkpoint" in name.lower() for name in case.table.operations], dtype=np.bool_)
+    of_checkpoints = float(excess[saves[case.table.operation]].sum())
+    return SlowPhase.CHECKPOINT if 2.0 * of_checkpoints > float(excess.sum()) else SlowPhase.OTHER
 
 
 def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
@@ -140,7 +148,7 @@ def _loads(total: Floats, stage: Ints, stages: int) -> Floats:
 
 def find_slow_data_loading(case: Case) -> Candidate | None:
     """All ranks wait long for data: there is nobody to compare with, so the cost is an upper bound."""
-    rows = case.table.kind == Kind.DATA
+    rows = case.table.kind == Kind.DATA_LOADING
     if not rows.any():
         return None
     without = case.replay.step_seconds(np.where(rows, 0.0, case.seconds))

@@ -49,7 +49,7 @@ def named(trials: Iterable[Trial], namer: Namer) -> Named:
 def by_engine(trial: Trial) -> Sequence[int]:
     """Slow ranks that the engine names."""
     verdict = trial.verdict
-    return verdict["ranks"] if verdict is not None and verdict["phase"] == SLOW else ()
+    return verdict["ranks"] if verdict["phase"] == SLOW else ()
 
 
 def by_baseline(name: str) -> Namer:
@@ -59,28 +59,28 @@ def by_baseline(name: str) -> Namer:
 
 def falsely_named(trial: Trial) -> bool:
     """Whether the engine blames, for whatever cause, a rank that is not to blame."""
-    return trial.verdict is not None and not set(trial.verdict["ranks"]) <= set(trial.truth["ranks"])
+    return not set(trial.verdict["ranks"]) <= set(trial.truth["ranks"])
 
 
 def right_cause(trial: Trial) -> bool:
     """Whether the engine tells the cause, and of a stage also which one."""
     verdict, truth = trial.verdict, trial.truth
-    if verdict is None or (verdict["cause"], verdict["phase"]) != (truth["cause"], truth["phase"]):
+    if (verdict["cause"], verdict["phase"]) != (truth["cause"], truth["phase"]):
         return False
     return truth["cause"] != "slow_stage" or list(verdict["stages"]) == list(truth["stages"])
 
 
 def slowdown_error(trial: Trial) -> float | None:
     """Share by which the what-if slowdown is off; None where the cause was not found."""
-    if trial.verdict is None or not right_cause(trial) or trial.truth["cause"] == "none":
+    if not right_cause(trial) or trial.truth["cause"] == "none":
         return None
     return abs(float(trial.verdict["slowdown"]) / float(trial.truth["slowdown"]) - 1.0)
 
 
 def first_step_error(trial: Trial) -> float:
     """Steps between the first step that was told and the true one; endless where none was told."""
-    told = None if trial.verdict is None else trial.verdict["first_step"]
-    return float("inf") if told is None else float(abs(told - trial.truth["first_step"]))
+    named_step = trial.verdict["first_step"]
+    return float("inf") if named_step is None else float(abs(named_step - trial.truth["first_step"]))
 
 
 def share(trials: Sequence[Trial], holds: Callable[[Trial], bool]) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.detection.baselines import RULES
 from bench.detection.report import result
-from bench.detection.tally import (
+from bench.detection.scores import (
     by_baseline,
     by_engine,
     falsely_named,
@@ -103,7 +103,7 @@ def test_a_first_step_that_was_not_told_is_endlessly_wrong() -> None:
 
 def test_a_baseline_is_judged_like_the_engine() -> None:
     """By the ranks that it names."""
-    each = trial(said("slow_rank", [1]), None, baselines={"slowest step": (2,)})
+    each = trial(said("slow_rank", [1]), said("none"), baselines={"slowest step": (2,)})
     assert named([each], by_baseline("slowest step")) == (0, 1, 1)
 
 
@@ -117,11 +117,3 @@ def test_a_missed_target_is_shown() -> None:
     assert "MISSED" in rows["slow rank >= 5 %: recall"]
     assert "MISSED" in rows["slow rank >= 5 %: median delay"]
     assert "met" in rows["slow rank >= 5 %: precision"]
-
-
-def test_without_an_engine_only_baselines_are_shown() -> None:
-    """And the table says so."""
-    told = as_markdown(result([trial(said("none"), None)], 1))
-    assert "baseline" in told
-    assert "what-if" not in told
-    assert "This tree holds no straggler engine" in told
