@@ -54,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
         description="Name the rank, stage or cause that slows a run down, and what it cost.",
         epilog=(
             "columns: step, rank, operation, kind (compute, communication, data_loading, other),\n"
-            "start_seconds, duration_seconds; optionally stage, replica (ranks with one replica work on the same\n"
-            "microbatches), microbatch, group (process group), work (units of work)."
+            "start_seconds, duration_seconds; optionally stage, replica (ranks with one replica work\n"
+            "on the same microbatches), microbatch, group (process group), work (units of work)."
         ),
     )
     parser.add_argument("table", type=Path, metavar="TABLE", help="CSV (also .gz), JSONL or Parquet")
