@@ -223,8 +223,11 @@ class StepAssembler:
         self._outside(outside)
         held = self.unsettled.take_collectives(start, end, until)
         step = self._open.of(number)
-        # The host's phases tell when a GPU's work was enqueued, not how long it took.
-        parts = split_step(start, end, inside, held, None if self.device_seconds else step.phases)
+        parts, own = split_step(start, end, inside, held)
+        if (
+            not self.device_seconds
+        ):  # else the host's phases show when work was enqueued, not how long it took
+            step.phases(inside, own)
         sections = self._count(end - start, parts, number, step)
         self._learn(start, end, sections)
         self._open.ended(number)

@@ -15,27 +15,27 @@ from support.processes.lines import lines_run
 
 def test_what_no_phase_claims_is_other() -> None:
     """Four seconds, of which one is nobody's."""
-    parts = split_step(10.0, 14.0, [(10.0, 12.0, "forward"), (12.5, 13.5, "backward")], [])
+    parts, _ = split_step(10.0, 14.0, [(10.0, 12.0, "forward"), (12.5, 13.5, "backward")], [])
     assert parts == pytest.approx({"forward": 2.0, "backward": 1.0, "communication": 0.0, "other": 1.0})
 
 
 def test_an_inner_phase_is_taken_out_of_the_outer_one() -> None:
     """Each moment counts once."""
     phases = [(1.0, 2.0, "data_wait"), (3.0, 3.5, "data_wait"), (0.0, 4.0, "forward")]
-    parts = split_step(0.0, 4.0, phases, [])
+    parts, _ = split_step(0.0, 4.0, phases, [])
     assert parts == pytest.approx({"data_wait": 1.5, "forward": 2.5, "communication": 0.0, "other": 0.0})
 
 
 def test_a_blocking_collective_is_communication_wherever_it_happens() -> None:
     """Inside a phase and outside of any."""
-    parts = split_step(0.0, 4.0, [(0.0, 2.0, "forward")], [(1.0, 1.5, True), (3.0, 4.5, True)])
+    parts, _ = split_step(0.0, 4.0, [(0.0, 2.0, "forward")], [(1.0, 1.5, True), (3.0, 4.5, True)])
     assert parts == pytest.approx({"forward": 1.5, "communication": 1.5, "other": 1.0})
 
 
 def test_overlapped_buckets_block_from_the_last_enqueue_to_the_last_completion() -> None:
     """DDP enqueues buckets while it computes; only what follows the last of them is waiting."""
     buckets = [(1.0, 2.0, False), (2.0, 5.0, False), (3.0, 4.0, False)]
-    parts = split_step(0.0, 6.0, [(0.0, 6.0, "backward")], buckets)
+    parts, _ = split_step(0.0, 6.0, [(0.0, 6.0, "backward")], buckets)
     assert parts == pytest.approx({"backward": 4.0, "communication": 2.0, "other": 0.0})
 
 
@@ -44,20 +44,20 @@ def test_waits_that_were_seen_are_taken_out_beside_buckets_that_run_on() -> None
     the same phase only what follows the last enqueue is taken to block, and nothing counts twice."""
     waits = [(1.0, 2.0, True), (3.0, 3.5, True), (5.5, 6.5, True)]
     buckets = [(0.5, 4.0, False), (5.0, 6.0, False)]
-    parts = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])
+    parts, _ = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])
     assert parts == pytest.approx({"backward": 5.0, "communication": 3.0, "other": 0.0})
 
 
 def test_a_completion_noticed_late_does_not_reach_beyond_its_phase() -> None:
     """The callback waits for the interpreter; the training thread has gone on."""
-    parts = split_step(0.0, 3.0, [(0.0, 2.0, "backward")], [(1.0, 2.8, False)])
+    parts, _ = split_step(0.0, 3.0, [(0.0, 2.0, "backward")], [(1.0, 2.8, False)])
     assert parts == pytest.approx({"backward": 1.0, "communication": 1.0, "other": 1.0})
 
 
 def test_the_slow_rank_and_its_victim_have_the_same_step_and_different_own_work() -> None:
     """Step time names nobody; own work does."""
-    victim = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.0, 1.5, False)])
-    culprit = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.48, 1.5, False)])
+    victim, _ = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.0, 1.5, False)])
+    culprit, _ = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.48, 1.5, False)])
     assert sum(victim.values()) == pytest.approx(sum(culprit.values()))
     assert culprit["backward"] > 1.4 * victim["backward"]
 
@@ -81,14 +81,14 @@ def test_the_parts_always_sum_to_the_step(
     if outer:
         phases.append((start, end, "outer"))
     inside = [(a, b, blocking) for (a, b), blocking in collectives if start <= a < end]
-    parts = split_step(start, end, phases, inside)
+    parts, _ = split_step(start, end, phases, inside)
     assert sum(parts.values()) == pytest.approx(end - start, abs=1e-6)
     assert all(value >= -1e-9 for value in parts.values())
 
 
 def test_a_phase_that_is_itself_named_other_keeps_its_time() -> None:
     """A trainer may declare that name."""
-    parts = split_step(0.0, 4.0, [(0.0, 1.0, "other")], [])
+    parts, _ = split_step(0.0, 4.0, [(0.0, 1.0, "other")], [])
     assert parts == pytest.approx({"other": 4.0, "communication": 0.0})
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.members import members_text
+from rankwatch_diagnosis.run.operation_table import Piece, lay_out
 from rankwatch_diagnosis.run.snapshots import parse_members
-from rankwatch_diagnosis.run.step_layout import Blocked, Phase, Piece, lay_out
 
 
 def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
@@ -15,7 +15,7 @@ def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
 
 def test_what_no_phase_claims_is_a_piece_of_its_own() -> None:
     """Before, between and after phases; below 50 microseconds it is a pause."""
-    phases = [Phase(1.0, 2.0, "forward"), Phase(2.00002, 3.0, "backward")]
+    phases = [(1.0, 2.0, "forward"), (2.00002, 3.0, "backward")]
     assert told(lay_out(0.5, 3.5, phases, [], {})) == [
         ("other", 0.5, 0.5),
         ("forward", 1.0, 1.0),
@@ -26,8 +26,8 @@ def test_what_no_phase_claims_is_a_piece_of_its_own() -> None:
 
 def test_a_blocking_collective_is_taken_out_of_its_phase_and_follows_it() -> None:
     """As tensor parallelism has them inside of forward."""
-    calls = [Blocked(1.2, 1.5, "all_reduce", "tp", blocking=True)]
-    assert told(lay_out(1.0, 2.0, [Phase(1.0, 2.0, "forward")], calls, {})) == [
+    calls = [(1.2, 1.5, True, "all_reduce", "tp")]
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "forward")], calls, {})) == [
         ("forward", 1.0, 0.7),
         ("all_reduce", 1.7, 0.3),
     ]
@@ -36,10 +36,10 @@ def test_a_blocking_collective_is_taken_out_of_its_phase_and_follows_it() -> Non
 def test_asynchronous_buckets_block_from_the_last_enqueue_to_the_last_end() -> None:
     """What runs under the backward pass before that is hidden."""
     calls = [
-        Blocked(1.1, 1.6, "all_reduce", "dp", blocking=False),
-        Blocked(1.5, 1.9, "all_reduce", "dp", blocking=False),
+        (1.1, 1.6, False, "all_reduce", "dp"),
+        (1.5, 1.9, False, "all_reduce", "dp"),
     ]
-    assert told(lay_out(1.0, 2.0, [Phase(1.0, 2.0, "backward")], calls, {})) == [
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "backward")], calls, {})) == [
         ("backward", 1.0, 0.6),
         ("all_reduce", 1.6, 0.4),
     ]
@@ -47,7 +47,7 @@ def test_asynchronous_buckets_block_from_the_last_enqueue_to_the_last_end() -> N
 
 def test_a_phase_inside_another_is_taken_out_of_it() -> None:
     """Both are pieces, and together as long as the outer one."""
-    phases = [Phase(1.0, 2.0, "forward"), Phase(1.2, 1.5, "data_wait")]
+    phases = [(1.0, 2.0, "forward"), (1.2, 1.5, "data_wait")]
     pieces = lay_out(1.0, 2.0, phases, [], {})
     assert {each.operation: pytest.approx(each.seconds) for each in pieces} == {
         "forward": 0.7,
@@ -57,7 +57,7 @@ def test_a_phase_inside_another_is_taken_out_of_it() -> None:
 
 def test_times_of_the_gpu_replace_those_of_the_host() -> None:
     """Own time first, then what follows the last collective."""
-    phases = [Phase(1.0, 1.01, "forward"), Phase(1.01, 1.02, "backward")]
+    phases = [(1.0, 1.01, "forward"), (1.01, 1.02, "backward")]
     device = {"forward": [(0.3, 0.3)], "backward": [(0.5, 0.4)]}
     assert told(lay_out(1.0, 1.02, phases, [], device)) == [
         ("forward", 1.0, 0.3),

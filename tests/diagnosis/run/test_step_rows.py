@@ -12,7 +12,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, TOKENS
 from rankwatch.identity import Identity
 from rankwatch_diagnosis.run.boxes import Box, read_box
-from rankwatch_diagnosis.run.step_rows import rows_of
+from rankwatch_diagnosis.run.operation_table import rows_of
 
 
 def box_of(directory: Path) -> Box:

@@ -13,7 +13,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
 from rankwatch_diagnosis.run.boxes import read_box
-from rankwatch_diagnosis.run.step_rows import rows_of
+from rankwatch_diagnosis.run.operation_table import rows_of
 
 
 def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) -> list[tuple[str, float]]:
