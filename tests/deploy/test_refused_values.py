@@ -105,6 +105,10 @@ def test_schema_refuses(path: str, value: Any, sentence: str) -> None:
             "could not use settings.otlp_endpoint: expected networkPolicy.egress.rules that admit it",
         ),
         (
+            {"settings": {"nccl_ras_address": ["auto", "node7:28028"]}},
+            "could not use settings.nccl_ras_address: expected networkPolicy.egress.rules that admit it",
+        ),
+        (
             {"settings": {"xid_table": "/etc/rankwatch/xid.toml"}},
             'could not use settings.xid_table = "/etc/rankwatch/xid.toml": expected a path below a mountPath',
         ),
@@ -135,6 +139,8 @@ def test_chart_refuses(values: Mapping[str, Any], sentence: str) -> None:
             "settings": {"otlp_endpoint": "http://a:1"},
             "networkPolicy": {"egress": {"enabled": False}},
         },
+        {"settings": {"nccl_ras_address": ["auto", "localhost:28028"]}},
+        {"settings": {"nccl_ras_address": [], "otlp_endpoint": "http://127.0.0.1:4318/v1/metrics"}},
         {"global": {"imageRegistry": "a"}},
         {"monitor": {"interval": "1m", "scrapeTimeout": "30s"}},
     ],
@@ -151,9 +157,9 @@ def test_settings_of_the_schema_are_those_of_the_agent() -> None:
     kinds = {
         "integer": {int},
         "number": {float},
-        "#/$defs/names": {tuple[str, ...]},
-        "#/$defs/seconds": {Mapping[str, float]},
-        "#/$defs/path": {Path | None},
+        "#/definitions/names": {tuple[str, ...]},
+        "#/definitions/seconds": {Mapping[str, float]},
+        "#/definitions/path": {Path | None},
     }
     for name, entry in SETTINGS.items():
         if "enum" in entry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from support.deploy.chart import MONITORING, MUTUAL_TLS, ROOT, TLS, TOKEN, merged, one, render
+from support.deploy.chart import MONITORING, MUTUAL_TLS, TLS, TOKEN, merged, one, render, tool
 
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 OPERATOR_KINDS = {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
@@ -89,13 +88,9 @@ def test_the_schema_finds_a_mistake() -> None:
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
 def test_kubectl_reads_the_objects(values: dict[str, Any], tmp_path: Path) -> None:
     """Into its own types, which needs no cluster: a number where text belongs would end here."""
-    fetched = ROOT / ".tools" / "kubectl"
-    found = str(fetched) if fetched.exists() else shutil.which("kubectl")
-    if found is None:
-        pytest.skip("kubectl is not installed: see make tools")
     objects = [each for each in render(merged(values)) if each["kind"] not in OPERATOR_KINDS]
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(objects))
-    command = [found, "label", "--local", "--filename", str(tmp_path / "all.yaml"), "read=yes"]
+    command = [tool("kubectl"), "label", "--local", "--filename", str(tmp_path / "all.yaml"), "read=yes"]
     done = subprocess.run(
         [*command, "--output", "name"],
         env={"KUBECONFIG": "/dev/null", "HOME": str(tmp_path)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -32,19 +31,18 @@ Fields = dict[str, Any]
 
 def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     """Run helm; the values are its standard input."""
-    command = [helm_path(), *arguments]
+    command = [tool("helm"), *arguments]
     if values is not None:
         command += ["--values", "-"]
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
 
 
-def helm_path() -> str:
-    """The helm of `make tools`, or else that of the PATH; skips the test without either."""
-    fetched = ROOT / ".tools" / "helm"
-    found = str(fetched) if fetched.exists() else shutil.which("helm")
-    if found is None:
-        pytest.skip("helm is not installed: see make tools")
-    return found
+def tool(name: str) -> str:
+    """The program that `make tools` fetched, whose version is pinned; skips the test without it."""
+    fetched = ROOT / ".tools" / name
+    if not fetched.exists():
+        pytest.skip(f"{name} is not installed: see make tools")
+    return str(fetched)
 
 
 def template(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:

@@ -166,8 +166,14 @@ httpGet:
 {{- define "rankwatch-agent.checkEgress" -}}
 {{- $policy := .Values.networkPolicy -}}
 {{- $closed := and $policy.enabled $policy.egress.enabled (not $policy.egress.rules) (not .Values.privileges.hostNetwork) -}}
-{{- range $name := list "otlp_endpoint" "dcgm_endpoint" -}}
-{{- if and $closed (get $.Values.settings $name) -}}
+{{- range $name := list "otlp_endpoint" "dcgm_endpoint" "nccl_ras_address" -}}
+{{- $remote := false -}}
+{{- $value := get $.Values.settings $name -}}
+{{- range kindIs "slice" $value | ternary $value (list $value) -}}
+{{/* The pod's own loopback needs no rule. */ -}}
+{{- $remote = or $remote (not (regexMatch "^(auto|(https?://)?(localhost|127\\.[0-9.]+|\\[::1\\])([:/].*)?)?$" .)) -}}
+{{- end -}}
+{{- if and $closed $remote -}}
 {{- fail (printf "could not use settings.%s: expected networkPolicy.egress.rules that admit it, or networkPolicy.egress.enabled=false" $name) -}}
 {{- end -}}
 {{- end -}}
