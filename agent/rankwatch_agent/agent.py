@@ -1,4 +1,4 @@
-"""The agent as a whole: collectors under a supervisor, and the server that shows their results."""
+"""The agent as a whole: collectors under a supervisor, and the server for their results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.0
-"""Longest wait for collectors at the end; one that hangs is left to the end of the process."""
+"""Longest wait for collectors at the end. One that hangs ends with the process."""
 OTLP_STOP_SECONDS = 0.5
-"""Longest wait for an export at the end: an endpoint that is well takes no longer."""
+"""Longest wait for an export at the end. A healthy endpoint takes no longer."""
 
 
 class Agent:
-    """Runs while the `with` block does.
+    """Runs for the length of its `with` block.
 
-    pages: is told where to take the metrics from, for evidence of incidents.
+    pages: receives the source of the metrics page, for the evidence of incidents.
 
-    Raises UserError where the address, a certificate or a token cannot be used.
+    Raises UserError for an address, a certificate or a token that cannot be used.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Agent:
 
     @property
     def address(self) -> str:
-        """HOST:PORT the agent listens on."""
+        """HOST:PORT that the agent listens on."""
         return join_address(*self._server.listening_address())
 
     def __enter__(self) -> Agent:
@@ -106,10 +106,10 @@ class Agent:
 
 
 def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpExport | None:
-    """The export over OTLP, where an endpoint is set; else its modules are not even imported."""
+    """The export over OTLP, if an endpoint is set. Otherwise its modules are not imported."""
     if not config.otlp_endpoint:
         return None
-    from rankwatch_agent.runtime.otlp.endpoint import Origin
+    from rankwatch_agent.runtime.otlp.endpoint import build_resource
     from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings
 
     settings = OtlpSettings(
@@ -118,12 +118,12 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
         timeout_seconds=config.otlp_timeout_seconds,
         headers_file=config.otlp_headers_file,
     )
-    origin = Origin(node=config.node, cluster=config.cluster, version=__version__)
-    return OtlpExport(snapshot, settings, origin)
+    resource = build_resource(node=config.node, cluster=config.cluster, version=__version__)
+    return OtlpExport(snapshot, settings, resource)
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Put the file in place complete or not at all; raises UserError."""
+    """Put the complete file in place, or none. Raises UserError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text)

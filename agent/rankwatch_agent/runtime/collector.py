@@ -1,4 +1,4 @@
-"""What a collector is and what it returns: the two-line contract every source follows."""
+"""The contract of a collector: its name, its schedule, and what one run returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Series(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """One histogram: cumulative counts by upper bound (the last bound is +Inf), and the sum."""
+    """One histogram: cumulative counts by upper bound, of which the last is +Inf, and the sum."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -35,28 +35,28 @@ class Histogram(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """Everything one run of a collector found; immutable, so that any thread may render it."""
+    """The result of one run. Immutable, so that any thread may render it."""
 
     series: Sequence[Series] = ()
     histograms: Sequence[Histogram] = field(default=())
     broken_parts: int | None = None
-    """Parts of the source that could not be read while others were; None where it is not made of parts."""
+    """Parts of the source that could not be read while others could; None for a source without parts."""
 
 
 class Collector(Protocol):
-    """A source: one file, one name, its own schedule. Only the supervisor calls `collect`."""
+    """A source of metrics with a name and a schedule of its own. Only the supervisor calls `collect`."""
 
     name: str
-    """Value of the `collector` label; lower case, unique."""
+    """Value of the label `collector`; lower case, unique."""
     interval_seconds: float
     """Time between the starts of two runs."""
     deadline_seconds: float
-    """Longest run; past it the collector's series disappear until it returns."""
+    """Longest run. Past it, the series of the collector disappear until it returns."""
 
     def collect(self) -> Collection:
         """Read the source once.
 
-        Raises NotApplicable where the source does not exist here, CollectError where it cannot be
-        read; whatever else it raises counts as failed too.
+        Raises NotApplicable if the source does not exist on this machine, CollectError if it cannot be read.
+        Any other exception counts as a failure too.
         """
         ...

@@ -1,4 +1,4 @@
-"""Connections over TCP on which everything has to be over at one moment."""
+"""TCP connections with one deadline for everything that is done on them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 
 
 def connect_tcp(host: str, port: int, end: float) -> socket.socket:
-    """A connection to the first address of the host that takes one; all together have until `end`, monotonic.
+    """A connection to the first address of the host that accepts one.
 
-    Raises OSError; ConnectionRefusedError only where every address refuses.
+    end: deadline for all addresses together, in monotonic seconds. Raises OSError, and
+    ConnectionRefusedError only if every address refuses.
     """
     failure: OSError = ConnectionRefusedError("the host has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -27,7 +28,7 @@ def connect_tcp(host: str, port: int, end: float) -> socket.socket:
 
 
 def seconds_left(end: float) -> float:
-    """Seconds until a moment on the monotonic clock; raises TimeoutError once it has passed."""
+    """Seconds until `end`, in monotonic seconds. Raises TimeoutError once it has passed."""
     left = end - time.monotonic()
     if left <= 0.0:
         raise TimeoutError("timed out")

@@ -1,4 +1,4 @@
-"""Logging of the command line: the only place that configures it."""
+"""The log of a process: its format, a thread that writes it, and a limit for messages that repeat."""
 
 from __future__ import annotations
 
@@ -12,70 +12,33 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_LINES = 1000
-"""Lines that wait to be written; further ones are left out and counted."""
+"""Lines that wait to be written. More are dropped and counted."""
 FLUSH_SECONDS = 0.5
-"""Longest wait at the end of the process for lines that are not written yet."""
+"""Longest wait for unwritten lines at the end of the process."""
+REPEAT_SECONDS = 600.0
+"""A message that persists is logged again after this time, so that a rotated log still holds it."""
+MAX_MESSAGES = 1000
+"""Distinct messages remembered. When there are more, all are forgotten and may be logged once more."""
+MAX_BURST = 100
+"""Messages allowed within BURST_SECONDS: hundreds of files that fail at once all log the same fault."""
+BURST_SECONDS = 60.0
 
-
-class LogOutput(logging.Handler):
-    """Writes to a file descriptor past the buffers of Python: a write that hangs holds no lock."""
-
-    def __init__(self, descriptor: int, *, flush_seconds: float = FLUSH_SECONDS) -> None:
-        super().__init__()
-        self._descriptor = descriptor
-        self._flush_seconds = flush_seconds
-        self._changed = threading.Condition()
-        self._waiting: deque[bytes] = deque()
-        self._left_out = 0
-        self._writing = False
-        threading.Thread(target=self._write_forever, name="log", daemon=True).start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line."""
-        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
-        with self._changed:
-            if len(self._waiting) >= MAX_LINES:
-                self._left_out += 1
-            else:
-                self._waiting.append(line)
-                self._changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until all is written, but not longer than `flush_seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._writing, self._flush_seconds)
-
-    def _write_forever(self) -> None:
-        while True:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting)
-                line = self._next()
-                self._writing = True
-            self._write(line)
-
-    def _next(self) -> bytes:
-        left_out, self._left_out = self._left_out, 0
-        said = f"{left_out} lines of the log were left out: nobody read it\n".encode() if left_out else b""
-        return self._waiting.popleft() + said
-
-    def _write(self, line: bytes) -> None:
-        while line:
-            try:
-                line = line[os.write(self._descriptor, line) :]
-            except OSError:
-                return  # nobody reads the log any more; there is no other place to say so
-
-
-STDERR = 2
-"""Its file descriptor."""
-
+_STDERR = 2
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+def configure_logging(*, level: str, log_format: str) -> None:
+    """Send the log of the process to stderr. Only the command line calls this.
+
+    level: as in logging, in lower case. log_format: text or json.
+    """
+    output = LogOutput(_STDERR)
+    output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level.upper(), handlers=[output], force=True)
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time (RFC 3339, UTC), level, logger, message; event and exception if any."""
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message; event and exception if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -97,29 +60,66 @@ class JsonFormatter(logging.Formatter):
         return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"
 
 
-def configure_logging(*, level: str, log_format: str) -> None:
-    """Send the log of the process to stderr; `level` as in logging, lower case; `log_format` text or json."""
-    output = LogOutput(STDERR)
-    output.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[output], force=True)
+class LogOutput(logging.Handler):
+    """Writes to a file descriptor in a thread of its own, so that nobody waits for the reader of the log.
 
+    A container runtime that stops reading, for instance on a full disk, would otherwise block every
+    collector, every scrape and the end of the process. Writes bypass Python's buffers: one that hangs
+    holds no lock.
+    """
 
-REPEAT_SECONDS = 600.0
-"""A message that goes on is logged again after this long, so that a log that was rotated still tells it."""
-MAX_MESSAGES = 1000
-"""Distinct messages remembered; beyond, all are forgotten and may be logged once more."""
+    def __init__(self, descriptor: int, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._flush_seconds = flush_seconds
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._dropped = 0
+        self._writing = False
+        threading.Thread(target=self._write_forever, name="log", daemon=True).start()
 
-MAX_BURST = 100
-"""Messages allowed within BURST_SECONDS: hundreds of files that fail at once say the same with each."""
-BURST_SECONDS = 60.0
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line."""
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        with self._changed:
+            if len(self._waiting) >= MAX_LINES:
+                self._dropped += 1
+            else:
+                self._waiting.append(line)
+                self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all lines are written, at most `flush_seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._writing, self._flush_seconds)
+
+    def _write_forever(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                line = self._next()
+                self._writing = True
+            self._write(line)
+
+    def _next(self) -> bytes:
+        dropped, self._dropped = self._dropped, 0
+        note = f"{dropped} lines of the log were dropped: nobody read it\n".encode() if dropped else b""
+        return self._waiting.popleft() + note
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._descriptor, line) :]
+            except OSError:
+                return  # the reader is gone, and there is no other place to report it
 
 
 class LogLimit:
-    """Says whether a message should be logged now: at its first occurrence, then once in REPEAT_SECONDS.
+    """Allows a message when it is new, then once in REPEAT_SECONDS. Not safe for several threads.
 
-    Beyond MAX_BURST within BURST_SECONDS none is, new or not; what goes on is then logged later.
-
-    Not safe for several threads at once.
+    Allows at most MAX_BURST messages within BURST_SECONDS; a message that persists is logged later.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +129,7 @@ class LogLimit:
         self._burst = 0
 
     def allows(self, message: str) -> bool:
-        """True where `message` is new or was last logged REPEAT_SECONDS ago, and is not one too many."""
+        """True if the message should be logged now; it then counts as logged."""
         now = self._monotonic()
         last = self._logged.get(message)
         if last is not None and now - last < REPEAT_SECONDS:

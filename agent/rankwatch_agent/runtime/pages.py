@@ -1,4 +1,4 @@
-"""What the agent answers to which path."""
+"""The pages of the agent: metrics, probes, and who may read them."""
 
 from __future__ import annotations
 
@@ -16,64 +16,6 @@ from rankwatch_agent.runtime.reread import Reread
 from rankwatch_agent.runtime.server import Page, Route, join_address, plain_page
 from rankwatch_agent.runtime.supervisor import Snapshot
 
-BearerToken = Reread[bytes]
-"""The token in force; another one after its file has changed."""
-
-
-def build_token(path: Path | None) -> BearerToken | None:
-    """The token in the file; None without a file. Raises UserError where it holds none."""
-    return None if path is None else Reread([path], lambda: load_token(path))
-
-
-def load_token(path: Path) -> bytes:
-    """The token, without the newline at its end; raises UserError, which never shows the content."""
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise UserError(f"could not read bearer_token_file {path}: {error.strerror or error}") from None
-    if not token:
-        raise UserError(f"could not use bearer_token_file {path}: it is empty")
-    if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise UserError(f"could not use bearer_token_file {path}: expected one word of printable ASCII")
-    return token
-
-
-def with_token(route: Route, token: BearerToken | None) -> Route:
-    """The route for those who know the token; the others get status 401. Without a token, for all."""
-    if token is None:
-        return route
-
-    def answer(headers: Message) -> Page:
-        return route.answer(headers) if _knows(headers, token.current()) else _refusal()
-
-    return route._replace(answer=answer)
-
-
-def warning_if_open(host: str, port: int, *, guarded: bool) -> str | None:
-    """A sentence where the server, bound to this address, is open to every machine that reaches it.
-
-    `guarded` says that there is TLS or a token; `host` is the address that the socket is bound to.
-    """
-    if guarded or not ip_address(host).is_unspecified:
-        return None
-    return (
-        f"/metrics is open to whoever reaches {join_address(host, port)}, without TLS or a token: set "
-        "tls_certificate or bearer_token_file, or listen on one address such as 127.0.0.1"
-    )
-
-
-def _knows(headers: Message, token: bytes) -> bool:
-    scheme, _, given = str(headers.get("Authorization", "")).partition(" ")
-    # compare_digest takes as long for a wrong token that begins right as for any other.
-    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token)
-    return same and scheme.lower() == "bearer"
-
-
-def _refusal() -> Page:
-    page = plain_page(HTTPStatus.UNAUTHORIZED, "this page asks for a bearer token")
-    return page._replace(headers={**page.headers, "WWW-Authenticate": 'Bearer realm="rankwatch"'})
-
-
 _EXPECTED = metric("rankwatch_gpus_expected").name
 _VISIBLE = metric("rankwatch_gpus_visible").name
 
@@ -87,13 +29,16 @@ _INDEX = b"""<!doctype html>
 </ul></body></html>
 """
 
+BearerToken = Reread[bytes]
+"""The token in force; a new one after its file has changed."""
+
 
 def build_routes(
     snapshot: Callable[[], Snapshot], exposition: Exposition, token: BearerToken | None = None
 ) -> dict[str, Route]:
     """Path -> route, for the index, the metrics and the probes.
 
-    Index and metrics ask for the token where there is one; the probes never do, for the kubelet has none.
+    Index and metrics require the token, if there is one. The probes never do: the kubelet has no token.
     """
 
     def index(headers: Message) -> Page:
@@ -130,10 +75,10 @@ def build_routes(
 
 
 def gpu_readiness(snapshot: Snapshot) -> Page:
-    """Whether NVML answers for every GPU on the PCI bus; status 503 where it does not or nobody knows.
+    """Status 200 if NVML reports every GPU on the PCI bus, else 503.
 
-    Apart from /readyz, which must not depend on the driver: a broken GPU would take away the pod that
-    tells of it.
+    Not part of /readyz, which must not depend on the driver: a broken GPU would take down the pod that
+    reports it.
     """
     counts = {
         each.metric.name: each.value
@@ -147,7 +92,7 @@ def gpu_readiness(snapshot: Snapshot) -> Page:
     if expected is None or visible is None:
         return plain_page(HTTPStatus.SERVICE_UNAVAILABLE, "unknown: GPUs have not been counted")
     if visible < expected:
-        # Where NVML never answered, rankwatch_gpu_up has no series that could name them.
+        # If NVML never answered, rankwatch_gpu_up has no series that could name the GPUs.
         more = (
             "rankwatch_gpu_up names those lost" if visible else "the agent's log says why collector gpu fails"
         )
@@ -155,3 +100,57 @@ def gpu_readiness(snapshot: Snapshot) -> Page:
             HTTPStatus.SERVICE_UNAVAILABLE, f"{visible:g} of {expected:g} GPUs on the PCI bus answer; {more}"
         )
     return plain_page(HTTPStatus.OK, f"ok: {visible:g} of {expected:g} GPUs answer")
+
+
+def build_token(path: Path | None) -> BearerToken | None:
+    """The token in the file; None without a file. Raises UserError."""
+    return None if path is None else Reread([path], lambda: load_token(path))
+
+
+def load_token(path: Path) -> bytes:
+    """The token in the file, without white space around it. Raises UserError that does not show it."""
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"could not read bearer_token_file {path}: {error.strerror or error}") from None
+    if not token:
+        raise UserError(f"could not use bearer_token_file {path}: it is empty")
+    if not all(0x21 <= byte <= 0x7E for byte in token):
+        raise UserError(f"could not use bearer_token_file {path}: expected one word of printable ASCII")
+    return token
+
+
+def with_token(route: Route, token: BearerToken | None) -> Route:
+    """The route, with status 401 for a request without the token. None leaves the route open."""
+    if token is None:
+        return route
+
+    def answer(headers: Message) -> Page:
+        return route.answer(headers) if _has_token(headers, token.current()) else _refusal()
+
+    return route._replace(answer=answer)
+
+
+def warning_if_open(host: str, port: int, *, guarded: bool) -> str | None:
+    """A warning if every machine that reaches the server can read the metrics, else None.
+
+    host: the address the socket is bound to. guarded: True with TLS or a token.
+    """
+    if guarded or not ip_address(host).is_unspecified:
+        return None
+    return (
+        f"/metrics is open to everyone who reaches {join_address(host, port)}, without TLS or a token: set "
+        "tls_certificate or bearer_token_file, or listen on one address such as 127.0.0.1"
+    )
+
+
+def _has_token(headers: Message, token: bytes) -> bool:
+    scheme, _, given = str(headers.get("Authorization", "")).partition(" ")
+    # compare_digest takes the same time for every wrong token, also one that begins right.
+    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token)
+    return same and scheme.lower() == "bearer"
+
+
+def _refusal() -> Page:
+    page = plain_page(HTTPStatus.UNAUTHORIZED, "this page requires a bearer token")
+    return page._replace(headers={**page.headers, "WWW-Authenticate": 'Bearer realm="rankwatch"'})

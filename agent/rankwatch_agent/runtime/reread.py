@@ -1,4 +1,4 @@
-"""What is made of files that change while the agent runs: certificates, tokens, headers."""
+"""Values of files that change while the agent runs: certificates, tokens, headers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _Signature = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class Reread(Generic[Value]):
-    """The value that `load` makes of files, made anew when they change. Safe for several threads.
+    """The value that `load` reads from files, read again when they change. Safe for several threads.
 
-    Kubernetes changes a secret by swapping a symbolic link, so a file is known by what its path leads
-    to. `load` raises UserError where the files cannot be used: at the start that goes on up; later the
-    former value stays in use and the log tells of it once per change.
+    Kubernetes updates a secret by swapping a symbolic link, so a change is one of the file behind the path.
+    `load` raises UserError for files that cannot be used: the constructor passes the error on; later the
+    previous value stays in use, and the log reports it once per change.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], Value]) -> None:
         self._paths = paths
         self._load = load
         self._lock = threading.Lock()
-        # Taken before reading: a change in between is seen the next time.
+        # Before loading, so that a change in between is noticed next time.
         self._signature = _signature(paths)
         self._value = load()
 
     def current(self) -> Value:
-        """The value of the files as they are now, or as they last could be used."""
+        """The value of the files now, or of their last usable version."""
         with self._lock:
             signature = _signature(self._paths)
             if signature != self._signature:
@@ -45,9 +45,9 @@ class Reread(Generic[Value]):
         try:
             self._value = self._load()
         except UserError as error:
-            logger.warning("%s; what was read before stays in use", error)
+            logger.warning("%s; the previous version stays in use", error)
         else:
-            logger.info("%s changed and is in use", ", ".join(map(str, self._paths)))
+            logger.info("%s changed; the new version is in use", ", ".join(map(str, self._paths)))
 
 
 def _signature(paths: Sequence[Path]) -> _Signature:

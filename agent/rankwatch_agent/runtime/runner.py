@@ -1,4 +1,4 @@
-"""Runs one collector in its own thread, on its own schedule and against its own deadline."""
+"""Runs one collector in a thread of its own, on its schedule and against its deadline."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from rankwatch_agent.runtime.logs import LogLimit
 
 logger = logging.getLogger(__name__)
 
+_LARGEST = 2**1023
+"""Samples are served as floats. A larger whole number would fail every scrape, for all collectors."""
+_PLAIN = frozenset({str})
+"""The type of nearly all labels; members of enumerations are strings too."""
 
-class Outcome(StrEnum):
-    """How a run ended, as counted; a run past its deadline counts once, as `deadline`."""
+
+class RunOutcome(StrEnum):
+    """How a run ended, as counted. A run past its deadline counts once, as `deadline`."""
 
     OK = "ok"
     FAILED = "failed"
@@ -29,66 +34,66 @@ class Outcome(StrEnum):
     DEADLINE = "deadline"
 
     def state(self) -> CollectorState:
-        """The state of a collector whose last run ended so."""
-        return CollectorState.FAILED if self is Outcome.DEADLINE else CollectorState(self.value)
+        """The state of a collector after a run that ended like this."""
+        return CollectorState.FAILED if self is RunOutcome.DEADLINE else CollectorState(self.value)
 
 
-_NO_RUNS: Mapping[Outcome, int] = MappingProxyType(dict.fromkeys(Outcome, 0))
+_NO_RUNS: Mapping[RunOutcome, int] = MappingProxyType(dict.fromkeys(RunOutcome, 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
-    """Immutable; each event in the life of a collector gives a new one."""
+class CollectorHealth:
+    """What is known about the runs of one collector. Each event gives a new, immutable object."""
 
     state: CollectorState | None = None
-    """None until a first run has ended or passed its deadline."""
+    """None until the first run ends or passes its deadline."""
     completed: bool = False
-    """Whether any run has ever ended."""
+    """True once any run has ended."""
     collection: Collection | None = None
-    """What the last run found; None unless it succeeded in time."""
+    """The result of the last run; None unless it succeeded in time."""
     collected_at: float = 0.0
-    """When the last run ended, monotonic seconds."""
+    """When the last run ended, in monotonic seconds."""
     duration_seconds: float | None = None
     last_success_timestamp_seconds: float | None = None
-    runs: Mapping[Outcome, int] = field(default_factory=lambda: _NO_RUNS)
+    runs: Mapping[RunOutcome, int] = field(default_factory=lambda: _NO_RUNS)
     broken_parts: int | None = None
-    """Over all runs; None until one was made of parts."""
+    """Sum over all runs; None for a source that is not made of parts."""
 
-    def overdue(self) -> RunRecord:
-        """After the present run has passed its deadline."""
+    def overdue(self) -> CollectorHealth:
+        """The health once the present run has passed its deadline."""
         return replace(
             self,
             state=CollectorState.FAILED,
             collection=None,
-            runs=self._counted(Outcome.DEADLINE),
+            runs=self._counted(RunOutcome.DEADLINE),
         )
 
     def ended(
         self,
-        outcome: Outcome,
+        outcome: RunOutcome,
         collection: Collection | None,
         *,
         at: float,
         duration: float,
         wall: float,
         was_overdue: bool,
-    ) -> RunRecord:
-        """After a run ended; one that was overdue is shown again but not counted a second time."""
-        return RunRecord(
+    ) -> CollectorHealth:
+        """The health after a run. An overdue run is shown again, but was counted at its deadline."""
+        return CollectorHealth(
             state=outcome.state(),
             completed=True,
             collection=collection,
             collected_at=at,
             duration_seconds=duration,
             last_success_timestamp_seconds=(
-                wall if outcome is Outcome.OK else self.last_success_timestamp_seconds
+                wall if outcome is RunOutcome.OK else self.last_success_timestamp_seconds
             ),
             runs=self.runs if was_overdue else self._counted(outcome),
             broken_parts=self._with_broken_parts(collection),
         )
 
-    def without_stale(self, now: float, limit: float) -> RunRecord:
-        """The same, failed and empty where the last result is older than `limit` seconds."""
+    def without_stale(self, now: float, limit: float) -> CollectorHealth:
+        """The same, but failed and without a result if that is older than `limit` seconds."""
         if self.collection is None or now - self.collected_at <= limit:
             return self
         return replace(self, state=CollectorState.FAILED, collection=None)
@@ -98,49 +103,29 @@ class RunRecord:
             return self.broken_parts
         return (self.broken_parts or 0) + collection.broken_parts
 
-    def _counted(self, outcome: Outcome) -> Mapping[Outcome, int]:
+    def _counted(self, outcome: RunOutcome) -> Mapping[RunOutcome, int]:
         return MappingProxyType({**self.runs, outcome: self.runs[outcome] + 1})
-
-
-def next_start(first: float, interval: float, now: float) -> float:
-    """The first moment after `now` on the grid `first + k * interval`.
-
-    A run that took longer than its interval therefore skips starts instead of catching up, and the
-    grid never shifts.
-    """
-    return first + (math.floor((now - first) / interval) + 1) * interval
-
-
-def stale_after(interval: float, deadline: float) -> float:
-    """Age in seconds past which a result is no longer shown: three runs missed, or one that was late."""
-    return max(3 * interval, deadline + interval)
-
-
-_LARGEST = 2**1023
-"""Samples are served as floats; a whole number beyond would fail at every scrape, for all collectors."""
-_PLAIN = frozenset({str})
-"""The type of nearly all labels; an enumeration's member is a string too."""
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """The two clocks: one that never jumps, in seconds, and Unix time."""
+    """A clock that never jumps and the clock of Unix time, both in seconds."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
 
-class _Present(NamedTuple):
-    """The run that is going on."""
+class _Run(NamedTuple):
+    """The run in progress."""
 
     started: float
     overdue: bool
 
 
 class CollectorRunner:
-    """One collector and what is known about it. `record` may be called from any thread.
+    """One collector and its health. `health` may be called from any thread.
 
-    The thread is a daemon: a collector that hangs in a system call keeps nobody from exiting.
+    The thread is a daemon: a collector that hangs in a system call does not keep the process from exiting.
     """
 
     def __init__(self, collector: Collector, clocks: Clocks, stopping: threading.Event) -> None:
@@ -149,8 +134,8 @@ class CollectorRunner:
         self._stopping = stopping
         self._log_limit = LogLimit(clocks.monotonic)
         self._lock = threading.Lock()
-        self._record = RunRecord()
-        self._present: _Present | None = None
+        self._health = CollectorHealth()
+        self._run: _Run | None = None
         self._thread = threading.Thread(
             target=self._run_until_stopped, name=f"collector-{collector.name}", daemon=True
         )
@@ -163,29 +148,25 @@ class CollectorRunner:
         """Wait up to `timeout` seconds for the thread to end."""
         self._thread.join(timeout)
 
-    def record(self) -> RunRecord:
-        """What is known now; a run past its deadline is noticed here, so whoever looks sees it."""
+    def health(self) -> CollectorHealth:
+        """The health now. This call also notices a run past its deadline."""
         collector = self.collector
         now = self._clocks.monotonic()
         with self._lock:
-            present = self._present
-            noticed = (
-                present is not None
-                and not present.overdue
-                and now - present.started > collector.deadline_seconds
-            )
-            if present is not None and noticed:
-                self._present = present._replace(overdue=True)
-                self._record = self._record.overdue()
-                noticed = self._log_limit.allows("deadline")
-            record = self._record
-        if noticed:
+            run = self._run
+            late = run is not None and not run.overdue and now - run.started > collector.deadline_seconds
+            if run is not None and late:
+                self._run = run._replace(overdue=True)
+                self._health = self._health.overdue()
+                late = self._log_limit.allows("deadline")
+            health = self._health
+        if late:
             logger.warning(
                 "collector %s has run past its deadline of %g s; its series are left out until it returns",
                 collector.name,
                 collector.deadline_seconds,
             )
-        return record.without_stale(now, stale_after(collector.interval_seconds, collector.deadline_seconds))
+        return health.without_stale(now, stale_after(collector.interval_seconds, collector.deadline_seconds))
 
     def _run_until_stopped(self) -> None:
         first = self._clocks.monotonic()
@@ -197,14 +178,14 @@ class CollectorRunner:
     def _run_once(self) -> None:
         started = self._clocks.monotonic()
         with self._lock:
-            self._present = _Present(started, overdue=False)
+            self._run = _Run(started, overdue=False)
         outcome, collection = self._collect()
-        self.record()  # a run that ended late without anybody looking is still counted as late
+        self.health()  # counts a run that ended late and that nobody looked at meanwhile
         ended = self._clocks.monotonic()
         with self._lock:
-            was_overdue = self._present is not None and self._present.overdue
-            self._present = None
-            self._record = self._record.ended(
+            was_overdue = self._run is not None and self._run.overdue
+            self._run = None
+            self._health = self._health.ended(
                 outcome,
                 collection,
                 at=ended,
@@ -213,39 +194,52 @@ class CollectorRunner:
                 was_overdue=was_overdue,
             )
 
-    def _collect(self) -> tuple[Outcome, Collection | None]:
-        """Run the collector; whatever it raises becomes an outcome."""
+    def _collect(self) -> tuple[RunOutcome, Collection | None]:
+        """Run the collector. Every exception becomes an outcome."""
         try:
             collection = self.collector.collect()
             _check(collection)
         except NotApplicable as absent:
-            self._log_first(logging.INFO, f"does not apply here: {absent}")
-            return Outcome.NOT_APPLICABLE, None
+            self._log_limited(logging.INFO, f"does not apply here: {absent}")
+            return RunOutcome.NOT_APPLICABLE, None
         except AgentError as error:
-            self._log_first(logging.WARNING, f"failed: {error}")
-            return Outcome.FAILED, None
-        except Exception as error:  # noqa: BLE001  one collector's bug must not cost the others' series
-            self._log_first(logging.ERROR, f"failed: {type(error).__name__}: {error}", error)
-            return Outcome.FAILED, None
-        return Outcome.OK, collection
+            self._log_limited(logging.WARNING, f"failed: {error}")
+            return RunOutcome.FAILED, None
+        except Exception as error:  # noqa: BLE001  a bug in one collector must not cost the others' series
+            self._log_limited(logging.ERROR, f"failed: {type(error).__name__}: {error}", error)
+            return RunOutcome.FAILED, None
+        return RunOutcome.OK, collection
 
-    def _log_first(self, level: int, message: str, error: Exception | None = None) -> None:
+    def _log_limited(self, level: int, message: str, error: Exception | None = None) -> None:
         with self._lock:
             allowed = self._log_limit.allows(message)
         if allowed:
             logger.log(level, "collector %s %s", self.collector.name, message, exc_info=error)
 
 
+def next_start(first: float, interval: float, now: float) -> float:
+    """The first moment after `now` on the grid `first + k * interval`.
+
+    A run longer than its interval skips starts instead of catching up, and the grid never shifts.
+    """
+    return first + (math.floor((now - first) / interval) + 1) * interval
+
+
+def stale_after(interval: float, deadline: float) -> float:
+    """Age in seconds past which a result is no longer shown: after three missed runs, or one late run."""
+    return max(3 * interval, deadline + interval)
+
+
 def _check(collection: Collection) -> None:
-    """Raise AgentError where a sample could not be rendered: found here, it costs one collector only."""
+    """Raise AgentError for a sample that cannot be rendered. Found here, it costs only this collector."""
     for metric, labels, value in collection.series:
-        plain = _PLAIN.issuperset(map(type, labels))  # asking each label costs several times as much
+        plain = _PLAIN.issuperset(map(type, labels))  # several times faster than isinstance for each label
         if len(labels) != len(metric.labels) or not (plain or all(isinstance(each, str) for each in labels)):
             raise AgentError(f"could not use a sample of {metric.name}: its labels are {labels!r:.200}")
         if not isinstance(value, int | float):
             raise AgentError(f"could not use a sample of {metric.name}: its value is {value!r:.200}")
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise AgentError(f"could not use a sample of {metric.name}: its value has no end")
+            raise AgentError(f"could not use a sample of {metric.name}: its value is too large")
     for metric, labels, buckets, _ in collection.histograms:
         if len(labels) != len(metric.labels) or not buckets or buckets[-1][0] != float("inf"):
             raise AgentError(

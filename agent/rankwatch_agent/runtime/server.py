@@ -1,4 +1,4 @@
-"""The HTTP server: bounded in requests, connections and time, and deaf to clients that break off."""
+"""The HTTP server of the agent: limited in requests, connections and time, with TLS where it is set up."""
 
 from __future__ import annotations
 
@@ -22,58 +22,19 @@ from rankwatch_agent.runtime.reread import Reread
 
 logger = logging.getLogger(__name__)
 
-TlsContext = Reread[ssl.SSLContext]
-"""The context for the next connection; a new one after its files have changed."""
-
-
-def build_tls(*, certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsContext | None:
-    """What the server speaks; None without a certificate. Raises UserError where a file cannot be used.
-
-    With `client_ca` only clients with a certificate of these authorities may connect, to any page: the
-    kubelet has none, so probes over HTTP are not possible then; use an exec probe or a TCP probe.
-    """
-    if certificate is None or key is None:
-        return None
-    files = [certificate, key, *([] if client_ca is None else [client_ca])]
-    return Reread(files, lambda: load_context(certificate=certificate, key=key, client_ca=client_ca))
-
-
-def load_context(*, certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """A server's context for TLS 1.2 and newer; raises UserError naming the files and the fault."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        # Without a password OpenSSL would ask the terminal for that of an encrypted key.
-        context.load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        raise UserError(
-            f"could not use tls_certificate {certificate} with tls_key {key}: {_reason(error)}"
-        ) from None
-    if client_ca is not None:
-        try:
-            context.load_verify_locations(cafile=client_ca)
-        except OSError as error:
-            raise UserError(f"could not use tls_client_ca {client_ca}: {_reason(error)}") from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "no PEM file of this kind").replace("_", " ").lower()
-    return error.strerror or str(error)
-
-
 CONNECTIONS_PER_REQUEST = 4
-"""Open connections allowed for each request allowed; more are closed unanswered."""
+"""Open connections for each request allowed. More are closed without a response."""
+EXHAUSTED_SECONDS = 0.1
+"""Pause before the next connection is accepted when file descriptors have run out."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
-EXHAUSTED_SECONDS = 0.1
-"""Pause before a connection is accepted again where file descriptors have run out."""
+
+TlsContext = Reread[ssl.SSLContext]
+"""The TLS context for the next connection; a new one after its files have changed."""
 
 
 class Page(NamedTuple):
-    """An answer: status, body, headers beyond Content-Length."""
+    """A response: status, body, headers besides Content-Length."""
 
     status: HTTPStatus
     body: bytes
@@ -81,16 +42,16 @@ class Page(NamedTuple):
 
 
 class Route(NamedTuple):
-    """What answers a path, given the headers of the request."""
+    """How a path is answered."""
 
     answer: Callable[[Message], Page]
+    """From the headers of the request to the page."""
     bounded: bool = True
-    """Whether it counts among the concurrent requests. A liveness probe must not: a node busy with
-    scrapes is alive."""
+    """True if it counts as a concurrent request. A liveness probe must not: a busy node is alive."""
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves the given routes; each connection carries one request and has its own thread."""
+    """Serves the routes. Each connection carries one request and has its own thread."""
 
     daemon_threads = True
     block_on_close = False
@@ -106,9 +67,9 @@ class MetricsServer(ThreadingHTTPServer):
         tls: TlsContext | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Bind and listen, for TLS where given `tls`; raises UserError where the address cannot be used.
+        """Bind and listen. Raises UserError for an address that cannot be used.
 
-        monotonic: the clock, in seconds, by which connections outlive `request_timeout_seconds`.
+        tls: None serves plain HTTP. monotonic: the clock, in seconds, that limits the life of connections.
         """
         self.routes = routes
         self.requests = threading.BoundedSemaphore(max_requests)
@@ -127,21 +88,21 @@ class MetricsServer(ThreadingHTTPServer):
             ) from None
 
     def listening_address(self) -> tuple[str, int]:
-        """Host and port actually bound."""
+        """The host and port that are bound."""
         host, port = self.socket.getsockname()[:2]
         return host, port
 
     def server_bind(self) -> None:
-        """Bind without the look-up of the host's name, which can take seconds and is used nowhere."""
+        """Bind without looking up the host's name, which can take seconds and is never used."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.listening_address()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection; its handshake comes later, in a thread of its own."""
+        """The next connection. Its TLS handshake follows in the thread of the connection."""
         try:
             connection, address = super().get_request()
         except OSError as error:
-            if error.errno in _EXHAUSTED:  # the connection stays in the queue: trying at once would spin
+            if error.errno in _EXHAUSTED:  # the connection stays in the queue, so a retry at once would spin
                 time.sleep(EXHAUSTED_SECONDS)
             raise
         if self._tls is None:
@@ -161,7 +122,7 @@ class MetricsServer(ThreadingHTTPServer):
         super().finish_request(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start the connection's thread, or close the connection where there are too many."""
+        """Start the connection's thread, or close the connection if there are too many."""
         with self._connections_lock:
             full = len(self._connections) >= self._max_connections
             if not full:
@@ -172,13 +133,13 @@ class MetricsServer(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, however its thread ended."""
+        """Close a connection, whatever ended its thread."""
         with self._connections_lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut connections that outlived the time allowed; the accept loop calls this twice a second."""
+        """Cut connections past their time. The accept loop calls this twice a second."""
         oldest = self._monotonic() - self._timeout
         with self._connections_lock:
             for connection, since in self._connections.items():
@@ -186,7 +147,7 @@ class MetricsServer(ThreadingHTTPServer):
                     _cut(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a request that failed; a client that went away or was cut is nobody's fault."""
+        """Log a failed request. A client that went away or was cut is not an error."""
         level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
         logger.log(level, "could not answer a request from %s", client_address, exc_info=True)
 
@@ -213,7 +174,7 @@ class _Connection(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  the name http.server looks for
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        # http.server looks for do_<METHOD> and answers 501 where there is none; what is meant is 405.
+        # http.server looks for do_<METHOD> and answers 501 if there is none; 405 is the right status.
         if name.startswith("do_"):
             return self._refuse
         raise AttributeError(name)
@@ -239,13 +200,51 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 def plain_page(status: HTTPStatus, text: str) -> Page:
-    """A page of plain text, one newline at its end."""
+    """A page of plain text that ends in one newline."""
     return Page(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8"})
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 host in brackets."""
+    """HOST:PORT, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def build_tls(*, certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsContext | None:
+    """The TLS context of the server; None without a certificate. Raises UserError for a file it cannot use.
+
+    With `client_ca`, only clients with a certificate of these authorities may connect, to any page. The
+    kubelet has none, so HTTP probes fail then: use an exec probe or a TCP probe.
+    """
+    if certificate is None or key is None:
+        return None
+    files = [certificate, key, *([] if client_ca is None else [client_ca])]
+    return Reread(files, lambda: load_context(certificate=certificate, key=key, client_ca=client_ca))
+
+
+def load_context(*, certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    """A server context for TLS 1.2 and newer. Raises UserError that names the files and the fault."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # Without a password, OpenSSL asks the terminal for the password of an encrypted key.
+        context.load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise UserError(
+            f"could not use tls_certificate {certificate} with tls_key {key}: {_reason(error)}"
+        ) from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(cafile=client_ca)
+        except OSError as error:
+            raise UserError(f"could not use tls_client_ca {client_ca}: {_reason(error)}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no PEM file of this kind").replace("_", " ").lower()
+    return error.strerror or str(error)
 
 
 def _family(host: str, port: int) -> socket.AddressFamily:
@@ -255,7 +254,7 @@ def _family(host: str, port: int) -> socket.AddressFamily:
 
 def _cut(connection: socket.socket) -> None:
     try:
-        # Past SSLSocket.shutdown, which would take TLS away from under the connection's thread.
+        # Not SSLSocket.shutdown, which drops the TLS state that the connection's thread still uses.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:
         logger.debug("a connection past its time was closed by its client")

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
-from rankwatch_agent.runtime.runner import Clocks, CollectorRunner, RunRecord
+from rankwatch_agent.runtime.runner import Clocks, CollectorHealth, CollectorRunner
+
+WATCH_SECONDS = 1.0
+"""Time between two checks of deadlines. Without scrapes too, the log then reports a hang."""
 
 _INFO = metric("rankwatch_agent_info")
 _STATE = metric("rankwatch_collector_state")
@@ -20,41 +23,18 @@ _RUNS = metric("rankwatch_collector_runs_total")
 _BROKEN_PARTS = metric("rankwatch_collector_broken_parts_total")
 
 
-def health(version: str, collectors: Iterable[tuple[Collector, RunRecord]]) -> Collection:
-    """State, duration, last success, interval and run counts; what is not known yet has no series."""
-    series = [Series(_INFO, (version,), 1)]
-    for collector, record in collectors:
-        name = (collector.name,)
-        if record.state is not None:
-            series.append(Series(_STATE, (collector.name, record.state.value), 1))
-        if record.duration_seconds is not None:
-            series.append(Series(_DURATION, name, record.duration_seconds))
-        if record.last_success_timestamp_seconds is not None:
-            series.append(Series(_LAST_SUCCESS, name, record.last_success_timestamp_seconds))
-        series.append(Series(_INTERVAL, name, collector.interval_seconds))
-        if record.broken_parts is not None:
-            series.append(Series(_BROKEN_PARTS, name, record.broken_parts))
-        # Every outcome from the start, at 0: rate() needs the sample before the first failure.
-        series.extend(Series(_RUNS, (collector.name, outcome.value), n) for outcome, n in record.runs.items())
-    return Collection(series)
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable, so that any number of scrapes may render it while collectors go on."""
+    """What a scrape renders. Immutable, so that scrapes may render it while collectors run."""
 
     collections: tuple[Collection, ...]
-    """Results that are neither failed, overdue nor stale; the agent's own health comes first."""
+    """The health of the agent, then the results that are neither failed, overdue nor stale."""
     pending: tuple[str, ...]
     """Names of the collectors that have not completed a first run."""
 
 
-WATCH_SECONDS = 1.0
-"""How often deadlines are looked at when nobody scrapes, so that the log still tells of a hang."""
-
-
 class Supervisor:
-    """Owns one runner per collector. `snapshot` never waits for a collector."""
+    """Owns one runner for each collector. `snapshot` never waits for a collector."""
 
     def __init__(
         self, collectors: Sequence[Collector], *, version: str, clocks: Clocks | None = None
@@ -80,17 +60,36 @@ class Supervisor:
 
     def snapshot(self) -> Snapshot:
         """The last good results and the health of all collectors."""
-        records = [(runner.collector, runner.record()) for runner in self._runners]
-        found = (record.collection for _, record in records)
+        healths = [(runner.collector, runner.health()) for runner in self._runners]
+        found = (health.collection for _, health in healths)
         return Snapshot(
             collections=(
-                health(self._version, records),
+                _health_metrics(self._version, healths),
                 *(collection for collection in found if collection is not None),
             ),
-            pending=tuple(collector.name for collector, record in records if not record.completed),
+            pending=tuple(collector.name for collector, health in healths if not health.completed),
         )
 
     def _watch_deadlines(self) -> None:
         while not self._stopping.wait(WATCH_SECONDS):
             for runner in self._runners:
-                runner.record()
+                runner.health()
+
+
+def _health_metrics(version: str, healths: Iterable[tuple[Collector, CollectorHealth]]) -> Collection:
+    """State, duration, last success, interval and run counts. What is not known yet has no series."""
+    series = [Series(_INFO, (version,), 1)]
+    for collector, health in healths:
+        name = (collector.name,)
+        if health.state is not None:
+            series.append(Series(_STATE, (collector.name, health.state.value), 1))
+        if health.duration_seconds is not None:
+            series.append(Series(_DURATION, name, health.duration_seconds))
+        if health.last_success_timestamp_seconds is not None:
+            series.append(Series(_LAST_SUCCESS, name, health.last_success_timestamp_seconds))
+        series.append(Series(_INTERVAL, name, collector.interval_seconds))
+        if health.broken_parts is not None:
+            series.append(Series(_BROKEN_PARTS, name, health.broken_parts))
+        # Every outcome starts at 0: rate() needs a sample before the first failure.
+        series.extend(Series(_RUNS, (collector.name, outcome.value), n) for outcome, n in health.runs.items())
+    return Collection(series)

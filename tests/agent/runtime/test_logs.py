@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
-from rankwatch_agent.runtime.logs import JsonFormatter
+import pytest
+
+from rankwatch_agent.runtime.logs import (
+    BURST_SECONDS,
+    MAX_BURST,
+    MAX_LINES,
+    MAX_MESSAGES,
+    REPEAT_SECONDS,
+    JsonFormatter,
+    LogLimit,
+    LogOutput,
+)
+from support.agent.process import ManualClock, until
 
 
 def test_a_json_line_holds_time_level_logger_message_and_exception() -> None:
@@ -27,3 +42,92 @@ def test_a_json_line_holds_time_level_logger_message_and_exception() -> None:
         "logger": "rankwatch_agent",
         "message": "a %\nb",
     }
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.INFO, __file__, 1, "%s", (text,), None)
+
+
+def test_lines_are_written_in_order_and_flush_waits_for_them(pipe: tuple[int, int]) -> None:
+    """Whole lines, whatever characters they hold."""
+    output = LogOutput(pipe[1], flush_seconds=20.0)
+    for text in ("one", "two \udcff", "three"):
+        output.handle(record(text))
+    output.flush()
+    assert os.read(pipe[0], 1000) == b"one\ntwo \\udcff\nthree\n"
+
+
+def test_a_reader_that_stops_reading_holds_nobody(pipe: tuple[int, int]) -> None:
+    """What is too much is left out, and the log says so once it is read again."""
+    output = LogOutput(pipe[1], flush_seconds=0.01)
+    for _ in range(2 * MAX_LINES):
+        output.handle(record("x" * 1000))
+    output.flush()
+    read = bytearray()
+
+    def told() -> bool:
+        read.extend(os.read(pipe[0], 1 << 16))
+        return b"lines of the log were dropped" in read
+
+    until(told, "the gap is told of")
+    os.set_blocking(pipe[0], False)
+
+    def written() -> bool:
+        with suppress(BlockingIOError):
+            os.read(pipe[0], 1 << 16)
+        with output._changed:
+            return not output._waiting and not output._writing
+
+    # Else it would write into a descriptor that another test has opened meanwhile.
+    until(written, "the rest is read")
+
+
+def test_a_reader_that_is_gone_costs_only_its_lines() -> None:
+    """The thread goes on and nothing is raised."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = LogOutput(writing, flush_seconds=20.0)
+    output.handle(record("one"))
+    output.flush()
+    output.handle(record("two"))
+    output.flush()
+    assert not output._waiting
+    os.close(writing)
+
+
+def test_a_message_is_allowed_at_first_and_again_after_a_while() -> None:
+    """Once, then once in REPEAT_SECONDS."""
+    clock = ManualClock()
+    limit = LogLimit(clock)
+    assert [limit.allows("a"), limit.allows("a"), limit.allows("b")] == [True, False, True]
+    clock.now += REPEAT_SECONDS
+    assert [limit.allows("a"), limit.allows("a")] == [True, False]
+
+
+def test_messages_without_end_do_not_take_memory_without_end() -> None:
+    """After MAX_MESSAGES distinct ones all are forgotten."""
+    clock = ManualClock()
+    limit = LogLimit(clock)
+    for number in range(MAX_MESSAGES + 1):
+        clock.now += BURST_SECONDS if number % MAX_BURST == 0 else 0
+        assert limit.allows(str(number))
+    assert limit.allows("0")
+
+
+def test_many_different_messages_at_once_are_cut_off_and_told_later() -> None:
+    """Ten thousand lines in a second help nobody; what goes on is not forgotten."""
+    clock = ManualClock()
+    limit = LogLimit(clock)
+    assert sum(limit.allows(str(number)) for number in range(10_000)) == MAX_BURST
+    clock.now += BURST_SECONDS
+    assert limit.allows("9999")
+    assert not limit.allows("0")

@@ -1,1 +1,1 @@
-"""Sends snapshots over OTLP/HTTP. Imported only where an endpoint is set: the SDK takes memory."""
+"""Sends snapshots over OTLP/HTTP. Imported only if an endpoint is set, because the SDK takes memory."""

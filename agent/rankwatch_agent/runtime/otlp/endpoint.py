@@ -1,11 +1,10 @@
-"""OpenTelemetry's own exporter, set up for the endpoint, and what we say about ourselves to it."""
+"""OpenTelemetry's exporter for one endpoint, and the resource that names this agent."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import requests
@@ -21,52 +20,23 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-
-def build_session() -> requests.Session:
-    """A session for OpenTelemetry's exporter; proxies come from the environment, credentials do not."""
-    session = requests.Session()
-    # Nobody reads the body of an answer: it is neither waited for nor kept, whatever its length.
-    session.stream = True
-    session.hooks["response"].append(_end_answer)
-    # Else a ~/.netrc would replace the Authorization of the headers file.
-    session.auth = _same_request
-    return session
-
-
-def _end_answer(response: requests.Response, **_: Any) -> None:
-    """Close the connection; raises HTTPError for a redirect, which the exporter takes for success."""
-    response.close()
-    if 300 <= response.status_code < 400:
-        raise requests.HTTPError(f"status {response.status_code} leads elsewhere; give the final URL")
-
-
-def _same_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
-
+from rankwatch import __version__
 
 EXPORTER_LOGGER = logging.getLogger(OTLPMetricExporter.__module__)
-"""The logger the SDK's exporter writes to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Who speaks: the attributes of the resource."""
-
-    node: str
-    cluster: str
-    """Empty where the agent is told none."""
-    version: str
+"""The logger of the SDK's exporter."""
+QUIET_SECONDS = 60.0
+"""Least time between two messages of the SDK's exporter."""
 
 
 class Endpoint:
-    """An OTLP/HTTP endpoint and the connection to it; `send` is for one thread at a time."""
+    """An OTLP/HTTP endpoint and the connection to it. One thread at a time may call `send`."""
 
     def __init__(
-        self, url: str, *, headers: Mapping[str, str], timeout_seconds: float, origin: Origin
+        self, url: str, *, headers: Mapping[str, str], timeout_seconds: float, resource: Resource
     ) -> None:
         self.headers = headers
-        self._resource = _resource(origin)
-        self._scope = InstrumentationScope("rankwatch", origin.version)
+        self._resource = resource
+        self._scope = InstrumentationScope("rankwatch", __version__)
         self._exporter = OTLPMetricExporter(
             endpoint=url,
             headers=headers,
@@ -76,34 +46,56 @@ class Endpoint:
         )
 
     def send(self, metrics: Sequence[Metric]) -> bool:
-        """Whether the endpoint took the metrics, within the timeout, retries among it."""
+        """True if the endpoint accepts the metrics within the timeout, which includes retries."""
         scope = ScopeMetrics(self._scope, metrics, "")
         data = MetricsData([ResourceMetrics(self._resource, [scope], "")])
         return self._exporter.export(data) is MetricExportResult.SUCCESS
 
     def close(self) -> None:
-        """End a retry that waits, and the idle connection; one that hangs ends with its timeout."""
+        """End a waiting retry and the idle connection. A connection that hangs ends with its timeout."""
         self._exporter.shutdown()
 
 
-def _resource(origin: Origin) -> Resource:
+def build_resource(*, node: str, cluster: str, version: str) -> Resource:
+    """The attributes of the agent that sends. An empty `cluster` is left out."""
     attributes = {
         "service.name": "rankwatch-agent",
-        "service.version": origin.version,
-        "host.name": origin.node,
+        "service.version": version,
+        "host.name": node,
     }
-    if origin.cluster:
-        attributes["k8s.cluster.name"] = origin.cluster
-    # create, not the constructor: it adds what OTEL_RESOURCE_ATTRIBUTES says.
+    if cluster:
+        attributes["k8s.cluster.name"] = cluster
+    # create, not the constructor: it adds the attributes of OTEL_RESOURCE_ATTRIBUTES.
     return Resource.create(attributes)
 
 
-QUIET_SECONDS = 60.0
-"""Least time between two messages."""
+def build_session() -> requests.Session:
+    """An HTTP session for the exporter. Proxies come from the environment, credentials do not.
+
+    It trusts neither the length of a response nor a redirect.
+    """
+    session = requests.Session()
+    # The body of a response is never read, so it is neither awaited nor kept, whatever its length.
+    session.stream = True
+    session.hooks["response"].append(_end_response)
+    # Without this, a ~/.netrc replaces the Authorization of the headers file.
+    session.auth = _same_request
+    return session
+
+
+def _end_response(response: requests.Response, **_: Any) -> None:
+    """Close the connection. Raises HTTPError for a redirect, which the exporter takes for success."""
+    response.close()
+    if 300 <= response.status_code < 400:
+        raise requests.HTTPError(f"status {response.status_code} is a redirect; set the final URL")
+
+
+def _same_request(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
 
 
 class QuietFilter(logging.Filter):
-    """Lets one record through in QUIET_SECONDS; attached to the exporter's own logger only."""
+    """Passes one record in QUIET_SECONDS: the SDK's exporter logs every failure."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -111,7 +103,7 @@ class QuietFilter(logging.Filter):
         self._last = float("-inf")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged."""
+        """True if the record is to be logged."""
         now = self._monotonic()
         if now - self._last < QUIET_SECONDS:
             return False

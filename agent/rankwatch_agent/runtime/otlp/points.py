@@ -21,31 +21,31 @@ from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.exposition import fit_label_value
 
 MAX_POINTS = 5000
-"""Points in one batch: a few megabytes before compression, below the limits receivers set."""
+"""Points in one batch: a few megabytes before compression, below the limits of receivers."""
 
 _Sample = Series | Histogram
 
 
-class Span(NamedTuple):
-    """From when to when sums count, in nanoseconds of Unix time."""
+class TimeRange(NamedTuple):
+    """The time over which sums count, in nanoseconds of Unix time."""
 
     start: int
     end: int
 
 
 class _Group(NamedTuple):
-    """The samples of one metric, each with the terms it goes by: attributes differ among them."""
+    """The samples of one metric, each with its OpenTelemetry terms: attributes differ between samples."""
 
     terms: OtelMetric
     samples: list[tuple[OtelMetric, _Sample]]
 
 
 def metric_batches(
-    collections: Iterable[Collection], span: Span, max_points: int = MAX_POINTS
+    collections: Iterable[Collection], time_range: TimeRange, max_points: int = MAX_POINTS
 ) -> Iterator[list[Metric]]:
-    """Every point once, no batch with more than `max_points`; a batch is built when it is asked for.
+    """Every point once, at most `max_points` in a batch. A batch is built when it is asked for.
 
-    Of two samples of a metric with the same labels the first is kept, as in the exposition.
+    Of two samples of a metric with the same labels, the first is kept, as in the exposition.
     """
     batch: list[Metric] = []
     room = max_points
@@ -53,7 +53,7 @@ def metric_batches(
         start = 0
         while start < len(samples):
             taken = samples[start : start + room]
-            batch.append(_metric(terms, taken, span))
+            batch.append(_metric(terms, taken, time_range))
             start += len(taken)
             room -= len(taken)
             if not room:
@@ -77,17 +77,21 @@ def _groups(collections: Iterable[Collection]) -> Iterable[_Group]:
     return groups.values()
 
 
-def _metric(terms: OtelMetric, samples: Sequence[tuple[OtelMetric, _Sample]], span: Span) -> Metric:
+def _metric(
+    terms: OtelMetric, samples: Sequence[tuple[OtelMetric, _Sample]], time_range: TimeRange
+) -> Metric:
     cumulative = AggregationTemporality.CUMULATIVE
     data: Gauge | Sum | OtelHistogram
     if terms.instrument is Instrument.HISTOGRAM:
         histograms = [
-            _histogram_point(each, sample, span) for each, sample in samples if isinstance(sample, Histogram)
+            _histogram_point(each, sample, time_range)
+            for each, sample in samples
+            if isinstance(sample, Histogram)
         ]
         data = OtelHistogram(histograms, cumulative)
     else:
         numbers = [
-            _number_point(each, sample, span) for each, sample in samples if isinstance(sample, Series)
+            _number_point(each, sample, time_range) for each, sample in samples if isinstance(sample, Series)
         ]
         if terms.instrument is Instrument.GAUGE:
             data = Gauge(numbers)
@@ -96,29 +100,29 @@ def _metric(terms: OtelMetric, samples: Sequence[tuple[OtelMetric, _Sample]], sp
     return Metric(terms.name, terms.description, terms.unit, data)
 
 
-def _number_point(terms: OtelMetric, series: Series, span: Span) -> NumberDataPoint:
-    return NumberDataPoint(_attributes(terms, series), span.start, span.end, _float(series.value))
+def _number_point(terms: OtelMetric, series: Series, time_range: TimeRange) -> NumberDataPoint:
+    return NumberDataPoint(_attributes(terms, series), time_range.start, time_range.end, _float(series.value))
 
 
-def _histogram_point(terms: OtelMetric, histogram: Histogram, span: Span) -> HistogramDataPoint:
-    """Counts of single buckets out of cumulative ones; the last bound, +Inf, goes without saying."""
+def _histogram_point(terms: OtelMetric, histogram: Histogram, time_range: TimeRange) -> HistogramDataPoint:
+    """Turn cumulative buckets into single ones. OTLP leaves out the last bound, +Inf."""
     counts = [count for _, count in histogram.buckets]
     return HistogramDataPoint(
         attributes=_attributes(terms, histogram),
-        start_time_unix_nano=span.start,
-        time_unix_nano=span.end,
+        start_time_unix_nano=time_range.start,
+        time_unix_nano=time_range.end,
         count=counts[-1],
         sum=_float(histogram.sum),
         bucket_counts=[count - below for count, below in zip(counts, [0, *counts], strict=False)],
         explicit_bounds=[bound for bound, _ in histogram.buckets[:-1]],
-        # Optional in OTLP and not known here; the SDK's type does not say so.
+        # Optional in OTLP and unknown here, which the SDK's types do not allow.
         min=None,  # type: ignore[arg-type]
         max=None,  # type: ignore[arg-type]
     )
 
 
 def _attributes(terms: OtelMetric, sample: _Sample) -> dict[str, str]:
-    """Attributes of a point; as in Prometheus, a label with an empty value is as good as none."""
+    """Attributes of a point. As in Prometheus, a label with an empty value counts as absent."""
     values = dict(zip(sample.metric.labels, sample.labels, strict=True))
     found = dict(terms.constants)
     for attribute, labels in terms.attributes.items():
@@ -129,7 +133,7 @@ def _attributes(terms: OtelMetric, sample: _Sample) -> dict[str, str]:
 
 
 def _float(value: float) -> float:
-    """A whole number too, since OTLP has 64 bits for those and Python any number of them."""
+    """As a float, because whole numbers of OTLP have 64 bits and those of Python have no limit."""
     try:
         return float(value)
     except OverflowError:

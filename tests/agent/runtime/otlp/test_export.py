@@ -13,8 +13,8 @@ import pytest
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, QUIET_SECONDS, Origin, QuietFilter
-from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings
+from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, QUIET_SECONDS, QuietFilter, build_resource
+from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings, load_headers, parse_headers
 from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import DEADLINE_SECONDS, ManualClock, load, until, values
 from support.servers.otlp import Mode, OtlpReceiver, numbers, otlp_receiver, refusing_url
@@ -23,7 +23,7 @@ FOR_EVER = 3600.0
 LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
 SENT = ("rankwatch_otlp_batches_total", "sent")
 DROPPED = ("rankwatch_otlp_batches_total", "dropped")
-ORIGIN = Origin(node="n1", cluster="c1", version="1.2.3")
+RESOURCE = build_resource(node="n1", cluster="c1", version="1.2.3")
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def exporting(
         headers_file=headers_file,
         max_points=max_points,
     )
-    export = OtlpExport(lambda: Snapshot(collections or (load(1.5),), ()), settings, ORIGIN)
+    export = OtlpExport(lambda: Snapshot(collections or (load(1.5),), ()), settings, RESOURCE)
     export.start()
     try:
         yield export
@@ -233,3 +233,28 @@ def test_the_exporter_may_log_once_a_minute() -> None:
     assert [quiet.filter(record), quiet.filter(record)] == [True, False]
     clock.now += QUIET_SECONDS
     assert quiet.filter(record)
+
+
+def test_lines_are_names_and_values() -> None:
+    """A value may hold an equals sign; empty lines and comments count for nothing."""
+    text = "# credentials\n\nAuthorization=Basic dXNlcjo=\nX-Scope-OrgID = team \n"
+    assert parse_headers(text) == {"Authorization": "Basic dXNlcjo=", "X-Scope-OrgID": "team"}
+
+
+@pytest.mark.parametrize("line", ["secret", "=secret", "a b=secret", "name=secret\x00", "name=secr\u00e9t"])
+def test_a_line_that_is_wrong_is_told_by_its_number(tmp_path: Path, line: str) -> None:
+    """The sentence does not show the secret."""
+    path = tmp_path / "headers"
+    path.write_text(f"ok=1\n{line}\n", encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        load_headers(path)
+    assert str(raised.value) == f"could not use otlp_headers_file {path}: expected NAME=VALUE in line 2"
+
+
+def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """Missing, or no text at all."""
+    with pytest.raises(UserError, match=r"could not read otlp_headers_file .*: No such file"):
+        load_headers(tmp_path / "missing")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="could not read otlp_headers_file"):
+        load_headers(tmp_path / "binary")

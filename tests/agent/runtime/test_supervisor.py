@@ -12,7 +12,7 @@ import pytest
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.runtime.runner import Clocks
+from rankwatch_agent.runtime.runner import Clocks, next_start, stale_after
 from rankwatch_agent.runtime.supervisor import Supervisor
 from support.agent.process import FakeCollector, HungCollector, ManualClock, load, until, values
 
@@ -189,3 +189,23 @@ def test_a_whole_number_that_no_float_can_hold_costs_its_collector_and_no_scrape
         found = shown(supervisor)
     assert found["rankwatch_collector_state", "host", "failed"] == 1
     assert LOAD not in found
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (100.0, 110.0),  # a run without cost
+        (103.0, 110.0),  # the run's own time is not added
+        (110.0, 120.0),  # a run that took all of the interval
+        (137.0, 140.0),  # two starts are skipped, not caught up
+    ],
+)
+def test_the_next_start_is_the_next_point_of_the_grid(now: float, expected: float) -> None:
+    """Starts lie at first + k * interval."""
+    assert next_start(100.0, 10.0, now) == expected
+
+
+def test_a_result_is_stale_after_three_intervals_or_a_late_run() -> None:
+    """The longer of the two, so that a slow collector with a short interval is not cut off."""
+    assert stale_after(interval=10, deadline=5) == 30
+    assert stale_after(interval=1, deadline=10) == 11

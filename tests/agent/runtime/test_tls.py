@@ -219,7 +219,7 @@ def test_a_new_pair_that_cannot_be_used_leaves_the_former_in_use(
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == 1
         assert warnings[0].startswith(f"could not use tls_certificate {files.certificate} with tls_key")
-        assert warnings[0].endswith("; what was read before stays in use")
+        assert warnings[0].endswith("; the previous version stays in use")
         files.issue(authority)
         until(lambda: shown_certificate(address, authority) != before, "the next pair is in use")
 

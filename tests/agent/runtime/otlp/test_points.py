@@ -10,9 +10,9 @@ from opentelemetry.sdk.metrics.export import Histogram as OtelHistogram
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
-from rankwatch_agent.runtime.otlp.points import Span, metric_batches
+from rankwatch_agent.runtime.otlp.points import TimeRange, metric_batches
 
-SPAN = Span(1_000, 2_000)
+RANGE = TimeRange(1_000, 2_000)
 RECEIVED = metric("rankwatch_network_receive_bytes_total")
 SENT = metric("rankwatch_network_transmit_bytes_total")
 LOAD = metric("rankwatch_host_load1")
@@ -21,7 +21,7 @@ DURATION = metric("rankwatch_step_duration_seconds")
 
 
 def metrics(*series: Series) -> dict[str, Metric]:
-    (batch,) = metric_batches([Collection(series)], SPAN)
+    (batch,) = metric_batches([Collection(series)], RANGE)
     return {each.name: each for each in batch}
 
 
@@ -40,7 +40,7 @@ def test_two_metrics_of_one_direction_each_become_one_metric() -> None:
         ({"network.io.direction": "receive", "network.interface.name": "eth0"}, 7.0),
         ({"network.io.direction": "transmit", "network.interface.name": "eth0"}, 9.0),
     ]
-    assert {(p.start_time_unix_nano, p.time_unix_nano) for p in found.data.data_points} == {SPAN}
+    assert {(p.start_time_unix_nano, p.time_unix_nano) for p in found.data.data_points} == {RANGE}
 
 
 def test_sizes_that_the_conventions_add_up_are_sums_that_may_fall() -> None:
@@ -58,7 +58,7 @@ def test_a_histogram_has_counts_of_its_own_buckets() -> None:
     """Prometheus's are cumulative; the last bound goes without saying; min and max are not known."""
     buckets = ((0.1, 2), (1.0, 5), (math.inf, 6))
     collection = Collection((), (Histogram(DURATION, ("run-1",), buckets, 4.5),))
-    ((found,),) = metric_batches([collection], SPAN)
+    ((found,),) = metric_batches([collection], RANGE)
     assert isinstance(found.data, OtelHistogram)
     (point,) = found.data.data_points
     assert (point.bucket_counts, point.explicit_bounds) == ([2, 3, 1], [0.1, 1.0])
@@ -69,7 +69,7 @@ def test_no_batch_has_more_points_than_allowed_and_no_point_is_lost() -> None:
     """A metric may lie in several batches; a batch may hold several metrics."""
     series = [Series(RECEIVED, (f"eth{number}",), number) for number in range(7)]
     series += [Series(STATE, ("run", str(number), "running"), 1) for number in range(6)]
-    batches = list(metric_batches([Collection(series[:4]), Collection(series[4:])], SPAN, max_points=4))
+    batches = list(metric_batches([Collection(series[:4]), Collection(series[4:])], RANGE, max_points=4))
     sizes = [sum(map(size, batch)) for batch in batches]
     assert sizes == [4, 4, 4, 1]
     assert [[each.name for each in batch] for batch in batches] == [
@@ -118,4 +118,4 @@ def test_a_port_is_known_by_its_device_and_number() -> None:
 
 def test_nothing_makes_no_batch() -> None:
     """An agent without series has nothing to send."""
-    assert list(metric_batches([Collection()], SPAN)) == []
+    assert list(metric_batches([Collection()], RANGE)) == []

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.pages import BearerToken, build_routes, build_token, warning_if_open
@@ -76,7 +78,7 @@ def test_a_new_token_replaces_the_former_and_an_empty_file_does_not(
         file.unlink()
         assert status(address, authorization="Bearer another-one") == 200
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    kept = "; what was read before stays in use"
+    kept = "; the previous version stays in use"
     assert warned == [
         f"could not use bearer_token_file {file}: it is empty{kept}",
         f"could not read bearer_token_file {file}: No such file or directory{kept}",
@@ -100,7 +102,7 @@ def test_an_address_open_to_all_is_warned_of(host: str, shown: str) -> None:
     """With what to set; not where TLS or a token guards it."""
     warning = warning_if_open(host, 9477, guarded=False)
     assert warning is not None
-    assert f"open to whoever reaches {shown}" in warning
+    assert f"open to everyone who reaches {shown}" in warning
     assert "bearer_token_file" in warning
     assert warning_if_open(host, 9477, guarded=True) is None
 
@@ -109,3 +111,33 @@ def test_an_address_open_to_all_is_warned_of(host: str, shown: str) -> None:
 def test_one_address_is_not_warned_of(host: str) -> None:
     """Somebody chose it."""
     assert warning_if_open(host, 9477, guarded=False) is None
+
+
+EXPECTED = metric("rankwatch_gpus_expected")
+VISIBLE = metric("rankwatch_gpus_visible")
+
+
+@pytest.mark.parametrize(
+    ("expected", "visible", "status", "text"),
+    [
+        (8, 8, 200, "ok: 8 of 8 GPUs answer"),
+        (8, 9, 200, "ok: 9 of 8 GPUs answer"),
+        (8, 7, 503, "7 of 8 GPUs on the PCI bus answer; rankwatch_gpu_up names those lost"),
+        (8, 0, 503, "0 of 8 GPUs on the PCI bus answer; the agent's log says why collector gpu fails"),
+        (8, None, 503, "unknown: GPUs have not been counted"),
+        (None, 8, 503, "unknown: GPUs have not been counted"),
+        (None, None, 503, "unknown: GPUs have not been counted"),
+        (0, None, 200, "ok: no GPUs on the PCI bus"),
+    ],
+)
+def test_readiness_of_gpus_follows_the_counts(
+    expected: float | None, visible: float | None, status: int, text: str
+) -> None:
+    """The counts may come from different collectors; what is not counted is not healthy."""
+    counted = [(EXPECTED, expected), (VISIBLE, visible)]
+    collections = tuple(Collection([Series(each, (), value)]) for each, value in counted if value is not None)
+    with serving(build_routes(lambda: Snapshot(collections, ()), Exposition({}))) as (_, address):
+        reply = fetch(address, "/readyz/gpus")
+        assert (reply.status, reply.body.decode()) == (status, f"{text}\n")
+        assert fetch(address, "/readyz").status == 200
+        assert b'href="/readyz/gpus"' in fetch(address, "/").body
