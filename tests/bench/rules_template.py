@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from rankwatch.conventions import METRICS, Cause, Kind, metric
 from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.collectives.collector import RecordedRank
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.training.flight_recorder.rank import RecordedRank
+from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
 from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
@@ -157,7 +157,7 @@ def _hung() -> list[Line]:
 def _recorded(rank: int, dump: Path) -> Iterator[Series]:
     recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
     recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
-    for each in recorded.series((RUN, str(rank)), frozenset(), gone=False):
+    for each in recorded.series((RUN, str(rank)), frozenset(), ended=False):
         if each.metric.name in _PLACES or each.metric.name.startswith("rankwatch_flight_recorder_"):
             yield each
 

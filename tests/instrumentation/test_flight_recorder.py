@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.flight_recorder import ask_for_timing, records_all_backends, reserve_entries
-from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.training.flight_recorder.reply import Reply
+from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
+from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import until
 from support.jobs.torch_release import NO_GLOO_RECORDER, serves_gloo_recorder
 
@@ -86,13 +86,13 @@ def test_a_forked_child_that_leaves_in_order_does_not_abort(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, "7\n")
 
 
-def pull_when_complete(client: FlightRecorderClient) -> Reply:
+def pull_when_complete(client: FlightRecorderClient) -> Dump:
     """What gloo's recorder says once its last collective is complete: the backend notes that after the caller
     goes on. A torch built with CUDA serves NCCL's recorder too, empty here."""
-    replies: dict[str, Reply] = {}
+    replies: dict[str, Dump] = {}
 
     def complete() -> bool:
-        replies.update(client.pull())
+        replies.update({name: client.parse(body) for name, body in client.ask().items()})
         (status,) = replies["fr_trace_json"].pg_status.values()
         return (status.last_enqueued_collective, status.last_completed_collective) == (5, 5)
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch.flight_recorder import SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.incidents.bundle import Draft, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file
 from rankwatch_agent.training.conditions import RankCondition
-from rankwatch_agent.training.flight_recorder.client import (
-    RECORDERS,
+from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
     FlightRecorderError,
+    Replies,
+    main_recorder,
+    socket_beside,
 )
 
 MOST_BOX_BYTES = layout.RING_OFFSET + layout.MAX_CAPACITY * layout.RECORD_SIZE
 """No black box that can be read is larger; one usually has 1.2 MB."""
 MOST_STACK_BYTES = 4 << 20
+ALL_SECONDS = 30.0
+"""For the recorders of all ranks together: of eight that are stopped each takes its whole time."""
+EACH_SECONDS = 3.0
 
 
 def keep_black_boxes(draft: Draft) -> None:
@@ -53,12 +56,6 @@ def _says_something(path: Path) -> bool:
         return False
 
 
-ALL_SECONDS = 30.0
-"""For the recorders of all ranks together: of eight that are stopped each takes its whole time."""
-EACH_SECONDS = 3.0
-_AN_ENTRY = b'"record_id"'
-
-
 def keep_flight_recorders(
     draft: Draft,
     *,
@@ -66,43 +63,36 @@ def keep_flight_recorders(
     all_seconds: float = ALL_SECONDS,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """One after another, so that one reply at a time is in memory; a rank that does not answer is missing.
+    """Add the recorders of the living ranks to a bundle; a rank that does not answer is missing in it.
 
-    A rank may have two recorders. The one with entries (NCCL's where both have some) becomes
-    flight_recorder/RANK.json, the other lies in a folder called after its handler.
+    The ranks are asked one after another, so that one reply at a time is in memory. A rank may have two
+    recorders: its main one becomes flight_recorder/RANK.json, the other lies in a folder called after its
+    handler.
     """
     end = monotonic() + all_seconds
     for rank in draft.ranks:
         name = f"flight_recorder/{rank.rank}.json"
-        socket = rank.path.with_suffix(SUFFIX)
+        socket = socket_beside(rank.path)
         if rank.ended:
             draft.lacks(name, f"the rank is {rank.state.value}")
-        elif not _is_socket(socket):
+        elif socket is None:
             draft.lacks(name, "the rank serves no flight recorder")
         else:
             with draft.attempt(name):
                 _keep(draft, rank, _pull(socket, min(each_seconds, end - monotonic())))
 
 
-def _pull(socket: Path, seconds: float) -> Mapping[str, bytearray]:
+def _pull(socket: Path, seconds: float) -> Replies:
     if seconds <= 0.0:
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, "the ranks before it took all the time there was")
     try:
-        return FlightRecorderClient(socket, timeout_seconds=seconds).pull_raw()
+        return FlightRecorderClient(socket, timeout_seconds=seconds).ask()
     except FlightRecorderError as error:
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, str(error)) from None
 
 
-def _keep(draft: Draft, rank: RankCondition, replies: Mapping[str, bytearray]) -> None:
-    telling = [name for name in RECORDERS if _AN_ENTRY in replies.get(name, b"")]
-    first = telling[-1] if telling else next(iter(replies))
+def _keep(draft: Draft, rank: RankCondition, replies: Replies) -> None:
+    main = main_recorder(replies)
     for handler, reply in replies.items():
-        folder = "flight_recorder" if handler == first else f"flight_recorder_{handler}"
+        folder = "flight_recorder" if handler == main else f"flight_recorder_{handler}"
         draft.folder.write(f"{folder}/{rank.rank}.json", [bytes(reply)])
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:
-        return False

@@ -11,7 +11,6 @@ from pathlib import Path
 from rankwatch.conventions import ENDED_STATES, metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
-from rankwatch_agent.training.collectives.series import run_series
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.follower import RankFollower
@@ -100,7 +99,7 @@ class RanksCollector:
             rendezvous = self._compare_ranks(run, ranks)
             for rank in ranks:
                 series.extend(make.of(rank))
-            series.extend(run_series(run, rendezvous))
+            series.extend(rendezvous.series(run))
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
         faults = metric("rankwatch_blackbox_faults_total")
         series.extend(

@@ -60,7 +60,7 @@ class RankFollower:
         """Innermost open phase and when it began, monotonic."""
         self._reader = self._open()
         self._missed_before = 0
-        totals.collectives.expect(self._reader.name, self._groups_now)
+        totals.collectives.resolve_by(self._reader.name, self._groups_now)
 
     @property
     def header(self) -> Header:
@@ -141,7 +141,7 @@ class RankFollower:
         self._reader = reader
         self.newest.clear()
         self.totals.begin_process()
-        self.totals.collectives.expect(reader.name, self._groups_now)
+        self.totals.collectives.resolve_by(reader.name, self._groups_now)
         self.starts += 1
         self.ended_at = None
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.training.collectives.series import (
+from rankwatch_agent.training.collectives.totals import (
     BLACK_BOX,
-    black_box_positions,
     position_series,
     totals_series,
 )
@@ -86,7 +85,7 @@ class RankSeries:
         yield from totals_series(key, totals.totals)
         if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
             return  # it said goodbye; where a lost one stood are its last words
-        yield from position_series(key, BLACK_BOX, black_box_positions(totals, rank.now.groups, self._wall))
+        yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
 
     def _checkpoints(self, totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
         for operation, found in totals.checkpoints.items():

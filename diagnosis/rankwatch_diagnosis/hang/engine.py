@@ -15,7 +15,7 @@ from rankwatch_diagnosis.hang.progress import (
     progress_of,
     with_sound_times,
 )
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN, Snapshot
+from rankwatch_diagnosis.hang.snapshot import UNKNOWN, HangSnapshot
 from rankwatch_diagnosis.hang.standing import Standing
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.hang.waits import Wait, find_waits, is_front
@@ -25,7 +25,7 @@ STALL_SECONDS = 30.0
 
 
 def diagnose(
-    snapshots: Sequence[Snapshot],
+    snapshots: Sequence[HangSnapshot],
     *,
     broken: Mapping[int, str] | None = None,
     stall_seconds: float = STALL_SECONDS,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch_diagnosis.hang.snapshot import MAX_RANKS, UNKNOWN, GroupView, Operation, Snapshot
+from rankwatch_diagnosis.hang.snapshot import MAX_RANKS, UNKNOWN, GroupView, HangSnapshot, Operation
 
 _NUMBERS = re.compile(r"\d{1,7}")
 _PAIR = re.compile(r"(\d{1,7})->(\d{1,7})$")
@@ -56,7 +56,7 @@ class Group:
 class Job:
     """All ranks, those without a dump included."""
 
-    snapshots: Mapping[int, Snapshot]
+    snapshots: Mapping[int, HangSnapshot]
     groups: tuple[Group, ...]
     group_of: Mapping[tuple[int, int], Group]
     """(rank, index in its snapshot) -> group."""
@@ -80,7 +80,7 @@ class Job:
         return tuple(rank for rank in self.world if rank not in self.snapshots)
 
 
-def build_job(snapshots: Iterable[Snapshot], absent: Iterable[int] = ()) -> Job:
+def build_job(snapshots: Iterable[HangSnapshot], absent: Iterable[int] = ()) -> Job:
     """Put the snapshots of one moment together, one per rank; `absent`: ranks known to have no dump."""
     by_rank = {each.rank: each for each in snapshots}
     groups, of = _with_members(by_rank)
@@ -102,7 +102,7 @@ Groups = dict[tuple[str, tuple[int, ...] | str], Group]
 Places = dict[tuple[int, int], Group]
 
 
-def _with_members(by_rank: Mapping[int, Snapshot]) -> tuple[Groups, Places]:
+def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
     """Groups whose members a recorder tells. Names alone are no key: split groups may share one."""
     groups: Groups = {}
     of: Places = {}
@@ -129,7 +129,7 @@ def _members(text: str) -> tuple[int, ...]:
 
 
 def _add_without_members(
-    by_rank: Mapping[int, Snapshot], world: tuple[int, ...], groups: Groups, of: Places
+    by_rank: Mapping[int, HangSnapshot], world: tuple[int, ...], groups: Groups, of: Places
 ) -> None:
     """Groups that only entries name: their members are whoever has entries in them."""
     by_name: dict[str, list[Group]] = defaultdict(list)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankwatch_diagnosis.hang.snapshot import Snapshot
+from rankwatch_diagnosis.hang.snapshot import HangSnapshot
 
 
-def without_past(newest: Mapping[int, Snapshot]) -> Mapping[int, Snapshot]:
+def without_past(newest: Mapping[int, HangSnapshot]) -> Mapping[int, HangSnapshot]:
     """The snapshots without such parts, where a pending coalesced call shows that the job makes them.
 
     Where none is seen, a send may as well be one of its own, and nothing is left out.
@@ -23,7 +23,7 @@ def without_past(newest: Mapping[int, Snapshot]) -> Mapping[int, Snapshot]:
     return {rank: _settled(each) if each.unsettled else each for rank, each in newest.items()}
 
 
-def _settled(snapshot: Snapshot) -> Snapshot:
+def _settled(snapshot: HangSnapshot) -> HangSnapshot:
     past = set(snapshot.unsettled)
     pending = [operation for operation in snapshot.pending if operation.record not in past]
     return msgspec.structs.replace(snapshot, pending=pending, unsettled=[])

@@ -26,7 +26,7 @@ class Operation(msgspec.Struct, array_like=True, frozen=True):
     record: int
     """Position in the rank's recorder: the order in which the rank enqueued."""
     group: int
-    """Index into Snapshot.groups."""
+    """Index into HangSnapshot.groups."""
     sequence: int
     """Number in its group; of point-to-point operations a number of the rank's own."""
     name: str
@@ -51,7 +51,8 @@ class GroupView(msgspec.Struct, array_like=True):
     first_sequence: int = 0
     """Number of the first collective in `history`."""
     history: list[int] = []
-    """Consecutive collectives as indices into Snapshot.signatures; UNKNOWN where several share a number."""
+    """Consecutive collectives as indices into HangSnapshot.signatures; UNKNOWN where several share a
+    number."""
     point_to_point: bool = False
     hidden_operations: bool = False
     """The rank counted operations that its recorder does not hold: gloo records no send and receive."""
@@ -72,7 +73,7 @@ class GroupView(msgspec.Struct, array_like=True):
         return self.created[index] if index < len(self.created) else 0
 
 
-class Snapshot(msgspec.Struct, array_like=True):
+class HangSnapshot(msgspec.Struct, array_like=True):
     """A flight recorder at one moment."""
 
     rank: int

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from rankwatch_agent.training.flight_recorder.operations import standard_name
 from rankwatch_diagnosis.hang.job import Group, Job
-from rankwatch_diagnosis.hang.signature import ROOTED
 from rankwatch_diagnosis.hang.snapshot import UNKNOWN, Operation
 
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+"""Operations that a member may leave before all the others have come."""
 _MAX_FRONTS = 64
 """Different oldest operations of one group that are looked at; a job that hangs has one or two."""
 
@@ -44,7 +46,9 @@ class Wait:
     @property
     def leaves_early(self) -> bool:
         """Whether a member may be through with it before the others are."""
-        return self.operation in ROOTED or self.operation.startswith(("all_to_all", "alltoall"))
+        return standard_name(self.operation) in _ROOTED or self.operation.startswith(
+            ("all_to_all", "alltoall")
+        )
 
     @property
     def everyone_came(self) -> bool:

@@ -15,7 +15,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import ENDED_STATES, RankState
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, Operation, Signature, Snapshot
+from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 MOST_MEMBERS = 1 << 16
@@ -181,7 +181,7 @@ class _Open(NamedTuple):
     peer: int = UNKNOWN
 
 
-def box_snapshots(boxes: Boxes, *, timed: bool) -> list[Snapshot]:
+def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
     """One for each rank; `timed`: as of when its box was read, else as of a stall.
 
     A process that has ended waits for nobody, and what it had enqueued last it will not complete.
@@ -218,7 +218,7 @@ def _snapshot(
     *,
     gone: bool,
     timed: bool,
-) -> Snapshot:
+) -> HangSnapshot:
     signatures: dict[str, int] = {}
     views, pending = [], []
     for index, words in enumerate(groups):
@@ -231,7 +231,7 @@ def _snapshot(
             still_open = []
         views.append(_view(index, words, enqueued, still_open, signatures, box))
         pending += still_open
-    return Snapshot(
+    return HangSnapshot(
         rank=box.rank,
         version=VERSION,
         groups=views,

@@ -100,6 +100,6 @@ COLLECTIVES = (
         "rankwatch_flight_recorder_entries_missed_total",
         "1",
         _RANK,
-        "Flight-recorder entries overwritten before they were read.",
+        "Flight-recorder entries that were overwritten before they were read, or could not be understood.",
     ),
 )

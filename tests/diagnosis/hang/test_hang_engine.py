@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from rankwatch_diagnosis.hang.dumps.parse import parse_dump
-from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 from support.paths import RECORDED
 
 SHAPES = (
@@ -52,7 +51,7 @@ def drawn(kind: str, seed: int, **options: bool) -> tuple[HungJob, int]:
 
 def judged(job: HungJob) -> HangVerdict:
     """The verdict on the dumps of a job."""
-    return diagnose([parse_dump(document, rank) for rank, document in job.dumps().items()])
+    return diagnose([parsed(document, rank) for rank, document in job.dumps().items()])
 
 
 @pytest.mark.parametrize("kind", ["asleep", "killed", "loading", "device"])
@@ -132,7 +131,7 @@ def test_a_rank_without_a_dump_is_named_only_where_it_explains_the_stall() -> No
     job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
     dumps = job.dumps()
     del dumps[2]
-    verdict = diagnose([parse_dump(document, rank) for rank, document in dumps.items()])
+    verdict = diagnose([parsed(document, rank) for rank, document in dumps.items()])
     assert (verdict.ranks, verdict.missing_ranks) == ((5,), (2,))
 
 
@@ -141,7 +140,7 @@ def test_a_few_dumps_of_many_ranks_accuse_nobody() -> None:
     job = HungJob(Shape(8), 3)
     job.run(Fault("asleep", (5,), job.places(5, "asleep")[1]))
     dumps = job.dumps()
-    few = [parse_dump(dumps[rank], rank) for rank in (0, 1)]
+    few = [parsed(dumps[rank], rank) for rank in (0, 1)]
     verdict = diagnose(few)
     assert (verdict.state, verdict.ranks) == (State.INCONCLUSIVE, ())
     assert verdict.missing_ranks == (2, 3, 4, 5, 6, 7)
@@ -151,7 +150,7 @@ def test_a_job_at_its_end_is_ok() -> None:
     """Nothing pending, nothing to blame."""
     job = HungJob(Shape(4, 2), 3, lead=0)
     job.run(Fault("none", ()))
-    assert judged(job) == diagnose([parse_dump(each, rank) for rank, each in job.dumps().items()])
+    assert judged(job) == diagnose([parsed(each, rank) for rank, each in job.dumps().items()])
     assert (judged(job).state, judged(job).ranks) == (State.OK, ())
 
 
@@ -162,7 +161,7 @@ def test_a_recent_operation_is_no_hang_where_the_snapshots_tell_their_time() -> 
     dumps = job.dumps()
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     for later, state, ranks in ((0.5, State.SLOW, ()), (60.0, State.HANG, (2,))):
-        timed = [parse_dump(each | {"time_seconds": newest + later}, rank) for rank, each in dumps.items()]
+        timed = [parsed(each | {"time_seconds": newest + later}, rank) for rank, each in dumps.items()]
         verdict = diagnose(timed)
         assert (verdict.state, verdict.ranks) == (state, ranks)
 
@@ -173,7 +172,7 @@ def test_ranks_that_advance_between_two_snapshots_are_slow_and_not_hung() -> Non
     places = early.places(2, "asleep")
     early.run(Fault("asleep", (2,), places[0]))
     late.run(Fault("asleep", (2,), places[1]))
-    first, second = ([parse_dump(each, rank) for rank, each in job.dumps().items()] for job in (early, late))
+    first, second = ([parsed(each, rank) for rank, each in job.dumps().items()] for job in (early, late))
     assert diagnose([*first, *second]).state is State.SLOW
     assert diagnose([*first, *first]).ranks == (2,)
 

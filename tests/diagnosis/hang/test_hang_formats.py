@@ -1,17 +1,23 @@
-"""Dumps of other versions and backends of the recorder, and dumps with odd fields."""
+"""Dumps of other versions, forms and backends of the recorder, and dumps with odd fields."""
 
 from __future__ import annotations
 
 import copy
+import json
+import pickle
 from typing import Any
 
 import pytest
 
-from rankwatch_diagnosis.hang.dumps.parse import DumpError, parse_dump
+from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
 from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.verdict import State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from support.paths import RECORDED
+from support.training.recorder_pickle import recorder_pickle
 
+REAL = RECORDED / "flight_recorder"
 Dumps = dict[int, dict[str, Any]]
 
 
@@ -24,7 +30,7 @@ def dumps() -> Dumps:
 
 
 def verdict_on(dumps: Dumps) -> tuple[State, tuple[int, ...]]:
-    verdict = diagnose([parse_dump(each, rank) for rank, each in dumps.items()])
+    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
     return verdict.state, verdict.ranks
 
 
@@ -98,7 +104,7 @@ def test_an_entry_that_cannot_be_understood_is_counted_and_left_out(dumps: Dumps
     """The others still count."""
     for each in dumps.values():
         each["entries"].insert(0, odd)
-    snapshots = [parse_dump(each, rank) for rank, each in dumps.items()]
+    snapshots = [parsed(each, rank) for rank, each in dumps.items()]
     assert {each.skipped_entries for each in snapshots} == {1}
     verdict = diagnose(snapshots)
     assert verdict.ranks == (5,)
@@ -122,7 +128,7 @@ def test_a_field_of_another_type_never_raises(dumps: Dumps, field: str, value: o
 def test_what_is_no_dump_is_refused(document: object) -> None:
     """One sentence says why."""
     with pytest.raises(DumpError, match=r"holds|entries"):
-        parse_dump(document, 0)
+        parsed(document, 0)
 
 
 def test_dumps_of_different_versions_of_pytorch_are_judged_together() -> None:
@@ -139,6 +145,32 @@ def test_dumps_of_different_versions_of_pytorch_are_judged_together() -> None:
             each["version"] = "2.10"
             for status in each["pg_status"].values():
                 status.update({name: str(value) for name, value in status.items()})
-    verdict = diagnose([parse_dump(each, rank) for rank, each in dumps.items()])
+    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
     assert (verdict.state, verdict.ranks) == (State.HANG, (5,))
     assert "2.10, 2.2, 2.9" in str(verdict.evidence["notes"])
+
+
+@pytest.mark.parametrize("kind", ["asleep", "device", "other", "size", "skip"])
+@pytest.mark.parametrize("frames", [False, True])
+def test_json_and_pickle_hold_the_same_snapshot(kind: str, frames: bool) -> None:
+    """With sends, with calls that differ, with and without recorded stacks."""
+    job = HungJob(Shape(2, 2, 2), 3, steps=12)
+    job.run(Fault(kind, (5,), job.places(5, kind)[-1]))
+    for rank, document in job.dumps().items():
+        if frames:
+            for entry in document["entries"]:
+                entry["frames"] = [{"name": "step", "filename": "train.py", "line": 300 + rank}]
+        expected = parsed(document, rank)
+        assert expected.skipped_entries == 0
+        forms = (recorder_pickle(document), pickle.dumps(document), json.dumps(document).encode())
+        assert [snapshot_of(parse(data), rank) for data in forms] == [expected] * 3
+
+
+def test_real_dumps_are_understood_to_the_last_entry() -> None:
+    """As PyTorch wrote them."""
+    if not REAL.is_dir():
+        pytest.skip(f"{REAL} is not on this machine")
+    dumps = [parse(path.read_bytes()) for path in sorted(REAL.glob("*/_dump_*"))]
+    assert len(dumps) >= 28
+    assert sum(each.skipped + snapshot_of(each, 0).skipped_entries for each in dumps) == 0
+    assert sum(bool(each.entries) for each in dumps) >= 28

@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.hang.dumps.parse import parse_dump
-from rankwatch_diagnosis.hang.dumps.reading import read_dumps
-from rankwatch_diagnosis.hang.dumps.source import read_source
-from rankwatch_diagnosis.hang.dumps.worker import BOM
+from rankwatch_agent.training.flight_recorder.parse import BOM
+from rankwatch_diagnosis.hang.dump_files import bounded_memory, read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.memory_bound import bounded_memory
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from rankwatch_diagnosis.hang.worker import read_dumps
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 from support.training.recorder_pickle import recorder_pickle
 
 
@@ -68,6 +66,7 @@ def payloads(mark: Path) -> dict[str, bytes]:
         "deep tuple": nested,
         "laughs as key": laughs + b".",
         "json too deep": b'{"entries": ' + b"[" * 500_000,
+        "json that is no utf-8": b'{"entries": [{"record_id": 1, "state": "\xff"}]}',
     }
 
 
@@ -157,11 +156,17 @@ def test_one_json_file_may_hold_all_ranks(directory: Path, form: str) -> None:
     assert diagnose(read_source(path).snapshots).ranks == (5,)
 
 
-@pytest.mark.parametrize("text", ["", "3", "[3]", '{"a": {}}', "[", "[]", "{}", "[{]"])
-def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: str) -> None:
-    """Never a traceback."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"3", b"[3]", b'{"a": {}}', b"[", b"[]", b"{}", b"[{]"),
+        *(b'["\xff"]', b'{"\xff": 1}', b'{"rank": 0, "entries": [{"state": "\xff"}]}\n{}\n'),
+    ],
+)
+def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: bytes) -> None:
+    """Never a traceback, whatever the bytes."""
     path = tmp_path / "all.json"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(UserError):
         read_source(path)
 
@@ -214,10 +219,10 @@ def test_too_few_dumps_are_no_proof_that_nothing_hangs(tmp_path: Path) -> None:
     """One dump of four in which nothing waits, or four that hold nothing."""
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))
-    snapshots = [parse_dump(document, rank) for rank, document in job.dumps().items()]
+    snapshots = [parsed(document, rank) for rank, document in job.dumps().items()]
     assert diagnose(snapshots).state is State.OK
     assert diagnose(snapshots[:1], broken={3: "it was cut off"}).state is State.INCONCLUSIVE
-    assert diagnose([parse_dump({"entries": []}, rank) for rank in range(4)]).state is State.INCONCLUSIVE
+    assert diagnose([parsed({"entries": []}, rank) for rank in range(4)]).state is State.INCONCLUSIVE
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rankwatch_diagnosis.hang.dumps.parse import parse_dump
 from rankwatch_diagnosis.hang.engine import diagnose
-from rankwatch_diagnosis.hang.snapshot import Snapshot
+from rankwatch_diagnosis.hang.snapshot import HangSnapshot
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from support.diagnosis.hang_jobs import parsed
 
 START = 1_795_000_000.0
 Call = tuple[str, float, float | None]
@@ -22,7 +22,7 @@ READY: Call = ("all_reduce", 0.0, 0.01)
 
 def snapshot(
     rank: int, calls: Sequence[Call], taken: float, *, world: int = 4, gloo: bool = False
-) -> Snapshot:
+) -> HangSnapshot:
     """The recorder of a rank of one group, as it was at `taken`: later calls and ends are not in it."""
     entries = [
         _entry(record, name, called, None if ended is None or ended > taken else ended, gloo=gloo)
@@ -37,7 +37,7 @@ def snapshot(
     ranks = {"name": "0", "desc": "default_pg", "ranks": str(list(range(world)))}
     config = {"": {"name": "", "desc": "", "ranks": "[]"}} if gloo else {"0": ranks}
     document = {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
-    return parse_dump(document | {"time_seconds": START + taken}, rank)
+    return parsed(document | {"time_seconds": START + taken}, rank)
 
 
 def _entry(record: int, name: str, called: float, ended: float | None, *, gloo: bool) -> dict[str, Any]:

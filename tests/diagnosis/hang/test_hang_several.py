@@ -7,10 +7,9 @@ from collections import Counter
 
 import pytest
 
-from rankwatch_diagnosis.hang.dumps.parse import parse_dump
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 
 SHAPES = (
     Shape(8),
@@ -24,7 +23,7 @@ SHAPES = (
 
 
 def judged(job: HungJob) -> HangVerdict:
-    return diagnose([parse_dump(document, rank) for rank, document in job.dumps().items()])
+    return diagnose([parsed(document, rank) for rank, document in job.dumps().items()])
 
 
 @pytest.mark.parametrize(("kind", "share"), [("other", 0.6), ("size", 0.6), ("dtype", 0.6), ("skip", 0.4)])
@@ -72,7 +71,7 @@ def test_a_rank_whose_dump_is_lost_is_not_named_beside_the_one_out_of_step() -> 
     job.run(Fault("other", (5,), job.places(5, "other")[2]))
     dumps = job.dumps()
     del dumps[2]
-    verdict = diagnose([parse_dump(document, rank) for rank, document in dumps.items()], broken={2: "lost"})
+    verdict = diagnose([parsed(document, rank) for rank, document in dumps.items()], broken={2: "lost"})
     assert (verdict.state, verdict.ranks, verdict.missing_ranks) == (State.DESYNC, (5,), (2,))
 
 
@@ -90,6 +89,6 @@ def test_a_rank_yet_to_come_is_no_culprit_before_the_others_have_waited_long(
     for each in dumps[0]["pg_status"].values():
         each["last_enqueued_collective"] = late["collective_seq_id"] - 1
     for after, ranks in ((0.5, soon), (60.0, later)):
-        timed = [parse_dump(each | {"time_seconds": newest + after}, rank) for rank, each in dumps.items()]
+        timed = [parsed(each | {"time_seconds": newest + after}, rank) for rank, each in dumps.items()]
         verdict = diagnose(timed)
         assert (verdict.state, verdict.ranks) == (State.DESYNC, ranks)

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.hang.dumps.parse import parse_dump
-from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
 
 Dumps = dict[int, dict[str, Any]]
 
@@ -27,7 +26,7 @@ def hung(shape: Shape, rank: int) -> Dumps:
 
 
 def judged(dumps: Dumps) -> HangVerdict:
-    return diagnose([parse_dump(each, rank) for rank, each in dumps.items()])
+    return diagnose([parsed(each, rank) for rank, each in dumps.items()])
 
 
 def coalesced(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,7 +111,7 @@ def test_a_rank_that_computes_between_two_snapshots_does_not_hang() -> None:
     dumps = hung(Shape(4), 2)
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     snapshots = [
-        parse_dump(each | {"time_seconds": newest + later}, rank)
+        parsed(each | {"time_seconds": newest + later}, rank)
         for later in (0.1, 0.2)
         for rank, each in dumps.items()
     ]

@@ -11,7 +11,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
-from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run

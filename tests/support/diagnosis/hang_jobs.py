@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from rankwatch_agent.training.flight_recorder.parse import parse_document
+from rankwatch_diagnosis.hang.from_dump import snapshot_of
+from rankwatch_diagnosis.hang.snapshot import HangSnapshot
+
 START_NS = 1_758_610_505_000_000_000
+
+
+def parsed(document: object, rank: int) -> HangSnapshot:
+    """The snapshot in a loaded dump."""
+    return snapshot_of(parse_document(document), rank)
 
 
 class Op(NamedTuple):

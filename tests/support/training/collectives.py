@@ -1,4 +1,4 @@
-"""Collectives of made-up ranks: records as the hook writes them, taken by real accounts."""
+"""Collectives of made-up ranks: records as the hook writes them, added up by the real code."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def group_now(number: int, members: str, size: int) -> GroupNow:
 
 
 def rank_collectives(*groups: GroupNow, max_names: int = 64) -> RankCollectives:
-    """The account of a rank whose black box tells these groups."""
+    """The collectives of a rank whose black box holds these groups."""
     return collectives_and_steps(*groups, max_names=max_names)[0]
 
 
 def collectives_and_steps(*groups: GroupNow, max_names: int = 64) -> tuple[RankCollectives, StepAssembler]:
-    """Likewise, with the steps that its collectives are taken out of."""
+    """Likewise, and the steps that the time of the collectives is taken out of."""
     steps = StepAssembler(LearntTimeouts(), lambda _: None)
     made = RankCollectives(BoundedNames(max_names), steps)
     names = {**OPERATIONS, **GROUPS}
-    made.expect(lambda number: names.get(number, f"name{number}"), lambda: groups)
+    made.resolve_by(lambda number: names.get(number, f"name{number}"), lambda: groups)
     made.observe(groups)
     return made, steps
 

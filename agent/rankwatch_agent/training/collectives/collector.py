@@ -1,28 +1,42 @@
 """Collector `collectives`: how far each rank has come in each group, from the flight recorders.
 
-A pull copies the whole ring in the training process (a C++ thread, about 45 ms for 2,000 entries), so
-a healthy rank is asked seldom, and those of a run that looks stuck at once and again every few
-seconds; the longer it looks so, the less often: a run may stand for a day, or go on without a rank.
-What must be complete and cheap comes through the black box (collector `ranks`); for NCCL, whose
-completions the black box does not see, what is counted here is a sample.
+An answer copies the whole ring in the training process (a C++ thread, about 45 ms for 2,000 entries). So a
+healthy rank is asked seldom; those of a run that looks stuck are asked at once and again every few seconds.
+The longer a run looks so, the less often: it may stand for a day, or go on without a rank. What must be
+complete and cheap comes through the black box (collector `ranks`); for NCCL, whose completions the black box
+does not see, what is counted here is a sample.
 """
 
 from __future__ import annotations
 
+import logging
 import stat
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
+from rankwatch.blackbox.records import GroupNow
+from rankwatch.conventions import metric
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
-from rankwatch_agent.training.collectives.series import run_series
+from rankwatch_agent.training.collectives.totals import (
+    FLIGHT_RECORDER,
+    GroupCollectives,
+    GroupKey,
+    Position,
+    position_series,
+    totals_series,
+)
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
-from rankwatch_agent.training.flight_recorder.client import FlightRecorderClient
-from rankwatch_agent.training.flight_recorder.rank import Fetched, RecordedRank
+from rankwatch_agent.training.flight_recorder.ask import (
+    FlightRecorderClient,
+    FlightRecorderError,
+    Replies,
+    ask_all,
+)
+from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 
 _MAX_RANKS = 64
 """Sockets asked in one run: more ranks than any node has GPUs."""
@@ -32,7 +46,8 @@ _SHARE_OF_SUSPICION = 0.1
 """Of the time that a run has been suspect, which may pass between two questions to a rank."""
 _MOST_OF_PULL = 0.5
 """Of the pause for healthy ranks, at most, for suspect ones: the rule on silent ranks looks back a minute."""
-_NOBODY = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
+_UNKNOWN_RUN = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
+_log = logging.getLogger("rankwatch_agent")
 
 
 class CollectivesCollector:
@@ -42,7 +57,7 @@ class CollectivesCollector:
     pull_seconds: between two questions to a rank of a healthy run.
     suspect_seconds: likewise when the run has just become suspect.
     timeout_seconds: for one question to one rank; eight ranks are asked at a time.
-    conditions: what the collector `ranks` says about the ranks; without it all count as healthy.
+    conditions: the state of the ranks by the collector `ranks`; without it all count as healthy.
     """
 
     name = "collectives"
@@ -81,11 +96,11 @@ class CollectivesCollector:
             self._ranks = {path: self._ranks.get(path) or self._new(path) for path in self._choose()}
         if not self._ranks:
             raise NotApplicable("no rank serves a flight recorder")
-        told = {path: self._told(path) for path in self._ranks}
-        due = [path for path in self._ranks if self._is_due(path, *told[path], now)]
+        conditions = {path: self._condition(path) for path in self._ranks}
+        due = [path for path in self._ranks if self._is_due(path, *conditions[path], now)]
         if due:
-            self._pull(due, {path: rank for path, (_, rank) in told.items()}, now)
-        return Collection(series=[*self._series(told)])
+            self._pull(due, {path: rank for path, (_, rank) in conditions.items()}, now)
+        return Collection(series=[*self._series({path: rank for path, (_, rank) in conditions.items()})])
 
     def _choose(self) -> list[Path]:
         """The sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
@@ -93,12 +108,12 @@ class CollectivesCollector:
         return found[:_MAX_RANKS]
 
     def _ended(self, path: Path) -> bool:
-        _, rank = self._told(path)
+        _, rank = self._condition(path)
         return rank is not None and rank.ended
 
-    def _told(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
-        """What is known about the run and the rank."""
-        run = self._conditions.runs.get(path.parent.name, _NOBODY)
+    def _condition(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
+        """The state of the run and of the rank, as far as it is known."""
+        run = self._conditions.runs.get(path.parent.name, _UNKNOWN_RUN)
         box = path.stem
         return run, next((each for each in run.ranks if each.path.stem == box), None)
 
@@ -113,40 +128,103 @@ class CollectivesCollector:
         patience = _SHARE_OF_SUSPICION * (now - run.suspected_since)
         return min(_MOST_OF_PULL * self._pull_seconds, max(self._suspect_seconds, patience))
 
-    def _pull(self, due: list[Path], told: dict[Path, RankCondition | None], now: float) -> None:
-        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-            for first in range(0, len(due), _ASKED_AT_ONCE):
-                # Side by side: a stopped rank takes its whole timeout, and just then the others are wanted.
-                asked = due[first : first + _ASKED_AT_ONCE]
-                for path, fetched in zip(asked, pool.map(self._fetch, asked), strict=True):
-                    # One after another: a reply takes many times its size in memory.
-                    rank = told[path]
-                    self._ranks[path].take(now, fetched, () if rank is None else rank.groups)
+    def _pull(self, due: list[Path], conditions: dict[Path, RankCondition | None], now: float) -> None:
+        clients = ((path, self._ranks[path].client) for path in due)
+        for path, answer in ask_all(clients, at_once=_ASKED_AT_ONCE):
+            rank = conditions[path]
+            self._ranks[path].take(now, answer, () if rank is None else rank.groups)
         for run in {path.parent.name for path in due}:
-            living = [path for path, rank in told.items() if rank is None or not rank.ended]
-            ledgers = [self._ranks[path].ledgers for path in living if path.parent.name == run]
-            self._rendezvous.setdefault(run, RunRendezvous()).compare(ledgers)
+            living = [path for path, rank in conditions.items() if rank is None or not rank.ended]
+            groups = [self._ranks[path].groups for path in living if path.parent.name == run]
+            self._rendezvous.setdefault(run, RunRendezvous()).compare(groups)
 
-    def _fetch(self, path: Path) -> Fetched:
-        return self._ranks[path].fetch()
-
-    def _series(self, told: dict[Path, tuple[RunCondition, RankCondition | None]]) -> Iterator[Series]:
+    def _series(self, conditions: dict[Path, RankCondition | None]) -> Iterator[Series]:
         counted: dict[str, set[tuple[str, ...]]] = {}
-        for path, (_, condition) in told.items():
+        for path, condition in conditions.items():
             by_black_box = frozenset() if condition is None else condition.counted
             counted.setdefault(path.parent.name, set()).update(by_black_box)
-            lost = condition is not None and condition.ended
-            yield from self._ranks[path].series((path.parent.name, path.stem), by_black_box, gone=lost)
+            ended = condition is not None and condition.ended
+            yield from self._ranks[path].series((path.parent.name, path.stem), by_black_box, ended=ended)
         for run in self._rendezvous.keys() - counted.keys():
             del self._rendezvous[run]
         for run, rendezvous in self._rendezvous.items():
-            for series in run_series(run, rendezvous):
+            for series in rendezvous.series(run):
                 if series.labels[1:4] not in counted[run]:
                     yield series
 
     def _new(self, path: Path) -> RecordedRank:
         client = FlightRecorderClient(path, timeout_seconds=self._timeout_seconds)
         return RecordedRank(client, max_groups=self._max_names)
+
+
+class RecordedRank:
+    """The recorders of one rank: torch with CUDA has one of NCCL and one of the other backends."""
+
+    def __init__(self, client: FlightRecorderClient, *, max_groups: int) -> None:
+        self.client = client
+        self.asked = float("-inf")
+        """When it was last asked, monotonic."""
+        self._max_groups = max_groups
+        self._recorders: dict[str, MergedRecorder] = {}
+        self._answered = False
+        self._succeeded = 0
+        self._failed = 0
+        self._warned = False
+
+    @property
+    def groups(self) -> Sequence[GroupCollectives]:
+        """Collectives with a duration, by group."""
+        return [group for recorder in self._recorders.values() for group in recorder.groups]
+
+    def take(self, now: float, answer: Replies | FlightRecorderError, known: Sequence[GroupNow]) -> None:
+        """Merge one answer; `known` are the groups in the rank's black box. A failure is counted."""
+        self.asked = now
+        try:
+            if isinstance(answer, FlightRecorderError):
+                raise answer
+            for name, body in answer.items():
+                dump = self.client.parse(body)
+                recorder = self._recorders.setdefault(name, MergedRecorder(self._max_groups))
+                recorder.merge(dump, known)
+        except FlightRecorderError as error:
+            self._answered = False
+            self._failed += 1
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s (logged once for this rank)", error)
+            return
+        self._answered = True
+        self._succeeded += 1
+
+    def series(
+        self, key: tuple[str, str], counted: Set[tuple[str, str, str]], *, ended: bool
+    ) -> Iterator[Series]:
+        """Everything about this rank; `key` is (run, rank).
+
+        counted: (group, members, operation) of what the black box counts: left out here.
+        ended: its process is over; its position in the last dump is not where it ended.
+        """
+        if self._answered and not ended:
+            yield from position_series(key, FLIGHT_RECORDER, self._positions())
+        recorders = self._recorders.values()
+        sampled = {at: totals for recorder in recorders for at, totals in recorder.totals.items()}
+        yield from totals_series(key, {at: each for at, each in sampled.items() if at not in counted})
+        pulls = metric("rankwatch_flight_recorder_pulls_total")
+        yield Series(pulls, (*key, "success"), self._succeeded)
+        yield Series(pulls, (*key, "failure"), self._failed)
+        entries = metric("rankwatch_flight_recorder_entries_total")
+        yield Series(entries, key, sum(each.entries for each in recorders))
+        missed = metric("rankwatch_flight_recorder_entries_missed_total")
+        yield Series(missed, key, sum(each.missed for each in recorders))
+
+    def _positions(self) -> dict[GroupKey, Position]:
+        """Of a group that has two backends, the one that is used counts, NCCL first."""
+        positions: dict[GroupKey, Position] = {}
+        for recorder in self._recorders.values():
+            for group, position in recorder.positions.items():
+                if position.enqueued or group not in positions:
+                    positions[group] = position
+        return positions
 
 
 def _sockets(directory: Path) -> Iterator[Path]:

@@ -1,22 +1,28 @@
-"""Compares what the ranks of this node say about the same collective: who waited, and how long it took.
+"""Compares the ranks of this node on the same collectives: who waited, and how long the transfer took.
 
-A collective completes on all of its ranks at about the same moment, so the one that entered it last
-spent the least time in it. That time is the transfer; what the others spent beyond it, they waited.
-Only ranks of this node are compared, so no clock but the machine's own is used.
+A collective completes on all of its ranks at about the same moment, so the one that entered it last spent the
+least time in it. That time is the transfer; what the others spent beyond it, they waited. Only ranks of this
+node are compared, so no clock but the machine's own is used.
+
+Bytes on the bus follow the formulas of nccl-tests, so that bandwidth is comparable between operations and
+numbers of ranks, and with what the hardware can do. Source: nccl-tests, doc/PERFORMANCE.md; for gather and
+scatter, which that page leaves out, src/gather.cu and src/scatter.cu.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from math import isnan
 from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.totals import (
     MOST_PENDING,
     OVERFLOW,
-    Finished,
+    Completed,
     GroupCollectives,
     GroupKey,
 )
@@ -24,7 +30,11 @@ from rankwatch_agent.training.collectives.totals import (
 SMALL, MEDIUM, LARGE = "small", "medium", "large"
 MEDIUM_BYTES = 64 << 10
 LARGE_BYTES = 1 << 20
-"""Below the first a collective costs latency rather than bandwidth; NCCL's protocols change on the way."""
+"""A collective below 64 KiB costs latency rather than bandwidth; NCCL changes its protocol in between."""
+_MOST_SERIES = 2048
+"""Combinations of group, operation and size class per run; far beyond what a job has."""
+_MOST_KINDS = 4096
+_SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 def _all_but_one(ranks: int) -> float:
@@ -51,35 +61,11 @@ BUS_FACTORS: Mapping[str, Callable[[int], float]] = MappingProxyType(
         "reduce": _one,
     }
 )
-"""Operation -> factor for the total size, by the number of ranks. A barrier moves nothing worth telling."""
+"""Operation -> factor for the total size, by the number of ranks. A barrier moves next to nothing."""
 
 _INPUT_IS_ONE_SHARE = frozenset({"all_gather", "gather"})
 """Operations of which each rank's input is its share of the total size. (The root alone has an input to a
 scatter: it is the total.)"""
-
-
-def total_bytes(operation: str, input_bytes: int, ranks: int) -> int:
-    """The size of nccl-tests, S, from the largest input of a rank."""
-    return input_bytes * ranks if operation in _INPUT_IS_ONE_SHARE else input_bytes
-
-
-def bus_factor(operation: str, ranks: int) -> float | None:
-    """What to multiply the total size with; None where it is not known."""
-    formula = BUS_FACTORS.get(operation)
-    return None if formula is None or ranks < 1 else formula(ranks)
-
-
-def size_class(total: int) -> str:
-    """Size class by total bytes."""
-    if total < MEDIUM_BYTES:
-        return SMALL
-    return MEDIUM if total < LARGE_BYTES else LARGE
-
-
-_MOST_SERIES = 2048
-"""Combinations of group, operation and size class per run; far beyond what a job has."""
-_MOST_KINDS = 4096
-_SECONDS, _SIZE, _TOTALS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class _Kind(NamedTuple):
@@ -107,7 +93,7 @@ _KindTotals = tuple[dict[str, TransferTotals], int, float | None]
 
 
 class RunRendezvous:
-    """The collectives of one run on this node."""
+    """The collectives of one run, compared between the ranks of this node."""
 
     def __init__(self) -> None:
         self.transfers: dict[tuple[str, str, str, str], TransferTotals] = {}
@@ -115,37 +101,49 @@ class RunRendezvous:
         self._kinds: dict[_Kind, _KindTotals] = {}
 
     def compare(self, ranks: Iterable[Sequence[GroupCollectives]]) -> None:
-        """Compare what the ranks have finished; what not all of them have stays for the next time.
+        """Compare what all ranks of a group have completed; the rest stays for the next time.
 
         ranks: the groups of each rank that still lives or has just ended.
         """
-        together: dict[GroupKey, list[GroupCollectives]] = {}
-        for ledgers in ranks:
+        by_key: dict[GroupKey, list[GroupCollectives]] = {}
+        for groups in ranks:
             own: set[GroupKey] = set()
-            for ledger in ledgers:
-                if not ledger.key.members or ledger.key in own:  # unknown, or two of one rank
-                    ledger.finished.clear()
+            for group in groups:
+                if not group.key.members or group.key in own:  # unknown, or two of one rank
+                    group.completed.clear()
                     continue
-                own.add(ledger.key)
-                together.setdefault(ledger.key, []).append(ledger)
-        for key, ledgers in together.items():
-            self._compare_ranks(key, ledgers)
+                own.add(group.key)
+                by_key.setdefault(group.key, []).append(group)
+        for key, members in by_key.items():
+            self._compare_group(key, members)
 
-    def _compare_ranks(self, key: GroupKey, ledgers: list[GroupCollectives]) -> None:
+    def series(self, run: str) -> Iterator[Series]:
+        """Transfers of the run on this node."""
+        counts = metric("rankwatch_collective_transfers_total")
+        seconds = metric("rankwatch_collective_transfer_seconds_total")
+        sizes = metric("rankwatch_collective_bus_bytes_total")
+        for kind, each in self.transfers.items():
+            at = (run, *kind)
+            yield Series(counts, at, each.count)
+            yield Series(seconds, at, each.seconds)
+            if each.bus_bytes is not None:
+                yield Series(sizes, at, each.bus_bytes)
+
+    def _compare_group(self, key: GroupKey, members: list[GroupCollectives]) -> None:
         # Column by column rather than number by number: thousands a second come this way.
-        finished = [each.finished for each in ledgers]
-        ranks = max(each.size for each in ledgers)
+        completed = [each.completed for each in members]
+        ranks = max(each.size for each in members)
         by_operation: dict[str, list[int]] = {}
-        for number in _common(finished):
-            by_operation.setdefault(finished[0][number][2].operation, []).append(number)
+        for number in _common(completed):
+            by_operation.setdefault(completed[0][number][2].operation, []).append(number)
         for operation, numbers in by_operation.items():
-            columns = _agreed([[each.pop(number) for number in numbers] for each in finished], operation)
-            self._compare(_Kind(key, operation, ranks), columns)
-        for each in ledgers:
-            if len(each.finished) > MOST_PENDING:
-                each.let_go(MOST_PENDING // 2)
+            columns = _agreed([[each.pop(number) for number in numbers] for each in completed], operation)
+            self._add_up(_Kind(key, operation, ranks), columns)
+        for each in members:
+            if len(each.completed) > MOST_PENDING:
+                each.drop_oldest(MOST_PENDING // 2)
 
-    def _compare(self, kind: _Kind, columns: Sequence[Sequence[Finished]]) -> None:
+    def _add_up(self, kind: _Kind, columns: Sequence[Sequence[Completed]]) -> None:
         """Add up wait and transfer of the same collectives, one column for each rank."""
         durations = [[each[0] for each in column] for column in columns]
         shortest = list(map(min, *durations)) if len(durations) > 1 else durations[0]
@@ -187,18 +185,18 @@ class RunRendezvous:
         return self.transfers.setdefault(at, TransferTotals())
 
 
-def _common(finished: Sequence[Mapping[int, object]]) -> Collection[int]:
+def _common(completed: Sequence[Mapping[int, object]]) -> Collection[int]:
     """Numbers that all have."""
-    first, *others = finished
+    first, *others = completed
     numbers: Set[int] = set(first) if not others else first.keys()
     for more in others:
         numbers = more.keys() & numbers
     return numbers
 
 
-def _agreed(columns: Sequence[Sequence[Finished]], operation: str) -> Sequence[Sequence[Finished]]:
-    """The columns without what the ranks do not agree about, where they call different collectives, and
-    without those that some rank has no time of: these have neither wait nor transfer."""
+def _agreed(columns: Sequence[Sequence[Completed]], operation: str) -> Sequence[Sequence[Completed]]:
+    """The columns without collectives in which some rank called another operation or has no duration: these
+    have neither wait nor transfer."""
     if all(
         len(set(map(_TOTALS, column))) == 1
         and column[0][2].operation == operation
@@ -214,7 +212,25 @@ def _agreed(columns: Sequence[Sequence[Finished]], operation: str) -> Sequence[S
     return list(zip(*rows, strict=True)) or [() for _ in columns]
 
 
-def _largest(columns: Sequence[Sequence[Finished]]) -> Iterable[int]:
+def _largest(columns: Sequence[Sequence[Completed]]) -> Iterable[int]:
     """Bytes of the largest input to each: only the root has one to a scatter."""
     sizes = [map(_SIZE, column) for column in columns]
     return map(max, *sizes) if len(sizes) > 1 else sizes[0]
+
+
+def total_bytes(operation: str, input_bytes: int, ranks: int) -> int:
+    """The size of nccl-tests, S, from the largest input of a rank, in bytes."""
+    return input_bytes * ranks if operation in _INPUT_IS_ONE_SHARE else input_bytes
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """What to multiply the total size with; None where it is not known."""
+    formula = BUS_FACTORS.get(operation)
+    return None if formula is None or ranks < 1 else formula(ranks)
+
+
+def size_class(total: int) -> str:
+    """Size class by total bytes."""
+    if total < MEDIUM_BYTES:
+        return SMALL
+    return MEDIUM if total < LARGE_BYTES else LARGE

@@ -1,17 +1,30 @@
-"""The collectives of one rank, from the records of its black box."""
+"""The collectives of one rank: what they add up to, and those that wait to be compared with other ranks'."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import nan
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.steps import StepAssembler
 
 OVERFLOW = "(more)"
 """Stands for every name beyond the bound."""
+MOST_PENDING = 1024
+"""Collectives of a group kept for comparison; a rank that is further ahead of its peers drops some."""
+MOST_PENDING_OF_RANK = 8192
+"""Likewise over all groups of a rank."""
+BLACK_BOX = "black_box"
+FLIGHT_RECORDER = "flight_recorder"
+"""Values of the label `source`."""
+_unpack = layout.COLLECTIVE.unpack_from
+_BLOCKING, _UNTIMED = layout.BLOCKING, layout.UNTIMED
+_NOT_COMPARED = layout.FAILED | layout.POINT_TO_POINT
+"""Flags of collectives that no two ranks share: they failed, or differ between the ranks by design."""
 
 
 class BoundedNames:
@@ -37,18 +50,25 @@ class BoundedNames:
         return OVERFLOW
 
 
-MOST_PENDING = 1024
-"""Collectives of a group kept for comparison; a rank that is further ahead of its peers forgets some."""
-MOST_PENDING_OF_RANK = 8192
-"""Likewise over all groups of a rank."""
-
-
 class GroupKey(NamedTuple):
     """A process group as labels name it."""
 
     group: str
     members: str
     """Empty where they are not known: then its collectives cannot be compared between ranks."""
+
+
+class Position(NamedTuple):
+    """How far a rank has come in a group; numbers count from 1, and 0 stands for none yet."""
+
+    enqueued: int | None
+    """None where only sends and receives are known, whose numbers differ between ranks by design."""
+    completed: int | None
+    """None where completions are not seen."""
+    oldest: float | None
+    """Unix time at which the oldest incomplete one was enqueued; None where all are complete."""
+    signature: int | None = None
+    """A hash of operation, size and types of the oldest incomplete one."""
 
 
 class CollectiveTotals:
@@ -61,53 +81,46 @@ class CollectiveTotals:
         self.count = 0
         self.bytes = 0
         self.seconds = 0.0
-        self.timed = True
-        """Whether the source has told the time of one."""
+        self.timed = False
+        """Whether the source gave the duration of one."""
         self.wait_seconds: float | None = None
         """Beyond the last arriver of this node; None while none was compared."""
 
 
-Finished = tuple[float, int, CollectiveTotals]
+Completed = tuple[float, int, CollectiveTotals]
 """A completed collective: seconds (NaN where not known), bytes of input, where its wait is added up."""
 
 
 class GroupCollectives:
-    """Completed collectives of one rank in one group, by their number in the group."""
+    """Completed collectives of one rank in one group, kept until those of its peers are known."""
 
-    __slots__ = ("completed", "finished", "key", "size")
+    __slots__ = ("completed", "key", "last_completed", "size")
 
     def __init__(self, key: GroupKey, size: int) -> None:
         self.key = key
         self.size = size
         """Number of the group's ranks; 0 while it is not known."""
-        self.finished: dict[int, Finished] = {}
+        self.completed: dict[int, Completed] = {}
         """By number, in the order of completion."""
-        self.completed = 0
+        self.last_completed = 0
         """Highest number that completed, from 1; 0 while none has."""
 
     def note_completed(self) -> None:
         """Take the highest number among those kept; call it before they are compared."""
-        if self.finished:
-            self.completed = max(self.completed, max(self.finished) + 1)
+        if self.completed:
+            self.last_completed = max(self.last_completed, max(self.completed) + 1)
 
-    def let_go(self, keep: int) -> None:
-        """Forget all but the newest: their peers' records are lost, or still far away."""
-        finished = self.finished
-        for number in list(finished)[: max(0, len(finished) - keep)]:
-            del finished[number]
-
-
-_unpack = layout.COLLECTIVE.unpack_from
-_BLOCKING, _UNTIMED = layout.BLOCKING, layout.UNTIMED
-_APART = layout.FAILED | layout.POINT_TO_POINT
-"""Of these no two ranks can be compared: they failed, or differ between the ranks by design."""
+    def drop_oldest(self, keep: int) -> None:
+        """Drop all but the newest `keep`: the records of their peers are lost, or still far away."""
+        for number in list(self.completed)[: max(0, len(self.completed) - keep)]:
+            del self.completed[number]
 
 
 class RankCollectives:
-    """Adds up the collectives of one rank, across restarts of its process.
+    """Adds up the collectives in the black box of one rank, across restarts of its process.
 
-    names: keeps the number of groups and operations small.
-    steps: takes each collective too, for what it blocked.
+    names: bounds the number of groups and operations.
+    steps: takes each collective too, for the time that it blocked.
     """
 
     def __init__(self, names: BoundedNames, steps: StepAssembler) -> None:
@@ -137,11 +150,11 @@ class RankCollectives:
     def end_process(self) -> None:
         """The process ended: from now on its peers are compared without it."""
         self.present = False
-        for group_state in self._groups.values():
-            group_state.finished.clear()
+        for group in self._groups.values():
+            group.completed.clear()
 
-    def expect(self, name_of: Callable[[int], str], groups_now: Callable[[], Sequence[GroupNow]]) -> None:
-        """Say how the records to come are to be read: names by number, and the groups as they stand."""
+    def resolve_by(self, name_of: Callable[[int], str], groups_now: Callable[[], Sequence[GroupNow]]) -> None:
+        """Set how the next records are resolved: names by number, and the present table of groups."""
         self._name_of = name_of
         self._groups_now = groups_now
 
@@ -149,12 +162,12 @@ class RankCollectives:
         """Take the table of groups: a group is known before its first collective completes."""
         for group in groups:
             if group.number not in self._groups:
-                self._open(group.number, groups)
+                self._add_group(group.number, groups)
 
     def take(self, operation: int, start: float, end: float, raw: bytes, at: int) -> None:
         """Take one record, whose payload begins in `raw` at `at`."""
         size, number, group, flags, waited = _unpack(raw, at)
-        totals, group_state = self._kinds.get((operation, group)) or self._kind(operation, group)
+        totals, pending = self._kinds.get((operation, group)) or self._kind(operation, group)
         totals.count += 1
         totals.bytes += size
         if flags & _UNTIMED:
@@ -167,27 +180,32 @@ class RankCollectives:
                 self._follow((waited, end, True))
             else:
                 self._follow((start, end, flags & _BLOCKING != 0))
-        if not flags & _APART:
-            group_state.finished[number] = (seconds, size, totals)
+        if not flags & _NOT_COMPARED:
+            pending.completed[number] = (seconds, size, totals)
 
     def note_completed(self) -> None:
-        """Bring the numbers of the last completed collectives up to date, and what is kept within bounds."""
+        """Update the last completed number of each group, and keep what is pending within bounds."""
         kept = 0
-        for group_state in self._groups.values():
-            group_state.note_completed()
-            kept += len(group_state.finished)
-        for group_state in self._groups.values() if kept > MOST_PENDING_OF_RANK else ():
-            group_state.let_go(MOST_PENDING // 8)
+        for group in self._groups.values():
+            group.note_completed()
+            kept += len(group.completed)
+        for group in self._groups.values() if kept > MOST_PENDING_OF_RANK else ():
+            group.drop_oldest(MOST_PENDING // 8)
 
-    def key(self, number: int) -> GroupKey | None:
-        """The labels of a group by the number of its name; None where it is not known."""
-        group_state = self._groups.get(number)
-        return None if group_state is None else group_state.key
-
-    def completed(self, number: int) -> int:
-        """Highest number of a collective that completed in the group, from 1; 0 where none is known."""
-        group_state = self._groups.get(number)
-        return 0 if group_state is None else group_state.completed
+    def positions(
+        self, groups: Iterable[GroupNow], wall: Callable[[float], float]
+    ) -> dict[GroupKey, Position]:
+        """How far the rank has come in each group. Of groups with the same labels the first counts."""
+        positions: dict[GroupKey, Position] = {}
+        for group in groups:
+            pending = self._groups.get(group.number)
+            if pending is not None and pending.key.group != OVERFLOW and pending.key not in positions:
+                positions[pending.key] = Position(
+                    enqueued=group.enqueued,
+                    completed=pending.last_completed or None,
+                    oldest=wall(group.oldest) if group.oldest else None,
+                )
+        return positions
 
     def _kind(self, operation: int, group: int) -> tuple[CollectiveTotals, GroupCollectives]:
         # Numbers that name nothing are one number: there are four billion of them.
@@ -198,23 +216,56 @@ class RankCollectives:
         return kind
 
     def _new_kind(self, operation: int, group: int) -> tuple[CollectiveTotals, GroupCollectives]:
-        group_state = self._groups.get(group) or self._open(group, self._groups_now())
+        pending = self._groups.get(group) or self._add_group(group, self._groups_now())
         name = self._names.bound("operation", self._name_of(operation))
-        key = (*group_state.key, name)
+        key = (*pending.key, name)
         totals = self.totals.get(key)
         if totals is None:
             totals = self.totals[key] = CollectiveTotals(name)
-            totals.timed = False
-        return totals, group_state
+        return totals, pending
 
-    def _open(self, number: int, groups: Sequence[GroupNow]) -> GroupCollectives:
+    def _add_group(self, number: int, groups: Sequence[GroupNow]) -> GroupCollectives:
         name = self._name_of(number)
         found = {(each.members, each.size) for each in groups if each.number == number}
-        # Several groups of one name cannot be told apart by a record: none of their members is named.
+        # A record does not tell several groups of one name apart: none of their members is named.
         members, size = found.pop() if len(found) == 1 else ("", 0)
         if self._names.bound("group", f"{name} {members}") == OVERFLOW:
             key, size = GroupKey(OVERFLOW, ""), 0
         else:
             key = GroupKey(name, members)
-        group_state = self._groups[number] = GroupCollectives(key, size)
-        return group_state
+        pending = self._groups[number] = GroupCollectives(key, size)
+        return pending
+
+
+def totals_series(
+    key: tuple[str, str], totals: Mapping[tuple[str, str, str], CollectiveTotals]
+) -> Iterator[Series]:
+    """Counts, bytes, time and wait of a rank by group and operation; `key` is (run, rank)."""
+    counts, sizes = metric("rankwatch_collectives_total"), metric("rankwatch_collective_bytes_total")
+    seconds = metric("rankwatch_collective_seconds_total")
+    waits = metric("rankwatch_collective_wait_seconds_total")
+    for kind, each in totals.items():
+        at = (*key, *kind)
+        yield Series(counts, at, each.count)
+        yield Series(sizes, at, each.bytes)
+        if each.timed:
+            yield Series(seconds, at, each.seconds)
+        if each.wait_seconds is not None:
+            yield Series(waits, at, each.wait_seconds)
+
+
+def position_series(
+    key: tuple[str, str], source: str, positions: Mapping[GroupKey, Position]
+) -> Iterator[Series]:
+    """How far a rank has come in each group; `key` is (run, rank)."""
+    for group, position in positions.items():
+        at = (*key, *group, source)
+        values = (
+            ("rankwatch_collective_last_enqueued", position.enqueued),
+            ("rankwatch_collective_last_completed", position.completed),
+            ("rankwatch_collective_oldest_incomplete_timestamp_seconds", position.oldest),
+            ("rankwatch_collective_oldest_incomplete_signature", position.signature),
+        )
+        for name, value in values:
+            if value is not None:
+                yield Series(metric(name), at, value)

@@ -1,40 +1,101 @@
-"""Merges one pull of a flight recorder after another: each entry once, gaps counted."""
+"""Merges one dump of a flight recorder after another: each entry once, gaps counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.series import Position
+from rankwatch.members import members_text
 from rankwatch_agent.training.collectives.totals import (
     OVERFLOW,
     BoundedNames,
     CollectiveTotals,
     GroupCollectives,
     GroupKey,
+    Position,
 )
-from rankwatch_agent.training.flight_recorder.groups import GroupNames
 from rankwatch_agent.training.flight_recorder.operations import (
     backend_of,
     input_bytes,
     operation_of,
     signature,
 )
-from rankwatch_agent.training.flight_recorder.reply import Entry, GroupStatus, Reply
+from rankwatch_agent.training.flight_recorder.parse import Dump, Entry, GroupConfig, GroupStatus
 
 _RECORDED_BY_BLACK_BOX = "gloo"
 """Backend whose completions the black box records, each of them."""
+_MOST_RANKS = 1 << 16
+_NUMBER = re.compile(r"\d{1,9}")
+_UNNAMED = ("", "undefined")
+"""Descriptions that name nothing."""
 
 
-class FlightRecorderAccount:
-    """What the pulls of one recorder of one rank add up to, across restarts of its process."""
+class GroupNames:
+    """The groups of one process of a rank.
+
+    A recorder keys the status of its groups by a local id, their members by name, and only entries
+    link the two: what was linked once stays linked.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._linked: dict[int, tuple[str, str]] = {}
+        """Local id -> name and description."""
+        self._members: dict[str, tuple[str, int]] = {}
+        """Name -> members and number of ranks, by the recorder."""
+        self._known: dict[str, tuple[str, int]] = {}
+        """Label -> members and number of ranks, by the black box."""
+
+    def learn(
+        self,
+        entries: Iterable[Entry],
+        configs: Mapping[str, GroupConfig],
+        known: Iterable[GroupNow],
+    ) -> None:
+        """Take one dump, and the groups in the rank's black box: gloo's recorder knows no members."""
+        for entry in entries:
+            self._linked[entry.pg_id] = entry.group
+        for oldest in sorted(self._linked)[: -self._most]:
+            del self._linked[oldest]
+        for name, config in list(configs.items())[: self._most]:
+            ranks = _ranks(config.ranks)
+            if ranks and name not in self._members and len(self._members) < self._most:
+                self._members[name] = (members_text(ranks), len(ranks))
+        self._known = {}
+        ambiguous = set()
+        for group in known:
+            if self._known.setdefault(group.name, (group.members, group.size))[0] != group.members:
+                ambiguous.add(group.name)
+        for label in ambiguous:
+            del self._known[label]
+
+    def of(self, local_id: int) -> tuple[GroupKey, int] | None:
+        """Labels and number of ranks (0: not known) of a group; None where it is not known by name."""
+        linked = self._linked.get(local_id)
+        if linked is None:
+            return None
+        name, description = linked
+        label = name if description in _UNNAMED else description
+        members, size = self._members.get(name) or self._known.get(label) or ("", 0)
+        return GroupKey(label, members), size
+
+
+def _ranks(listed: str | Sequence[int]) -> list[int]:
+    if isinstance(listed, str):
+        return [int(each) for each in _NUMBER.findall(listed[: 8 * _MOST_RANKS])][:_MOST_RANKS]
+    return [each for each in listed[:_MOST_RANKS] if each >= 0]
+
+
+class MergedRecorder:
+    """What the dumps of one recorder of one rank add up to, across restarts of its process."""
 
     def __init__(self, max_groups: int) -> None:
         self.entries = 0
         """Entries merged."""
         self.missed = 0
-        """Entries overwritten before they were read."""
-        self.places: dict[GroupKey, Position] = {}
+        """Entries overwritten before they were read, or not understood: ids that are absent."""
+        self.positions: dict[GroupKey, Position] = {}
         """How far the rank has come in each group, by the last pull."""
         self.totals: dict[tuple[str, str, str], CollectiveTotals] = {}
         """(group, members, operation) -> completed collectives that were seen: a sample where entries were
@@ -45,7 +106,7 @@ class FlightRecorderAccount:
 
     def _begin_process(self) -> None:
         self._groups = GroupNames(self._max_groups)
-        self._ledgers: dict[GroupKey, GroupCollectives] = {}
+        self._compared: dict[GroupKey, GroupCollectives] = {}
         self._last_id = -1
         self._last_created = 0
         self._pending: set[int] = set()
@@ -55,19 +116,19 @@ class FlightRecorderAccount:
         self._timed = False
 
     @property
-    def ledgers(self) -> Sequence[GroupCollectives]:
+    def groups(self) -> Sequence[GroupCollectives]:
         """Collectives with a duration, for comparison with other ranks."""
-        return tuple(self._ledgers.values())
+        return tuple(self._compared.values())
 
-    def merge(self, reply: Reply, known: Iterable[GroupNow] = ()) -> None:
-        """Take one reply; `known` are the groups that the rank's black box tells."""
-        entries = {entry.record_id: entry for entry in reply.entries}
+    def merge(self, dump: Dump, known: Iterable[GroupNow] = ()) -> None:
+        """Take one dump; `known` are the groups in the rank's black box."""
+        entries = {entry.record_id: entry for entry in dump.entries}
         ordered = [entries[number] for number in sorted(entries)]
         if self._is_another_process(ordered, entries):
             self._begin_process()
-        self._groups.learn(ordered, reply.pg_config, known)
+        self._groups.learn(ordered, dump.pg_config, known)
         self._count(ordered)
-        self.places = self._places(ordered, reply.pg_status)
+        self.positions = self._positions(ordered, dump.pg_status)
         if ordered:
             self._last_id = ordered[-1].record_id
             self._last_created = ordered[-1].time_created_ns
@@ -84,8 +145,9 @@ class FlightRecorderAccount:
 
     def _count(self, ordered: list[Entry]) -> None:
         new = [entry for entry in ordered if entry.record_id > self._last_id]
-        if new and self._last_id >= 0:
-            self.missed += new[0].record_id - self._last_id - 1
+        if new:
+            first = self._last_id + 1 if self._last_id >= 0 else new[0].record_id
+            self.missed += new[-1].record_id + 1 - first - len(new)
         self.entries += len(new)
         self._timed = self._timed or any(entry.duration_ms is not None for entry in new)
         for entry in ordered:
@@ -108,7 +170,6 @@ class FlightRecorderAccount:
         totals = self.totals.get(at)
         if totals is None:
             totals = self.totals[at] = CollectiveTotals(operation)
-            totals.timed = False
         size = input_bytes(entry) or 0
         seconds = (duration or 0.0) / 1e3
         if not 0.0 <= seconds < 1e10:
@@ -120,19 +181,19 @@ class FlightRecorderAccount:
             return
         totals.timed = True
         if not entry.is_p2p:
-            ledger = self._ledgers.get(key)
-            if ledger is None:
-                ledger = self._ledgers[key] = GroupCollectives(key, ranks)
-            ledger.finished[entry.collective_seq_id] = (seconds, size, totals)
+            compared = self._compared.get(key)
+            if compared is None:
+                compared = self._compared[key] = GroupCollectives(key, ranks)
+            compared.completed[entry.collective_seq_id] = (seconds, size, totals)
 
-    def _places(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
-        """Groups of this pull alone: those that were destroyed are gone."""
+    def _positions(self, ordered: list[Entry], statuses: dict[str, GroupStatus]) -> dict[GroupKey, Position]:
+        """Groups of this dump alone: those that were destroyed are gone."""
         by_group: dict[int, list[Entry]] = {}
         for entry in ordered:
             by_group.setdefault(entry.pg_id, []).append(entry)
-        places: dict[GroupKey, Position] = {}
-        for text, status in list(statuses.items())[: self._max_groups]:
-            local_id = int(text) if text.isdecimal() and len(text) < 10 else -1
+        positions: dict[GroupKey, Position] = {}
+        by_id = {int(text): each for text, each in statuses.items() if text.isdecimal() and len(text) < 10}
+        for local_id, status in list(by_id.items())[: self._max_groups]:
             group = self._groups.of(local_id)
             if group is None:
                 continue
@@ -140,19 +201,19 @@ class FlightRecorderAccount:
             last = max((each.collective_seq_id for each in own), default=0)
             if any(each.is_p2p for each in own) or 0 < last != status.last_enqueued_collective:
                 self._with_messages.add(local_id)
-            place = _place(own, status, counts_messages=local_id in self._with_messages)
-            if place is not None:  # of two with the same labels, the one made last
-                places[group[0]] = place
-        self._with_messages &= {int(text) for text in statuses if text.isdecimal() and len(text) < 10}
-        return places
+            position = _position(own, status, counts_messages=local_id in self._with_messages)
+            if position is not None:  # of two with the same labels, the one made last
+                positions[group[0]] = position
+        self._with_messages &= by_id.keys()
+        return positions
 
 
-def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) -> Position | None:
-    """How far a group has come; None where nothing tells it.
+def _position(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) -> Position | None:
+    """How far the rank has come in a group; None where it is not known.
 
-    The status of a group counts sends and receives among the collectives, which differ between its
-    ranks; gloo does so without an entry for them. The numbers of entries are those of collectives. That a
-    rank waits in a send or a receive is known without a number: it is a victim, not one that left.
+    Entries hold the numbers of collectives. The status of a group counts sends and receives too, in which its
+    ranks differ, and gloo's does so without an entry for them. A rank that waits in a send or a receive has a
+    position without numbers: it is a victim, not a rank that left.
     """
     open_entries = [each for each in entries if not each.complete]
     collectives = [each for each in open_entries if not each.is_p2p]
@@ -160,7 +221,7 @@ def _place(entries: list[Entry], status: GroupStatus, *, counts_messages: bool) 
     enqueued = max((each.collective_seq_id for each in entries), default=0)
     completed = first.collective_seq_id - 1 if first is not None else enqueued
     created = [each.time_created_ns for each in open_entries if each.time_created_ns > 0]
-    if not enqueued:
+    if enqueued <= 0:
         if counts_messages:
             return Position(enqueued=None, completed=None, oldest=min(created) / 1e9) if created else None
         enqueued, completed = status.last_enqueued_collective, status.last_completed_collective

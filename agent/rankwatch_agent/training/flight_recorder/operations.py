@@ -1,4 +1,4 @@
-"""What an entry of a flight recorder is: its operation, its size, and a number to compare it by."""
+"""Operation and size of a flight recorder's entry, and the signature by which ranks compare their calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
-from rankwatch_agent.training.flight_recorder.reply import Entry
+from rankwatch_agent.training.flight_recorder.parse import Entry
 
 _OPERATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,8 +29,8 @@ _OPERATIONS: Mapping[str, str] = MappingProxyType(
 )
 """Names of PyTorch's recorders that differ from ours."""
 EQUAL_SIZES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
-"""Operations in which every rank gives and takes as many elements as the others; elsewhere sizes may differ
-between the ranks by design, and only the operation is compared."""
+"""Operations in which every rank gives and takes as many elements as the others. In the rest, all_to_all
+above all, sizes may differ between the ranks by design, and only the operation is compared."""
 _ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {
         "Double": 8, "Long": 8, "ComplexFloat": 8, "UInt64": 8, "ComplexDouble": 16,
@@ -50,8 +50,12 @@ def backend_of(entry: Entry) -> str:
 
 
 def operation_of(entry: Entry) -> str:
-    """The operation by the name that the dispatcher's hook gives it too."""
-    name = entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME]
+    """The operation, by the name that the dispatcher's hook gives it too."""
+    return standard_name(entry.profiling_name.rpartition(":")[2].split(" ", 1)[0][:_LONGEST_NAME])
+
+
+def standard_name(name: str) -> str:
+    """The operation that a recorder's name, without its backend, stands for."""
     return _OPERATIONS.get(name, name)
 
 
@@ -63,7 +67,7 @@ def input_bytes(entry: Entry) -> int | None:
     total = 0
     for shape, name in zip(sizes, types, strict=True):
         item = 1 if name.startswith("Float8") else _ITEM_BYTES.get(name)
-        count = _elements([shape])
+        count = elements([shape])
         if item is None or count is None:
             return None
         total += item * count
@@ -71,20 +75,20 @@ def input_bytes(entry: Entry) -> int | None:
 
 
 def signature(entry: Entry) -> int:
-    """A number of 32 bits, the same on ranks that call the same collective.
+    """A hash of 32 bits, the same on all ranks that call the same collective.
 
     Shapes may differ where the number of elements does not, so elements are compared.
     """
-    operation = operation_of(entry)
-    text = operation
+    text = operation = operation_of(entry)
     if operation in EQUAL_SIZES:
-        counts = [_elements(sizes or []) for sizes in (entry.input_sizes, entry.output_sizes)]
-        types = sorted({*(entry.input_dtypes or []), *(entry.output_dtypes or [])})
+        counts = [elements(sizes or ()) for sizes in (entry.input_sizes, entry.output_sizes)]
+        types = sorted({*(entry.input_dtypes or ()), *(entry.output_dtypes or ())})
         text = " ".join([operation, *map(str, counts), *types])
     return zlib.crc32(text.encode("utf-8", "replace"))
 
 
-def _elements(sizes: Sequence[Sequence[int]]) -> int | None:
+def elements(sizes: Sequence[Sequence[int]]) -> int | None:
+    """Elements of all these tensors together; None for sizes that no tensor has."""
     total = 0
     for shape in sizes:
         if len(shape) > 64 or any(not 0 <= size < _LARGEST for size in shape):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
-from rankwatch_diagnosis.hang.dumps.source import read_source
+from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
 

@@ -8,8 +8,12 @@ import math
 import pytest
 
 from rankwatch.blackbox import layout
-from rankwatch_agent.training.collectives.series import Position, black_box_positions, totals_series
-from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK, GroupKey
+from rankwatch_agent.training.collectives.totals import (
+    MOST_PENDING_OF_RANK,
+    GroupKey,
+    Position,
+    totals_series,
+)
 from support.training.collectives import (
     TENSOR,
     WORLD,
@@ -44,7 +48,7 @@ def test_totals_go_on_over_a_restart_of_the_process() -> None:
 def test_a_group_made_while_the_records_are_read_has_its_members() -> None:
     """The table is looked at again for a group it did not hold a moment ago."""
     rank = rank_collectives(group_now(TENSOR, "0-1", 2))
-    rank.expect(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
+    rank.resolve_by(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
     complete(rank, 0, 0.5)
     assert list(rank.totals) == [("name10", "0-3", "name1")]
 
@@ -57,7 +61,7 @@ def test_the_last_completed_collective_is_told_where_completions_are_seen() -> N
     complete(rank, 4, 0.5)
     complete(rank, 5, 0.5)
     rank.note_completed()
-    assert black_box_positions(rank, (seen, unseen), lambda moment: moment + 1000.0) == {
+    assert rank.positions((seen, unseen), lambda moment: moment + 1000.0) == {
         GroupKey("default_pg", "0-3"): Position(enqueued=7, completed=6, oldest=1050.0),
         GroupKey("mesh_tp", "0-1"): Position(enqueued=3, completed=None, oldest=None),
     }
@@ -72,7 +76,7 @@ def test_where_a_rank_stood_is_known_after_its_end() -> None:
     rank.end_process()
     rank.observe([row])
     rank.note_completed()
-    assert black_box_positions(rank, [row], float) == {GroupKey("default_pg", "0-3"): Position(7, 6, None)}
+    assert rank.positions([row], float) == {GroupKey("default_pg", "0-3"): Position(7, 6, None)}
 
 
 def test_more_groups_than_are_exported_become_one() -> None:
@@ -99,7 +103,7 @@ def test_what_waits_for_comparison_is_bounded_over_all_groups() -> None:
     for number, group in itertools.product(range(1000), range(100, 120)):
         complete(rank, number, 0.5, group=group)
     rank.note_completed()
-    assert sum(len(each.finished) for each in rank.groups) <= MOST_PENDING_OF_RANK
+    assert sum(len(each.completed) for each in rank.groups) <= MOST_PENDING_OF_RANK
 
 
 def test_two_groups_of_one_number_are_not_told_apart() -> None:
@@ -120,7 +124,7 @@ def test_a_collective_without_a_known_end_counts_and_takes_no_time() -> None:
     complete(rank, 1, 0.5, size=100)
     assert (totals.count, totals.seconds, totals.timed) == (2, 0.5, True)
     rank.note_completed()
-    assert rank.completed(WORLD) == 2
+    assert [each.last_completed for each in rank.groups] == [2]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,7 @@ def test_several_waits_in_one_phase_are_all_taken_out_of_it() -> None:
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):
         complete(rank, number, 1.0, start=10.0 + 2 * number, waited=10.25 + 2 * number)
-    steps.unsettled.phases.append((10.0, 16.0, "forward"))
+    steps.waiting.phases.append((10.0, 16.0, "forward"))
     steps.step(10.0, 16.0, 0)
     steps.settle(20.0, 20.0)
     assert steps.phase_seconds == pytest.approx({"forward": 3.75, "communication": 2.25, "other": 0.0})

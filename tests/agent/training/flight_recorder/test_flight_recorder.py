@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
-from rankwatch_agent.training.collectives.series import Position
-from rankwatch_agent.training.collectives.totals import GroupKey
-from rankwatch_agent.training.flight_recorder.client import (
+from rankwatch_agent.training.collectives.totals import GroupKey, Position
+from rankwatch_agent.training.flight_recorder.ask import (
+    MAX_OBJECTS,
     MAX_REPLY_BYTES,
     FlightRecorderClient,
     FlightRecorderError,
 )
-from rankwatch_agent.training.flight_recorder.merge import FlightRecorderAccount
-from rankwatch_agent.training.flight_recorder.reply import MAX_OBJECTS, Entry, GroupStatus, Reply, decode
+from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
+from rankwatch_agent.training.flight_recorder.parse import Dump, DumpError, Entry, GroupStatus, parse_json
 from support.agent.process import DEADLINE_SECONDS
 from support.fuzzing import BUSY_MACHINE
 from support.training.ranks import values
@@ -63,38 +63,43 @@ def server(path: Path, *replies: bytes) -> Iterator[Path]:
         thread.join()
 
 
-def reply(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Reply:
+def pull(client: FlightRecorderClient) -> dict[str, Dump]:
+    """Ask once, and parse what comes."""
+    return {name: client.parse(body) for name, body in client.ask().items()}
+
+
+def reply(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Dump:
     entries = [
         Entry(record_id=each, pg_id=0, process_group=("0", "default_pg"), retired=True)
         for each in range(first, last)
     ]
-    return Reply(entries=entries, pg_status={"0": GroupStatus(enqueued, completed)})
+    return Dump(entries=entries, pg_status={"0": GroupStatus(enqueued, completed)})
 
 
 def test_entries_are_counted_once_over_overlapping_pulls() -> None:
     """Every reply holds the whole ring."""
-    account = FlightRecorderAccount(max_groups=8)
-    account.merge(reply(0, 10))
-    account.merge(reply(5, 15))
-    account.merge(reply(5, 15))
-    assert (account.entries, account.missed) == (15, 0)
-    assert account.places == {GroupKey("default_pg", ""): Position(5, 4, None)}
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(reply(0, 10))
+    recorder.merge(reply(5, 15))
+    recorder.merge(reply(5, 15))
+    assert (recorder.entries, recorder.missed) == (15, 0)
+    assert recorder.positions == {GroupKey("default_pg", ""): Position(5, 4, None)}
 
 
 def test_entries_that_were_overwritten_are_counted_as_missed() -> None:
     """Between two pulls more came than the ring holds."""
-    account = FlightRecorderAccount(max_groups=8)
-    account.merge(reply(0, 10))
-    account.merge(reply(25, 30))
-    assert (account.entries, account.missed) == (15, 15)
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(reply(0, 10))
+    recorder.merge(reply(25, 30))
+    assert (recorder.entries, recorder.missed) == (15, 15)
 
 
 def test_a_new_process_begins_a_new_ring() -> None:
     """Its record ids start again at 0; that is no gap."""
-    account = FlightRecorderAccount(max_groups=8)
-    account.merge(reply(0, 100))
-    account.merge(reply(0, 3))
-    assert (account.entries, account.missed) == (103, 0)
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(reply(0, 100))
+    recorder.merge(reply(0, 3))
+    assert (recorder.entries, recorder.missed) == (103, 0)
 
 
 def test_a_real_reply_of_torch_is_decoded() -> None:
@@ -104,9 +109,9 @@ def test_a_real_reply_of_torch_is_decoded() -> None:
         "pg_status": {"0": {"last_completed_collective": "5", "last_enqueued_collective": "6"}},
         "version": "2.10",
     }
-    account = FlightRecorderAccount(max_groups=8)
-    account.merge(decode(json.dumps(body).encode()))
-    assert account.places == {GroupKey("mesh_tp", ""): Position(6, 5, None, crc32(b""))}
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(parse_json(json.dumps(body).encode()))
+    assert recorder.positions == {GroupKey("mesh_tp", ""): Position(6, 5, None, crc32(b""))}
 
 
 @BUSY_MACHINE
@@ -118,11 +123,9 @@ def test_a_real_reply_of_torch_is_decoded() -> None:
 )
 def test_whatever_a_socket_says_is_decoded_or_refused(body: bytes) -> None:
     """Nothing but the decoder's own error."""
-    import msgspec
-
     try:
-        FlightRecorderAccount(max_groups=8).merge(decode(body))
-    except msgspec.MsgspecError:
+        MergedRecorder(max_groups=8).merge(parse_json(body))
+    except DumpError:
         return
 
 
@@ -133,7 +136,11 @@ def test_whatever_a_socket_says_is_decoded_or_refused(body: bytes) -> None:
         ([b""], "could not ask"),
         ([http(b"no", "500 Internal Server Error")], "status 500"),
         ([http(b'["ping"]')], "no handler"),
+        ([http(b'["\xff"]')], "could not read"),
+        ([http(b'{"fr_trace_json": 1}')], "no handler"),
         ([http(HANDLERS), http(b"[" * 100_000)], "could not read"),
+        ([http(HANDLERS), http(b'{"entries": [{"record_id": 1, "state": "\xff"}]}')], "could not read"),
+        ([http(HANDLERS), http(b'{"version": "\xff"}')], "could not read"),
         ([http(HANDLERS), http(b"[]")], "could not read"),
         ([http(HANDLERS), http(b'{"entries": [{"record_id": "x"}]}')], "could not read"),
     ],
@@ -144,7 +151,7 @@ def test_an_odd_server_is_one_clear_error(tmp_path: Path, replies: list[bytes], 
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
     ):
-        FlightRecorderClient(path).pull()
+        pull(FlightRecorderClient(path))
     assert str(path) in str(caught.value)
 
 
@@ -154,7 +161,7 @@ def test_a_server_that_never_answers_costs_only_the_timeout(tmp_path: Path) -> N
         listening.bind(str(tmp_path / "0.sock"))
         listening.listen()
         with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.05).pull()
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.05).ask()
 
 
 def test_a_server_that_drips_is_given_up_at_the_timeout(tmp_path: Path) -> None:
@@ -173,19 +180,19 @@ def test_a_server_that_drips_is_given_up_at_the_timeout(tmp_path: Path) -> None:
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         with pytest.raises(FlightRecorderError, match="timed out"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).pull()
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).ask()
         stop.set()
         thread.join()
 
 
 def test_groups_that_were_destroyed_are_gone() -> None:
     """A run that makes a group a step does not fill the database."""
-    account = FlightRecorderAccount(max_groups=8)
+    recorder = MergedRecorder(max_groups=8)
     for number in range(100):
         names = (str(number), f"group{number}")
         group = Entry(record_id=number, pg_id=0, process_group=names, retired=True)
-        account.merge(Reply(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
-    assert account.places == {GroupKey("group99", ""): Position(1, 1, None)}
+        recorder.merge(Dump(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
+    assert recorder.positions == {GroupKey("group99", ""): Position(1, 1, None)}
 
 
 def test_no_socket_is_not_applicable(tmp_path: Path) -> None:
@@ -202,7 +209,7 @@ def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path
         gone.bind(str(dead))
     body = json.dumps(
         {
-            "entries": [{"record_id": 7, "process_group": ["0", "default_pg"]}],
+            "entries": [{"record_id": 7, "pg_id": 0, "process_group": ["0", "default_pg"]}],
             "pg_status": {"0": {"last_completed_collective": 6, "last_enqueued_collective": 7}},
         }
     ).encode()
@@ -222,8 +229,9 @@ def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path
 def test_a_reply_of_endless_small_parts_is_refused_before_it_is_decoded() -> None:
     """In memory each takes twenty times its size: eight such ranks would take all that the agent may have."""
     endless = b",".join([b"[]"] * MAX_OBJECTS)
-    with pytest.raises(ValueError, match="more than 262144 objects"):
-        decode(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
+    body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
+    with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
+        FlightRecorderClient(Path("0.sock")).parse(body)
 
 
 def test_both_recorders_of_a_rank_share_the_bytes_of_a_reply(tmp_path: Path) -> None:
@@ -231,7 +239,7 @@ def test_both_recorders_of_a_rank_share_the_bytes_of_a_reply(tmp_path: Path) -> 
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):
-            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).pull_raw()
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
         del long["dump_nccl_trace_json"]
-        alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).pull_raw()
+        alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
         assert len(alone["fr_trace_json"]) > 20 << 20

@@ -9,48 +9,45 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.training.collectives.series import Position
-from rankwatch_agent.training.collectives.totals import GroupKey
-from rankwatch_agent.training.flight_recorder.merge import FlightRecorderAccount
+from rankwatch_agent.training.collectives.totals import GroupKey, Position
+from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.operations import signature
-from rankwatch_agent.training.flight_recorder.reply import Entry, decode
+from rankwatch_agent.training.flight_recorder.parse import Entry, parse_json
 from support.training.recorder import completed, entry, reply
 
 DEFAULT = GroupKey("default_pg", "0-1")
 
 
-def pull(
-    account: FlightRecorderAccount, body: Mapping[str, Any], known: Iterable[GroupNow] = ()
-) -> FlightRecorderAccount:
-    account.merge(decode(json.dumps(body).encode()), known)
-    return account
+def pull(recorder: MergedRecorder, body: Mapping[str, Any], known: Iterable[GroupNow] = ()) -> MergedRecorder:
+    recorder.merge(parse_json(json.dumps(body).encode()), known)
+    return recorder
 
 
-def totals(account: FlightRecorderAccount) -> dict[tuple[str, str, str], tuple[int, int, float]]:
-    return {at: (each.count, each.bytes, each.seconds) for at, each in account.totals.items()}
+def totals(recorder: MergedRecorder) -> dict[tuple[str, str, str], tuple[int, int, float]]:
+    return {at: (each.count, each.bytes, each.seconds) for at, each in recorder.totals.items()}
 
 
 def test_the_oldest_incomplete_collective_is_told_with_its_signature() -> None:
     """Unix time of its enqueue; members from the configuration of the group."""
     pending = entry(8, collective_seq_id=9)
     body = reply(completed(7), pending, entry(9, profiling_name="nccl:broadcast"), enqueued=10, done=8)
-    account = pull(FlightRecorderAccount(8), body)
+    recorder = pull(MergedRecorder(8), body)
     sizes: dict[str, Any] = {each: pending[each] for each in ("input_sizes", "output_sizes")}
     sizes |= {each: pending[each] for each in ("input_dtypes", "output_dtypes")}
     expected = signature(Entry(record_id=8, profiling_name="nccl:all_reduce", **sizes))
-    assert account.places == {DEFAULT: Position(10, 8, 1008.0, expected)}
+    assert recorder.positions == {DEFAULT: Position(10, 8, 1008.0, expected)}
 
 
 def test_a_group_that_has_completed_all_has_no_oldest() -> None:
     """And no signature. Gloo's entries stay scheduled and are retired."""
     body = reply(entry(0, retired=True), enqueued=1, done=1)
-    assert pull(FlightRecorderAccount(8), body).places == {DEFAULT: Position(1, 1, None)}
+    assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(1, 1, None)}
 
 
 def test_before_the_first_collective_the_numbers_are_zero() -> None:
     """PyTorch says -1."""
     body = reply(entry(0), enqueued=1, done=-1)
-    assert pull(FlightRecorderAccount(8), body).places[DEFAULT].completed == 0
+    assert pull(MergedRecorder(8), body).positions[DEFAULT].completed == 0
 
 
 def test_sends_and_receives_do_not_count_as_collectives() -> None:
@@ -62,9 +59,11 @@ def test_sends_and_receives_do_not_count_as_collectives() -> None:
         enqueued=11986,
         done=11983,
     )
-    account = pull(FlightRecorderAccount(8), body)
-    assert account.places == {DEFAULT: Position(26, 26, 1001.0)}
-    pending = pull(account, reply(entry(2, collective_seq_id=27), enqueued=11987, done=11983)).places[DEFAULT]
+    recorder = pull(MergedRecorder(8), body)
+    assert recorder.positions == {DEFAULT: Position(26, 26, 1001.0)}
+    pending = pull(recorder, reply(entry(2, collective_seq_id=27), enqueued=11987, done=11983)).positions[
+        DEFAULT
+    ]
     assert (pending.enqueued, pending.completed) == (27, 26)
 
 
@@ -72,76 +71,100 @@ def test_a_rank_that_waits_in_a_receive_waits_where_its_group_has_nothing_else()
     """As in a pipeline: the rules would name it else, for it waits in no collective. It has no number."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:recv 0<-1", "collective_seq_id": 0}
     waits = reply(completed(0, **message), entry(1, **message), enqueued=2, done=1)
-    assert pull(FlightRecorderAccount(8), waits).places == {DEFAULT: Position(None, None, 1001.0)}
+    assert pull(MergedRecorder(8), waits).positions == {DEFAULT: Position(None, None, 1001.0)}
     done = reply(completed(0, **message), completed(1, **message), enqueued=2, done=2)
-    assert pull(FlightRecorderAccount(8), done).places == {}
+    assert pull(MergedRecorder(8), done).positions == {}
 
 
 def test_the_status_of_gloo_counts_messages_that_have_no_entry() -> None:
     """Torch 2.13: a rank that sent 40 times says 81 after 41 collectives. What is not known is not shown."""
-    account = FlightRecorderAccount(8)
-    pull(account, reply(completed(39), entry(40), enqueued=81, done=79))
-    assert account.places[DEFAULT][:2] == (41, 40)
+    recorder = MergedRecorder(8)
+    pull(recorder, reply(completed(39), entry(40), enqueued=81, done=79))
+    assert recorder.positions[DEFAULT][:2] == (41, 40)
     other = completed(50, pg_id=1, process_group=["1", "cpu"], collective_seq_id=1)
-    pull(account, reply(other, enqueued=85, done=85, more={"1": (1, 1)}))
-    assert list(account.places) == [GroupKey("cpu", "")]
+    pull(recorder, reply(other, enqueued=85, done=85, more={"1": (1, 1)}))
+    assert list(recorder.positions) == [GroupKey("cpu", "")]
 
 
 def test_a_group_is_known_after_its_entries_were_overwritten() -> None:
     """Only entries link a status to a name: the link is kept."""
-    account = FlightRecorderAccount(8)
-    pull(account, reply(completed(0, pg_id=3, process_group=["7", "mesh_tp"]), more={"3": (1, 1)}))
-    pull(account, reply(completed(1), enqueued=2, done=2, more={"3": (5, 4), "4": (2, 2)}))
-    assert account.places == {DEFAULT: Position(2, 2, None), GroupKey("mesh_tp", ""): Position(5, 4, None)}
+    recorder = MergedRecorder(8)
+    pull(recorder, reply(completed(0, pg_id=3, process_group=["7", "mesh_tp"]), more={"3": (1, 1)}))
+    pull(recorder, reply(completed(1), enqueued=2, done=2, more={"3": (5, 4), "4": (2, 2)}))
+    assert recorder.positions == {
+        DEFAULT: Position(2, 2, None),
+        GroupKey("mesh_tp", ""): Position(5, 4, None),
+    }
 
 
 def test_members_come_from_the_black_box_where_the_recorder_tells_none() -> None:
     """As gloo's, which writes an empty configuration; two groups of one label stay without."""
     body = {**reply(completed(0), enqueued=1, done=1), "pg_config": {"": {"ranks": "[]"}}}
     rows = [GroupNow(1, "default_pg", members, 2, 1, 0.0, "all_reduce") for members in ("0-1", "0-3")]
-    assert list(pull(FlightRecorderAccount(8), body, rows[:1]).places) == [DEFAULT]
-    assert list(pull(FlightRecorderAccount(8), body, rows).places) == [GroupKey("default_pg", "")]
+    assert list(pull(MergedRecorder(8), body, rows[:1]).positions) == [DEFAULT]
+    assert list(pull(MergedRecorder(8), body, rows).positions) == [GroupKey("default_pg", "")]
 
 
 def test_completed_collectives_are_sampled_once() -> None:
     """Also one that was still under way at the pull before."""
-    account = FlightRecorderAccount(8)
-    pull(account, reply(completed(0, 2.0), entry(1)))
-    assert totals(account) == {(*DEFAULT, "all_reduce"): (1, 4096, 0.002)}
+    recorder = MergedRecorder(8)
+    pull(recorder, reply(completed(0, 2.0), entry(1)))
+    assert totals(recorder) == {(*DEFAULT, "all_reduce"): (1, 4096, 0.002)}
     for _ in range(2):
-        pull(account, reply(completed(0, 2.0), completed(1, 6.0), completed(2, 4.0)))
-    assert totals(account) == {(*DEFAULT, "all_reduce"): (3, 3 * 4096, pytest.approx(0.012))}
-    (ledger,) = account.ledgers
-    assert sorted(ledger.finished) == [1, 2, 3]
+        pull(recorder, reply(completed(0, 2.0), completed(1, 6.0), completed(2, 4.0)))
+    assert totals(recorder) == {(*DEFAULT, "all_reduce"): (3, 3 * 4096, pytest.approx(0.012))}
+    (group,) = recorder.groups
+    assert sorted(group.completed) == [1, 2, 3]
 
 
 def test_what_the_black_box_counts_is_not_sampled() -> None:
     """Gloo's completions are all recorded there."""
     body = reply(completed(0, profiling_name="gloo:all_reduce"), enqueued=1, done=1)
-    assert not pull(FlightRecorderAccount(8), body).totals
+    assert not pull(MergedRecorder(8), body).totals
 
 
 def test_without_timing_there_is_no_time() -> None:
     """An unknown time is no time of zero."""
-    account = pull(FlightRecorderAccount(8), reply(completed(0), completed(1)))
-    (found,) = account.totals.values()
-    assert (found.count, found.timed, list(account.ledgers)) == (2, False, [])
+    recorder = pull(MergedRecorder(8), reply(completed(0), completed(1)))
+    (found,) = recorder.totals.values()
+    assert (found.count, found.timed, list(recorder.groups)) == (2, False, [])
 
 
 def test_a_new_process_whose_ring_is_longer_than_the_old_one_is_recognised() -> None:
     """It has come further than the last record id that was read: the same ids are other entries."""
-    account = pull(FlightRecorderAccount(8), reply(*(completed(each, 1.0) for each in range(3))))
+    recorder = pull(MergedRecorder(8), reply(*(completed(each, 1.0) for each in range(3))))
     anew = [completed(each, 1.0, time_created_ns=5_000_000_000_000 + each) for each in range(10)]
-    pull(account, reply(*anew))
-    assert (account.entries, account.missed) == (13, 0)
-    assert totals(account)[*DEFAULT, "all_reduce"][0] == 13
+    pull(recorder, reply(*anew))
+    assert (recorder.entries, recorder.missed) == (13, 0)
+    assert totals(recorder)[*DEFAULT, "all_reduce"][0] == 13
 
 
 def test_a_gap_wider_than_the_ring_is_counted() -> None:
     """And the entries on its other side are new."""
-    account = pull(FlightRecorderAccount(8), reply(completed(0, 1.0), completed(1, 1.0)))
-    pull(account, reply(completed(10, 1.0), completed(11, 1.0)))
-    assert (account.entries, account.missed) == (4, 8)
+    recorder = pull(MergedRecorder(8), reply(completed(0, 1.0), completed(1, 1.0)))
+    pull(recorder, reply(completed(10, 1.0), completed(11, 1.0)))
+    assert (recorder.entries, recorder.missed) == (4, 8)
+
+
+def test_an_entry_that_is_not_understood_counts_as_missed_once() -> None:
+    """It is in the ring at each pull, and costs no other entry."""
+    recorder = MergedRecorder(8)
+    body = reply(completed(0, 1.0), entry(1, state=["x"]), completed(2, 1.0))
+    for _ in range(2):
+        pull(recorder, body)
+    assert (recorder.entries, recorder.missed) == (2, 1)
+
+
+def test_a_recorder_of_an_older_format_is_merged() -> None:
+    """It calls the number of a collective `seq_id`, and does not mark sends and receives."""
+    entries = [completed(0, 1.0), entry(1, profiling_name="nccl:recv 0<-1"), entry(2)]
+    for each in entries:
+        each["seq_id"] = each.pop("collective_seq_id")
+        del each["is_p2p"]
+    recorder = pull(MergedRecorder(8), reply(*entries, enqueued=3, done=1))
+    assert recorder.positions[DEFAULT][:2] == (3, 2)
+    (group,) = recorder.groups
+    assert list(group.completed) == [1]
 
 
 def test_nccl_and_gloo_entries_of_one_recorder_are_told_apart() -> None:
@@ -149,16 +172,14 @@ def test_nccl_and_gloo_entries_of_one_recorder_are_told_apart() -> None:
     gloo = completed(
         1, collective_seq_id=1, pg_id=1, process_group=["1", "cpu"], profiling_name="gloo:all_reduce"
     )
-    account = pull(
-        FlightRecorderAccount(8), reply(completed(0), gloo, enqueued=1, done=1, more={"1": (1, 1)})
-    )
-    assert set(account.places) == {DEFAULT, GroupKey("cpu", "")}
-    assert set(account.totals) == {(*DEFAULT, "all_reduce")}
+    recorder = pull(MergedRecorder(8), reply(completed(0), gloo, enqueued=1, done=1, more={"1": (1, 1)}))
+    assert set(recorder.positions) == {DEFAULT, GroupKey("cpu", "")}
+    assert set(recorder.totals) == {(*DEFAULT, "all_reduce")}
 
 
 def test_a_hostile_recorder_is_bounded() -> None:
     """Groups, operations, ranks and times that nobody has."""
-    account = FlightRecorderAccount(8)
+    recorder = MergedRecorder(8)
     entries = [
         completed(
             each,
@@ -175,7 +196,7 @@ def test_a_hostile_recorder_is_bounded() -> None:
         "9" * 99: (1, 1),
     }
     body = reply(*entries, completed(600, 1.0), ranks="[" + "7, " * 100_000 + "]", more=statuses)
-    pull(account, body)
-    assert len(account.places) <= 8
-    assert len(account.totals) <= 9
-    assert all(0.0 <= each.seconds < 1e10 for each in account.totals.values())
+    pull(recorder, body)
+    assert len(recorder.positions) <= 8
+    assert len(recorder.totals) <= 9
+    assert all(0.0 <= each.seconds < 1e10 for each in recorder.totals.values())

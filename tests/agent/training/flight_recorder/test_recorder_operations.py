@@ -10,7 +10,7 @@ from rankwatch_agent.training.flight_recorder.operations import (
     operation_of,
     signature,
 )
-from rankwatch_agent.training.flight_recorder.reply import Entry
+from rankwatch_agent.training.flight_recorder.parse import Entry
 
 
 def made(name: str = "nccl:all_reduce", **fields: object) -> Entry:

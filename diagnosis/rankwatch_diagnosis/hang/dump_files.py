@@ -1,19 +1,22 @@
-"""Where dumps lie: a directory with a file per rank, or one file of JSON snapshots."""
+"""Finds dumps where people keep them: a directory with a file per rank, or one file of JSON snapshots."""
 
 from __future__ import annotations
 
+import re
+import resource
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.hang.dumps.files import RANK, dumps_in, without_strangers
-from rankwatch_diagnosis.hang.dumps.parse import DumpError, parse_dump
-from rankwatch_diagnosis.hang.dumps.reading import Reading, read_dumps
-from rankwatch_diagnosis.hang.dumps.worker import BOM
+from rankwatch_agent.training.flight_recorder.parse import BOM, DumpError, load_json, parse_document
+from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.snapshot import MAX_RANKS
-from rankwatch_diagnosis.memory_bound import bounded_memory
+from rankwatch_diagnosis.hang.worker import Reading, read_dumps
 
 MAX_JSON_BYTES = 2 << 30
 """Of a file that is one JSON document; a file of lines may have any size."""
@@ -22,8 +25,10 @@ MEMORY_BYTES = 4 << 30
 MAX_LINE_BYTES = 64 << 20
 _MAX_SNAPSHOTS = 1 << 20
 _PARTS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
-_INSIDE = ("entries", "trace", "pg_status")
-"""What a snapshot holds one of."""
+_DUMP_KEYS = ("entries", "trace", "pg_status")
+"""A dump has one of them."""
+_RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
+"""The number at the end of a name, before suffixes such as .json and .pickle."""
 
 
 def read_source(path: Path) -> Reading:
@@ -50,12 +55,71 @@ def read_source(path: Path) -> Reading:
     return reading
 
 
+@contextmanager
+def bounded_memory(most_bytes: int) -> Iterator[None]:
+    """Inside, the address space of this process ends at `most_bytes`, and beyond it is a MemoryError.
+
+    A bound that the process already has stays where it is lower. Linux does not wait for the machine to run
+    out of memory then, and ends no other process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [each for each in (soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(most_bytes, *known) if known else most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class _NamedFile(NamedTuple):
+    """A file whose name ends in a rank's number."""
+
+    path: Path
+    rank: int
+    pattern: tuple[str, str]
+    """The name without the number."""
+
+
 def _read_directory(directory: Path) -> Reading:
-    files = dumps_in(directory)
-    reading = read_dumps(files.paths)
+    files = _dump_files(directory)
+    reading = read_dumps({each.rank: each.path for each in files})
     if reading.snapshots:
-        reading.broken = without_strangers(reading.broken.items(), files)
+        # A file that is called like no other and is no dump was never meant to be one.
+        alike = Counter(each.pattern for each in files)
+        others = {each.rank for each in files if max(alike.values()) > 1 and alike[each.pattern] == 1}
+        reading.broken = {rank: reason for rank, reason in reading.broken.items() if rank not in others}
     return reading
+
+
+def _dump_files(directory: Path) -> list[_NamedFile]:
+    """One file per rank; raises UserError where there are none.
+
+    Where two name one rank, as a log beside the dumps may, the one whose pattern is commoner counts.
+    """
+    named = list(_named_files(directory))
+    alike = Counter(each.pattern for each in named)
+    chosen: dict[int, _NamedFile] = {}
+    for each in named:
+        if each.rank >= MAX_RANKS:
+            raise UserError(
+                f"{each.path.name} in {directory} names rank {each.rank}; expected one below {MAX_RANKS}"
+            )
+        other = chosen.get(each.rank)
+        if other is not None and alike[other.pattern] == alike[each.pattern]:
+            names = f"{other.path.name} and {each.path.name}"
+            raise UserError(f"{names} in {directory} are both dumps of rank {each.rank}")
+        if other is None or alike[each.pattern] > alike[other.pattern]:
+            chosen[each.rank] = each
+    if not chosen:
+        raise UserError(f"{directory} holds no file whose name ends in a rank's number, such as _dump_3")
+    return list(chosen.values())
+
+
+def _named_files(directory: Path) -> Iterator[_NamedFile]:
+    for path in sorted(directory.iterdir()):
+        found = _RANK.search(path.name)
+        if found is not None and not path.is_dir():
+            yield _NamedFile(path, int(found[1]), (path.name[: found.start()], path.name[found.end(1) :]))
 
 
 def _read_json(path: Path) -> Reading:
@@ -63,7 +127,7 @@ def _read_json(path: Path) -> Reading:
     reading = Reading()
     for rank, document in _documents(path):
         try:
-            reading.snapshots.append(parse_dump(document, rank))
+            reading.snapshots.append(snapshot_of(parse_document(document), rank))
         except DumpError as error:
             reading.broken[rank] = str(error)
         if len(reading.snapshots) > _MAX_SNAPSHOTS:
@@ -93,9 +157,9 @@ def _documents(path: Path) -> Iterator[tuple[int, object]]:
 
 def _decode(data: bytes | msgspec.Raw, path: Path) -> object:
     try:
-        return msgspec.json.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+        return load_json(data)
+    except DumpError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
@@ -104,37 +168,44 @@ def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
         parts = _PARTS.decode(data)
     except msgspec.ValidationError:
         raise UserError(f"{path} holds neither a list nor an object of snapshots") from None
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
-    if isinstance(parts, dict) and not any(name in parts for name in _INSIDE):
-        inner = next(iter(parts.values())) if len(parts) == 1 and not RANK.search(next(iter(parts))) else None
+    if isinstance(parts, dict) and not any(name in parts for name in _DUMP_KEYS):
+        inner = (
+            next(iter(parts.values())) if len(parts) == 1 and _rank_in(next(iter(parts))) is None else None
+        )
         if inner is not None:  # {"snapshots": ...} and its like
             yield from _of_document(bytes(inner), path)
             return
         for name, part in parts.items():
-            match = RANK.search(name)
-            yield from _of_rank(_decode(part, path), int(match[1]) if match else None, path)
+            yield from _of_rank(_decode(part, path), _rank_in(name), path)
     elif isinstance(parts, list):
         for position, part in enumerate(parts):
             yield from _of_rank(_decode(part, path), position, path)
     else:
-        match = RANK.search(path.name)
-        yield from _of_rank(_decode(data, path), int(match[1]) if match else None, path)
+        yield from _of_rank(_decode(data, path), _rank_in(path.name), path)
+
+
+def _rank_in(name: str) -> int | None:
+    """The rank at the end of a name."""
+    found = _RANK.search(name)
+    return int(found[1]) if found else None
 
 
 def _of_rank(document: object, otherwise: int | None, path: Path) -> Iterator[tuple[int, object]]:
-    """One snapshot, or several of one rank in a list; what stands around a snapshot may tell its rank."""
+    """One snapshot, or several of one rank in a list; an object around a snapshot may hold its rank."""
     for each in document if isinstance(document, list) else [document]:
-        rank = _rank_of(each, otherwise, path)
-        yield rank, _unwrapped(each)
+        yield _rank_of(each, otherwise, path), _unwrapped(each)
 
 
 def _unwrapped(document: object) -> object:
-    """The snapshot itself, where an object with a rank and a time was put around it."""
-    if not isinstance(document, dict) or any(name in document for name in _INSIDE):
+    """The dump itself, where an object with a rank and a time was put around it."""
+    if not isinstance(document, dict) or any(name in document for name in _DUMP_KEYS):
         return document
     found = [
-        each for each in document.values() if isinstance(each, dict) and any(name in each for name in _INSIDE)
+        each
+        for each in document.values()
+        if isinstance(each, dict) and any(name in each for name in _DUMP_KEYS)
     ]
     if len(found) != 1:
         return document

@@ -1,0 +1,169 @@
+"""Asks the worker servers of ranks for their flight recorders.
+
+A rank's PyTorch serves HTTP on a unix socket beside its black box. The answer is untrusted, so it is bounded
+in size and in time. The standard library's HTTP client bounds each wait but not their sum: a server that
+sends a byte now and then would hold it for ever. So this speaks plain HTTP/1.0 over the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from rankwatch.flight_recorder import SUFFIX
+from rankwatch_agent.runtime.connect import seconds_left
+from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_agent.training.flight_recorder.parse import (
+    RECORDERS,
+    Dump,
+    DumpError,
+    load_json,
+    parse_json,
+)
+
+MAX_REPLY_BYTES = 24 << 20
+"""Of all recorders of a rank together. 2,000 entries are about 1 MB; a ring of 30,000 still fits. Eight
+ranks are asked at a time, and the agent's memory is limited."""
+MAX_OBJECTS = 1 << 18
+"""Objects and lists of a reply; an entry has about eight. In memory each takes twenty times its size."""
+_MAX_NAMES_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 1 << 13
+_CHUNK_BYTES = 1 << 18
+_HAS_ENTRY = b'"record_id"'
+
+Replies = Mapping[str, bytearray]
+"""Handler -> the body of its answer, JSON where the rank is honest."""
+_Key = TypeVar("_Key")
+
+
+class FlightRecorderError(AgentError):
+    """A flight recorder could not be read; the message says why."""
+
+
+class FlightRecorderClient:
+    """The worker server of one rank.
+
+    timeout_seconds: for one question and its whole answer.
+    """
+
+    def __init__(self, path: Path, *, timeout_seconds: float = 5.0) -> None:
+        self.asked_at = 0.0
+        """Unix time of the last question. What the replies show was so then, or came later."""
+        self._path = path
+        self._timeout_seconds = timeout_seconds
+        self._recorders: tuple[str, ...] = ()
+
+    def ask(self) -> Replies:
+        """The replies of all recorders of the rank, not yet parsed; raises FlightRecorderError."""
+        self.asked_at = time.time()
+        try:
+            if not self._recorders:
+                self._recorders = self._find_recorders()
+            left, replies = MAX_REPLY_BYTES, {}
+            for name in self._recorders:
+                replies[name] = self._body("POST", f"/handler/{name}", left)
+                left -= len(replies[name])
+            return replies
+        except FlightRecorderError:
+            self._recorders = ()  # the next process at this path may have others
+            raise
+
+    def parse(self, body: bytearray) -> Dump:
+        """The dump in one reply; raises FlightRecorderError."""
+        if body.count(b"{") + body.count(b"[") > MAX_OBJECTS:
+            raise FlightRecorderError(f"could not read {self._path}: more than {MAX_OBJECTS} objects")
+        try:
+            dump = parse_json(body)
+        except DumpError as error:
+            raise FlightRecorderError(f"could not read {self._path}: {error}") from error
+        if dump.skipped and not dump.entries:
+            raise FlightRecorderError(f"could not read {self._path}: none of its entries can be understood")
+        return dump
+
+    def _find_recorders(self) -> tuple[str, ...]:
+        try:
+            names = load_json(self._body("GET", "/handler/", _MAX_NAMES_BYTES))
+        except DumpError as error:
+            raise FlightRecorderError(f"could not read {self._path}: {error}") from error
+        found = tuple(name for name in RECORDERS if isinstance(names, list) and name in names)
+        if not found:
+            raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(RECORDERS)}")
+        return found
+
+    def _body(self, method: str, target: str, most_bytes: int) -> bytearray:
+        """The body of the answer to one question."""
+        request = f"{method} {target} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
+        try:
+            answer = self._exchange(request.encode(), _MAX_HEAD_BYTES + most_bytes)
+        except OSError as error:
+            raise FlightRecorderError(f"could not ask {self._path}: {error}") from error
+        head = bytes(answer[:_MAX_HEAD_BYTES]).partition(b"\r\n\r\n")[0]
+        words = head.split(b"\r\n", 1)[0].split()
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
+            raise FlightRecorderError(f"could not ask {self._path}: the answer is no HTTP")
+        if words[1] != b"200":
+            raise FlightRecorderError(
+                f"could not ask {self._path}: status {words[1].decode('ascii', 'replace')}"
+            )
+        del answer[: len(head) + 4]  # in place: it may be large
+        return answer
+
+    def _exchange(self, request: bytes, most_bytes: int) -> bytearray:
+        deadline = time.monotonic() + self._timeout_seconds
+        answer = bytearray()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(self._timeout_seconds)
+            connection.connect(str(self._path))
+            connection.sendall(request)
+            while True:
+                connection.settimeout(seconds_left(deadline))
+                chunk = connection.recv(_CHUNK_BYTES)
+                if not chunk:
+                    return answer
+                answer += chunk
+                if len(answer) > most_bytes:
+                    raise FlightRecorderError(f"could not read {self._path}: more than {most_bytes} bytes")
+
+
+def socket_beside(box: Path) -> Path | None:
+    """The socket of the rank whose black box this is; None where it serves no flight recorder."""
+    path = box.with_suffix(SUFFIX)
+    try:
+        return path if stat.S_ISSOCK(os.lstat(path).st_mode) else None
+    except OSError:
+        return None
+
+
+def main_recorder(replies: Replies) -> str:
+    """The handler of the recorder that tells most: NCCL's where both have entries."""
+    with_entries = [name for name in RECORDERS if _HAS_ENTRY in replies.get(name, b"")]
+    return with_entries[-1] if with_entries else next(iter(replies))
+
+
+def ask_all(
+    clients: Iterable[tuple[_Key, FlightRecorderClient]], *, at_once: int
+) -> Iterator[tuple[_Key, Replies | FlightRecorderError]]:
+    """Ask several ranks, `at_once` of them side by side, and yield their answers in order.
+
+    A rank that is stopped takes its whole timeout, and just then the others are wanted. No more than
+    `at_once` replies are in memory, because the caller parses them one after another.
+    """
+    waiting = iter(clients)
+    with ThreadPoolExecutor(at_once) as pool:
+        while asked := list(islice(waiting, at_once)):
+            answers = pool.map(_answer, [client for _, client in asked])
+            yield from zip([key for key, _ in asked], answers, strict=True)
+
+
+def _answer(client: FlightRecorderClient) -> Replies | FlightRecorderError:
+    try:
+        return client.ask()
+    except FlightRecorderError as error:
+        return error

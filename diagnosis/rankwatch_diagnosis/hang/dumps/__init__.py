@@ -1,1 +1,0 @@
-"""Flight-recorder dumps of any version and form, read without executing anything."""
