@@ -156,7 +156,7 @@ def test_several_waits_in_one_phase_are_all_taken_out_of_it() -> None:
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):
         complete(rank, number, 1.0, start=10.0 + 2 * number, waited=10.25 + 2 * number)
-    steps.waiting.phases.append((10.0, 16.0, "forward"))
+    steps.unsettled.phases.append((10.0, 16.0, "forward"))
     steps.step(10.0, 16.0, 0)
     steps.settle(20.0, 20.0)
     assert steps.phase_seconds == pytest.approx({"forward": 3.75, "communication": 2.25, "other": 0.0})
