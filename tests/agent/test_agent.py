@@ -1,4 +1,4 @@
-"""The agent as a whole, as its settings say: TLS, token, export over OTLP."""
+"""The agent as a whole: TLS, token, export over OTLP."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"opentelemetry
 """
 
 
-def test_settings_of_tls_and_token_guard_the_metrics(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the log gives the address with its scheme."""
+def test_tls_and_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The settings protect the metrics, and the log gives the address with its scheme."""
     caplog.set_level("INFO")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
@@ -56,8 +54,8 @@ def test_settings_of_tls_and_token_guard_the_metrics(
     assert answers == {"Bearer sesame": 200, "Bearer street": 401}
 
 
-def test_files_of_no_use_keep_the_agent_from_starting(tmp_path: Path) -> None:
-    """Whichever it is; the address is free again."""
+def test_unusable_files(tmp_path: Path) -> None:
+    """The agent does not start, and the address is free again."""
     missing = tmp_path / "missing"
     host = "127.0.0.77"  # of loopback too, where nobody else is given the port meanwhile
     with socket.create_server((host, 0)) as free:
@@ -73,8 +71,8 @@ def test_files_of_no_use_keep_the_agent_from_starting(tmp_path: Path) -> None:
         assert agent.address == address
 
 
-def test_what_is_scraped_is_sent_over_otlp_too() -> None:
-    """With the name of the node as that of the host."""
+def test_otlp_export() -> None:
+    """The scraped metrics arrive, with the node as `host.name`."""
     collector = FakeCollector(act=lambda: load(2.5))
     with otlp_receiver() as receiver:
         config = AgentConfig(
@@ -88,8 +86,8 @@ def test_what_is_scraped_is_sent_over_otlp_too() -> None:
         assert receiver.exports[-1].resource()["host.name"] == "n1"
 
 
-def test_an_otlp_endpoint_that_hangs_keeps_neither_scrapes_nor_the_end_waiting() -> None:
-    """The batch is counted as dropped only when its time is over."""
+def test_hung_otlp_endpoint() -> None:
+    """Neither scrapes nor the end wait for it. The batch counts as dropped only after its timeout."""
     with otlp_receiver(Mode.HANG) as receiver:
         config = AgentConfig(
             listen="127.0.0.1:0",
@@ -110,7 +108,7 @@ def test_an_otlp_endpoint_that_hangs_keeps_neither_scrapes_nor_the_end_waiting()
         assert len(receiver.exports) == 1
 
 
-def test_without_an_otlp_endpoint_nothing_of_opentelemetry_is_imported() -> None:
-    """Its modules would take 15 MB."""
+def test_no_otlp_endpoint() -> None:
+    """Nothing of OpenTelemetry is imported: its modules take 15 MB."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT_OTLP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

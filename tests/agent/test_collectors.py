@@ -1,4 +1,4 @@
-"""The list of collectors follows the configuration."""
+"""The list of collectors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
 
 
-def test_every_collector_is_built_with_its_schedule() -> None:
-    """One disk collector for each path, each path once."""
+def test_every_collector_has_its_schedule() -> None:
+    """The disk has one collector for each path, and each path one collector."""
     intervals = dict.fromkeys(DEFAULT_SCHEDULES, 7.0)
     paths = (Path("/a"), Path("/b"), Path("/a"))
     config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
@@ -21,7 +21,7 @@ def test_every_collector_is_built_with_its_schedule() -> None:
     assert {each.interval_seconds for each in built if each.name not in looks_each_second} == {7.0}
 
 
-def test_collectors_are_taken_away_by_either_setting() -> None:
-    """The list of those to run, and the list of those not to."""
+def test_disabled_collectors() -> None:
+    """Either setting can leave collectors out."""
     config = AgentConfig(collectors=("tcp", "host"), disabled_collectors=("tcp",))
     assert [collector.name for collector in build_collectors(config, build_shared(config))] == ["host"]

@@ -1,4 +1,4 @@
-"""The one object that holds every window and threshold."""
+"""The windows and thresholds of the rules."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rankwatch_alerts.duration import duration
     ("seconds", "text"),
     [(0, "0s"), (0.25, "250ms"), (1, "1s"), (1.5, "1500ms"), (90, "90s"), (300, "5m"), (7200, "2h")],
 )
-def test_durations_are_written_exactly_and_short(seconds: float, text: str) -> None:
-    """Below a second in milliseconds, else in the largest unit that holds them without a rest."""
+def test_duration(seconds: float, text: str) -> None:
+    """In milliseconds below a second, else in the largest unit without a remainder."""
     assert duration(seconds) == text
 
 
-def test_a_duration_below_a_millisecond_is_refused() -> None:
-    """Prometheus has no such duration, and rounding it to zero would change its meaning."""
+def test_duration_below_a_millisecond() -> None:
+    """Prometheus has no such duration, and zero would mean something else."""
     with pytest.raises(ValueError, match="less than a millisecond"):
         duration(0.0001)
 
 
-def test_scaling_divides_times_and_leaves_thresholds() -> None:
+def test_scaling() -> None:
     """A tenth of each time, and the same numbers to compare with."""
     config = RuleConfig()
     scaled = config.scaled(10)
@@ -38,14 +38,14 @@ def test_scaling_divides_times_and_leaves_thresholds() -> None:
     assert scaled.loss_deviation == config.loss_deviation
 
 
-def test_scaling_by_one_changes_nothing() -> None:
-    """Floors hold only what scaling would push below them."""
+def test_scaling_by_one() -> None:
+    """Floors apply only to times that scaling would push below them."""
     assert RuleConfig().scaled(1) == RuleConfig()
 
 
 @pytest.mark.parametrize("time_scale", [1, 7, 60, 1000])
-def test_at_every_scale_times_hold_enough_scrapes(time_scale: float) -> None:
-    """However far times are compressed, rates have samples and one slow event raises no straggler."""
+def test_scaled_times_hold_enough_scrapes(time_scale: float) -> None:
+    """At any scale, rates have samples and one slow event raises no straggler."""
     config = RuleConfig().scaled(time_scale)
     assert config.step_window_seconds >= 4 * config.scrape_interval_seconds
     assert config.straggler_for_seconds > config.step_window_seconds
@@ -74,15 +74,15 @@ def test_every_setting_has_a_help_text() -> None:
         ({"absence_memory_seconds": 60.0}, "absence_memory_seconds = 60.0: expected more than"),
     ],
 )
-def test_a_value_no_rule_can_work_with_is_refused(changes: dict[str, object], message: str) -> None:
-    """The error names field, value and what was expected."""
+def test_wrong_values(changes: dict[str, object], message: str) -> None:
+    """The error names field, value and what is expected."""
     with pytest.raises(FieldError, match=message):
         replace(RuleConfig(), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("time_scale", [float("nan"), float("inf"), 0, -1, 1e9])
-def test_an_absurd_time_scale_is_refused(time_scale: float) -> None:
-    """Past the upper bound every time has long been at its floor."""
+def test_wrong_time_scale(time_scale: float) -> None:
+    """Beyond the upper bound, every time is at its floor."""
     with pytest.raises(FieldError, match="expected a number above 0 and at most 1000"):
         RuleConfig().scaled(time_scale)
 
@@ -95,14 +95,14 @@ def test_an_absurd_time_scale_is_refused(time_scale: float) -> None:
         *("https://wiki/{{ $labels.run }}", "https://wiki?page=", "https://wiki#top", "https://wiki\n"),
     ],
 )
-def test_a_base_url_that_links_cannot_begin_with_is_refused(field: str, url: str) -> None:
-    """Prometheus would expand braces, and the page is appended as a path."""
+def test_wrong_base_url(field: str, url: str) -> None:
+    """Prometheus expands braces, and the page is appended as a path."""
     with pytest.raises(FieldError, match=rf"{field} = .*: expected an http\(s\) URL"):
         replace(RuleConfig(), **{field: url})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["http://localhost:3000", "https://[::1]/x", "https://wiki.test/a/b-c_d~e/"])
-def test_an_ordinary_base_url_is_taken(url: str) -> None:
+def test_base_url(url: str) -> None:
     """With a port, a path or an IPv6 host."""
     assert replace(RuleConfig(), runbook_base_url=url).runbook_base_url == url
 
@@ -115,8 +115,8 @@ def test_printed_settings_load_to_the_same_rules(config: RuleConfig, tmp_path: P
     assert load_config(file) == config
 
 
-def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
-    """A whole number will do where a number is expected."""
+def test_file(tmp_path: Path) -> None:
+    """A file sets the fields it names. A whole number is accepted for a float."""
     file = tmp_path / "rules.toml"
     file.write_text("checkpoint_age_budget_seconds = 7200\n")
     assert load_config(file) == RuleConfig(checkpoint_age_budget_seconds=7200.0)

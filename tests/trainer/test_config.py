@@ -1,4 +1,4 @@
-"""The configuration and the flags made from it."""
+"""The settings of the trainer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from rankwatch_trainer.config import TrainerConfig, parse_config
 from rankwatch_trainer.faults.kinds import FAULTS
 
 
-def test_no_flags_give_the_defaults() -> None:
-    """An empty command line is the default configuration."""
+def test_defaults() -> None:
     assert parse_config([]) == TrainerConfig()
 
 
-def test_flags_have_the_type_of_their_field() -> None:
+def test_types_of_flags() -> None:
     """Numbers, paths, switches and repeated faults arrive as the dataclass declares them."""
     flags = "--steps 7 --learning-rate 0.5 --checkpoint-dir c --preempt-on-sigterm"
     config = parse_config([*flags.split(), "--fault", "kill:rank=0", "--fault", "stall"])
@@ -30,14 +29,13 @@ def test_flags_have_the_type_of_their_field() -> None:
     )
 
 
-def test_an_emulated_device_gets_a_tiny_model_unless_told_otherwise() -> None:
-    """The device's own defaults give way to what is given."""
+def test_emulated_device() -> None:
+    """It has a tiny model by default. Given values win."""
     config = parse_config(["--device", "emulated", "--batch-size", "5"])
     assert (config.width, config.context, config.batch_size) == (16, 16, 5)
 
 
-def test_help_shows_every_field_with_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each field is a flag; no field is left without words."""
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse_config(["--help"])
     assert stop.value.code == 0
@@ -47,10 +45,10 @@ def test_help_shows_every_field_with_its_docstring(capsys: pytest.CaptureFixture
     assert "Optimizer steps of the whole run" in text
 
 
-def test_help_shows_every_fault_with_its_parameters_and_its_meaning(
+def test_help_of_faults(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And the keys that all faults share."""
+    """Every fault with its parameters, and the keys that all faults share."""
     with pytest.raises(SystemExit):
         parse_config(["--help"])
     text = capsys.readouterr().out
@@ -88,14 +86,14 @@ def test_help_shows_every_fault_with_its_parameters_and_its_meaning(
         (["--device", "cuda"], "device is cuda, but local rank 0 has no GPU on this machine"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_status_2(
+def test_mistakes(
     trainer: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     sentence: str,
 ) -> None:
-    """The sentence names what was given and what was expected; nothing else is printed."""
+    """One sentence names the value and what is expected. Nothing else is printed; the status is 2."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert trainer(*arguments) == 2
     printed = capsys.readouterr()

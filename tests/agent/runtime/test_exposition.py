@@ -1,4 +1,4 @@
-"""A snapshot as a scraper reads it."""
+"""The snapshot as a scraper reads it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own(rendered: str) -> list[str]:
     return [line for line in rendered.splitlines() if "process_" not in line]
 
 
-def test_the_text_format_names_counters_and_infos_in_full() -> None:
+def test_text_format() -> None:
     """HELP and TYPE come from the conventions, `node` and `cluster` are on every series."""
     found = own(render(Collection([Series(CPU, ("user",), 1.5), Series(INFO, ("2.0",), 1)]), cluster="c1"))
     assert found == [
@@ -52,8 +52,8 @@ def test_the_text_format_names_counters_and_infos_in_full() -> None:
     ]
 
 
-def test_openmetrics_has_units_types_and_an_end() -> None:
-    """Counters and infos are families without their suffix; the last line is EOF."""
+def test_openmetrics() -> None:
+    """Counters and infos are families without their suffix. The last line is EOF."""
     found = own(
         render(Collection([Series(CPU, ("user",), 1.5), Series(INFO, ("2",), 1)]), accept=OPENMETRICS)
     )
@@ -74,15 +74,14 @@ def test_openmetrics_has_units_types_and_an_end() -> None:
         ("\xff;;;=", "text/plain; version=0.0.4"),
     ],
 )
-def test_the_format_follows_the_accept_header(accept: str, content_type: str) -> None:
-    """What is not understood gets the text format."""
+def test_format_negotiation(accept: str, content_type: str) -> None:
+    """The text format is the answer to a header that cannot be understood."""
     exposition = Exposition(constant_labels(node="n1", cluster=""))
     reply = exposition.render(Snapshot((), ()), accept=accept, accept_encoding="")
     assert reply.headers["Content-Type"].startswith(content_type)
 
 
-def test_gzip_is_used_where_it_is_accepted() -> None:
-    """The body unpacks to the same text."""
+def test_gzip() -> None:
     exposition = Exposition(constant_labels(node="n1", cluster=""))
     snapshot = Snapshot((Collection([Series(LOAD, (), 2)]),), ())
     reply = exposition.render(snapshot, accept="", accept_encoding="deflate, gzip;q=0.8")
@@ -90,8 +89,7 @@ def test_gzip_is_used_where_it_is_accepted() -> None:
     assert b'rankwatch_host_load1{node="n1"} 2.0\n' in gzip.decompress(reply.body)
 
 
-def test_a_histogram_becomes_buckets_count_and_sum() -> None:
-    """Bounds are written as Prometheus writes numbers."""
+def test_histogram() -> None:
     histogram = Histogram(DURATION, ("r",), ((0.5, 2), (math.inf, 3)), 1.75)
     found = own(render(Collection(histograms=[histogram])))
     assert found[2:] == [
@@ -102,8 +100,8 @@ def test_a_histogram_becomes_buckets_count_and_sum() -> None:
     ]
 
 
-def test_a_metric_of_two_collectors_is_one_family() -> None:
-    """A family that appears twice is refused by Prometheus."""
+def test_metric_of_two_collectors() -> None:
+    """Prometheus refuses a family that appears twice."""
     first = Collection([Series(CPU, ("user",), 1), Series(LOAD, (), 1)])
     found = own(render(first, Collection([Series(CPU, ("idle",), 2)])))
     assert [line for line in found if line.startswith("# TYPE rankwatch_host_cpu")] == [
@@ -112,14 +110,14 @@ def test_a_metric_of_two_collectors_is_one_family() -> None:
     assert found[3] == 'rankwatch_host_cpu_seconds_total{mode="idle",node="n1"} 2.0'
 
 
-def test_the_first_of_two_equal_series_is_kept() -> None:
-    """Two values that become the same once they are made fit would cost the whole scrape."""
+def test_duplicate_series() -> None:
+    """Two values that become equal once they are shortened would cost the whole scrape."""
     found = own(render(Collection([Series(CPU, ("a\x01",), 1), Series(CPU, ("a\x02",), 2)])))
     assert found[2:] == ['rankwatch_host_cpu_seconds_total{mode="a\ufffd",node="n1"} 1.0']
 
 
-def test_later_scrapes_show_later_values_and_the_series_of_their_moment() -> None:
-    """What is remembered of a line is all but its value."""
+def test_later_scrapes() -> None:
+    """All of a line is remembered but its value. Series that are gone are not shown."""
     exposition = Exposition(constant_labels(node="n1", cluster=""))
     text(exposition, Collection([Series(CPU, ("user",), 1), Series(CPU, ("idle",), 1)]))
     later = own(text(exposition, Collection([Series(CPU, ("idle",), 5), Series(CPU, ("irq",), 6)])))
@@ -132,8 +130,8 @@ def test_later_scrapes_show_later_values_and_the_series_of_their_moment() -> Non
 @pytest.mark.parametrize(
     "value", ['quo"te', "new\nline", "back\\slash", "x" * 10_000, "\udc80\x00", "", "\x85\u2028", "} 1"]
 )
-def test_odd_label_values_and_numbers_parse_in_both_formats(value: str) -> None:
-    """Every line is understood by an independent parser."""
+def test_odd_label_values_and_numbers(value: str) -> None:
+    """An independent parser understands every line."""
     numbers = [math.nan, math.inf, -math.inf, 1e300, 5e-324, 2**63]
     collection = Collection([Series(CPU, (f"{value}{n}",), each) for n, each in enumerate(numbers)])
     for accept, parse in (("", parse_text), (OPENMETRICS, parse_openmetrics)):
@@ -146,27 +144,27 @@ def test_odd_label_values_and_numbers_parse_in_both_formats(value: str) -> None:
     ]
 
 
-def test_the_process_describes_itself() -> None:
-    """The usual process_* metrics are there, with the node's label."""
+def test_process_metrics() -> None:
+    """The usual process_* metrics carry the label of the node."""
     rendered = render()
     assert 'process_resident_memory_bytes{node="n1"}' in rendered
     assert "# TYPE process_cpu_seconds_total counter" in rendered
 
 
 @pytest.mark.parametrize("value", ["", "run-7", 'say "hi"\nback\\slash', "größe 漢字"])
-def test_a_fitting_value_stays_as_it_is(value: str) -> None:
-    """Quotes, newlines and backslashes are the business of the format."""
+def test_fitting_label_value(value: str) -> None:
+    """Quotes, newlines and backslashes are left to the format."""
     assert fit_label_value(value) == value
 
 
 @pytest.mark.parametrize(("value", "fitted"), [("a\x00b\tc", "a\ufffdb\ufffdc"), ("a\udc80b", "a?b")])
-def test_control_characters_and_lone_surrogates_are_replaced(value: str, fitted: str) -> None:
-    """NUL would end the input of Prometheus's parser; a surrogate is no UTF-8."""
+def test_control_characters_and_surrogates(value: str, fitted: str) -> None:
+    """NUL ends the input of Prometheus's parser; a surrogate is not UTF-8."""
     assert fit_label_value(value) == fitted
 
 
-def test_long_values_stay_distinct_and_bounded() -> None:
-    """Two values of 10 kB that begin alike remain two."""
+def test_long_label_values() -> None:
+    """Two values of 10 kB that begin alike stay distinct."""
     fitted = [fit_label_value("x" * 10_000 + end) for end in "ab"]
     assert fitted[0] != fitted[1]
     assert all(len(each.encode()) <= MAX_BYTES for each in fitted)
@@ -174,8 +172,8 @@ def test_long_values_stay_distinct_and_bounded() -> None:
 
 @BUSY_MACHINE
 @given(st.text(st.characters(), max_size=400))
-def test_every_text_becomes_bounded_utf8(value: str) -> None:
-    """No input raises; fitting twice changes nothing more."""
+def test_any_label_value(value: str) -> None:
+    """No input raises. A second pass changes nothing."""
     fitted = fit_label_value(value)
     assert len(fitted.encode("utf-8")) <= MAX_BYTES
     assert fit_label_value(fitted) == fitted

@@ -1,4 +1,4 @@
-"""The real agent with a source that hangs for ever."""
+"""The real agent with a source that hangs."""
 
 from __future__ import annotations
 

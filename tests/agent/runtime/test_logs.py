@@ -1,4 +1,4 @@
-"""The log of the command line."""
+"""The log: its format, the thread that writes it, and the limit for repeated messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rankwatch_agent.runtime.logs import (
 from support.agent.process import ManualClock, until
 
 
-def test_a_json_line_holds_time_level_logger_message_and_exception() -> None:
-    """One object on one line, with the time in UTC."""
+def test_json_line() -> None:
+    """One object on one line: time in UTC, level, logger, message and exception."""
     try:
         raise ValueError("no")
     except ValueError:
@@ -57,8 +57,8 @@ def record(text: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.INFO, __file__, 1, "%s", (text,), None)
 
 
-def test_lines_are_written_in_order_and_flush_waits_for_them(pipe: tuple[int, int]) -> None:
-    """Whole lines, whatever characters they hold."""
+def test_lines_in_order(pipe: tuple[int, int]) -> None:
+    """Flush waits for whole lines, whatever characters they hold."""
     output = LogOutput(pipe[1], flush_seconds=20.0)
     for text in ("one", "two \udcff", "three"):
         output.handle(record(text))
@@ -66,8 +66,8 @@ def test_lines_are_written_in_order_and_flush_waits_for_them(pipe: tuple[int, in
     assert os.read(pipe[0], 1000) == b"one\ntwo \\udcff\nthree\n"
 
 
-def test_a_reader_that_stops_reading_holds_nobody(pipe: tuple[int, int]) -> None:
-    """What is too much is left out, and the log says so once it is read again."""
+def test_reader_stops_reading(pipe: tuple[int, int]) -> None:
+    """Nobody waits. Lines beyond the limit are dropped, and the log says so once it is read again."""
     output = LogOutput(pipe[1], flush_seconds=0.01)
     for _ in range(2 * MAX_LINES):
         output.handle(record("x" * 1000))
@@ -91,7 +91,7 @@ def test_a_reader_that_stops_reading_holds_nobody(pipe: tuple[int, int]) -> None
     until(written, "the rest is read")
 
 
-def test_a_reader_that_is_gone_costs_only_its_lines() -> None:
+def test_reader_is_gone() -> None:
     """The thread goes on and nothing is raised."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -104,8 +104,8 @@ def test_a_reader_that_is_gone_costs_only_its_lines() -> None:
     os.close(writing)
 
 
-def test_a_message_is_allowed_at_first_and_again_after_a_while() -> None:
-    """Once, then once in REPEAT_SECONDS."""
+def test_repeated_message() -> None:
+    """It is allowed once, then once in REPEAT_SECONDS."""
     clock = ManualClock()
     limit = LogLimit(clock)
     assert [limit.allows("a"), limit.allows("a"), limit.allows("b")] == [True, False, True]
@@ -113,8 +113,8 @@ def test_a_message_is_allowed_at_first_and_again_after_a_while() -> None:
     assert [limit.allows("a"), limit.allows("a")] == [True, False]
 
 
-def test_messages_without_end_do_not_take_memory_without_end() -> None:
-    """After MAX_MESSAGES distinct ones all are forgotten."""
+def test_memory_of_the_log_limit() -> None:
+    """After MAX_MESSAGES distinct messages, all are forgotten."""
     clock = ManualClock()
     limit = LogLimit(clock)
     for number in range(MAX_MESSAGES + 1):
@@ -123,8 +123,8 @@ def test_messages_without_end_do_not_take_memory_without_end() -> None:
     assert limit.allows("0")
 
 
-def test_many_different_messages_at_once_are_cut_off_and_told_later() -> None:
-    """Ten thousand lines in a second help nobody; what goes on is not forgotten."""
+def test_burst_of_messages() -> None:
+    """Ten thousand lines in a second help nobody. A fault that persists is logged later."""
     clock = ManualClock()
     limit = LogLimit(clock)
     assert sum(limit.allows(str(number)) for number in range(10_000)) == MAX_BURST

@@ -1,4 +1,4 @@
-"""The metrics are for those who know the token, the probes for everybody."""
+"""The pages of the agent, and who may read them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from support.agent.process import fetch
 from support.servers.routes import serving
 
 TOKEN = "s3cret-Token"
+EXPECTED = metric("rankwatch_gpus_expected")
+VISIBLE = metric("rankwatch_gpus_visible")
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def status(address: str, path: str = "/metrics", authorization: str | None = Non
     return fetch(address, path, headers=headers).status
 
 
-def test_metrics_and_index_ask_for_the_token(file: Path) -> None:
-    """With status 401 and what is asked for; the scheme's case does not count, as RFC 9110 says."""
+def test_metrics_and_index_require_the_token(file: Path) -> None:
+    """Status 401 names the scheme. Its case does not matter (RFC 9110)."""
     with serving(routes(file)) as (_, address):
         for path in ("/metrics", "/metrics?x=1", "/"):
             refused = fetch(address, path)
@@ -51,7 +53,7 @@ def test_metrics_and_index_ask_for_the_token(file: Path) -> None:
     "wrong",
     ["", "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer s3cret", "Bearer \xff"],
 )
-def test_a_wrong_token_is_refused(file: Path, wrong: str) -> None:
+def test_wrong_token(file: Path, wrong: str) -> None:
     """Also one that begins right."""
     with serving(routes(file)) as (_, address):
         assert status(address, authorization=wrong) == 401
@@ -63,10 +65,8 @@ def test_probes_need_no_token(file: Path) -> None:
         assert [status(address, path) for path in ("/healthz", "/readyz", "/readyz/gpus")] == [200, 200, 503]
 
 
-def test_a_new_token_replaces_the_former_and_an_empty_file_does_not(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody gets in without a token because a file was emptied."""
+def test_token_file_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new token replaces the old one. An emptied or removed file lets nobody in without a token."""
     with serving(routes(file)) as (_, address):
         assert status(address, authorization=f"Bearer {TOKEN}") == 200
         file.write_text("another-one")
@@ -85,8 +85,8 @@ def test_a_new_token_replaces_the_former_and_an_empty_file_does_not(
     ]
 
 
-def test_a_file_of_no_use_is_told_at_the_start(tmp_path: Path) -> None:
-    """Empty, missing, or more than one word; the sentence does not show the content."""
+def test_wrong_token_file_at_the_start(tmp_path: Path) -> None:
+    """Missing, empty, or more than one word. The error does not show the content."""
     with pytest.raises(UserError, match=r"could not read bearer_token_file .*: No such file or directory$"):
         build_token(tmp_path / "missing")
     (tmp_path / "token").write_text(" \n")
@@ -98,8 +98,8 @@ def test_a_file_of_no_use_is_told_at_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "0.0.0.0:9477"), ("::", "[::]:9477")])
-def test_an_address_open_to_all_is_warned_of(host: str, shown: str) -> None:
-    """With what to set; not where TLS or a token guards it."""
+def test_warning_if_open_to_all(host: str, shown: str) -> None:
+    """It names what to set. There is none with TLS or a token."""
     warning = warning_if_open(host, 9477, guarded=False)
     assert warning is not None
     assert f"open to everyone who reaches {shown}" in warning
@@ -108,13 +108,9 @@ def test_an_address_open_to_all_is_warned_of(host: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.1.2.3"])
-def test_one_address_is_not_warned_of(host: str) -> None:
+def test_no_warning_for_one_address(host: str) -> None:
     """Somebody chose it."""
     assert warning_if_open(host, 9477, guarded=False) is None
-
-
-EXPECTED = metric("rankwatch_gpus_expected")
-VISIBLE = metric("rankwatch_gpus_visible")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +126,8 @@ VISIBLE = metric("rankwatch_gpus_visible")
         (0, None, 200, "ok: no GPUs on the PCI bus"),
     ],
 )
-def test_readiness_of_gpus_follows_the_counts(
-    expected: float | None, visible: float | None, status: int, text: str
-) -> None:
-    """The counts may come from different collectors; what is not counted is not healthy."""
+def test_gpu_readiness(expected: float | None, visible: float | None, status: int, text: str) -> None:
+    """The counts may come from different collectors. GPUs that were not counted are not healthy."""
     counted = [(EXPECTED, expected), (VISIBLE, visible)]
     collections = tuple(Collection([Series(each, (), value)]) for each, value in counted if value is not None)
     with serving(build_routes(lambda: Snapshot(collections, ()), Exposition({}))) as (_, address):

@@ -1,4 +1,4 @@
-"""Files are read again when they change, and only then."""
+"""Files that are read again when they change."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Loader:
         return text
 
 
-def test_a_file_that_stays_is_read_once(tmp_path: Path) -> None:
-    """However often it is asked for, and where its change is of no use too."""
+def test_unchanged_file_is_read_once(tmp_path: Path) -> None:
+    """However often the value is used, and also if the last change is not usable."""
     path = tmp_path / "file"
     path.write_text("one")
     loader = Loader(path)
@@ -39,8 +39,8 @@ def test_a_file_that_stays_is_read_once(tmp_path: Path) -> None:
     assert loader.loads == 2
 
 
-def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
-    """Even to a file of the same size and time."""
+def test_swapped_link(tmp_path: Path) -> None:
+    """It is a change, even to a file of the same size and time."""
     one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
     for path in (one, two):
         path.write_text(path.name)
@@ -53,8 +53,8 @@ def test_a_link_that_leads_elsewhere_is_a_change(tmp_path: Path) -> None:
     assert value.current() == "two"
 
 
-def test_a_change_while_the_file_is_read_is_seen_later(tmp_path: Path) -> None:
-    """The second of two writes in a row is not lost."""
+def test_change_during_a_read(tmp_path: Path) -> None:
+    """The second of two quick writes is not lost."""
     path = tmp_path / "file"
     path.write_text("one")
 
@@ -68,8 +68,8 @@ def test_a_change_while_the_file_is_read_is_seen_later(tmp_path: Path) -> None:
     assert value.current() == "second"
 
 
-def test_what_is_of_no_use_at_the_start_is_told_at_once(tmp_path: Path) -> None:
-    """There is no former value to go on with."""
+def test_unusable_at_the_start(tmp_path: Path) -> None:
+    """There is no previous value to fall back on."""
     path = tmp_path / "file"
     path.write_text("broken")
     with pytest.raises(UserError, match="could not use it"):

@@ -1,4 +1,4 @@
-"""The HTTP server answers what it can, refuses the rest at once, and outlives its clients."""
+"""The HTTP server under normal and hostile clients."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def agent_routes(pending: tuple[str, ...] = ()) -> dict[str, Route]:
     return build_routes(lambda: Snapshot((), pending), Exposition({"node": "n1"}))
 
 
-def test_metrics_probes_and_index_are_served() -> None:
-    """The index links to the rest."""
+def test_pages() -> None:
+    """The index links to the others."""
     with serving(agent_routes()) as (_, address):
         assert b"process_cpu_seconds_total" in fetch(address, "/metrics?x=1").body
         assert fetch(address, "/healthz").body == b"ok\n"
@@ -47,7 +47,7 @@ def test_metrics_probes_and_index_are_served() -> None:
         assert b'href="/metrics"' in fetch(address, "/").body
 
 
-def test_readiness_names_the_collectors_it_waits_for() -> None:
+def test_readiness_names_pending_collectors() -> None:
     """Liveness does not depend on them."""
     with serving(agent_routes(pending=("disk", "ranks"))) as (_, address):
         ready = fetch(address, "/readyz")
@@ -56,15 +56,15 @@ def test_readiness_names_the_collectors_it_waits_for() -> None:
     assert ready.body == b"waiting for the first run of: disk, ranks\n"
 
 
-def test_head_has_the_headers_of_get_and_no_body() -> None:
-    """Content-Length included."""
+def test_head() -> None:
+    """The headers of GET with Content-Length, and no body."""
     with serving({"/": Route(page("hello"))}) as (_, address):
         head = fetch(address, "/", method="HEAD")
     assert (head.status, head.headers["Content-Length"], head.body) == (200, "6", b"")
 
 
-def test_unknown_paths_and_other_methods_are_refused() -> None:
-    """404 and 405, the latter with the methods allowed."""
+def test_unknown_paths_and_methods() -> None:
+    """404, and 405 with the allowed methods."""
     with serving({"/": Route(page("hello"))}) as (_, address):
         assert fetch(address, "/nothing").status == 404
         assert fetch(address, "//[").status == 404
@@ -72,8 +72,8 @@ def test_unknown_paths_and_other_methods_are_refused() -> None:
     assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_requests_beyond_the_bound_get_503_while_liveness_still_answers() -> None:
-    """A node busy with scrapes is alive."""
+def test_too_many_requests() -> None:
+    """They get 503 while liveness still answers: a busy node is alive."""
     entered, release = threading.Event(), threading.Event()
 
     def slow(headers: Message) -> Page:
@@ -95,8 +95,8 @@ def test_requests_beyond_the_bound_get_503_while_liveness_still_answers() -> Non
         until(lambda: fetch(address, "/slow").status == 200, "the next one is let in")
 
 
-def test_connections_beyond_the_bound_are_closed() -> None:
-    """Clients that connect and say nothing cannot take all threads."""
+def test_too_many_connections() -> None:
+    """Silent clients cannot take all threads."""
     with serving({"/": Route(page("hello"))}, max_requests=1) as (server, _), idle_clients() as idle:
         for _ in range(CONNECTIONS_PER_REQUEST):
             idle(server)
@@ -104,8 +104,8 @@ def test_connections_beyond_the_bound_are_closed() -> None:
         assert extra.recv(1) == b""
 
 
-def test_a_client_that_says_nothing_is_cut_off_in_time() -> None:
-    """Also one that would keep the connection alive by a byte now and then."""
+def test_silent_client() -> None:
+    """It is cut after its time, however it keeps the connection alive."""
     clock = ManualClock()
     with serving({"/": Route(page("hello"))}, monotonic=clock) as (server, address), idle_clients() as idle:
         silent = idle(server)
@@ -114,8 +114,8 @@ def test_a_client_that_says_nothing_is_cut_off_in_time() -> None:
         assert fetch(address, "/").status == 200
 
 
-def test_a_client_that_breaks_off_harms_nobody() -> None:
-    """Gone before the answer, or speaking no HTTP at all."""
+def test_client_breaks_off() -> None:
+    """Gone before the response, or not speaking HTTP."""
     big = b"x" * 10_000_000
     routes = {"/": Route(lambda headers: Page(HTTPStatus.OK, big, {}))}
     with serving(routes) as (server, address):
@@ -129,8 +129,8 @@ def test_a_client_that_breaks_off_harms_nobody() -> None:
         assert len(fetch(address, "/").body) == len(big)
 
 
-def test_a_page_that_fails_costs_its_own_request_only(caplog: pytest.LogCaptureFixture) -> None:
-    """The slot it held is free again, and the log tells of the bug."""
+def test_failing_page(caplog: pytest.LogCaptureFixture) -> None:
+    """It costs only its own request: the slot is free again, and the log reports the bug."""
 
     def broken(headers: Message) -> Page:
         raise RuntimeError("a bug")
@@ -145,8 +145,7 @@ def test_a_page_that_fails_costs_its_own_request_only(caplog: pytest.LogCaptureF
     assert "RuntimeError: a bug" in caplog.text
 
 
-def test_an_address_in_use_is_told_in_one_sentence() -> None:
-    """The sentence names the address."""
+def test_address_in_use() -> None:
     with serving({}) as (server, address), pytest.raises(UserError, match="could not listen on"):
         MetricsServer(server.listening_address(), {}, max_requests=1, request_timeout_seconds=1)
     assert address.startswith("127.0.0.1:")
@@ -168,8 +167,8 @@ def idle_clients() -> Iterator[Callable[[MetricsServer], socket.socket]]:
             each.close()
 
 
-def test_without_descriptors_a_connection_waits_and_the_server_does_not_spin() -> None:
-    """It is accepted once there are some again; each try in vain is followed by a pause."""
+def test_no_file_descriptors() -> None:
+    """The connection waits in the queue, and each failed attempt is followed by a pause."""
     server = MetricsServer(("127.0.0.1", 0), {}, max_requests=1, request_timeout_seconds=60.0)
     with socket.create_connection(server.listening_address()):
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Collectors are kept apart: what one does never costs another its series, nor a scrape its time."""
+"""Collectors are kept apart: none costs another its series, or a scrape its time."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def runs(supervisor: Supervisor, name: str) -> dict[str, float]:
     return {key[2]: n for key, n in found.items() if key[:2] == ("rankwatch_collector_runs_total", name)}
 
 
-def test_a_collector_runs_at_once_and_its_series_and_health_are_shown() -> None:
-    """The first run does not wait for the first interval to pass."""
+def test_first_run() -> None:
+    """It does not wait for the first interval. The snapshot shows the series and the health."""
     with supervising([FakeCollector(act=lambda: load(1.5))]) as supervisor:
         settled(supervisor)
         found = shown(supervisor)
@@ -65,8 +65,8 @@ def test_a_collector_runs_at_once_and_its_series_and_health_are_shown() -> None:
     assert found["rankwatch_collector_last_success_timestamp_seconds", "fake"] > 1e9
 
 
-def test_a_hung_collector_costs_neither_the_snapshot_nor_the_others() -> None:
-    """The snapshot is there while a collector waits for an event that does not come."""
+def test_hung_collector() -> None:
+    """It delays neither the snapshot nor the other collectors."""
     hung = HungCollector()
     with supervising([hung, FakeCollector(act=lambda: load(1.0))]) as supervisor:
         until(hung.entered.is_set, "the collector hangs")
@@ -74,8 +74,8 @@ def test_a_hung_collector_costs_neither_the_snapshot_nor_the_others() -> None:
         assert supervisor.snapshot().pending == ("hung",)
 
 
-def test_a_run_past_its_deadline_counts_once_and_hides_its_series_until_it_returns() -> None:
-    """Outcome deadline, state failed, no series; the series are back when the run returns."""
+def test_run_past_its_deadline() -> None:
+    """It counts once as `deadline`. The state is failed and the series are hidden until it returns."""
     clock = ManualClock()
     hung = HungCollector(deadline_seconds=5)
     with supervising([hung], Clocks(monotonic=clock, wall=clock)) as supervisor:
@@ -101,8 +101,8 @@ def test_a_run_past_its_deadline_counts_once_and_hides_its_series_until_it_retur
         (NotApplicable("no such hardware"), "not_applicable"),
     ],
 )
-def test_an_error_becomes_the_state_of_its_collector_alone(error: Exception, state: str) -> None:
-    """Broken and absent differ; the other collector's series stay."""
+def test_errors_become_states(error: Exception, state: str) -> None:
+    """Broken and absent differ. The series of the other collector stay."""
     collectors = [FakeCollector("sick", act=raises(error)), FakeCollector("well", act=lambda: load(1.0))]
     with supervising(collectors) as supervisor:
         settled(supervisor)
@@ -122,15 +122,14 @@ def test_an_error_becomes_the_state_of_its_collector_alone(error: Exception, sta
         Series(metric("rankwatch_host_cpu_seconds_total"), (7,), 1.0),  # type: ignore[arg-type]
     ],
 )
-def test_a_sample_that_cannot_be_rendered_fails_its_collector_before_any_scrape(bad: Series) -> None:
+def test_unrenderable_sample(bad: Series) -> None:
     """A bug in one collector must not break the exposition of all."""
     with supervising([FakeCollector(act=lambda: Collection([bad]))]) as supervisor:
         settled(supervisor)
         assert shown(supervisor)["rankwatch_collector_state", "fake", "failed"] == 1
 
 
-def test_a_failure_that_repeats_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The same message from many runs makes one line."""
+def test_repeated_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     collector = FakeCollector(interval_seconds=0.001, act=raises(CollectError("could not read /x: gone")))
     with caplog.at_level(logging.INFO), supervising([collector]):
         until(lambda: collector.runs > 5, "it failed several times")
@@ -138,8 +137,8 @@ def test_a_failure_that_repeats_is_logged_once(caplog: pytest.LogCaptureFixture)
     assert lines == ["collector fake failed: could not read /x: gone"]
 
 
-def test_a_result_older_than_three_intervals_disappears() -> None:
-    """Old figures are worse than none: the state turns to failed."""
+def test_stale_result() -> None:
+    """A result older than three intervals disappears, and the state turns to failed."""
     clock = ManualClock()
     ran = threading.Event()
     collector = FakeCollector(interval_seconds=100, deadline_seconds=10, act=lambda: ran.set() or load(1.0))
@@ -153,8 +152,8 @@ def test_a_result_older_than_three_intervals_disappears() -> None:
     assert found["rankwatch_collector_state", "fake", "failed"] == 1
 
 
-def test_a_failed_run_takes_the_series_of_the_run_before_with_it() -> None:
-    """What was read before the failure is not shown as if it were of now."""
+def test_failed_run_hides_the_previous_result() -> None:
+    """An old value must not look like a new one."""
     results = iter([load(1.0)])
 
     def act() -> Collection:
@@ -170,8 +169,8 @@ def test_a_failed_run_takes_the_series_of_the_run_before_with_it() -> None:
     assert ("rankwatch_collector_last_success_timestamp_seconds", "fake") in found
 
 
-def test_stopping_does_not_wait_for_a_collector_that_hangs() -> None:
-    """The threads are daemons; stop returns after its timeout."""
+def test_stop_with_a_hung_collector() -> None:
+    """The threads are daemons, so stop returns after its timeout."""
     hung = HungCollector()
     supervisor = Supervisor([hung], version="1")
     supervisor.start()
@@ -180,8 +179,8 @@ def test_stopping_does_not_wait_for_a_collector_that_hangs() -> None:
     hung.release.set()
 
 
-def test_a_whole_number_that_no_float_can_hold_costs_its_collector_and_no_scrape() -> None:
-    """A garbled file of the kernel may hold a number of any length."""
+def test_number_too_large_for_a_float() -> None:
+    """A garbled kernel file may hold a number of any length. It costs one collector and no scrape."""
     load1 = metric("rankwatch_host_load1")
     endless = FakeCollector("host", act=lambda: Collection([Series(load1, (), 10**400)]))
     with supervising([endless]) as supervisor:
@@ -200,12 +199,12 @@ def test_a_whole_number_that_no_float_can_hold_costs_its_collector_and_no_scrape
         (137.0, 140.0),  # two starts are skipped, not caught up
     ],
 )
-def test_the_next_start_is_the_next_point_of_the_grid(now: float, expected: float) -> None:
+def test_next_start(now: float, expected: float) -> None:
     """Starts lie at first + k * interval."""
     assert next_start(100.0, 10.0, now) == expected
 
 
-def test_a_result_is_stale_after_three_intervals_or_a_late_run() -> None:
-    """The longer of the two, so that a slow collector with a short interval is not cut off."""
+def test_stale_after() -> None:
+    """The longer of three intervals and a late run: a slow collector may have a short interval."""
     assert stale_after(interval=10, deadline=5) == 30
     assert stale_after(interval=1, deadline=10) == 11

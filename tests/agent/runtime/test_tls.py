@@ -1,4 +1,4 @@
-"""The server speaks TLS with certificates that change, and asks clients for theirs where told to."""
+"""TLS of the server: certificates that change, and certificates of clients."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ def in_file(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_a_page_is_served_over_tls(files: Files, authority: trustme.CA) -> None:
-    """In full, to a client that checks the certificate; nothing older than TLS 1.2 is spoken."""
+def test_page_over_tls(files: Files, authority: trustme.CA) -> None:
+    """The client checks the certificate. Nothing older than TLS 1.2 is spoken."""
     with serving_page(files.tls()) as address:
         assert get(address, client(authority)) == BODY
     assert files.tls().current().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def test_clients_that_speak_no_tls_are_closed_and_harm_nobody(files: Files, authority: trustme.CA) -> None:
-    """Plain HTTP, random bytes, or gone in the middle."""
+def test_clients_without_tls(files: Files, authority: trustme.CA) -> None:
+    """Plain HTTP, random bytes, or gone in the middle: they are closed and harm nobody."""
     with serving_page(files.tls()) as address:
         for words in (b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x00\xff" + b"\x00" * 300, b"\x16"):
             with (
@@ -135,14 +135,14 @@ def test_clients_that_speak_no_tls_are_closed_and_harm_nobody(files: Files, auth
         assert get(address, client(authority)) == BODY
 
 
-def test_a_client_that_says_nothing_keeps_nobody_waiting(files: Files, authority: trustme.CA) -> None:
-    """The handshake is made apart from the accepting of connections."""
+def test_silent_client(files: Files, authority: trustme.CA) -> None:
+    """The handshake is not part of accepting connections, so nobody waits."""
     with serving_page(files.tls()) as address, socket.create_connection(address):
         assert get(address, client(authority)) == BODY
 
 
-def test_a_handshake_has_the_time_of_a_connection(files: Files) -> None:
-    """Else silent clients would take all the threads."""
+def test_handshake_timeout(files: Files) -> None:
+    """Otherwise silent clients take all threads."""
     clock = ManualClock()
     with (
         serving_page(files.tls(), monotonic=clock) as address,
@@ -152,10 +152,10 @@ def test_a_handshake_has_the_time_of_a_connection(files: Files) -> None:
         assert silent.recv(1) == b""
 
 
-def test_a_client_that_is_slow_after_the_handshake_is_cut(
+def test_slow_client_after_the_handshake(
     files: Files, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And it is no error of the server."""
+    """It is cut, and the log shows no error."""
     clock = ManualClock()
     with (
         serving_page(files.tls(), monotonic=clock) as address,
@@ -169,10 +169,8 @@ def test_a_client_that_is_slow_after_the_handshake_is_cut(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_with_an_authority_for_clients_only_its_clients_are_served(
-    files: Files, authority: trustme.CA
-) -> None:
-    """Not those without a certificate, nor those of another authority."""
+def test_client_certificates(files: Files, authority: trustme.CA) -> None:
+    """Clients without a certificate, or with one of another authority, are refused."""
     clients, strangers = trustme.CA(), trustme.CA()
     clients.cert_pem.write_to_path(str(files.client_ca))
     with serving_page(files.tls(files.client_ca)) as address:
@@ -182,8 +180,8 @@ def test_with_an_authority_for_clients_only_its_clients_are_served(
                 get(address, client(authority, wrong))
 
 
-def test_a_new_certificate_is_used_for_the_next_connection(files: Files, authority: trustme.CA) -> None:
-    """Kubernetes swaps a symbolic link."""
+def test_certificate_changes(files: Files, authority: trustme.CA) -> None:
+    """Kubernetes swaps a symbolic link. The next connection gets the new certificate."""
     with serving_page(files.tls()) as address:
         before = shown_certificate(address, authority)
         assert before == in_file(files.certificate)
@@ -192,10 +190,8 @@ def test_a_new_certificate_is_used_for_the_next_connection(files: Files, authori
     assert before != after == in_file(files.certificate)
 
 
-def test_clients_of_a_new_authority_are_served_and_those_of_the_old_are_not(
-    files: Files, authority: trustme.CA
-) -> None:
-    """Not even by a session from before."""
+def test_client_authority_changes(files: Files, authority: trustme.CA) -> None:
+    """Clients of the old authority are refused, even with a session from before."""
     old, new = trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(str(files.client_ca))
     with serving_page(files.tls(files.client_ca)) as address:
@@ -208,10 +204,10 @@ def test_clients_of_a_new_authority_are_served_and_those_of_the_old_are_not(
         assert get(address, client(authority, new.issue_cert("prometheus@example.org"))) == BODY
 
 
-def test_a_new_pair_that_cannot_be_used_leaves_the_former_in_use(
+def test_unusable_new_certificate(
     files: Files, authority: trustme.CA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log tells of it once, and of the pair that comes after."""
+    """The previous one stays in use. The log reports it once, and a usable one is taken later."""
     with serving_page(files.tls()) as address:
         before = shown_certificate(address, authority)
         files.swap(b"no certificate", b"no key")
@@ -224,10 +220,8 @@ def test_a_new_pair_that_cannot_be_used_leaves_the_former_in_use(
         until(lambda: shown_certificate(address, authority) != before, "the next pair is in use")
 
 
-def test_files_of_no_use_are_told_in_one_sentence(
-    files: Files, authority: trustme.CA, tmp_path: Path
-) -> None:
-    """Missing, of another pair, no PEM; an encrypted key asks nobody for its password."""
+def test_wrong_files(files: Files, authority: trustme.CA, tmp_path: Path) -> None:
+    """Missing, of another pair, not PEM. An encrypted key never asks the terminal for its password."""
     other = authority.issue_cert("127.0.0.1").private_key_pem.bytes()
     pem = load_pem_private_key(other, None)
     encrypted = pem.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
@@ -245,6 +239,5 @@ def test_files_of_no_use_are_told_in_one_sentence(
         load_context(certificate=tmp_path / "missing", key=files.key, client_ca=None)
 
 
-def test_without_a_certificate_there_is_no_tls() -> None:
-    """Plain HTTP, as before."""
+def test_no_certificate() -> None:
     assert build_tls(certificate=None, key=None, client_ca=None) is None

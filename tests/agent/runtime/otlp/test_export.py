@@ -1,4 +1,4 @@
-"""What arrives at a real OTLP endpoint, and what becomes of batches where the endpoint fails."""
+"""Exports to a real OTLP endpoint, also to one that fails."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def counts(export: OtlpExport) -> dict[tuple[str, ...], float]:
     return values(export.snapshot().collections)
 
 
-def test_what_arrives_is_the_snapshot() -> None:
-    """With its own counts in it, and a resource that says who speaks; compressed."""
+def test_receives_the_snapshot() -> None:
+    """The export includes its own counters and a resource that names the agent. It is compressed."""
     with otlp_receiver() as receiver, exporting(receiver.url) as export:
         first, _, last = receiver.wait(3)[:3]
         until(lambda: counts(export)[SENT] >= 3, "the exports are counted")
@@ -75,8 +75,8 @@ def test_what_arrives_is_the_snapshot() -> None:
     assert counts(export)["rankwatch_otlp_last_success_timestamp_seconds",] > 1.7e9
 
 
-def test_sums_say_since_when_they_count() -> None:
-    """Since the agent started: the same at every export, before the time of the point."""
+def test_start_time_of_sums() -> None:
+    """The start of the agent: the same in every export, and before the time of the point."""
     cpu = Collection([Series(metric("rankwatch_host_cpu_seconds_total"), ("user",), 12.5)])
     with otlp_receiver() as receiver, exporting(receiver.url, cpu):
         exports = receiver.wait(2)
@@ -92,8 +92,8 @@ def test_sums_say_since_when_they_count() -> None:
     assert points[0].as_double == 12.5
 
 
-def test_a_large_snapshot_goes_in_several_batches() -> None:
-    """All points arrive, each batch is counted."""
+def test_large_snapshot() -> None:
+    """It goes out in several batches. All points arrive, and each batch is counted."""
     receive = metric("rankwatch_network_receive_bytes_total")
     many = Collection([Series(receive, (f"eth{number}",), number) for number in range(25)])
     with otlp_receiver() as receiver, exporting(receiver.url, many, max_points=10) as export:
@@ -107,8 +107,8 @@ def test_a_large_snapshot_goes_in_several_batches() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.UNAVAILABLE, Mode.GARBAGE, Mode.REDIRECT, Mode.HANG])
-def test_what_an_endpoint_does_not_take_is_dropped_and_counted(mode: Mode) -> None:
-    """And what comes later is sent once it takes it."""
+def test_rejected_batches(mode: Mode) -> None:
+    """They are dropped and counted. Later batches are sent once the endpoint accepts them."""
     with otlp_receiver(mode) as receiver, exporting(receiver.url, timeout=0.2) as export:
         until(lambda: counts(export)[DROPPED] >= 2, "batches are dropped")
         assert counts(export)[SENT] == 0
@@ -116,15 +116,15 @@ def test_what_an_endpoint_does_not_take_is_dropped_and_counted(mode: Mode) -> No
         until(lambda: counts(export)[SENT] >= 1, "a batch is sent")
 
 
-def test_an_endpoint_that_is_not_there_costs_batches_only() -> None:
-    """The connection is refused."""
+def test_missing_endpoint() -> None:
+    """A refused connection costs batches only."""
     with refusing_url() as url, exporting(url, timeout=0.2) as export:
         until(lambda: counts(export)[DROPPED] >= 2, "batches are dropped")
         assert counts(export)[SENT] == 0
 
 
-def test_the_rest_of_an_export_is_not_tried_after_a_failure() -> None:
-    """Each try could take the whole timeout."""
+def test_failure_ends_the_export() -> None:
+    """Each further batch could take the whole timeout."""
     receive = metric("rankwatch_network_receive_bytes_total")
     many = Collection([Series(receive, (f"eth{number}",), number) for number in range(8)])
     with otlp_receiver(Mode.REDIRECT) as receiver, exporting(receiver.url, many, max_points=5) as export:
@@ -133,14 +133,14 @@ def test_the_rest_of_an_export_is_not_tried_after_a_failure() -> None:
         assert tried <= counts(export)[DROPPED] / 2 + 1
 
 
-def test_an_answer_without_end_is_not_read() -> None:
-    """It takes neither time nor memory."""
+def test_endless_response() -> None:
+    """It is not read, so it takes neither time nor memory."""
     with otlp_receiver(Mode.ENDLESS) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
         until(lambda: counts(export)[SENT] >= 3, "exports go on")
 
 
-def test_stopping_does_not_wait_for_an_endpoint_that_hangs() -> None:
-    """Nor does a snapshot, which is what scrapes show."""
+def test_hung_endpoint() -> None:
+    """Neither the end nor a snapshot, which scrapes show, waits for it."""
     with otlp_receiver(Mode.HANG) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
         receiver.wait(1)
         assert counts(export)[SENT] == 0
@@ -150,7 +150,7 @@ def test_stopping_does_not_wait_for_an_endpoint_that_hangs() -> None:
         receiver.released.set()
 
 
-def test_stopping_ends_the_wait_before_another_try() -> None:
+def test_stop_ends_a_retry() -> None:
     """The exporter would wait for seconds more."""
     with otlp_receiver(Mode.UNAVAILABLE) as receiver, exporting(receiver.url, timeout=FOR_EVER) as export:
         receiver.wait(1)
@@ -165,8 +165,8 @@ def replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def test_headers_are_sent_and_read_again_when_the_file_changes(tmp_path: Path) -> None:
-    """A file that is broken later leaves the former headers in use."""
+def test_headers_file_changes(tmp_path: Path) -> None:
+    """New headers are sent. A file that is broken later leaves the previous headers in use."""
     path = tmp_path / "headers"
     path.write_text("X-Team=one\n")
     with otlp_receiver() as receiver, exporting(receiver.url, headers_file=path):
@@ -179,8 +179,8 @@ def test_headers_are_sent_and_read_again_when_the_file_changes(tmp_path: Path) -
         assert last_team(receiver) == "second"
 
 
-def test_the_headers_file_wins_over_a_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the HTTP library reads by itself, for whatever host is in it."""
+def test_headers_file_wins_over_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The HTTP library reads ~/.netrc by itself, for every host in it."""
     netrc, headers = tmp_path / "netrc", tmp_path / "headers"
     netrc.write_text("machine 127.0.0.1 login somebody password else\n")
     netrc.chmod(0o600)
@@ -200,8 +200,8 @@ def last_team(receiver: OtlpReceiver) -> str | None:
     )
 
 
-def test_headers_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
-    """Before anything is sent."""
+def test_wrong_headers_file_at_the_start(tmp_path: Path) -> None:
+    """The error is raised before anything is sent."""
     with (
         refusing_url() as url,
         pytest.raises(UserError, match="could not read otlp_headers_file"),
@@ -210,8 +210,8 @@ def test_headers_of_no_use_are_told_at_the_start(tmp_path: Path) -> None:
         pass
 
 
-def test_an_endpoint_that_fails_for_long_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """One sentence of ours without the password in the URL, one of the exporter with the cause."""
+def test_log_of_a_failing_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """One sentence of ours without the password in the URL, and one of the exporter with the cause."""
     with (
         refusing_url() as url,
         exporting(url.replace("http://", "http://user:secret@"), timeout=0.05) as export,
@@ -225,8 +225,8 @@ def test_an_endpoint_that_fails_for_long_does_not_fill_the_log(caplog: pytest.Lo
     assert not EXPORTER_LOGGER.filters
 
 
-def test_the_exporter_may_log_once_a_minute() -> None:
-    """Its cause may change, and a log may be rotated."""
+def test_exporter_logs_once_a_minute() -> None:
+    """The cause may change, and a log may be rotated."""
     clock = ManualClock()
     quiet = QuietFilter(clock)
     record = logging.makeLogRecord({})
@@ -235,15 +235,15 @@ def test_the_exporter_may_log_once_a_minute() -> None:
     assert quiet.filter(record)
 
 
-def test_lines_are_names_and_values() -> None:
-    """A value may hold an equals sign; empty lines and comments count for nothing."""
+def test_header_lines() -> None:
+    """A value may hold an equals sign. Empty lines and comments are skipped."""
     text = "# credentials\n\nAuthorization=Basic dXNlcjo=\nX-Scope-OrgID = team \n"
     assert parse_headers(text) == {"Authorization": "Basic dXNlcjo=", "X-Scope-OrgID": "team"}
 
 
 @pytest.mark.parametrize("line", ["secret", "=secret", "a b=secret", "name=secret\x00", "name=secr\u00e9t"])
-def test_a_line_that_is_wrong_is_told_by_its_number(tmp_path: Path, line: str) -> None:
-    """The sentence does not show the secret."""
+def test_wrong_header_line(tmp_path: Path, line: str) -> None:
+    """The error names its number and does not show the secret."""
     path = tmp_path / "headers"
     path.write_text(f"ok=1\n{line}\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
@@ -251,8 +251,8 @@ def test_a_line_that_is_wrong_is_told_by_its_number(tmp_path: Path, line: str) -
     assert str(raised.value) == f"could not use otlp_headers_file {path}: expected NAME=VALUE in line 2"
 
 
-def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """Missing, or no text at all."""
+def test_unreadable_headers_file(tmp_path: Path) -> None:
+    """Missing, or not text."""
     with pytest.raises(UserError, match=r"could not read otlp_headers_file .*: No such file"):
         load_headers(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")

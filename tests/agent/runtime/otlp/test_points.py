@@ -1,4 +1,4 @@
-"""Series become points of OpenTelemetry, in batches of bounded size."""
+"""Series as points of OpenTelemetry, in batches of limited size."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def attributes(point: object) -> Mapping[str, str]:
     return found
 
 
-def test_two_metrics_of_one_direction_each_become_one_metric() -> None:
-    """A monotonic sum since the agent started, apart in the attribute of direction."""
+def test_direction_becomes_an_attribute() -> None:
+    """Bytes received and sent are one monotonic sum since the start of the agent."""
     (found,) = metrics(Series(RECEIVED, ("eth0",), 7), Series(SENT, ("eth0",), 9)).values()
     assert isinstance(found.data, Sum)
     assert (found.name, found.unit, found.data.is_monotonic) == ("system.network.io", "By", True)
@@ -43,8 +43,8 @@ def test_two_metrics_of_one_direction_each_become_one_metric() -> None:
     assert {(p.start_time_unix_nano, p.time_unix_nano) for p in found.data.data_points} == {RANGE}
 
 
-def test_sizes_that_the_conventions_add_up_are_sums_that_may_fall() -> None:
-    """While all other gauges are gauges."""
+def test_non_monotonic_sums() -> None:
+    """Sizes that the conventions add up are sums that may fall. All other gauges are gauges."""
     memory = metric("rankwatch_gpu_memory_used_bytes")
     found = metrics(Series(memory, ("GPU-1",), 5), Series(LOAD, (), 1.5))
     used, load = found["hw.gpu.memory.usage"].data, found["rankwatch.host.load1"].data
@@ -54,8 +54,8 @@ def test_sizes_that_the_conventions_add_up_are_sums_that_may_fall() -> None:
     assert load.data_points[0].value == 1.5
 
 
-def test_a_histogram_has_counts_of_its_own_buckets() -> None:
-    """Prometheus's are cumulative; the last bound goes without saying; min and max are not known."""
+def test_histogram() -> None:
+    """Buckets of Prometheus are cumulative and end in +Inf, those of OTLP are not. No min and max."""
     buckets = ((0.1, 2), (1.0, 5), (math.inf, 6))
     collection = Collection((), (Histogram(DURATION, ("run-1",), buckets, 4.5),))
     ((found,),) = metric_batches([collection], RANGE)
@@ -65,8 +65,8 @@ def test_a_histogram_has_counts_of_its_own_buckets() -> None:
     assert (point.count, point.sum, point.min, point.max) == (6, 4.5, None, None)
 
 
-def test_no_batch_has_more_points_than_allowed_and_no_point_is_lost() -> None:
-    """A metric may lie in several batches; a batch may hold several metrics."""
+def test_batch_size() -> None:
+    """A metric may span several batches, and a batch may hold several metrics. No point is lost."""
     series = [Series(RECEIVED, (f"eth{number}",), number) for number in range(7)]
     series += [Series(STATE, ("run", str(number), "running"), 1) for number in range(6)]
     batches = list(metric_batches([Collection(series[:4]), Collection(series[4:])], RANGE, max_points=4))
@@ -86,14 +86,14 @@ def size(of: Metric) -> int:
     return len(points)
 
 
-def test_a_series_that_occurs_twice_is_one_point() -> None:
-    """The first, as in the exposition."""
+def test_duplicate_series() -> None:
+    """The first is kept, as in the exposition."""
     (found,) = metrics(Series(LOAD, (), 1), Series(LOAD, (), 2)).values()
     assert [point.value for point in found.data.data_points if hasattr(point, "value")] == [1.0]
 
 
-def test_odd_labels_and_numbers_are_made_fit() -> None:
-    """Bytes that are no text, labels without a value, numbers too large for 64 bits, and NaN."""
+def test_odd_labels_and_numbers() -> None:
+    """Bytes that are not text, empty labels, numbers too large for 64 bits, and NaN."""
     mig = metric("rankwatch_gpu_slurm_info")
     found = metrics(
         Series(mig, ("GPU-1", "", "7\udcff"), 1),
@@ -109,13 +109,12 @@ def test_odd_labels_and_numbers_are_made_fit() -> None:
     assert math.isnan(getattr(points["rankwatch.host.load1"], "value", 0))
 
 
-def test_a_port_is_known_by_its_device_and_number() -> None:
-    """The conventions want one identifier per component of a host."""
+def test_port_identifier() -> None:
+    """The conventions require one identifier for each component of a host."""
     up = metric("rankwatch_rdma_port_up")
     (found,) = metrics(Series(up, ("mlx5_0", "1"), 1)).values()
     assert attributes(found.data.data_points[0])["hw.id"] == "mlx5_0/1"
 
 
-def test_nothing_makes_no_batch() -> None:
-    """An agent without series has nothing to send."""
+def test_no_series() -> None:
     assert list(metric_batches([Collection()], RANGE)) == []
