@@ -3,10 +3,9 @@
 from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.alertmanager import alertmanager_config
 from rankwatch_alerts.config import RuleConfig, load_config
-from rankwatch_alerts.generation import to_yaml, write_all, write_rules
-from rankwatch_alerts.names import ALERT_NAMES, RUN_DEBUG_UID, Alert
-from rankwatch_alerts.prometheus import prometheus_config
+from rankwatch_alerts.generation import prometheus_config, to_yaml, write_all, write_rules
 from rankwatch_alerts.recording import recording_groups
+from rankwatch_alerts.rules import ALERT_NAMES, RUN_DEBUG_UID, Alert
 
 __all__ = [
     "RuleConfig",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.names import RANK_KNOWN, RANK_UNKNOWN, Alert
+from rankwatch_alerts.rules import RANK_KNOWN, RANK_UNKNOWN, Alert, duration
 
 PAGE, TICKET, NULL = "page", "ticket", "null"
 """Receivers: someone is woken, someone is told in working hours, nobody is told."""

@@ -52,7 +52,7 @@ class RuleConfig:
     raise the alert."""
     straggler_critical_slowdown: float = 1.5
     """Slowdown of the run from which a straggler is critical: a third of the machines is wasted."""
-    cause_share: float = 0.5
+    phase_share: float = 0.5
     """A cause is named when it holds more than this share of the rank's excess."""
 
     cause_cost: float = 0.05
@@ -67,12 +67,12 @@ class RuleConfig:
     """What every rank of a heavy stage must reach, the fastest too; else single ranks are slow."""
     stage_cohort_ranks: int = 2
     """Fewest ranks in each stage: of a stage with one rank nobody can tell which of both is slow."""
-    imbalance_sigma: float = 0.05
+    unequal_batches_sigma: float = 0.05
     """Least spread of microbatches, or of steps, that is shared by forward and backward or explained
     by work; batches of fixed length stay below 0.01."""
-    imbalance_correlation: float = 0.5
+    unequal_batches_correlation: float = 0.5
     """Least correlation with work, or of forward with backward: that of noise is 0."""
-    starvation_share: float = 0.10
+    data_loading_share: float = 0.10
     """Share of the step from which waiting for data is too much: what loading hides costs nothing."""
     jitter_ranks: int = 3
     """Fewest ranks with late steps: of two nobody can say that it strikes all in turn."""
@@ -81,9 +81,9 @@ class RuleConfig:
     network_growth: float = 1.5
     """Transfer time over its own past from which the network is to blame: shared fabrics vary by 10 to
     20 % from hour to hour, and one node of a group sees part of the waiting."""
-    network_past_seconds: float = 21600.0
+    network_baseline_seconds: float = 21600.0
     """The past with which transfers are compared: their median over it."""
-    network_least_past_seconds: float = 1800.0
+    network_min_baseline_seconds: float = 1800.0
     """Least of it that must be there; a run that has just begun has no past."""
 
     stall_floor_seconds: float = 60.0
@@ -93,7 +93,7 @@ class RuleConfig:
     PyTorch's process-group default. Lower it where you know that none of these takes so long."""
     stall_for_seconds: float = 30.0
     """How long a run must stay past its timeout; twice that where no rank can be named."""
-    stall_culprits_most: float = 16.0
+    stall_most_named_ranks: float = 16.0
     """Most ranks named in one stall, two nodes of 8; past it the stall is told without ranks."""
 
     confirm_seconds: float = 30.0
@@ -111,7 +111,7 @@ class RuleConfig:
 
     absence_window_seconds: float = 300.0
     """Silence of a running rank from which it counts as vanished."""
-    absence_memory_seconds: float = 1800.0
+    absence_lookback_seconds: float = 1800.0
     """How far back the rules look for series that have vanished."""
     absence_for_seconds: float = 60.0
     """How long telemetry must stay absent."""
@@ -148,12 +148,12 @@ class RuleConfig:
         scrapes = 4 * self.scrape_interval_seconds
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
-        self._expect_longer("absence_memory_seconds", "absence_window_seconds")
+        self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
         self._expect_longer("straggler_for_seconds", "step_window_seconds")
         self._expect_longer("cause_for_seconds", "step_window_seconds")
-        past = self.network_past_seconds
-        expected = f"less than network_past_seconds ({past})"
-        expect(self, "network_least_past_seconds", self.network_least_past_seconds < past, expected)
+        past = self.network_baseline_seconds
+        expected = f"less than network_baseline_seconds ({past})"
+        expect(self, "network_min_baseline_seconds", self.network_min_baseline_seconds < past, expected)
 
     def _check_number(self, name: str, value: float) -> None:
         expect(self, name, 0 < value < math.inf, "a number above 0")
@@ -202,8 +202,8 @@ _LEAST_SCRAPES = {
     "event_window_seconds": 15,
     "straggler_for_seconds": 12,
     "cause_for_seconds": 12,
-    "network_past_seconds": 90,
-    "network_least_past_seconds": 30,
+    "network_baseline_seconds": 90,
+    "network_min_baseline_seconds": 30,
     "stall_floor_seconds": 10,
     "stall_fallback_seconds": 60,
     "stall_for_seconds": 2,
@@ -212,7 +212,7 @@ _LEAST_SCRAPES = {
     "checkpoint_age_budget_seconds": 30,
     "checkpoint_for_seconds": 2,
     "absence_window_seconds": 10,
-    "absence_memory_seconds": 30,
+    "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,
     "collector_for_seconds": 15,
     "group_wait_seconds": 1,
@@ -223,8 +223,8 @@ _LEAST_SCRAPES = {
 and the start of agents and Prometheus in either order."""
 
 _SHARES = (
-    *("straggler_cost", "cause_share", "cause_cost", "imbalance_sigma", "imbalance_correlation"),
-    *("starvation_share", "jitter_rank_share"),
+    *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
+    *("data_loading_share", "jitter_rank_share"),
 )
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 # Alert and dashboard are appended as a path, and Prometheus expands braces in annotations.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
+from rankwatch_alerts.rules import duration
 
 _GENERATING = """\
 Recording rules, alerts and an Alertmanager configuration are generated from one set of windows, thresholds

@@ -1,16 +1,57 @@
-"""Rules and groups as values, and the dictionaries Prometheus reads."""
+"""What a rule is: alert names, rules and groups as values, and the pieces that PromQL is written with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from textwrap import dedent
 
-from rankwatch_alerts.duration import duration
+
+class Alert(StrEnum):
+    """Name of an alert; its runbook is runbooks/<name>.md."""
+
+    STRAGGLER = "RankwatchStraggler"
+    SLOW_STAGE = "RankwatchSlowStage"
+    UNEQUAL_BATCHES = "RankwatchUnequalBatches"
+    SLOW_DATA_LOADING = "RankwatchSlowDataLoading"
+    NETWORK_DEGRADED = "RankwatchNetworkDegraded"
+    JITTER = "RankwatchJitter"
+    RUN_STALLED = "RankwatchRunStalled"
+    COLLECTIVES_DESYNCHRONISED = "RankwatchCollectivesDesynchronised"
+    RANK_LOST = "RankwatchRankLost"
+    LOSS_NON_FINITE = "RankwatchLossNonFinite"
+    LOSS_DIVERGING = "RankwatchLossDiverging"
+    CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
+    CHECKPOINT_STALE = "RankwatchCheckpointStale"
+    TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
+    COLLECTOR_FAILING = "RankwatchCollectorFailing"
+
+
+ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)
+RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"
+"""Label `reason` of a stall: with the ranks the run waits for, and without."""
+RUN_DEBUG_UID = "rankwatch-run-debug"
+"""Uid of the dashboard every alert of a run links to."""
+
+RUN = "cluster, run"
+STAGE = "cluster, run, stage"
+RANK = "cluster, run, rank, node"
+"""A rank where it runs; summing by it drops `instance`, so that a restarted agent makes no duplicate."""
+GROUP = "cluster, run, group, members"
+"""A process group."""
+MEMBER = f"{RANK}, group, members"
+"""A rank in one of its process groups."""
+COLLECTIVE = f"{GROUP}, operation, size_class"
+
+RUNNING = 'state=~"starting|running"'
+"""Matcher of `rankwatch_rank_state` for ranks that have not ended."""
+ENDED = RUNNING.replace("=~", "!~")
+"""Matcher for those that have."""
 
 
 class Severity(StrEnum):
-    """Who is told: critical pages, warning opens a ticket, info is context."""
+    """Critical pages, warning opens a ticket, info is context."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -37,7 +78,7 @@ class AlertRule:
     expression: str
     for_seconds: float
     severity: Severity
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str]
     """Static labels beside the severity."""
     annotations: Mapping[str, str]
     """Summary, description and links; templates may use labels the expression has."""
@@ -72,3 +113,30 @@ class RuleGroup:
             **limit,
             "rules": [each.as_dict() for each in self.rules],
         }
+
+
+def recorded(record: str, expression: str) -> RecordingRule:
+    """A recording rule from indented text."""
+    return RecordingRule(record=record, expression=promql(expression))
+
+
+def promql(text: str) -> str:
+    """An expression without the indentation of the source it stands in."""
+    lines = dedent(text).strip()
+    return f"{lines}\n" if "\n" in lines else lines
+
+
+def duration(seconds: float) -> str:
+    """The shortest exact Prometheus duration: 300 -> `5m`, 90 -> `90s`, 0.25 -> `250ms`.
+
+    Raises ValueError for a time that is negative or shorter than a millisecond, zero apart.
+    """
+    milliseconds = round(seconds * 1000)
+    if seconds == 0:
+        return "0s"
+    if milliseconds < 1:
+        raise ValueError(f"could not write a duration: {seconds} s is less than a millisecond")
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms"

@@ -10,7 +10,7 @@ import pytest
 from rankwatch.errors import SettingError
 from rankwatch.settings import FieldError, field_help, field_names, to_toml
 from rankwatch_alerts import RuleConfig, load_config
-from rankwatch_alerts.duration import duration
+from rankwatch_alerts.rules import duration
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_scaled_times_hold_enough_scrapes(time_scale: float) -> None:
     assert config.step_window_seconds >= 4 * config.scrape_interval_seconds
     assert config.straggler_for_seconds > config.step_window_seconds
     assert config.cause_for_seconds > config.step_window_seconds
-    assert config.network_past_seconds > config.network_least_past_seconds
-    assert config.absence_memory_seconds > config.absence_window_seconds
+    assert config.network_baseline_seconds > config.network_min_baseline_seconds
+    assert config.absence_lookback_seconds > config.absence_window_seconds
 
 
 def test_every_setting_has_a_help_text() -> None:
@@ -64,14 +64,14 @@ def test_every_setting_has_a_help_text() -> None:
         ({"straggler_residual": 0}, "straggler_residual = 0: expected a number above 0"),
         ({"step_window_seconds": 30.0}, "step_window_seconds = 30.0: expected at least 4 scrape intervals"),
         ({"straggler_cost": float("nan")}, "straggler_cost = nan: expected a number above 0"),
-        ({"cause_share": 1.0}, "cause_share = 1.0: expected a share below 1"),
+        ({"phase_share": 1.0}, "phase_share = 1.0: expected a share below 1"),
         ({"confirm_seconds": 1e12}, "confirm_seconds = 1000000000000.0: expected a number of seconds from"),
         ({"straggler_for_seconds": 300.0}, "straggler_for_seconds = 300.0: expected more than step_window"),
         ({"cause_for_seconds": 300.0}, "cause_for_seconds = 300.0: expected more than step_window"),
-        ({"network_least_past_seconds": 3e4}, "network_least_past_seconds = 30000.0: expected less than"),
+        ({"network_min_baseline_seconds": 3e4}, "network_min_baseline_seconds = 30000.0: expected less than"),
         ({"jitter_rank_share": 1.0}, "jitter_rank_share = 1.0: expected a share below 1"),
         ({"agent_job": 'a"b'}, "agent_job = 'a\"b': expected a name of letters"),
-        ({"absence_memory_seconds": 60.0}, "absence_memory_seconds = 60.0: expected more than"),
+        ({"absence_lookback_seconds": 60.0}, "absence_lookback_seconds = 60.0: expected more than"),
     ],
 )
 def test_wrong_values(changes: dict[str, object], message: str) -> None:

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from rankwatch_alerts.recording.variation import EXPECTED_MAXIMUM
+from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 64, 256, 1024])

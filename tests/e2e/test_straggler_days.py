@@ -77,7 +77,7 @@ def slow_network(system: MonitoredSystem) -> Iterator[MonitoredSystem]:
         past = (
             f'count_over_time(group:rankwatch_collective_transfer_seconds:mean{{run="{SLOW_NETWORK}"}}[1h])'
         )
-        least = CONFIG.network_least_past_seconds / CONFIG.scrape_interval_seconds
+        least = CONFIG.network_min_baseline_seconds / CONFIG.scrape_interval_seconds
         enough = f"{past} >= {least:g}"
         poll(lambda: query(system.prometheus_url, enough), SECONDS_TO_ALERT, f"past of {SLOW_NETWORK}")
         inside.limit_loopback(SLOW_BITS_PER_SECOND)

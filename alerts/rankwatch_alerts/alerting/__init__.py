@@ -1,5 +1,51 @@
-"""Alerting rules, one alert per file."""
+"""Alerting rules."""
 
-from rankwatch_alerts.alerting.groups import alert_groups
+from __future__ import annotations
+
+from rankwatch_alerts.alerting.checkpoints import checkpoint_failed, checkpoint_stale
+from rankwatch_alerts.alerting.learning import loss_diverging, loss_non_finite
+from rankwatch_alerts.alerting.slow import (
+    jitter,
+    network_degraded,
+    slow_data_loading,
+    slow_stage,
+    straggler,
+    unequal_batches,
+)
+from rankwatch_alerts.alerting.stalls import collectives_desynchronised, rank_lost, run_stalled
+from rankwatch_alerts.alerting.telemetry import collector_failing, telemetry_absent
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import AlertRule, RuleGroup
 
 __all__ = ["alert_groups"]
+
+
+def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
+    """All alerting rules, in the order of triage: does it run, is it fast, does it learn, is it safe."""
+    rules_of: dict[str, tuple[AlertRule, ...]] = {
+        "rankwatch-availability": (
+            *rank_lost(config),
+            *run_stalled(config),
+            *collectives_desynchronised(config),
+        ),
+        "rankwatch-performance": (
+            *straggler(config),
+            slow_stage(config),
+            unequal_batches(config),
+            slow_data_loading(config),
+            network_degraded(config),
+            jitter(config),
+        ),
+        "rankwatch-learning": (loss_non_finite(config), loss_diverging(config)),
+        "rankwatch-checkpoints": (checkpoint_failed(config), checkpoint_stale(config)),
+        "rankwatch-telemetry": (*telemetry_absent(config), collector_failing(config)),
+    }
+    return tuple(
+        RuleGroup(
+            name=name,
+            interval_seconds=config.scrape_interval_seconds,
+            limit=config.alert_limit,
+            rules=rules,
+        )
+        for name, rules in rules_of.items()
+    )

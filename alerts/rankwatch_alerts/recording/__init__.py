@@ -1,5 +1,48 @@
-"""Recording rules, one group per file, in the order of evaluation."""
+"""Recording rules, in the order of evaluation."""
 
-from rankwatch_alerts.recording.groups import recording_groups
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
+from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.stall_causes import stall_cause_rules
+from rankwatch_alerts.recording.stall_places import stall_place_rules
+from rankwatch_alerts.recording.steps import progress_rules, step_rules
+from rankwatch_alerts.recording.stragglers import phase_rules, residual_rules, straggler_rules
+from rankwatch_alerts.recording.unequal_batches import unequal_batches_rules
+from rankwatch_alerts.rules import RuleGroup
 
 __all__ = ["recording_groups"]
+
+
+def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
+    """All recording rules.
+
+    Rules that build on each other must see one instant, so they are one group: first what else explains a
+    slow rank, then the stragglers. No other rule needs the waits in collectives: their group is evaluated
+    beside the others.
+    """
+    interval = config.scrape_interval_seconds
+    return (
+        RuleGroup(
+            name="rankwatch-progress",
+            interval_seconds=interval,
+            rules=(*progress_rules(config), *stall_place_rules(config), *stall_cause_rules(config)),
+        ),
+        RuleGroup(
+            name="rankwatch-steps",
+            interval_seconds=interval,
+            rules=(
+                *step_rules(config),
+                *residual_rules(config),
+                *phase_rules(config),
+                *stage_rules(config),
+                *unequal_batches_rules(config),
+                *jitter_rules(config),
+                *data_loading_rules(config),
+                *straggler_rules(config),
+                *network_rules(config),
+            ),
+        ),
+        RuleGroup(name="rankwatch-collectives", interval_seconds=interval, rules=collective_rules(config)),
+    )

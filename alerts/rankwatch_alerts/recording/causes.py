@@ -1,60 +1,217 @@
-"""Where a rank's extra local time went: which kind of phase grew against its peers."""
+"""Causes that name no rank: a slow stage, slow data loading, jitter."""
 
 from __future__ import annotations
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import promql
-from rankwatch_alerts.recording.steps import RANK
-from rankwatch_alerts.recording.stragglers import OUTSTANDING
-from rankwatch_alerts.rules import RecordingRule
+from rankwatch_alerts.rules import (
+    RANK,
+    STAGE,
+    RecordingRule,
+    duration,
+    recorded,
+)
 
-STEP_PHASES: dict[SlowPhase, tuple[str, ...]] = {
-    SlowPhase.COMPUTE: ("forward", "backward", "optimizer"),
-    SlowPhase.DATA_LOADING: ("data_wait",),
-    SlowPhase.CHECKPOINT: ("checkpoint",),
-    SlowPhase.OTHER: ("evaluation", "other"),
-}
-"""Phases of a step by the phase of a slow rank. `communication` is waiting for others and names nobody."""
+_NOT_COMPUTE = "data_wait|checkpoint|evaluation"
 
 
-def phase_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """By phase: mean, excess over the stage's median, and its share in the excess of ranks that stand out."""
-    cohort = "cluster, run, stage, phase"
-    positive = f"(rank_phase:rankwatch_step_local_seconds:excess and on ({RANK}, stage) {OUTSTANDING}) > 0"
-    return (
-        _mean_rule(config),
-        RecordingRule(
-            record="rank_phase:rankwatch_step_local_seconds:excess",
-            expression=promql(f"""
-                rank_phase:rankwatch_step_local_seconds:mean
-                - on ({cohort}) group_left ()
-                quantile by ({cohort}) (0.5, rank_phase:rankwatch_step_local_seconds:mean)
-            """),
-        ),
-        RecordingRule(
-            record="rank_phase:rankwatch_step_local_seconds:excess_share",
-            # Of ranks that stand out: nobody asks for the phase of an excess that is noise.
-            expression=promql(f"""
-                ({positive})
-                / on ({RANK}, stage) group_left ()
-                sum by ({RANK}, stage) ({positive})
-            """),
-        ),
-    )
+def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Compute by stage, that of the other stages, and the slowdown by a slow stage.
 
-
-def _mean_rule(config: RuleConfig) -> RecordingRule:
+    The replicas of a stage compute the same, and a pipeline goes at the pace of its slowest stage. If every
+    rank of one stage computes longer than the other stages do, the partition is to blame, or what these ranks
+    share; if only some of its ranks do, the stage is not.
+    """
     window = duration(config.step_window_seconds)
-    phases = "\nor\n".join(
-        f"label_replace(\n  sum by ({RANK}) (rate(rankwatch_step_phase_seconds_total"
-        f'{{phase=~"{"|".join(parts)}"}}[{window}])),\n  "phase", "{phase}", "", ""\n)'
-        for phase, parts in STEP_PHASES.items()
+    return (
+        recorded(
+            "rank:rankwatch_step_compute_seconds:mean",
+            # The partition does not decide waiting for batches, checkpoints and evaluation.
+            f"""
+                rank:rankwatch_step_local_seconds:mean
+                - on ({RANK}, stage)
+                (
+                  sum by ({RANK}) (
+                    rate(rankwatch_step_phase_seconds_total{{phase=~"{_NOT_COMPUTE}"}}[{window}])
+                  )
+                  / on ({RANK}) group_left (stage)
+                  rank:rankwatch_steps:rate
+                )
+                or
+                rank:rankwatch_step_local_seconds:mean
+            """,
+        ),
+        recorded(
+            "stage:rankwatch_step_compute_seconds:median",
+            f"quantile by ({STAGE}) (0.5, rank:rankwatch_step_compute_seconds:mean)",
+        ),
+        recorded(
+            "run:rankwatch_stages:count",
+            "count by (cluster, run) (stage:rankwatch_ranks:count)",
+        ),
+        recorded(
+            "stage:rankwatch_step_compute_seconds:others_median",
+            """
+                (
+                  sum by (cluster, run) (stage:rankwatch_step_compute_seconds:median)
+                  - on (cluster, run) group_right ()
+                  stage:rankwatch_step_compute_seconds:median
+                )
+                and on (cluster, run) (run:rankwatch_stages:count == 2)
+                or
+                0 * stage:rankwatch_step_compute_seconds:median
+                + on (cluster, run) group_left ()
+                (
+                  quantile by (cluster, run) (0.5, stage:rankwatch_step_compute_seconds:median)
+                  and on (cluster, run) (run:rankwatch_stages:count > 2)
+                )
+            """,
+        ),
+        recorded(
+            "stage:rankwatch_step_compute_seconds:ratio",
+            f"""
+                stage:rankwatch_step_compute_seconds:median
+                / on ({STAGE})
+                (stage:rankwatch_step_compute_seconds:others_median > 0)
+            """,
+        ),
+        _slow_stage_rule(config),
     )
-    indented = "\n".join(f"  {line}" for line in phases.splitlines())
-    return RecordingRule(
-        record="rank_phase:rankwatch_step_local_seconds:mean",
-        expression=f"(\n{indented}\n)\n"
-        + promql(f"/ on ({RANK}) group_left (stage)\nrank:rankwatch_steps:rate"),
+
+
+def _slow_stage_rule(config: RuleConfig) -> RecordingRule:
+    """Step time over the step time with the stage at the others' level; nothing for all other stages.
+
+    A slow rank that holds its stage alone looks the same, so each stage needs several ranks. They need not
+    be replicas: ranks that share a microbatch work side by side, and each counts for itself.
+    """
+    median = "stage:rankwatch_step_compute_seconds:median"
+    others = "stage:rankwatch_step_compute_seconds:others_median"
+    excess = f"({median} - on ({STAGE}) {others})"
+    return recorded(
+        "stage:rankwatch_slow_stage:slowdown",
+        f"""
+            run:rankwatch_step_seconds:mean
+            / on (cluster, run) group_right ()
+            (
+              run:rankwatch_step_seconds:mean
+              - on (cluster, run) group_right ()
+              {excess}
+            )
+            and on ({STAGE})
+            (stage:rankwatch_step_compute_seconds:ratio > {config.stage_ratio:g})
+            and on ({STAGE})
+            (
+              min by ({STAGE}) (rank:rankwatch_step_compute_seconds:mean)
+              > on ({STAGE}) ({config.stage_every_rank_ratio:g} * {others})
+            )
+            and on ({STAGE})
+            (
+              {excess}
+              > on (cluster, run) group_left () ({config.cause_cost:g} * run:rankwatch_step_seconds:mean)
+            )
+            and on (cluster, run)
+            (min by (cluster, run) (stage:rankwatch_ranks:count) >= {config.stage_cohort_ranks})
+        """,
+    )
+
+
+def data_loading_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Share of the step by rank; by run that of a stage of which most ranks wait for data.
+
+    In a pipeline only some stages load data, so a run is judged by the stage that waits most. A rank that
+    holds a stage alone may be at fault itself, so such stages do not count, except in a run of one rank.
+    """
+    share = "rank:rankwatch_step_data_wait:share"
+    return (
+        recorded(
+            share,
+            f"""
+                rank_phase:rankwatch_step_local_seconds:mean{{phase="{SlowPhase.DATA_LOADING}"}}
+                / on ({RANK}, stage)
+                (rank:rankwatch_step_seconds:mean > 0)
+            """,
+        ),
+        recorded(
+            "run:rankwatch_slow_data_loading:share",
+            f"""
+                max by (cluster, run) (
+                  quantile by ({STAGE}) (0.5, {share})
+                  and on ({STAGE})
+                  (
+                    count by ({STAGE}) ({share} > {config.data_loading_share:g})
+                    > on ({STAGE})
+                    0.5 * stage:rankwatch_ranks:count
+                  )
+                  and on ({STAGE})
+                  (
+                    stage:rankwatch_ranks:count > 1
+                    or on ({STAGE})
+                    stage:rankwatch_ranks:count
+                    and on (cluster, run)
+                    (sum by (cluster, run) (stage:rankwatch_ranks:count) == 1)
+                  )
+                )
+                > {config.data_loading_share:g}
+            """,
+        ),
+    )
+
+
+def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Time of late steps by rank, and by run where it is spread over many ranks.
+
+    A late rank holds up all others, so the run loses the sum over the ranks, as long as no two are late
+    in the same step. It cannot lose more than the time its ranks wait.
+    """
+    window = duration(config.step_window_seconds)
+    late, long_mean = "rank:rankwatch_late_step_seconds:mean", "rank:rankwatch_late_step_seconds:long_mean"
+    return (
+        recorded(
+            late,
+            f"""
+                sum by ({RANK}) (rate(rankwatch_late_step_seconds_total[{window}]))
+                / on ({RANK}) group_right ()
+                rank:rankwatch_steps:rate
+            """,
+        ),
+        recorded(
+            long_mean,
+            # A window of long steps holds few late ones, and the longest of few often dominates: how they
+            # spread over the ranks is judged over the whole time for which they must last.
+            f"avg_over_time({late}[{duration(config.cause_for_seconds)}])",
+        ),
+        recorded(
+            "run:rankwatch_late_step_seconds:share",
+            f"""
+                sum by (cluster, run) ({late})
+                / on (cluster, run)
+                (run:rankwatch_step_seconds:mean > 0)
+            """,
+        ),
+        recorded(
+            "run:rankwatch_jitter:share",
+            f"""
+                (
+                  run:rankwatch_late_step_seconds:share
+                  < on (cluster, run)
+                  run:rankwatch_step_waiting:share
+                  or
+                  run:rankwatch_step_waiting:share
+                  and on (cluster, run)
+                  run:rankwatch_late_step_seconds:share
+                )
+                > {config.cause_cost:g}
+                and on (cluster, run)
+                (count by (cluster, run) ({long_mean} > 0) >= {config.jitter_ranks})
+                and on (cluster, run)
+                (
+                  max by (cluster, run) ({long_mean})
+                  <= on (cluster, run)
+                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
+                )
+                unless on (cluster, run)
+                run:rankwatch_unequal_batches:share
+            """,
+        ),
     )

@@ -1,20 +1,23 @@
-"""Collectives: who waits for whom, and how fast the groups transfer.
+"""Collectives: who waits for whom, how fast the groups transfer, and whether the network has become slow.
 
-Durations of collectives are inverted evidence: the rank that all wait for spends the least time in
-them. So wait and transfer are told apart by the agents, among the ranks of a node, and compared here.
-The transfer time itself stands with the rules of the network.
+Durations of collectives are inverted evidence: the rank that all wait for spends the least time in them. The
+agents separate waiting from transfer among the ranks of a node, and the rules compare nodes: the time of a
+collective's last arriver is its transfer, so the least over the nodes belongs to the last of all.
 """
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import promql
-from rankwatch_alerts.recording.steps import RANK
-from rankwatch_alerts.rules import RecordingRule
-
-GROUP = "cluster, run, group, members"
-_KIND = f"{GROUP}, operation, size_class"
+from rankwatch_alerts.rules import (
+    COLLECTIVE,
+    GROUP,
+    MEMBER,
+    RANK,
+    RecordingRule,
+    duration,
+    promql,
+    recorded,
+)
 
 
 def collective_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -24,57 +27,149 @@ def collective_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def _wait_share_rule(window: str) -> RecordingRule:
-    return RecordingRule(
-        record="rank:rankwatch_collective_wait:share",
-        expression=promql(f"""
+    return recorded(
+        "rank:rankwatch_collective_wait:share",
+        f"""
             sum by ({RANK}) (rate(rankwatch_collective_wait_seconds_total[{window}]))
             / on ({RANK}) group_right ()
             (rank:rankwatch_step_seconds:mean * rank:rankwatch_steps:rate > 0)
-        """),
+        """,
     )
 
 
 def _skew_rules(window: str) -> tuple[RecordingRule, ...]:
-    """Waits are measured against the last arriver of a node, so ranks are compared within each node."""
-    by_rank = f"{RANK}, group, members"
+    """Agents measure waits against the last arriver of their node, so ranks compare within a node."""
     wait = "rank_group:rankwatch_collective_wait_seconds:mean"
     return (
-        RecordingRule(
-            record=wait,
+        recorded(
+            wait,
             # Sends and receives have no wait, and do not count here.
-            expression=promql(f"""
-                sum by ({by_rank}) (rate(rankwatch_collective_wait_seconds_total[{window}]))
-                / on ({by_rank})
+            f"""
+                sum by ({MEMBER}) (rate(rankwatch_collective_wait_seconds_total[{window}]))
+                / on ({MEMBER})
                 (
-                  sum by ({by_rank}) (
+                  sum by ({MEMBER}) (
                     rate(rankwatch_collectives_total{{operation!~"send|recv"}}[{window}])
                     and present_over_time(rankwatch_collective_wait_seconds_total[{window}])
                   )
                   > 0
                 )
-            """),
+            """,
         ),
-        RecordingRule(
-            record="group:rankwatch_collective_wait_seconds:skew",
-            expression=promql(f"""
+        recorded(
+            "group:rankwatch_collective_wait_seconds:skew",
+            f"""
                 max by ({GROUP}) (
                   max by ({GROUP}, node) ({wait})
                   - on ({GROUP}, node)
                   min by ({GROUP}, node) ({wait})
                 )
-            """),
+            """,
         ),
     )
 
 
 def _bus_bandwidth_rule(window: str) -> RecordingRule:
-    return RecordingRule(
-        record="group:rankwatch_collective_bus_bandwidth:max",
-        expression=promql(f"""
-            max by ({_KIND}) (
-              sum by ({_KIND}, node) (rate(rankwatch_collective_bus_bytes_total[{window}]))
-              / on ({_KIND}, node)
-              (sum by ({_KIND}, node) (rate(rankwatch_collective_transfer_seconds_total[{window}])) > 0)
+    return recorded(
+        "group:rankwatch_collective_bus_bandwidth:max",
+        f"""
+            max by ({COLLECTIVE}) (
+              sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_bus_bytes_total[{window}]))
+              / on ({COLLECTIVE}, node)
+              (sum by ({COLLECTIVE}, node) (rate(rankwatch_collective_transfer_seconds_total[{window}])) > 0)
             )
-        """),
+        """,
+    )
+
+
+def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Transfer time by group, its growth over its own baseline, and what that costs the run."""
+    window = duration(config.step_window_seconds)
+    mean = "group:rankwatch_collective_transfer_seconds:mean"
+    return (
+        recorded(mean, _least_over_nodes("seconds", window)),
+        recorded("group:rankwatch_collective_bus_bytes:mean", _mean_of_nodes("bus_bytes", window)),
+        recorded(
+            "run:rankwatch_step_local_seconds:median",
+            "quantile by (cluster, run) (0.5, rank:rankwatch_step_local_seconds:mean)",
+        ),
+        recorded(
+            "group:rankwatch_collective_transfer_seconds:growth",
+            f"""
+                {mean}
+                / on ({COLLECTIVE})
+                (
+                  {_baseline(mean, config)}
+                  and on ({COLLECTIVE})
+                  ({_samples(mean, config)})
+                  > 0
+                )
+            """,
+        ),
+        _degraded_rule(config, mean, window),
+    )
+
+
+def _baseline(record: str, config: RuleConfig) -> str:
+    """The median of a record, up to the moment from which the alert judges."""
+    return (
+        f"quantile_over_time(0.5, {record}[{duration(config.network_baseline_seconds)}]"
+        f" offset {duration(config.cause_for_seconds)})"
+    )
+
+
+def _samples(record: str, config: RuleConfig) -> str:
+    least = config.network_min_baseline_seconds / config.scrape_interval_seconds
+    past, offset = duration(config.network_baseline_seconds), duration(config.cause_for_seconds)
+    return f"count_over_time({record}[{past}] offset {offset}) >= {least:g}"
+
+
+def _rate(what: str, window: str) -> str:
+    name = {
+        "seconds": "rankwatch_collective_transfer_seconds_total",
+        "bus_bytes": "rankwatch_collective_bus_bytes_total",
+        "transfers": "rankwatch_collective_transfers_total",
+    }[what]
+    return f"sum by ({COLLECTIVE}, node) (rate({name}[{window}]))"
+
+
+def _least_over_nodes(what: str, window: str) -> str:
+    return promql(f"""
+        min by ({COLLECTIVE}) (
+          {_rate(what, window)}
+          / on ({COLLECTIVE}, node)
+          ({_rate("transfers", window)} > 0)
+        )
+    """)
+
+
+def _mean_of_nodes(what: str, window: str) -> str:
+    return _least_over_nodes(what, window).replace("min by", "avg by", 1)
+
+
+def _degraded_rule(config: RuleConfig, mean: str, window: str) -> RecordingRule:
+    """Share of time that the growth costs, unless local work or the size of messages grew as well."""
+    of_run = "on (cluster, run)"
+    growth = "group:rankwatch_collective_transfer_seconds:growth"
+    local, size = "run:rankwatch_step_local_seconds:median", "group:rankwatch_collective_bus_bytes:mean"
+    return recorded(
+        "group:rankwatch_network_degraded:share",
+        f"""
+            (
+              ({mean} - on ({COLLECTIVE}) {mean} / on ({COLLECTIVE}) {growth})
+              * on ({COLLECTIVE})
+              max by ({COLLECTIVE}) ({_rate("transfers", window)})
+            )
+            > {config.cause_cost:g}
+            and on ({COLLECTIVE})
+            ({growth} > {config.network_growth:g})
+            unless on ({COLLECTIVE})
+            ({size} > on ({COLLECTIVE}) ({1 + config.straggler_residual:g} * {_baseline(size, config)}))
+            unless {of_run}
+            ({local} > {of_run} ({1 + config.straggler_residual:g} * {_baseline(local, config)}))
+            unless {of_run}
+            run:rankwatch_jitter:share
+            unless {of_run}
+            run:rankwatch_unequal_batches:share
+        """,
     )

@@ -1,23 +1,26 @@
-"""Where each living rank of a stalled run stands in its process groups, and whether it waits.
+"""Where each live rank of a stalled run stands in its process groups, and whether it waits.
 
-All series exist only while a run makes no progress for longer than its timeout. Ranks scraped at different
-moments can be compared where some have waited long since.
+All series exist only while a run makes no progress for longer than its timeout. Ranks that were scraped at
+different moments are comparable once some of them have waited for long.
 """
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import ENDED, RUNNING, promql
-from rankwatch_alerts.rules import RecordingRule
-
-RUN = "cluster, run"
-RANK = "cluster, run, rank, node"
-GROUP = "cluster, run, group, members"
-MEMBER = "cluster, run, rank, node, group, members"
+from rankwatch_alerts.rules import (
+    ENDED,
+    GROUP,
+    MEMBER,
+    RANK,
+    RUN,
+    RUNNING,
+    RecordingRule,
+    duration,
+    recorded,
+)
 
 STALL = "run:rankwatch_stall_seconds:max"
-LIVING = "rank:rankwatch_stall_living:bool"
+ALIVE = "rank:rankwatch_stall_alive:bool"
 ENQUEUED = "rank_group:rankwatch_collective_last_enqueued:stalled"
 INCOMPLETE = "rank_group:rankwatch_collective_oldest_incomplete_timestamp_seconds:stalled"
 WAITING = "rank:rankwatch_stall_waiting_timestamp_seconds:min"
@@ -29,12 +32,12 @@ _SAME_SECONDS = 1.0
 
 
 def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """The stall, the ranks that live in it, and their places. The rules build on each other."""
+    """The stall, the ranks alive in it, and their places. The rules build on each other."""
     return (
         recorded(
             STALL,
-            # A clock that is wrong makes progress look old; but what is older than the floor is no new one.
-            # The agent tells the same moment anew at each scrape, a little earlier or later.
+            # A wrong clock makes progress look old, so progress that is new within the floor counts too.
+            # The agent computes the moment anew for each scrape, so it moves a little without progress.
             f"""
             time() - run:rankwatch_progress_timestamp_seconds:max
             > run:rankwatch_progress_timeout_seconds:max
@@ -46,14 +49,14 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             + {_SAME_SECONDS:g}
             """,
         ),
-        # A rank restarted on another node left its last words on the old one: only living ones count.
+        # A rank restarted on another node leaves its final state on the old one: only live ranks count.
         recorded(
-            LIVING,
+            ALIVE,
             f"group by ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1 and on ({RUN}) {STALL})",
         ),
         *_place_rules(),
         recorded(WAITING, f"min by ({RANK}) ({INCOMPLETE})"),
-        # A watchdog, or a person, ends ranks that wait for long: it is not for them that the run stands.
+        # Ranks that a watchdog or a person ended while they waited are not what the run waits for.
         recorded(
             WAITED,
             f"""
@@ -74,26 +77,21 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def lasting(since: str, config: RuleConfig) -> str:
-    """Of series since when ranks wait: those so old that whoever has not come yet is not merely on its way.
+    """Of the times since which ranks wait: those old enough that the missing rank is not merely on its way.
 
-    A run may go on long without an end of a step: an evaluation without a phase of its own, steps that became
-    much slower, the first step after a stall. Its collectives then come and go, ranks are read at different
-    moments, and one read earlier looks behind.
+    A run may go on for long without the end of a step: an evaluation without a phase of its own, steps that
+    became much slower, the first step after a stall. Its collectives then come and go, ranks are read at
+    different moments, and a rank that was read earlier looks behind.
     """
     return f"({since} < time() - {config.stall_for_seconds:g})"
 
 
-def recorded(record: str, expression: str) -> RecordingRule:
-    """A recording rule from indented text."""
-    return RecordingRule(record=record, expression=promql(expression))
-
-
 def _place_rules() -> tuple[RecordingRule, ...]:
-    """Where each living rank of a stalled run stands in each of its groups.
+    """Where each live rank of a stalled run stands in each of its groups.
 
-    Living ranks come first in each expression: without a stall there are none, and nothing is left to join.
-    The black box tells it at once, the flight recorder only when it was asked last: that one is
-    taken where the black box cannot know. Numbers of one group come from one source.
+    Live ranks come first in each expression: without a stall there are none, and nothing is left to join.
+    The black box is up to date, the flight recorder only as of its last pull: it is used where the black box
+    cannot know. Numbers of one group come from one source.
     """
     enqueued = "rankwatch_collective_last_enqueued"
     oldest = "rankwatch_collective_oldest_incomplete_timestamp_seconds"
@@ -102,26 +100,26 @@ def _place_rules() -> tuple[RecordingRule, ...]:
             ENQUEUED,
             f"""
             max by ({MEMBER}) (
-              ({enqueued}{{source="black_box"}} and on ({RANK}) {LIVING})
+              ({enqueued}{{source="black_box"}} and on ({RANK}) {ALIVE})
               or
               (
-                ({enqueued}{{source="flight_recorder"}} and on ({RANK}) {LIVING})
+                ({enqueued}{{source="flight_recorder"}} and on ({RANK}) {ALIVE})
                 unless on ({GROUP})
                 {enqueued}{{source="black_box"}}
               )
             )
             """,
         ),
-        # What was enqueued long before the last step comes from a recorder that could not be asked since.
+        # An entry from long before the last step comes from a recorder that has not answered since.
         recorded(
             INCOMPLETE,
             f"""
             min by ({MEMBER}) (
               (
-                ({oldest}{{source="black_box"}} and on ({RANK}) {LIVING})
+                ({oldest}{{source="black_box"}} and on ({RANK}) {ALIVE})
                 or
                 (
-                  ({oldest}{{source="flight_recorder"}} and on ({RANK}) {LIVING})
+                  ({oldest}{{source="flight_recorder"}} and on ({RANK}) {ALIVE})
                   unless on ({MEMBER})
                   rankwatch_collective_last_completed{{source="black_box"}}
                 )

@@ -1,53 +1,134 @@
-"""Mean seconds per step of each rank, whole and local."""
+"""Which ranks run, when a run last made progress, and the mean step of each rank."""
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import promql
-from rankwatch_alerts.rules import RecordingRule
+from rankwatch_alerts.rules import (
+    ENDED,
+    RANK,
+    RUNNING,
+    RecordingRule,
+    duration,
+    recorded,
+)
 
-RANK = "cluster, run, rank, node"
-"""A rank where it runs; summing by it drops `instance`, so that a restarted agent makes no duplicate."""
+
+def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Which ranks run, and when the run last made progress or saved a good checkpoint."""
+    return (
+        recorded(
+            "rank:rankwatch_rank_running:bool",
+            # A rank restarted on another node is lost on the old one and runs on the new one: it runs.
+            f"""
+                max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}})
+                or
+                0 * max by (cluster, run, rank) (rankwatch_rank_state{{{ENDED}}})
+            """,
+        ),
+        recorded(
+            "run:rankwatch_ranks_running:sum",
+            "sum by (cluster, run) (rank:rankwatch_rank_running:bool)",
+        ),
+        recorded(
+            "run:rankwatch_rank_start_timestamp_seconds:min",
+            # Of running ranks: whatever ended before this belongs to an earlier attempt.
+            f"""
+                min by (cluster, run) (
+                  rankwatch_rank_start_timestamp_seconds
+                  and on (cluster, run, rank, node)
+                  (rankwatch_rank_state{{{RUNNING}}} == 1)
+                )
+            """,
+        ),
+        *_progress_rules(config),
+        recorded(
+            "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
+            # The earliest start within the lookback: a run that restarts all the time saves nothing either.
+            f"""
+                max by (cluster, run) (rankwatch_checkpoint_last_good_timestamp_seconds)
+                or
+                min by (cluster, run) (
+                  min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
+                )
+            """,
+        ),
+    )
+
+
+def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """When a run last made progress, and how long it may go without; a restart counts as progress."""
+    return (
+        recorded(
+            "run:rankwatch_progress_timestamp_seconds:max",
+            # The later of both; the label `of` keeps them apart.
+            """
+                max by (cluster, run) (
+                  max by (cluster, run) (rankwatch_progress_timestamp_seconds)
+                  or
+                  label_replace(
+                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds),
+                    "of", "start", "", ""
+                  )
+                )
+            """,
+        ),
+        recorded(
+            "run:rankwatch_progress_timeout_seconds:max",
+            # A rank without a timeout does what its history does not hold yet, such as a first save.
+            f"""
+                clamp_min(
+                  max by (cluster, run) (rankwatch_progress_timeout_seconds),
+                  {config.stall_floor_seconds:g}
+                )
+                unless on (cluster, run)
+                (
+                  rank:rankwatch_rank_running:bool == 1
+                  unless on (cluster, run, rank) rankwatch_progress_timeout_seconds
+                )
+                or
+                0 * run:rankwatch_ranks_running:sum + {config.stall_fallback_seconds:g}
+            """,
+        ),
+    )
 
 
 def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Seconds over steps of the same window, both read at the same instants: a true mean per step."""
     window = duration(config.step_window_seconds)
     return (
-        RecordingRule(
-            record="rank:rankwatch_rank_stage:info",
+        recorded(
+            "rank:rankwatch_rank_stage:info",
             # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out.
-            expression=promql(f"""
+            f"""
                 group by ({RANK}, stage) (rankwatch_rank_info)
                 unless on ({RANK})
                 (count by ({RANK}) (group by ({RANK}, stage) (rankwatch_rank_info)) > 1)
-            """),
+            """,
         ),
-        RecordingRule(
-            record="rank:rankwatch_steps:rate",
-            expression=promql(f"""
+        recorded(
+            "rank:rankwatch_steps:rate",
+            f"""
                 (sum by ({RANK}) (rate(rankwatch_steps_total[{window}])) > 0)
                 * on ({RANK}) group_left (stage) rank:rankwatch_rank_stage:info
-            """),
+            """,
         ),
         _mean_per_step("rank:rankwatch_step_seconds:mean", "rankwatch_step_seconds_total", window),
         _mean_per_step(
             "rank:rankwatch_step_local_seconds:mean", "rankwatch_step_local_seconds_total", window
         ),
-        RecordingRule(
-            record="run:rankwatch_step_seconds:mean",
-            expression="quantile by (cluster, run) (0.5, rank:rankwatch_step_seconds:mean)",
+        recorded(
+            "run:rankwatch_step_seconds:mean",
+            "quantile by (cluster, run) (0.5, rank:rankwatch_step_seconds:mean)",
         ),
     )
 
 
 def _mean_per_step(record: str, counter: str, window: str) -> RecordingRule:
-    return RecordingRule(
-        record=record,
-        expression=promql(f"""
+    return recorded(
+        record,
+        f"""
             sum by ({RANK}) (rate({counter}[{window}]))
             / on ({RANK}) group_right ()
             rank:rankwatch_steps:rate
-        """),
+        """,
     )

@@ -33,7 +33,7 @@ _STAGES = (
         "Pipeline stages of the run.",
     ),
     _record(
-        "stage:rankwatch_step_compute_seconds:others",
+        "stage:rankwatch_step_compute_seconds:others_median",
         _STAGE,
         "What the other stages compute: of two stages the other's median, else the median over all stages.",
     ),
@@ -95,7 +95,7 @@ _JITTER = (
         "Seconds per step that late steps take beyond what is normal for the rank.",
     ),
     _record(
-        "rank:rankwatch_late_step_seconds:lately",
+        "rank:rankwatch_late_step_seconds:long_mean",
         _PLACED,
         "The same, on average over the time for which jitter must last.",
     ),

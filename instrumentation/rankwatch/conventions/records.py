@@ -56,12 +56,12 @@ _STALLS = (
         "Time without progress of a run that is past its timeout; no series for all others.",
     ),
     _record(
-        "rank:rankwatch_stall_living:bool", _NODE_RANK, "1 for a rank of a stalled run that starts or runs."
+        "rank:rankwatch_stall_alive:bool", _NODE_RANK, "1 for a rank of a stalled run that starts or runs."
     ),
     _record(
         "rank:rankwatch_stall_waited:bool",
         _NODE_RANK,
-        "1 for a rank that waits long in a stalled run, or did so when it ended.",
+        "1 for a rank that has waited for long in a stalled run, or had when it ended.",
     ),
     _record(
         "rank_group:rankwatch_collective_last_enqueued:stalled",
@@ -89,24 +89,25 @@ _STALLS = (
         "Collectives the rank has not enqueued while another rank of the group has, and some wait there.",
     ),
     _record(
-        "rank:rankwatch_stall_gone:bool",
+        "rank:rankwatch_stall_disappeared:bool",
         _NODE_RANK,
         "1 for a rank that has left a stalled run, or sends nothing any more, while others wait.",
     ),
     _record(
-        "rank:rankwatch_stall_outside:bool",
+        "rank:rankwatch_stall_not_in_collective:bool",
         _NODE_RANK,
-        "1 for a living rank of a stalled run that waits in no collective, and called none lately.",
+        "1 for a live rank of a stalled run that waits in no collective and called none recently.",
     ),
     _record(
         "rank:rankwatch_stall_missing:bool",
         (*_NODE_RANK, Label.REASON),
-        "1 for a rank that others wait for while it waits for nobody (reason: gone, awaited, outside).",
+        "1 for a rank that others wait for while it waits for nobody (reason: disappeared, not_enqueued, "
+        "not_in_collective).",
     ),
     _record(
         "run:rankwatch_stall_all_waiting:count",
         _RUN,
-        "Number of ranks of a stalled run of which every living one waits and none is gone.",
+        "Live ranks of a stalled run; only where all of them wait and none is missing.",
     ),
     _record(
         "rank_group:rankwatch_collective_last_completed:stalled",
@@ -116,10 +117,10 @@ _STALLS = (
     _record(
         "rank_group:rankwatch_collective_oldest_incomplete_signature:stalled",
         _MEMBER,
-        "What the rank calls at the place at which most of the group stand, where every rank waits.",
+        "What the rank calls at the place where most of its group stand; only where every rank waits.",
     ),
     _record(
-        "rank_group:rankwatch_collectives_out_of_line:bool",
+        "rank_group:rankwatch_collectives_mismatched:bool",
         (*_MEMBER, Label.REASON),
         "1 for a rank that differs from the majority of its group (reason: operation, number).",
     ),
@@ -129,14 +130,15 @@ _STALLS = (
         "1 for a stalled run whose ranks wait in different collectives.",
     ),
     _record(
-        "rank:rankwatch_stall_silent:bool",
+        "rank:rankwatch_stall_unresponsive:bool",
         _NODE_RANK,
-        "1 for a living rank of a stalled run whose flight recorder has answered before and does no more.",
+        "1 for a live rank of a stalled run whose flight recorder answered before and no longer does.",
     ),
     _record(
-        "rank:rankwatch_stall_culprit:bool",
+        "rank:rankwatch_stall_root_cause:bool",
         (*_NODE_RANK, Label.REASON),
-        "1 for a rank that a stalled run waits for (reason: gone, awaited, outside, silent).",
+        "1 for a rank that a stalled run waits for (reason: disappeared, not_enqueued, not_in_collective, "
+        "unresponsive).",
     ),
 )
 
@@ -199,12 +201,12 @@ _STRAGGLERS = (
         "Seconds per step by which the rank's local time exceeds the median of its stage.",
     ),
     _record(
-        "rank:rankwatch_step_local_seconds:outstanding",
+        "rank:rankwatch_step_local_seconds:high_excess",
         _PLACED,
         "The same, of ranks whose residual is that of a straggler.",
     ),
     _record(
-        "rank:rankwatch_straggler:candidate",
+        "rank:rankwatch_straggler_candidate:slowdown",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of ranks that stand out.",
     ),

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
-from rankwatch_alerts.alerting.telemetry_absent import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
-from rankwatch_alerts.names import RUN_DEBUG_UID, Alert
-from rankwatch_alerts.recording.stall_culprits import EVER_ASKED, SILENT
-from rankwatch_alerts.rules import AlertRule, RecordingRule
+from rankwatch_alerts.alerting.telemetry import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
+from rankwatch_alerts.recording.stall_causes import EVER_MOVED, UNRESPONSIVE
+from rankwatch_alerts.rules import RUN_DEBUG_UID, Alert, AlertRule, RecordingRule
 from support.alerts.promql import labels_of, parse, result_labels, selectors
 
 HEADINGS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Verify")
@@ -44,7 +43,7 @@ class Violation(NamedTuple):
 def check_record(rule: RecordingRule) -> list[Violation]:
     """Violations in one recording rule."""
     return check_expression(
-        rule.record, rule.expression, EVER_ASKED if rule.record == SILENT else frozenset()
+        rule.record, rule.expression, EVER_MOVED if rule.record == UNRESPONSIVE else frozenset()
     )
 
 

@@ -15,7 +15,7 @@ import yaml
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.generation import write_rules
-from rankwatch_alerts.names import Alert
+from rankwatch_alerts.rules import Alert
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
@@ -27,7 +27,7 @@ _CONFIG = RuleConfig(scrape_interval_seconds=30.0)
 _FIRING = 'ALERTS{alertstate="firing"}'
 _NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
 _PHASES = (
-    f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.cause_share:g}"
+    f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.phase_share:g}"
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
 _WATCHED = "rank:rankwatch_step_local_seconds:mean"

@@ -1,16 +1,13 @@
-"""RankwatchTelemetryAbsent: what the other alerts rest on is missing, so their silence means nothing."""
+"""Alerts on the telemetry itself: what the other alerts depend on is missing, or a collector fails."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rankwatch_alerts.alerting.annotations import alert_annotations, listed
+from rankwatch_alerts.alerting.alert import alert_rule, listed
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.names import Alert
-from rankwatch_alerts.promql import promql
-from rankwatch_alerts.rules import AlertRule, Severity
+from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 OF_RUNNING_RANKS: tuple[str, ...] = (
     "rankwatch_rank_info",
@@ -33,7 +30,7 @@ OF_RANKS_THAT_HAD_THEM: Mapping[str, str] = MappingProxyType(
 )
 """Metrics not every run has, but which must not vanish from a running rank that had them.
 
-With the matchers of those of its series without which there is none: a long memory of all would be dear.
+The matchers keep the series without which there is none: a long lookback over all would be expensive.
 """
 
 
@@ -49,45 +46,47 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
     )
 
 
-def _rule(
-    config: RuleConfig, reason: str, severity: Severity, expression: str, description: str, *, of_run: bool
+def _absent(
+    config: RuleConfig,
+    reason: str,
+    expression: str,
+    description: str,
+    *,
+    severity: Severity = Severity.WARNING,
+    of_run: bool = True,
 ) -> AlertRule:
-    return AlertRule(
-        alert=Alert.TELEMETRY_ABSENT,
-        expression=promql(expression),
+    return alert_rule(
+        config,
+        Alert.TELEMETRY_ABSENT,
+        expression,
         for_seconds=config.absence_for_seconds,
         severity=severity,
         labels={"reason": reason},
-        annotations=alert_annotations(
-            config,
-            Alert.TELEMETRY_ABSENT,
-            summary="Telemetry that alerts rest on is absent, so their silence means nothing.",
-            description=description,
-            of_run=of_run,
-        ),
+        summary="Telemetry that alerts depend on is absent, so their silence means nothing.",
+        description=description,
+        of_run=of_run,
     )
 
 
 def _run_vanished(config: RuleConfig) -> AlertRule:
-    """Ranks whose last known state was running and which have said nothing since.
+    """Ranks whose last known state was running and which have sent nothing since.
 
     Ended runs are remembered with 0 running ranks and stay silent; absent() could name no run.
     """
-    memory, window = duration(config.absence_memory_seconds), duration(config.absence_window_seconds)
-    return _rule(
+    lookback, window = duration(config.absence_lookback_seconds), duration(config.absence_window_seconds)
+    return _absent(
         config,
         "run_vanished",
-        Severity.CRITICAL,
         f"""
             count by (cluster, run) (
-              last_over_time(rank:rankwatch_rank_running:bool[{memory}]) == 1
+              last_over_time(rank:rankwatch_rank_running:bool[{lookback}]) == 1
               unless
               present_over_time(rank:rankwatch_rank_running:bool[{window}])
             )
         """,
         "{{ $value }} rank(s) of run {{ $labels.run }} were running and have sent nothing for "
         f"{window}. The run may have died with its nodes, or only the agents have: check the nodes first.",
-        of_run=True,
+        severity=Severity.CRITICAL,
     )
 
 
@@ -95,10 +94,9 @@ def _agent_down(config: RuleConfig) -> AlertRule:
     instances = listed(
         f'topk(5, up{{job="{config.agent_job}"}} == 0)', (), "{{ $series.Labels.instance }}", "none any more"
     )
-    return _rule(
+    return _absent(
         config,
         "agent_down",
-        Severity.WARNING,
         f'count by (job) (up{{job="{config.agent_job}"}} == 0)',
         "{{ $value }} agent(s) of job {{ $labels.job }} cannot be scraped, among them "
         f"{instances}. Runs on these nodes are not watched: start the agents again.",
@@ -107,22 +105,21 @@ def _agent_down(config: RuleConfig) -> AlertRule:
 
 
 def _agents_missing(config: RuleConfig) -> AlertRule:
-    return _rule(
+    return _absent(
         config,
         "agents_missing",
-        Severity.CRITICAL,
         "absent(rankwatch_agent_info)",
         "This Prometheus receives nothing from any agent, so no run is watched: check the agents and the "
         "scrape configuration.",
+        severity=Severity.CRITICAL,
         of_run=False,
     )
 
 
 def _collectors_missing(config: RuleConfig) -> AlertRule:
-    return _rule(
+    return _absent(
         config,
         "collector_state",
-        Severity.WARNING,
         """
             group by (cluster, node) (rankwatch_agent_info)
             unless
@@ -135,10 +132,9 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
 
 
 def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
-    return _rule(
+    return _absent(
         config,
         metric,
-        Severity.WARNING,
         f"""
             count by (cluster, run) (
               group by (cluster, run, rank) (
@@ -149,22 +145,19 @@ def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
             )
         """,
         f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} have no {metric}. Alerts that "
-        "rest on it cannot fire for them: check the versions of agent and instrumentation, and the "
+        "depend on it cannot fire for them: check the versions of agent and instrumentation, and the "
         "agent's log.",
-        of_run=True,
     )
 
 
 def _metric_vanished(config: RuleConfig, metric: str, matchers: str) -> AlertRule:
-    memory = duration(config.absence_memory_seconds)
-    return _rule(
+    return _absent(
         config,
         metric,
-        Severity.WARNING,
         f"""
             count by (cluster, run) (
               group by (cluster, run, rank) (
-                present_over_time({metric}{matchers}[{memory}])
+                present_over_time({metric}{matchers}[{duration(config.absence_lookback_seconds)}])
                 unless on (cluster, run, rank)
                 {metric}{matchers}
               )
@@ -172,8 +165,38 @@ def _metric_vanished(config: RuleConfig, metric: str, matchers: str) -> AlertRul
               (rank:rankwatch_rank_running:bool == 1)
             )
         """,
-        f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} had {metric} and have it no "
-        "more. Alerts that rest on it cannot fire for them: see whether the run was restarted without it, "
-        "then read the agent's log.",
-        of_run=True,
+        f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} had {metric} and no longer have it. "
+        "Alerts that depend on it cannot fire for them: check whether the run was restarted without it, then "
+        "read the agent's log.",
+    )
+
+
+def collector_failing(config: RuleConfig) -> AlertRule:
+    """A collector fails, or has not succeeded for long. Absent hardware (`not_applicable`) is no failure."""
+    by, success = "cluster, node, collector", "rankwatch_collector_last_success_timestamp_seconds"
+    return alert_rule(
+        config,
+        Alert.COLLECTOR_FAILING,
+        # The age at the scrape, not now: five of the shortest intervals are less than one scrape interval.
+        f"""
+            max by ({by}) (rankwatch_collector_state{{state="failed"}}) == 1
+            or
+            (
+              (
+                min by ({by}) (timestamp({success}) - {success})
+                > {config.collector_overdue_intervals:g}
+                * max by ({by}) (rankwatch_collector_interval_seconds)
+              )
+              unless
+              max by ({by}) (rankwatch_collector_state{{state="not_applicable"}})
+            )
+        """,
+        for_seconds=config.collector_for_seconds,
+        severity=Severity.WARNING,
+        summary="A collector of the agent fails or has not succeeded for long.",
+        description=(
+            "Collector {{ $labels.collector }} of the agent on node {{ $labels.node }} fails or "
+            "is overdue; what it measures is unknown there. Read the agent's log for the reason."
+        ),
+        of_run=False,
     )

@@ -1,17 +1,20 @@
-"""Data imbalance: steps or microbatches of unequal work, for which the ranks wait in turn.
+"""Unequal batches: steps or microbatches of unequal work, for which the ranks wait in turn.
 
-Seen in three ways: a rank's own time follows the work of its steps; forward and backward of the same
-microbatch are long together (noise strikes each by itself); some ranks get more work than others.
+They show in three ways: a rank's own time follows the work of its steps; forward and backward of the same
+microbatch take long together (noise strikes each by itself); some ranks get more work than others.
 """
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.duration import duration
-from rankwatch_alerts.promql import promql
-from rankwatch_alerts.recording.steps import RANK
-from rankwatch_alerts.recording.stragglers import STAGE
-from rankwatch_alerts.rules import RecordingRule
+from rankwatch_alerts.rules import (
+    RANK,
+    STAGE,
+    RecordingRule,
+    duration,
+    promql,
+    recorded,
+)
 
 EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
 """Standard deviations by which the largest of that many normal values lies above the mean, expected:
@@ -22,37 +25,37 @@ _PAIRS = {"work": ("local", "work"), "microbatches": ("forward", "backward")}
 """By what explains the variation: the two terms that vary together because of it."""
 
 
-def variation_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """From squared deviations over what is shared in them to what it costs the run."""
+def unequal_batches_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """From squared deviations to what unequal batches explain of them, and to what that costs the run."""
     window = duration(config.step_window_seconds)
     return (
-        RecordingRule(
-            record="run:rankwatch_step_waiting:share",
-            expression=promql("""
+        recorded(
+            "run:rankwatch_step_waiting:share",
+            """
                 quantile by (cluster, run) (
                   0.5,
                   1 - rank:rankwatch_step_local_seconds:mean / (rank:rankwatch_step_seconds:mean > 0)
                 )
-            """),
+            """,
         ),
-        RecordingRule(
-            record="rank:rankwatch_step_variation:mean",
-            expression=promql(f"""
+        recorded(
+            "rank:rankwatch_step_variation:mean",
+            f"""
                 sum by ({RANK}, term) (rate(rankwatch_step_variation_total[{window}]))
                 / on ({RANK}) group_left (stage)
                 rank:rankwatch_steps:rate
-            """),
+            """,
         ),
-        RecordingRule(
-            record="rank_reason:rankwatch_step_variation:covariance",
-            expression="or\n".join(_covariance(reason, *pair) for reason, pair in _PAIRS.items()),
+        recorded(
+            "rank_reason:rankwatch_step_variation:covariance",
+            "or\n".join(_covariance(reason, *pair) for reason, pair in _PAIRS.items()),
         ),
-        RecordingRule(
-            record="rank_reason:rankwatch_step_variation:correlation",
-            expression="or\n".join(_correlation(reason, *pair) for reason, pair in _PAIRS.items()),
+        recorded(
+            "rank_reason:rankwatch_step_variation:correlation",
+            "or\n".join(_correlation(reason, *pair) for reason, pair in _PAIRS.items()),
         ),
         _sigma_rule(window),
-        *_imbalance_rules(config),
+        *_share_rules(config),
     )
 
 
@@ -82,8 +85,11 @@ def _correlation(reason: str, one: str, other: str) -> str:
 
 
 def _sigma_rule(window: str) -> RecordingRule:
-    """Of the step's own time. Work explains covariance over its spread; of microbatches, which add up,
-    the spread shrinks with the root of their number."""
+    """Standard deviation of the step's own time that work or microbatches explain.
+
+    Work explains the covariance over its own spread. Microbatches add up, so their spread shrinks with the
+    root of their number.
+    """
     on = f"on ({RANK}, stage)"
     microbatches = promql(f"""
           sqrt(
@@ -98,23 +104,23 @@ def _sigma_rule(window: str) -> RecordingRule:
           )
     """)
     work = f"  ({_covariance_of('work')} > 0)\n  / {on}\n  sqrt({_term('work')} > 0)"
-    return RecordingRule(
-        record="rank_reason:rankwatch_step_variation:sigma",
-        expression=_labelled("work", work) + "or\n" + _labelled("microbatches", microbatches.rstrip()),
+    return recorded(
+        "rank_reason:rankwatch_step_variation:sigma",
+        _labelled("work", work) + "or\n" + _labelled("microbatches", microbatches.rstrip()),
     )
 
 
-def _imbalance_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """What each kind of imbalance costs, as a share of the step, where it passes its test."""
+def _share_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """What unequal batches cost, as a share of the step, by the evidence for them that passes its test."""
     return (
-        RecordingRule(
-            record="run_reason:rankwatch_unequal_batches:share",
-            expression=_uneven_steps(config) + "or\n" + _uneven_ranks(config),
+        recorded(
+            "run_reason:rankwatch_unequal_batches:share",
+            _uneven_steps(config) + "or\n" + _uneven_ranks(config),
         ),
-        RecordingRule(
-            record="run:rankwatch_unequal_batches:share",
-            # More than the ranks wait it cannot cost.
-            expression=promql(f"""
+        recorded(
+            "run:rankwatch_unequal_batches:share",
+            # It cannot cost more than the ranks wait.
+            f"""
                 (
                   max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                   < on (cluster, run)
@@ -125,7 +131,7 @@ def _imbalance_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                 )
                 > {config.cause_cost:g}
-            """),
+            """,
         ),
     )
 
@@ -142,18 +148,18 @@ def _uneven_steps(config: RuleConfig) -> str:
         and on ({reason})
         (
           quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:correlation)
-          > {config.imbalance_correlation:g}
+          > {config.unequal_batches_correlation:g}
         )
         and on ({reason})
         (
           quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:covariance)
-          > {config.imbalance_sigma**2:g}
+          > {config.unequal_batches_sigma**2:g}
         )
     """)
 
 
 def _uneven_ranks(config: RuleConfig) -> str:
-    """Ranks that take longer because they have more work, and do not per unit of work."""
+    """Ranks that take longer because they have more work, but not per unit of work."""
     rank = f"on ({RANK}, stage)"
     return promql(f"""
         label_replace(

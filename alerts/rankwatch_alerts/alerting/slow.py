@@ -1,0 +1,228 @@
+"""Alerts on a run that is slow: one for each cause. Only RankwatchStraggler names a rank.
+
+The conditions are in the recorded series, which exist only while they hold.
+"""
+
+from __future__ import annotations
+
+from rankwatch.conventions import Cause
+from rankwatch_alerts.alerting.alert import OF_RANK, OF_RUN, alert_rule, listed, looked_up, matching, value_of
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import Alert, AlertRule, Severity
+
+_OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
+_RANK_ON_NODE = "{{ $series.Labels.rank }} (node {{ $series.Labels.node }}, "
+
+
+def straggler(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """A warning for every straggler, and beside it a critical alert for one that costs much.
+
+    Phase and slowdown are annotations: as labels they would change while the alert is pending and start
+    it anew.
+    """
+    suspects = "max by (cluster, run, rank, node) (rank:rankwatch_straggler:slowdown)"
+    return (
+        _straggler(config, Severity.WARNING, f"{suspects} > 1"),
+        _straggler(config, Severity.CRITICAL, f"{suspects} > {config.straggler_critical_slowdown:g}"),
+    )
+
+
+def _straggler(config: RuleConfig, severity: Severity, expression: str) -> AlertRule:
+    phase = looked_up(
+        f"rank_phase:rankwatch_step_local_seconds:excess_share{_OF_RANK} > {config.phase_share:g}",
+        OF_RANK,
+        "{{ (. | first).Labels.phase }}",
+        "inconclusive",
+    )
+    residual = value_of(
+        f"rank:rankwatch_step_local_seconds:residual{_OF_RANK}",
+        OF_RANK,
+        "an unknown share",
+        "humanizePercentage",
+    )
+    return alert_rule(
+        config,
+        Alert.STRAGGLER,
+        expression,
+        for_seconds=config.straggler_for_seconds,
+        severity=severity,
+        summary="One rank is slower than its peers and holds up the whole run.",
+        description=(
+            "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} takes "
+            f"{residual} longer for its own work than its peers (phase: {phase}). The run takes "
+            '{{ $value | printf "%.2f" }} times as long as it would with this rank at their pace. '
+            "Check this rank's phases and its node's hardware; if it stays slow, replace the node "
+            "at the next checkpoint."
+        ),
+        cause=Cause.SLOW_RANK,
+        phase=phase,
+        slowdown='{{ $value | printf "%.2f" }}',
+    )
+
+
+def _without_rank(
+    config: RuleConfig,
+    alert: Alert,
+    expression: str,
+    *,
+    summary: str,
+    description: str,
+    cause: Cause,
+    slowdown: str,
+) -> AlertRule:
+    """A ticket that names no rank: replacing one would not help."""
+    return alert_rule(
+        config,
+        alert,
+        expression,
+        for_seconds=config.cause_for_seconds,
+        severity=Severity.WARNING,
+        summary=summary,
+        description=description,
+        cause=cause,
+        slowdown=slowdown,
+    )
+
+
+def slow_stage(config: RuleConfig) -> AlertRule:
+    """Every rank of one pipeline stage computes longer than the other stages: the run goes at its pace.
+
+    A slow node that holds all ranks of a stage looks the same, so the description lists the nodes.
+    """
+    of_stage = ("cluster", "run", "stage")
+    nodes = listed(
+        f"topk(5, count by (node) (rank:rankwatch_step_compute_seconds:mean{matching(of_stage)}))",
+        of_stage,
+        "{{ $series.Labels.node }} ({{ $series.Value }})",
+        "not known",
+        by="node",
+    )
+    ratio = value_of(
+        f"stage:rankwatch_step_compute_seconds:ratio{matching(of_stage)}", of_stage, "an unknown number of"
+    )
+    return _without_rank(
+        config,
+        Alert.SLOW_STAGE,
+        "max by (cluster, run, stage) (stage:rankwatch_slow_stage:slowdown) > 1",
+        summary="One pipeline stage takes longer than the others, on all of its ranks.",
+        description=(
+            "Every rank of stage {{ $labels.stage }} of run {{ $labels.run }} computes longer than the other "
+            f"stages: {ratio} times as long (median). The run takes "
+            '{{ $value | printf "%.2f" }} times as long as it would with this stage at their pace. '
+            f"Ranks of the stage by node (at most 5 nodes): {nodes}. If they are on several nodes, give the "
+            "stage fewer layers; if on one node, check that node first."
+        ),
+        cause=Cause.SLOW_STAGE,
+        slowdown='{{ $value | printf "%.2f" }}',
+    )
+
+
+def unequal_batches(config: RuleConfig) -> AlertRule:
+    """Batches hold unequal work, and the ranks wait for each other in turn."""
+    evidence = listed(
+        f"run_reason:rankwatch_unequal_batches:share{_OF_RUN}",
+        OF_RUN,
+        "{{ $series.Labels.reason }} {{ $series.Value | humanizePercentage }}",
+        "not known",
+        by="reason",
+    )
+    return _without_rank(
+        config,
+        Alert.UNEQUAL_BATCHES,
+        "max by (cluster, run) (run:rankwatch_unequal_batches:share) > 0",
+        summary="The ranks of a run wait for each other because their batches are unequal.",
+        description=(
+            "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time because its "
+            f"batches hold unequal work. Share of the step by evidence: {evidence} (work: step time follows "
+            "the tokens of the step; microbatches: forward and backward of the same microbatches take long; "
+            "ranks: some ranks get more tokens than others). No rank is at fault: balance the batches."
+        ),
+        cause=Cause.UNEQUAL_BATCHES,
+        slowdown=value_of(f"1 / (1 - run:rankwatch_unequal_batches:share{_OF_RUN})", OF_RUN, "unknown"),
+    )
+
+
+def slow_data_loading(config: RuleConfig) -> AlertRule:
+    """Most ranks wait for their batches. One that waits alone is a straggler with phase `data_loading`."""
+    slowest = listed(
+        f"topk(3, rank:rankwatch_step_data_wait:share{_OF_RUN})",
+        OF_RUN,
+        _RANK_ON_NODE + "{{ $series.Value | humanizePercentage }})",
+        "not known",
+    )
+    slowdown = value_of(f"1 / (1 - run:rankwatch_slow_data_loading:share{_OF_RUN})", OF_RUN, "unknown")
+    return _without_rank(
+        config,
+        Alert.SLOW_DATA_LOADING,
+        "max by (cluster, run) (run:rankwatch_slow_data_loading:share) > 0",
+        summary="Most ranks of a run wait for data.",
+        description=(
+            "Most ranks of run {{ $labels.run }} that load data wait for it: the median rank during "
+            "{{ $value | humanizePercentage }} of its step. The run loses at most that share. The three "
+            f"ranks that wait longest: {slowest}. Check what they share: storage, its network, the number "
+            "of loader workers."
+        ),
+        cause=Cause.DATA_LOADING,
+        slowdown=f"at most {slowdown}",
+    )
+
+
+def network_degraded(config: RuleConfig) -> AlertRule:
+    """Transfers of a process group take longer than they did; groups of one mesh dimension share a name.
+
+    It resolves by itself once half of the baseline is as slow.
+    """
+    of_group = ("cluster", "run", "group", "operation")
+    groups = listed(
+        f"topk(3, group:rankwatch_collective_transfer_seconds:growth{matching(of_group)}"
+        f" > {config.network_growth:g})",
+        of_group,
+        '{{ $series.Labels.members }} ({{ $series.Labels.size_class }}, {{ $series.Value | printf "%.1f" }} '
+        "times)",
+        "not known",
+    )
+    slowdown = value_of(
+        "1 / (1 - max by (cluster, run, group, operation) "
+        f"(group:rankwatch_network_degraded:share{matching(of_group)}))",
+        of_group,
+        "unknown",
+    )
+    return _without_rank(
+        config,
+        Alert.NETWORK_DEGRADED,
+        "max by (cluster, run, group, operation) (group:rankwatch_network_degraded:share) > 0",
+        summary="Transfers of a process group take longer than they did, while local work does not.",
+        description=(
+            "{{ $labels.operation }} in process group {{ $labels.group }} of run {{ $labels.run }} takes "
+            "longer than in the hours before. The run loses about {{ $value | humanizePercentage }} of its "
+            f"time, unless compute hides it. Ranks of the groups that slowed most, by size of the transfer: "
+            f"{groups}. The last rank to arrive waits for nobody, so the transfer itself is slow: check the "
+            "links and NICs of these ranks."
+        ),
+        cause=Cause.NETWORK,
+        slowdown=f"about {slowdown}",
+    )
+
+
+def jitter(config: RuleConfig) -> AlertRule:
+    """Many ranks have single late steps; each is soon as fast as its peers again."""
+    latest = listed(
+        f"topk(3, rank:rankwatch_late_step_seconds:mean{_OF_RUN})",
+        OF_RUN,
+        _RANK_ON_NODE + "{{ $series.Value | humanizeDuration }} a step)",
+        "not known",
+    )
+    return _without_rank(
+        config,
+        Alert.JITTER,
+        "max by (cluster, run) (run:rankwatch_jitter:share) > 0",
+        summary="Many ranks of a run are late in single steps, in turn.",
+        description=(
+            "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time to late steps "
+            f"that are spread over its ranks; no rank has more than {config.jitter_rank_share:.0%} of that "
+            f"time. The three ranks with most of it: {latest}. No rank is at fault: look for what interrupts "
+            "all of them (garbage collection, other processes, page faults, power management)."
+        ),
+        cause=Cause.JITTER,
+        slowdown=value_of(f"1 / (1 - run:rankwatch_jitter:share{_OF_RUN})", OF_RUN, "unknown"),
+    )
