@@ -1,4 +1,4 @@
-"""The diagnosis of a bundle, made by `rankwatch diagnose run` in a process of its own.
+"""The diagnosis of a bundle, asked for through one door: a process `python -m rankwatch_diagnosis.run DIR`.
 
 It computes with NumPy, which the agent never imports and which may not be installed.
 """
@@ -22,7 +22,7 @@ from rankwatch_agent.incidents.limited_process import Limits, run_limited
 from rankwatch_agent.incidents.registry import MOST_CULPRITS, Culprit
 
 LIMITS = Limits(seconds=60.0, output_bytes=4 << 20, memory_bytes=384 << 20)
-DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_cli", "diagnose", "run")
+DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_diagnosis.run")
 """Without -P, modules would first be looked for where the agent was started: maybe in anybody's folder."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A thread of these libraries takes memory for each core of the node."""
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 def diagnose(bundle: Path, *, command: Sequence[str] = DIAGNOSE, limits: Limits = LIMITS) -> Verdict:
     """Diagnose a bundle; raises EvidenceError where that fails, with the sentence it ended with."""
     environ = {**_clean(os.environ), **_ONE_THREAD}
-    ended = run_limited([*command, str(bundle), "--json"], limits, environ)
+    ended = run_limited([*command, str(bundle)], limits, environ)
     if ended.problem:
         raise EvidenceError(EvidenceFault.VERDICT, ended.problem)
     try:

@@ -78,8 +78,9 @@ class RankFollower:
         to_end: leave nothing that is written to a next poll.
 
         One pass suffices for a box that is written meanwhile, because of its order: the lock first, then the
-        now block, then the ring. What a dead process wrote last is read. What the now block calls open and
-        the ring shows as complete has ended in between, and sequence numbers tell it from all else.
+        now block, then the ring. What a dead process wrote last is read. The writer appends the record of an
+        operation before it takes it out of the now block: what the block does not call open any more has its
+        record in the ring, and what it calls open although the ring holds its record has ended in between.
         """
         if self._reader.replaced() and self.path.exists():
             self._take_new_process()

@@ -49,6 +49,14 @@ def test_a_collective_that_ends_while_its_box_is_read_is_no_receive_from_everyon
     assert 2 not in found.ranks
 
 
+def test_a_receive_that_ends_while_its_box_is_read_is_not_waited_in(tmp_path: Path) -> None:
+    """Its record comes before the words are taken back. No peer is known, so it would accuse everyone."""
+    boxes = stalled_for(tmp_path, 8.0)
+    boxes[0].receives(8.0, 0.0)
+    found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
+    assert not [each for each in found.groups if "recv" in each.operation]
+
+
 def test_a_rank_that_comes_at_last_does_not_make_those_that_waited_the_culprits(tmp_path: Path) -> None:
     """Its words say that it has called, and not yet that the call is open: it looks as if it had left it."""
     boxes = stalled_for(tmp_path, 8.0)

@@ -60,6 +60,15 @@ class RankBox:
         tag = layout.tag(RecordKind.COLLECTIVE, self.writer.name_number("all_reduce"))
         self.writer.collective(tag, self.now - begin, self.now - end, *values)
 
+    def receives(self, begin: float, end: float) -> None:
+        """The record of a receive that its words still call open."""
+        number = self.writer.name_number("recv")
+        values = (64, 0, self._group, layout.BLOCKING | layout.POINT_TO_POINT, 0.0)
+        tag = layout.tag(RecordKind.COLLECTIVE, number)
+        self.writer.collective(tag, self.now - begin, self.now - end, *values)
+        self.writer.integers[Now.GROUP_OPERATION] = number
+        self.writer.floats[Now.GROUP_OLDEST] = self.now - begin
+
     def steps(self, number: int, begin: float, end: float) -> None:
         """The record of a step, and its words."""
         span = (self.now - begin, self.now - end)

@@ -1,0 +1,32 @@
+"""The one door through which the agent asks for a verdict: `python -m rankwatch_diagnosis.run DIR`.
+
+It runs in a process of its own, because it computes with NumPy, which the agent never imports.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch.settings import printable
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.report import as_json
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the verdict about the run in a directory as JSON; returns 0, or 2 with one sentence."""
+    (directory,) = arguments
+    try:
+        verdict = diagnose_run(Path(directory))
+    except UserError as error:
+        print(printable(f"rankwatch diagnosis: {error}"), file=sys.stderr)
+        return 2
+    print(json.dumps(as_json(verdict), allow_nan=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
