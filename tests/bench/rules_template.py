@@ -18,15 +18,14 @@ from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.collectives.collector import RecordedRank
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
-from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Workload
+from rankwatch_diagnosis.simulation.workload import Noise, Workload
 from support.training.replayed_job import RUN, scrape_live
 
 STAGES, REPLICAS = 8, 16
@@ -109,7 +108,7 @@ def _training() -> list[Line]:
         noise=Noise(sigma=0.02),
         steps=_STEPS,
         seed=1,
-        tell_work=True,
+        with_work=True,
     )
     run = simulate(job)
     interval = float(run.step_seconds.mean())

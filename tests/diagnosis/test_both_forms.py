@@ -14,8 +14,8 @@ import pytest
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.workload import Noise
 from support.diagnosis.both_forms import NOTHING, Said, lasting, said_by_alerts, said_by_engine
 
 _NOISY = Noise(sigma=0.05)
@@ -49,8 +49,8 @@ class Case:
     """Why the alerts say nothing where the engine does, by docs/stragglers.md."""
 
 
-def _job(shape: JobShape, fault: Fault, noise: Noise | None = None, *, tell_work: bool = False) -> Job:
-    return Job(shape=shape, fault=fault, noise=noise or Noise(), steps=60, seed=1, tell_work=tell_work)
+def _job(shape: JobShape, fault: Fault, noise: Noise | None = None, *, with_work: bool = False) -> Job:
+    return Job(shape=shape, fault=fault, noise=noise or Noise(), steps=60, seed=1, with_work=with_work)
 
 
 def _slow_rank(shape: JobShape, rank: int, factor: float, noise: Noise | None = None, why: str = "") -> Case:
@@ -101,7 +101,7 @@ CASES = {
         _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)), Said(Cause.SLOW_STAGE, stages=(2,))
     ),
     "unequal batches with work units": _nameless(
-        _job(_REPLICAS, _UNEQUAL, tell_work=True), Said(Cause.UNEQUAL_BATCHES)
+        _job(_REPLICAS, _UNEQUAL, with_work=True), Said(Cause.UNEQUAL_BATCHES)
     ),
     "unequal batches without work units": _nameless(_job(_PIPELINE, _UNEQUAL), Said(Cause.UNEQUAL_BATCHES)),
     "jitter": _jitter(1.6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,16 @@ from typing import Any
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
+from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.simulation.flags import DUMPS, HANGS, TABLES, simulate_parser
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.hangs.groups import Naming
+from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Naming, Plane
 from rankwatch_diagnosis.simulation.shape import JobShape
+
+_SLOWDOWNS = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
+_PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.CHECKPOINT)
+_HANGS = tuple(kind for kind in HangKind if kind is not HangKind.NONE)
+_TABLES = ("csv", "csv.gz", "jsonl", "parquet")
+_DUMPS = ("pickle", "json")
 
 DUMPS_FOLDER = "flight_recorder"
 TRUTH_FILE = "truth.json"
@@ -29,17 +34,17 @@ _HANG_STEP = 3
 
 def main(arguments: Sequence[str]) -> int:
     """Write the job's files and print the truth; returns 0. Raises UserError."""
-    given = simulate_parser().parse_args(arguments)
+    given = _parser().parse_args(arguments)
     shape = JobShape(
         data_parallel=given.data_parallel,
         pipeline_parallel=given.pipeline_parallel,
         tensor_parallel=given.tensor_parallel,
         microbatches=given.microbatches,
     )
-    hangs = given.fault in HANGS
-    forms = given.format or [DUMPS[0] if hangs else TABLES[0]]
+    hangs = given.fault in _HANGS
+    forms = given.format or [_DUMPS[0] if hangs else _TABLES[0]]
     for form in forms:
-        if form not in (expected := DUMPS if hangs else TABLES):
+        if form not in (expected := _DUMPS if hangs else _TABLES):
             raise UserError(f"--format is {form!r}, expected {' or '.join(expected)} for fault {given.fault}")
     _check_empty(given.output)
     if given.black_boxes is not None:
@@ -53,11 +58,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
     # Only here: the simulation needs NumPy.
-    from rankwatch_diagnosis.simulation.black_boxes_of_jobs import write_job_boxes
+    from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
     from rankwatch_diagnosis.simulation.fault import Fault
     from rankwatch_diagnosis.simulation.job import Job, simulate
-    from rankwatch_diagnosis.simulation.noise import Noise
     from rankwatch_diagnosis.simulation.table_files import write_table
+    from rankwatch_diagnosis.simulation.workload import Noise
 
     cause = Cause(given.fault)
     fault = Fault(
@@ -78,7 +83,7 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
             fault=fault,
             steps=given.steps,
             seed=given.seed,
-            tell_work=given.work,
+            with_work=given.work,
         )
     )
     if given.black_boxes is not None:
@@ -91,10 +96,9 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
 
 
 def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
-    from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
-    from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
+    from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
     from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-    from rankwatch_diagnosis.simulation.hangs.snapshot import Recorder
+    from rankwatch_diagnosis.simulation.hangs.snapshots import Recorder, write_snapshots
 
     fault = HangFault(
         kind=HangKind(given.fault),
@@ -124,13 +128,13 @@ def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, 
 def _ranks(given: Namespace, shape: JobShape, *, needed: bool) -> tuple[int, ...]:
     if given.ranks is not None or not needed:
         return given.ranks or ()
-    if not 1 <= given.culprits <= shape.ranks:
-        raise UserError(f"--culprits is {given.culprits}, expected 1 to {shape.ranks}")
-    return tuple(sorted(random.Random(given.seed).sample(range(shape.ranks), given.culprits)))
+    if not 1 <= given.rank_count <= shape.ranks:
+        raise UserError(f"--rank-count is {given.rank_count}, expected 1 to {shape.ranks}")
+    return tuple(sorted(random.Random(given.seed).sample(range(shape.ranks), given.rank_count)))
 
 
 def _check_empty(output: Path) -> None:
-    """Files of two jobs in one directory would be diagnosed as one."""
+    """Raises UserError: files of two jobs in one directory would be diagnosed as one."""
     if output.is_dir() and any(output.iterdir()):
         raise UserError(f"could not write to {output}: it is not empty")
 
@@ -143,3 +147,121 @@ def _write(write: Callable[[], Any], output: Path) -> None:
         raise UserError(f"could not write to {output}: {error.strerror or error}") from error
     except BlackBoxError as error:
         raise UserError(str(error)) from error
+
+
+def _parser() -> SentenceParser:
+    """Flags for the shape of the job, for its fault, and for the files."""
+    parser = SentenceParser(
+        prog="rankwatch simulate",
+        description=(
+            "Simulate a training job with a known fault. A slowdown writes a table of operations, a hang\n"
+            "one flight-recorder dump for each rank. The truth is printed, and written to truth.json."
+        ),
+    )
+    parser.add_argument("output", type=Path, metavar="DIR", help="new or empty directory for the files")
+    parser.add_argument(
+        "--format",
+        action="append",
+        choices=(*_TABLES, *_DUMPS),
+        metavar="FORMAT",
+        help=f"{', '.join(_TABLES)}; of dumps {', '.join(_DUMPS)}; can be repeated",
+    )
+    parser.add_argument(
+        "--black-boxes",
+        type=Path,
+        metavar="DIR",
+        help="write one black box for each rank, too: DIR/simulated/RANK.blackbox; new or empty directory",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (default 0)")
+    _shape_flags(parser)
+    _fault_flags(parser)
+    _hang_flags(parser)
+    return parser
+
+
+def _shape_flags(parser: SentenceParser) -> None:
+    flags = parser.add_argument_group("job")
+    for name, default, text in (
+        ("data-parallel", 8, "replicas"),
+        ("pipeline-parallel", 1, "stages"),
+        ("tensor-parallel", 1, "shards of a stage"),
+        ("microbatches", 4, "microbatches of a replica in a step"),
+        ("steps", 40, "steps"),
+    ):
+        flags.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})"
+        )
+    flags.add_argument(
+        "--sigma", type=float, default=0.03, metavar="X", help="log-normal noise of compute (default 0.03)"
+    )
+    flags.add_argument("--work", action="store_true", help="put work units into the table")
+
+
+def _fault_flags(parser: SentenceParser) -> None:
+    flags = parser.add_argument_group("fault")
+    flags.add_argument(
+        "--fault",
+        choices=(*map(str, _SLOWDOWNS), *map(str, _HANGS)),
+        default=str(Cause.NONE),
+        metavar="FAULT",
+        help=f"slowdown: {', '.join(_SLOWDOWNS)}; hang: {', '.join(_HANGS)} (default none)",
+    )
+    flags.add_argument("--ranks", type=_numbers, metavar="N,N", help="faulty ranks (default: by chance)")
+    flags.add_argument(
+        "--rank-count", type=int, default=1, metavar="N", help="faulty ranks to draw (default 1)"
+    )
+    flags.add_argument(
+        "--phase",
+        choices=tuple(map(str, _PHASES)),
+        default=str(SlowPhase.COMPUTE),
+        metavar="PHASE",
+        help=f"what takes longer on a slow rank: {', '.join(_PHASES)} (default compute)",
+    )
+    flags.add_argument("--stage", type=int, metavar="N", help="the heavy one, for fault slow_stage")
+    flags.add_argument("--factor", type=float, default=1.2, metavar="X", help="how much slower (default 1.2)")
+    flags.add_argument(
+        "--probability", type=float, default=0.05, metavar="X", help="of a pause, for jitter (default 0.05)"
+    )
+    flags.add_argument("--first-step", type=int, metavar="N", help="of the fault (default 0; of a hang 3)")
+    flags.add_argument("--duration", type=int, metavar="N", help="in steps (default: to the end)")
+    flags.add_argument("--period", type=int, metavar="N", help="steps from one episode to the next")
+
+
+def _hang_flags(parser: SentenceParser) -> None:
+    flags = parser.add_argument_group("hang")
+    flags.add_argument(
+        "--plane",
+        choices=tuple(map(str, Plane)),
+        default=str(Plane.DATA),
+        metavar="PLANE",
+        help=f"groups of the faulty operation: {', '.join(Plane)} (default data)",
+    )
+    flags.add_argument(
+        "--occurrence",
+        type=int,
+        default=0,
+        metavar="N",
+        help="its index in the step (default 0)",
+    )
+    flags.add_argument(
+        "--run-ahead",
+        type=int,
+        default=0,
+        metavar="N",
+        help="operations that hosts queue ahead of their devices (default 0)",
+    )
+    flags.add_argument("--only-active", action="store_true", help="dump what has not completed, nothing else")
+    flags.add_argument(
+        "--group-names",
+        choices=tuple(map(str, Naming)),
+        default=str(Naming.MEGATRON),
+        metavar="STYLE",
+        help=f"{', '.join(Naming)} (default megatron)",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is no list of ranks such as 3,5") from error

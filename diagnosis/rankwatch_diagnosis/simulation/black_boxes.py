@@ -1,24 +1,31 @@
-"""A black box that tells of simulated time: written by the real writer, with the clocks of the simulation."""
+"""Black boxes of a simulated job, written by the real writer with the clocks of the simulation.
+
+They are written from the job's table of operations, so that both hold the same truth.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import LOSS, PHASES, Lifecycle
+from rankwatch.conventions import DATA_WAIT, LOSS, PHASES, TOKENS, Lifecycle
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
 
 BEGAN_MONOTONIC = 1_000.0
 BEGAN_WALL = 1_760_000_000.0
-"""The moment at which every simulated run begins, on both clocks, in seconds: a seed gives the same boxes
-at any time, and dumps and boxes of one job agree."""
-RANKS_PER_NODE = 8
+"""Start of every simulated run on both clocks, in seconds: a seed gives the same boxes at any time, and dumps
+and boxes of one job agree."""
 MOST_BYTES = 4 << 30
 """Of all boxes of a run."""
 _LEAST_CAPACITY = 256
@@ -27,10 +34,21 @@ _SPARE_RECORDS = 192
 _PID_FIELD, _MONOTONIC_FIELD, _WALL_FIELD = 13, 14, 15
 """Places in `layout.FIXED`."""
 _PID = 4_000
+_PHASE_OF: Mapping[str, str] = MappingProxyType({"data_loading": DATA_WAIT})
+"""Operations of the simulator whose phase has another name. What is no phase, such as host work, is a gap."""
+_WORKED = "forward"
+"""The operation whose units of work are recorded: backward has the same ones."""
+_LABELS: Mapping[str, str] = MappingProxyType(
+    {"world": "default_pg", "dp": "mesh_dp", "tp": "mesh_tp", "pp": "mesh_pp"}
+)
+_BYTES: Mapping[str, int] = MappingProxyType({"world": 4, "dp": 52_428_800, "tp": 4_194_304, "pp": 4_194_304})
+_EARLIEST = -1.0
+"""Seconds: clocks of nodes may be behind that of the run, by no more than this."""
+_FIRST_LOSS, _LAST_LOSS, _LOSS_POWER, _LOSS_NOISE = 10.0, 2.0, 0.5, 0.01
 
 
 def capacity_for(records: int) -> int:
-    """Records the ring must hold for so many: as many as a real one at most, older ones are overwritten."""
+    """Capacity of a ring for so many records; at most that of a real one, which overwrites older records."""
     return min(layout.DEFAULT_CAPACITY, max(_LEAST_CAPACITY, records + _SPARE_RECORDS))
 
 
@@ -42,7 +60,7 @@ def check_size(ranks: int, records: int) -> None:
 
 
 def identity_of(shape: JobShape, rank: int, run: str) -> Identity:
-    """Who a simulated rank is."""
+    """Identity of a simulated rank."""
     stage, replica, shard = shape.place(rank)
     return Identity(
         run=run,
@@ -78,7 +96,7 @@ class SimulatedBox:
         self._life(Lifecycle.STARTED, -1, 0.0)
 
     def phase(self, name: str, start: float, end: float | None) -> None:
-        """A phase; without an end it is open when the rank stops."""
+        """Record a phase; without an end it is open when the rank stops."""
         number = self._writer.name_number(name)
         began = BEGAN_MONOTONIC + start
         self._writer.floats[Now.PHASE_BEGAN + number] = began
@@ -86,12 +104,12 @@ class SimulatedBox:
             self._append(RecordKind.PHASE, number, start, end)
 
     def step_begins(self, number: int, start: float) -> None:
-        """A step is open from here on."""
+        """Open a step."""
         self._writer.integers[Now.STEP] = number
         self._writer.floats[Now.STEP_BEGAN] = BEGAN_MONOTONIC + start
 
     def step_ends(self, number: int, start: float, end: float, loss: float) -> None:
-        """The step is complete, with this loss."""
+        """Complete the step, with this loss."""
         writer = self._writer
         scalar = writer.name_number(LOSS)
         writer.append(RecordKind.SCALAR, scalar, *_moments(end, end), layout.SCALAR, loss, number)
@@ -102,7 +120,7 @@ class SimulatedBox:
         writer.integers[Now.STEPS_COMPLETED] += 1
 
     def work(self, unit: str, amount: float, step: int, moment: float) -> None:
-        """Work done in a step."""
+        """Record work done in a step."""
         number = self._writer.name_number(unit)
         self._writer.append(RecordKind.WORK, number, *_moments(moment, moment), layout.WORK, amount, step)
 
@@ -114,7 +132,7 @@ class SimulatedBox:
         start: float,
         end: float | None,
     ) -> None:
-        """A collective, send or receive in a group (label, members); without an end the rank waits in it."""
+        """Record a collective, send or receive in a group (label, members); without an end the rank waits."""
         writer = self._writer
         row = self._row(group)
         name = writer.name_number(operation)
@@ -135,11 +153,11 @@ class SimulatedBox:
         )  # fmt: skip
 
     def finish(self, step: int, moment: float) -> None:
-        """The run reached its end on this rank."""
+        """Record that the run reached its end on this rank."""
         self._life(Lifecycle.FINISHED, step, moment)
 
     def close(self) -> None:
-        """Give the lock back: the rank is gone."""
+        """Release the lock: the rank is gone."""
         self._writer.unlock()
 
     def _row(self, group: tuple[str, Sequence[int]]) -> int:
@@ -167,3 +185,121 @@ class SimulatedBox:
 
 def _moments(start: float, end: float) -> tuple[float, float]:
     return BEGAN_MONOTONIC + start, BEGAN_MONOTONIC + end
+
+
+def losses(steps: int, seed: int) -> list[float]:
+    """By step: a power law with noise of 1 %, as most losses have it; the same on all ranks."""
+    noise = np.random.default_rng([seed, steps]).standard_normal(steps)
+    curve = _LAST_LOSS + (_FIRST_LOSS - _LAST_LOSS) * (np.arange(steps) + 1.0) ** -_LOSS_POWER
+    return [float(each) for each in curve * (1.0 + _LOSS_NOISE * noise)]
+
+
+class _Row(NamedTuple):
+    step: int
+    start: float
+    seconds: float
+    operation: str
+    kind: int
+    group: int
+    work: float
+
+
+class _Groups(NamedTuple):
+    """By number of a group in the table."""
+
+    plane: list[str]
+    members: list[tuple[int, ...]]
+
+
+def write_job_boxes(
+    table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
+) -> None:
+    """One box for each rank: DIRECTORY/RUN/RANK.blackbox. Raises BlackBoxError; UserError for too many."""
+    for box, moments in job_boxes(table, shape, directory, run=run, seed=seed):
+        try:
+            for _ in moments:
+                pass
+        finally:
+            box.close()
+
+
+def job_boxes(
+    table: OperationTable, shape: JobShape, directory: Path, *, run: str, seed: int = 0
+) -> Iterator[tuple[SimulatedBox, Iterator[float]]]:
+    """Each rank's box as the run begins, to be closed by the caller, and the moments at which it grows.
+
+    A moment is the end of an operation, in seconds since the run began; the operation is written when the
+    next moment is asked for. Raises BlackBoxError; UserError for too many.
+    """
+    order = np.lexsort((table.start_seconds, table.step, table.rank))
+    bounds = np.flatnonzero(np.r_[True, np.diff(table.rank[order]) != 0, True])
+    steps = np.unique(table.step)
+    by_step = dict(zip(steps.tolist(), losses(len(steps), seed), strict=True))
+    groups = _groups(table)
+    longest = int(np.diff(bounds).max())
+    check_size(shape.ranks, _records(longest, shape, len(steps)))
+    for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        rows = _rows(table, order[first:end])
+        box = SimulatedBox(
+            directory,
+            identity_of(shape, int(table.rank[order[first]]), run),
+            records=_records(len(rows), shape, len(steps)),
+            target_steps=len(steps),
+        )
+        yield box, _written(box, rows, groups, by_step)
+
+
+def _records(rows: int, shape: JobShape, steps: int) -> int:
+    return rows + steps * (shape.microbatches + 2) + 2
+
+
+def _groups(table: OperationTable) -> _Groups:
+    members: list[list[int]] = [[] for _ in table.groups]
+    pairs = np.unique(np.stack([table.group.astype(np.int64), table.rank]), axis=1)
+    for group, rank in pairs.T.tolist():
+        members[group].append(rank)
+    return _Groups([name.partition("-")[0] for name in table.groups], [tuple(each) for each in members])
+
+
+def _rows(table: OperationTable, index: np.ndarray) -> list[_Row]:
+    columns = (
+        table.step[index].tolist(),
+        np.maximum(table.start_seconds[index], _EARLIEST).tolist(),
+        table.duration_seconds[index].tolist(),
+        [table.operations[each] for each in table.operation[index].tolist()],
+        table.kind[index].tolist(),
+        table.group[index].tolist(),
+        table.work[index].tolist(),
+    )
+    return [_Row(*each) for each in zip(*columns, strict=True)]
+
+
+def _written(
+    box: SimulatedBox, rows: list[_Row], groups: _Groups, loss: Mapping[int, float]
+) -> Iterator[float]:
+    began = rows[0].start
+    box.step_begins(rows[0].step, began)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        end = row.start + row.seconds
+        yield end
+        _write_row(box, row, end, groups)
+        if following is None or following.step != row.step:
+            box.step_ends(row.step, began, end, loss[row.step])
+            if following is None:
+                box.finish(row.step, end)
+            else:
+                began = following.start
+                box.step_begins(following.step, began)
+
+
+def _write_row(box: SimulatedBox, row: _Row, end: float, groups: _Groups) -> None:
+    if row.kind == Kind.COMMUNICATION:
+        plane = groups.plane[row.group]
+        group = (_LABELS[plane], groups.members[row.group])
+        box.communication(row.operation, group, _BYTES[plane], row.start, end)
+        return
+    phase = _PHASE_OF.get(row.operation, row.operation)
+    if phase in PHASES:
+        box.phase(phase, row.start, end)
+    if row.operation == _WORKED and not np.isnan(row.work):
+        box.work(TOKENS, row.work, row.step, end)

@@ -1,21 +1,17 @@
-"""How long each operation takes by itself: role, noise, and what the fault adds to it."""
+"""How long each operation takes by itself: its role, its noise, and what the fault adds."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.noise import Draws
-from rankwatch_diagnosis.simulation.program import Meeting, Planned, Program
+from rankwatch_diagnosis.simulation.program import Planned, Program, Transfer
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Workload
-
-Floats = NDArray[np.float64]
+from rankwatch_diagnosis.simulation.workload import Draws, Floats, Workload
 
 _PASSES = ("forward", "backward")
 _KINDS = {
@@ -27,7 +23,7 @@ _KINDS = {
 
 
 class Setting(NamedTuple):
-    """What both runs of a job share, the one with the fault and the one without."""
+    """What the run with the fault and the run without it share."""
 
     shape: JobShape
     workload: Workload
@@ -53,20 +49,20 @@ def base_seconds(planned: Planned, stage: int, setting: Setting) -> float:
         "send": workload.send_seconds,
         "recv": 0.0,  # the transfer is the sender's
     }
-    if planned.meeting is Meeting.SHARDS:
+    if planned.transfer is Transfer.SHARDS:
         return workload.tensor_seconds * (backward if planned.of == "backward" else 1.0)
-    if planned.meeting is Meeting.REPLICAS:
+    if planned.transfer is Transfer.REPLICAS:
         return workload.ring(shape.data_parallel)
-    return workload.norm_seconds if planned.meeting is Meeting.WORLD else seconds[planned.operation]
+    return workload.norm_seconds if planned.transfer is Transfer.WORLD else seconds[planned.operation]
 
 
 def durations(setting: Setting, fault: Fault) -> tuple[Floats, ...]:
-    """Seconds by stage, of shape (step, operation, replica, shard); of communication, of the transfer."""
+    """By stage, (step, operation, replica, shard): seconds; of communication, of the transfer."""
     return tuple(_stage(setting, fault, stage) for stage in range(setting.shape.pipeline_parallel))
 
 
 def difficulty(setting: Setting, fault: Fault) -> Floats:
-    """Factor on the compute of each microbatch, of shape (step, replica, microbatch)."""
+    """(step, replica, microbatch): factor on the compute of each microbatch."""
     steps = len(setting.squared_lengths)
     unequal = fault.cause is Cause.UNEQUAL_BATCHES
     share = (fault.factor - 1.0) * fault.active(steps) if unequal else np.zeros(steps)
@@ -93,25 +89,25 @@ def _stage(setting: Setting, fault: Fault, stage: int) -> Floats:
 
 
 def _factors(setting: Setting, fault: Fault, stage: int) -> Floats:
-    """What the fault multiplies while it is there, of shape (operation, replica, shard)."""
+    """(operation, replica, shard): the fault's factor while it is active."""
     planned, shape = setting.program[stage], setting.shape
     factors = np.ones((len(planned), shape.data_parallel, shape.tensor_parallel))
     if fault.cause is Cause.SLOW_STAGE and stage == fault.stage:
         factors[[each.operation in _PASSES for each in planned]] = fault.factor
     if fault.cause is Cause.SLOW_RANK:
-        _strike(factors, [each.kind is _KINDS[fault.phase] for each in planned], fault, shape, stage)
+        _slow_down(factors, [each.kind is _KINDS[fault.phase] for each in planned], fault, shape, stage)
     if fault.cause is Cause.DATA_LOADING:
         factors[[each.kind is Kind.DATA_LOADING for each in planned]] = fault.factor
     if fault.cause is Cause.NETWORK:
         carries = [each.kind is Kind.COMMUNICATION for each in planned]
         if fault.ranks:
-            _strike(factors, carries, fault, shape, stage)
+            _slow_down(factors, carries, fault, shape, stage)
         else:
             factors[carries] = fault.factor
     return factors
 
 
-def _strike(factors: Floats, operations: list[bool], fault: Fault, shape: JobShape, stage: int) -> None:
+def _slow_down(factors: Floats, operations: list[bool], fault: Fault, shape: JobShape, stage: int) -> None:
     for rank in fault.ranks:
         at, replica, shard = shape.place(rank)
         if at == stage:
@@ -119,7 +115,7 @@ def _strike(factors: Floats, operations: list[bool], fault: Fault, shape: JobSha
 
 
 def _pause(seconds: Floats, setting: Setting, fault: Fault, stage: int) -> None:
-    """The collector of garbage, a page fault, an interrupt: a rank stands still in one of its passes."""
+    """Add pauses as garbage collection, page faults and interrupts cause them, each to one pass of a rank."""
     planned = setting.program[stage]
     passes = np.flatnonzero([each.operation in _PASSES for each in planned])
     base = sum(base_seconds(planned[index], stage, setting) for index in passes)
@@ -127,5 +123,5 @@ def _pause(seconds: Floats, setting: Setting, fault: Fault, stage: int) -> None:
     pauses = mean * setting.pauses[:, stage] * fault.active(len(seconds))[:, None, None]
     step, replica, shard = np.nonzero(pauses)
     # Any fixed spread over the step's passes would do; this one needs no random numbers of its own.
-    struck = passes[(7 * step + 5 * replica + 3 * shard) % len(passes)]
-    seconds[step, struck, replica, shard] += pauses[step, replica, shard]
+    paused = passes[(7 * step + 5 * replica + 3 * shard) % len(passes)]
+    seconds[step, paused, replica, shard] += pauses[step, replica, shard]

@@ -21,7 +21,7 @@ _MOST_FACTOR = 1_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One cause, on the ranks or the stage that it strikes, over some steps."""
+    """One cause, on some ranks or a stage, over some steps."""
 
     cause: Cause = Cause.NONE
     ranks: tuple[int, ...] = ()
@@ -40,9 +40,9 @@ class Fault:
     duration: int | None = None
     """In steps; None lasts to the end."""
     period: int | None = None
-    """Steps from one episode to the next; None: it does not pause."""
+    """Steps from the start of one episode to the next; None: one episode."""
     active_share: float = 0.5
-    """Part of each period in which the fault is there."""
+    """Part of each period in which the fault is active."""
 
     def check(self, shape: JobShape, steps: int) -> None:
         """Raises UserError where the fault does not fit the job."""
@@ -78,7 +78,7 @@ class Fault:
                 raise UserError(f"{name} is {getattr(self, name)}, expected above 0 and at most 1")
 
     def active(self, steps: int) -> NDArray[np.bool_]:
-        """In which steps it is there."""
+        """By step: the fault is active."""
         if self.cause is Cause.NONE:
             return np.zeros(steps, dtype=np.bool_)
         since = np.arange(steps) - self.first_step

@@ -12,13 +12,10 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import Setting, difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.noise import Noise, draw
-from rankwatch_diagnosis.simulation.operation_rows import OperationRows
 from rankwatch_diagnosis.simulation.program import plan
-from rankwatch_diagnosis.simulation.replay import Timeline, replay
-from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS, squared_lengths
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Workload
+from rankwatch_diagnosis.simulation.timeline import OperationRows, Timeline, run_program
+from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise, Workload, draw, squared_lengths
 
 MOST_ROWS = 20_000_000
 """Of a table: 1.5 GB of columns, and as much again while they are made."""
@@ -26,7 +23,7 @@ MOST_ROWS = 20_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything a simulated job follows from."""
+    """Everything that determines a simulated job."""
 
     shape: JobShape = field(default_factory=JobShape)
     workload: Workload = field(default_factory=Workload)
@@ -34,8 +31,8 @@ class Job:
     fault: Fault = field(default_factory=Fault)
     steps: int = 40
     seed: int = 0
-    tell_work: bool = False
-    """Put work units on forward and backward: the cost that a trainer can compute beforehand."""
+    with_work: bool = False
+    """Write units of work on forward and backward: the cost that a trainer can compute beforehand."""
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit, or the job is too large."""
@@ -66,7 +63,7 @@ class Truth:
     of the same kind as those of the fault, and nobody can tell them apart.
     """
     active_slowdown: float
-    """What the fault alone does, over the steps in which it is there."""
+    """The same for the fault alone, over the steps in which it is active."""
     lost_rank_seconds: float
 
     def as_json(self) -> dict[str, object]:
@@ -89,11 +86,11 @@ def simulate(job: Job) -> SimulatedJob:
     job.check()
     setting = setting_of(job)
     healthy = replace(job.fault, cause=Cause.NONE)
-    timeline = replay(job.shape, setting.program, durations(setting, job.fault))
-    ideal = replay(job.shape, setting.program, durations(setting, healthy))
+    timeline = run_program(job.shape, setting.program, durations(setting, job.fault))
+    ideal = run_program(job.shape, setting.program, durations(setting, healthy))
     rows = OperationRows(job.shape, setting.program, job.steps)
     # Cost in tokens: what does not grow with length, and attention in proportion to squared lengths.
-    work = CONTEXT_TOKENS * difficulty(setting, job.fault) if job.tell_work else None
+    work = CONTEXT_TOKENS * difficulty(setting, job.fault) if job.with_work else None
     return SimulatedJob(
         table=rows.table(timeline, setting.draws.clock_offset_seconds, work),
         truth=_truth(job, timeline, ideal, _without_cause_seconds(job, setting, ideal)),
@@ -102,7 +99,7 @@ def simulate(job: Job) -> SimulatedJob:
 
 
 def setting_of(job: Job) -> Setting:
-    """Each kind of chance has its own stream, so that no fault changes the numbers of another."""
+    """What both runs share. Each kind of chance has a stream of its own: no fault changes other numbers."""
     seeds = np.random.SeedSequence(job.seed).spawn(3)
     noise, lengths, pausing = (np.random.default_rng(each) for each in seeds)
     program = plan(job.shape)
@@ -119,7 +116,7 @@ def setting_of(job: Job) -> Setting:
 
 
 def _without_cause_seconds(job: Job, setting: Setting, healthy: Timeline) -> float:
-    """Duration of the run without what the fault's cause does, wherever it comes from."""
+    """Duration of the run without the cause of the fault, including what a healthy job has of it."""
     if job.fault.cause is not Cause.JITTER:
         return healthy.run_seconds()
     draws = setting.draws
@@ -127,7 +124,7 @@ def _without_cause_seconds(job: Job, setting: Setting, healthy: Timeline) -> flo
         delays.taken_out(each) for delays, each in zip(draws.delays, draws.operations, strict=True)
     )
     quiet = setting._replace(draws=draws._replace(operations=undelayed))
-    return replay(
+    return run_program(
         job.shape, setting.program, durations(quiet, replace(job.fault, cause=Cause.NONE))
     ).run_seconds()
 

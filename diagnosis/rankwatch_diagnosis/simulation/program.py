@@ -1,4 +1,4 @@
-"""The order of a step's operations on each stage: 1F1B, as Megatron and torch's pipelining run it."""
+"""The program of a step: the operations of each stage in 1F1B order, as Megatron and torch run them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 
-class Meeting(Enum):
-    """Whom an operation waits for."""
+class Transfer(Enum):
+    """How an operation communicates, and so whom it waits for."""
 
-    NOBODY = "nobody"
+    NONE = "none"
     SHARDS = "shards"
     """The tensor-parallel group."""
     REPLICAS = "replicas"
     """The data-parallel group."""
     WORLD = "world"
     SEND = "send"
-    """Hands a message over and goes on; it waits for nobody."""
+    """Hands a message over and waits for nobody."""
     RECEIVE = "receive"
     """Waits for the message."""
 
@@ -39,11 +39,11 @@ class Planned(NamedTuple):
 
     operation: str
     kind: Kind
-    meeting: Meeting = Meeting.NOBODY
+    transfer: Transfer = Transfer.NONE
     microbatch: int = 0
     message: Message | None = None
     of: str = ""
-    """What a collective or a message belongs to: forward or backward."""
+    """The pass that a collective or a message belongs to: forward or backward."""
 
 
 Program = tuple[tuple[Planned, ...], ...]
@@ -73,7 +73,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Iter
 
 
 def in_order(program: Program) -> list[Turn]:
-    """All operations of a step; each message is sent before it is received, all stages meet at once."""
+    """All operations of a step in an order that can be run: sends before receives, job-wide ones in a row."""
     position = [0] * len(program)
     sent: set[Message] = set()
     turns: list[Turn] = []
@@ -91,11 +91,11 @@ def _advance(
 ) -> int:
     while index < len(operations):
         planned = operations[index]
-        if planned.meeting is Meeting.WORLD:
+        if planned.transfer is Transfer.WORLD:
             break
-        if planned.meeting is Meeting.RECEIVE and planned.message not in sent:
+        if planned.transfer is Transfer.RECEIVE and planned.message not in sent:
             break
-        if planned.meeting is Meeting.SEND and planned.message is not None:
+        if planned.transfer is Transfer.SEND and planned.message is not None:
             sent.add(planned.message)
         turns.append(Turn(stage, index))
         index += 1
@@ -116,9 +116,9 @@ def _stage(shape: JobShape, stage: int) -> Iterator[Planned]:
     for operation, microbatch in one_forward_one_backward(stage, stages, shape.microbatches):
         yield from _pass(shape, stage, operation, microbatch)
     if shape.data_parallel > 1:
-        yield Planned("all_reduce", Kind.COMMUNICATION, Meeting.REPLICAS)
+        yield Planned("all_reduce", Kind.COMMUNICATION, Transfer.REPLICAS)
     if stages > 1 or shape.tensor_parallel > 1:
-        yield Planned("all_reduce", Kind.COMMUNICATION, Meeting.WORLD)
+        yield Planned("all_reduce", Kind.COMMUNICATION, Transfer.WORLD)
     yield Planned("optimizer", Kind.COMPUTE)
 
 
@@ -128,10 +128,10 @@ def _pass(shape: JobShape, stage: int, operation: str, microbatch: int) -> Itera
     stages = range(shape.pipeline_parallel)
     if stage - ahead in stages:
         message = Message(operation, microbatch, stage)
-        yield Planned("recv", Kind.COMMUNICATION, Meeting.RECEIVE, microbatch, message, operation)
+        yield Planned("recv", Kind.COMMUNICATION, Transfer.RECEIVE, microbatch, message, operation)
     yield Planned(operation, Kind.COMPUTE, microbatch=microbatch)
     if shape.tensor_parallel > 1:
-        yield Planned("all_reduce", Kind.COMMUNICATION, Meeting.SHARDS, microbatch, of=operation)
+        yield Planned("all_reduce", Kind.COMMUNICATION, Transfer.SHARDS, microbatch, of=operation)
     if stage + ahead in stages:
         message = Message(operation, microbatch, stage + ahead)
-        yield Planned("send", Kind.COMMUNICATION, Meeting.SEND, microbatch, message, operation)
+        yield Planned("send", Kind.COMMUNICATION, Transfer.SEND, microbatch, message, operation)

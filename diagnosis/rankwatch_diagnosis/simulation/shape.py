@@ -1,4 +1,4 @@
-"""How many ranks a simulated job has, and which part of the model and of the data each one holds."""
+"""How many ranks a simulated job has, and which part of the model and of the data each of them holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rankwatch_agent.runtime.errors import UserError
 
 MOST_RANKS = 65_536
 MOST_MICROBATCHES = 1_024
+RANKS_PER_NODE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class JobShape:
     """Of each replica in one step."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for a number below 1 or a job too large to simulate."""
+        """Raises UserError for a number below 1 and for a job too large to simulate."""
         for name in ("data_parallel", "pipeline_parallel", "tensor_parallel", "microbatches"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, expected at least 1")

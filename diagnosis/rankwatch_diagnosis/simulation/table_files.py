@@ -80,4 +80,4 @@ FORMS: Mapping[str, Callable[[pa.Table, Path], None]] = MappingProxyType(
         "parquet": _write_parquet,
     }
 )
-"""Ending of a file name -> what writes such a file."""
+"""Ending of a file name -> its writer."""

@@ -18,11 +18,9 @@ from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
-from rankwatch_diagnosis.simulation.noise import RANKS_PER_NODE, Noise
-from rankwatch_diagnosis.simulation.operation_rows import OperationRows
-from rankwatch_diagnosis.simulation.replay import replay
-from rankwatch_diagnosis.simulation.sequence_lengths import CONTEXT_TOKENS
-from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
+from rankwatch_diagnosis.simulation.timeline import OperationRows, run_program
+from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise
 from rankwatch_diagnosis.straggler.engine import diagnose
 
 from ..result import Row
@@ -138,7 +136,7 @@ def _with_jitter(number: int, seed_base: int) -> Puzzle:
 def _confounded(number: int, seed_base: int) -> Puzzle:
     random = np.random.default_rng([seed_base, number, 4])
     other = Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.2, 1.6))
-    return _two_causes((8, 1, 1, 4), other, random, tell_work=False)
+    return _two_causes((8, 1, 1, 4), other, random, with_work=False)
 
 
 def _two_replicas(number: int, seed_base: int) -> Puzzle:
@@ -160,7 +158,7 @@ def _two_causes(
     other: Fault,
     random: np.random.Generator,
     *,
-    tell_work: bool | None = None,
+    with_work: bool | None = None,
 ) -> Puzzle:
     """A rank that is 10 to 50 % slower, and another cause in the same run; either may be told."""
     shape = _shape(size)
@@ -170,8 +168,8 @@ def _two_causes(
     setting = setting_of(job)
     healthy, one, two = (durations(setting, fault) for fault in (Fault(), slow, other))
     both = tuple(map(_together, one, two, healthy))
-    timeline = replay(shape, setting.program, both)
-    told = bool(random.random() < 0.5) if tell_work is None else tell_work
+    timeline = run_program(shape, setting.program, both)
+    told = bool(random.random() < 0.5) if with_work is None else with_work
     rows = OperationRows(shape, setting.program, job.steps)
     work = CONTEXT_TOKENS * difficulty(setting, other) if told else None
     table = rows.table(timeline, setting.draws.clock_offset_seconds, work)

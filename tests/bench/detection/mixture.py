@@ -10,8 +10,8 @@ import numpy as np
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, Truth, simulate
-from rankwatch_diagnosis.simulation.noise import RANKS_PER_NODE, Noise
-from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
+from rankwatch_diagnosis.simulation.workload import Noise
 
 SLOW_3 = "slow_rank 3 %"
 SLOW_5 = "slow_rank 5 to 10 %"
@@ -60,7 +60,7 @@ def labelled(number: int, seed_base: int) -> Labelled:
         fault=_fault(label, shape, steps, random),
         steps=steps,
         seed=int(random.integers(2**31)),
-        tell_work=bool(random.random() < 0.5),
+        with_work=bool(random.random() < 0.5),
     )
     return Labelled(number, label, job)
 

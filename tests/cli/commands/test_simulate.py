@@ -39,12 +39,12 @@ def test_a_hang_writes_one_dump_for_each_rank_that_is_left(
     assert dumps == {f"_dump_{rank}" for rank in range(8) if rank != 6}
 
 
-def test_culprits_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faulty_ranks_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same ones again for the same seed."""
     chosen = []
     for number, seed in enumerate(("3", "3", "4", "5", "6")):
         output = str(tmp_path / str(number))
-        flags = ["--fault", "slow_rank", "--culprits", "2", "--seed", seed, "--steps", "2"]
+        flags = ["--fault", "slow_rank", "--rank-count", "2", "--seed", seed, "--steps", "2"]
         assert main(["simulate", output, *flags]) == 0
         chosen.append(tuple(json.loads(capsys.readouterr().out)["ranks"]))
     assert all(len(each) == 2 for each in chosen)
@@ -56,7 +56,7 @@ def test_culprits_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureF
     ("flags", "sentence"),
     [
         (["--fault", "slow_rank", "--ranks", "8"], "rank is 8, expected 0 to 7"),
-        (["--fault", "slow_rank", "--culprits", "9"], "--culprits is 9, expected 1 to 8"),
+        (["--fault", "slow_rank", "--rank-count", "9"], "--rank-count is 9, expected 1 to 8"),
         (["--fault", "slow_rank", "--ranks", "x"], "'x' is no list of ranks such as 3,5"),
         (["--fault", "skip", "--format", "csv"], "--format is 'csv', expected pickle or json for fault skip"),
         (

@@ -16,10 +16,10 @@ from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.recorders import ask
 from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC
-from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
+from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 

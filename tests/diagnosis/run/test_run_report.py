@@ -12,7 +12,7 @@ from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.run.engine import RunState, diagnose_run, unclear
 from rankwatch_diagnosis.run.report import lines
-from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.shape import JobShape

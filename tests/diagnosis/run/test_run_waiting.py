@@ -12,7 +12,7 @@ from rankwatch.conventions import PHASES
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.engine import diagnose_run
-from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
+from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.shape import JobShape

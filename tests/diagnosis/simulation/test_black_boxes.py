@@ -18,13 +18,12 @@ from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.operation_table import operation_table
 from rankwatch_diagnosis.run.recorders import Recorders
 from rankwatch_diagnosis.run.waiting import judge_waiting
-from rankwatch_diagnosis.simulation.black_boxes import check_size
-from rankwatch_diagnosis.simulation.black_boxes_of_hangs import write_hang_boxes
-from rankwatch_diagnosis.simulation.black_boxes_of_jobs import write_job_boxes
+from rankwatch_diagnosis.simulation.black_boxes import check_size, write_job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
+from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
@@ -53,7 +52,7 @@ def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape
     """Cause, ranks and stages, and nearly the same cost: the first step of a process is left out."""
     if fault.cause is Cause.SLOW_STAGE and shape.pipeline_parallel == 1:
         fault = Fault()
-    job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, tell_work=True))
+    job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, with_work=True))
     write_job_boxes(job.table, shape, tmp_path, run="job", seed=3)
     by_table, by_boxes = diagnose(job.table), diagnose(operation_table(boxes_of(tmp_path)))
     assert (by_boxes.cause, by_boxes.phase, by_boxes.ranks, by_boxes.stages) == (

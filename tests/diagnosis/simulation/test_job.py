@@ -12,9 +12,8 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
-from rankwatch_diagnosis.simulation.sequence_lengths import squared_lengths
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.workload import Noise, squared_lengths
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
 CLEAN = Job(shape=SHAPE, steps=20, seed=7)
@@ -121,7 +120,7 @@ def test_work_units_tell_the_cost_of_each_microbatch() -> None:
         )
     )
     fault = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
-    table = simulate(replace(CLEAN, noise=noise, fault=fault, tell_work=True)).table
+    table = simulate(replace(CLEAN, noise=noise, fault=fault, with_work=True)).table
     forward = (table.operation == table.operations.index("forward")) & (table.stage == 0)
     rate = table.duration_seconds[forward] / table.work[forward]
     assert rate == pytest.approx(rate[0])

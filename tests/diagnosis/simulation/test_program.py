@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_diagnosis.simulation.program import Meeting, in_order, one_forward_one_backward, plan
+from rankwatch_diagnosis.simulation.program import Transfer, in_order, one_forward_one_backward, plan
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 
@@ -36,9 +36,9 @@ def test_every_operation_has_its_turn_and_every_message_is_sent_before_it_is_rec
     sent = set()
     for stage, index in turns:
         planned = program[stage][index]
-        if planned.meeting is Meeting.SEND:
+        if planned.transfer is Transfer.SEND:
             sent.add(planned.message)
-        if planned.meeting is Meeting.RECEIVE:
+        if planned.transfer is Transfer.RECEIVE:
             sent.remove(planned.message)
     assert not sent
 
@@ -46,13 +46,13 @@ def test_every_operation_has_its_turn_and_every_message_is_sent_before_it_is_rec
 def test_all_stages_meet_in_a_row() -> None:
     """The job-wide collective is one event."""
     program = plan(JobShape(data_parallel=1, pipeline_parallel=3, microbatches=2))
-    meetings = [program[stage][index].meeting for stage, index in in_order(program)]
-    first = meetings.index(Meeting.WORLD)
-    assert meetings[first : first + 3] == [Meeting.WORLD] * 3
-    assert meetings.count(Meeting.WORLD) == 3
+    transfers = [program[stage][index].transfer for stage, index in in_order(program)]
+    first = transfers.index(Transfer.WORLD)
+    assert transfers[first : first + 3] == [Transfer.WORLD] * 3
+    assert transfers.count(Transfer.WORLD) == 3
 
 
 def test_a_job_without_parallelism_communicates_nothing() -> None:
     """One rank has nobody to talk to."""
     (stage,) = plan(JobShape(data_parallel=1))
-    assert {each.meeting for each in stage} == {Meeting.NOBODY}
+    assert {each.transfer for each in stage} == {Transfer.NONE}

@@ -9,9 +9,8 @@ from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.workload import Workload
+from rankwatch_diagnosis.simulation.workload import Noise, Workload
 
 SILENT = Noise(
     drift_sigma=0,

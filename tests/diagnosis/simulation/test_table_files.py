@@ -23,7 +23,7 @@ COLUMNS = [
 
 
 def table(*, work: bool) -> OperationTable:
-    return simulate(Job(shape=JobShape(data_parallel=2, pipeline_parallel=2), steps=2, tell_work=work)).table
+    return simulate(Job(shape=JobShape(data_parallel=2, pipeline_parallel=2), steps=2, with_work=work)).table
 
 
 def read(path: Path) -> list[dict[str, object]]:

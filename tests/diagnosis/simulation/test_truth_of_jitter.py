@@ -8,8 +8,8 @@ import pytest
 from rankwatch.conventions import Cause
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.workload import Noise
 
 SHAPE = JobShape(data_parallel=8, pipeline_parallel=2)
 PAUSES = Fault(cause=Cause.JITTER, probability=0.1, factor=1.1)

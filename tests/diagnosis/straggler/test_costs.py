@@ -7,8 +7,8 @@ import pytest
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
-from rankwatch_diagnosis.simulation.noise import Noise
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.simulation.workload import Noise
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 

@@ -11,8 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC, RANKS_PER_NODE, SimulatedBox
-from rankwatch_diagnosis.simulation.black_boxes_of_jobs import job_boxes
+from rankwatch_diagnosis.simulation.black_boxes import (
+    BEGAN_MONOTONIC,
+    RANKS_PER_NODE,
+    SimulatedBox,
+    job_boxes,
+)
 from rankwatch_diagnosis.simulation.job import SimulatedJob
 from rankwatch_diagnosis.simulation.shape import JobShape
 

@@ -1,44 +1,133 @@
-"""Runs the calls of all ranks until the job is through or nothing moves any more."""
+"""The calls of all ranks, with the fault applied, and their execution until the job ends or nothing moves."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rankwatch_diagnosis.simulation.hangs.calls import Call, Calls
-from rankwatch_diagnosis.simulation.hangs.groups import Group, Groups
+from rankwatch_diagnosis.simulation.hangs.fault import Group, Groups, HangFault, HangKind, Plane
+from rankwatch_diagnosis.simulation.program import Planned, Program, Transfer
 from rankwatch_diagnosis.simulation.shape import JobShape
 
+_ACTIVATIONS = (2048, 1, 1024)
+_BUCKETS = ((6_553_600,), (5_242_880,), (1_310_720,))
+"""Elements of the gradient buckets: unequal, so that a bucket too few is seen."""
+_NORM = (1,)
 _LEAST_GAP_NS, _MOST_GAP_NS = 1_000_000, 5_000_000
 """Compute between two calls of a rank."""
 _TRANSFER_NS = 1_000_000
-
 _Key = tuple[str, int, int, int]
 """Group, sender, receiver and number of a message; of a collective, group, -1, -1 and number."""
+_PLANES = {Transfer.SHARDS: Plane.TENSOR, Transfer.REPLICAS: Plane.DATA, Transfer.WORLD: Plane.WORLD}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a rank into torch.distributed."""
+
+    step: int
+    plane: Plane
+    operation: str
+    size: tuple[int, ...]
+    dtype: str = "BFloat16"
+    to_stage: int | None = None
+    from_stage: int | None = None
+    """The other end of a message; both are None for a collective."""
+    tag: tuple[str, int] | None = None
+    """Of a message: forward or backward, and microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All calls of one rank, in order."""
+
+    calls: tuple[Call, ...]
+    stops_before: int | None = None
+    """Index of the call that it never makes; None: it makes them all."""
+
+
+def calls_of(shape: JobShape, program: Program, steps: int, rank: int, fault: HangFault) -> Calls:
+    """The calls of one rank. The fault must have been checked against the shape."""
+    stage = shape.place(rank)[0]
+    planned = program[stage]
+    calls = [call for step in range(steps) for each in planned for call in _calls(each, step)]
+    if fault.kind is HangKind.NONE or rank not in fault.ranks:
+        return Calls(tuple(calls))
+    return _with_fault(calls, fault)
+
+
+def work_before(program: Sequence[Planned], steps: int) -> list[list[tuple[int, str]]]:
+    """For each call of a healthy rank: (step, operation) of its own work since the call before.
+
+    The last list follows the last call.
+    """
+    found: list[list[tuple[int, str]]] = [[]]
+    for step in range(steps):
+        for planned in program:
+            calls = sum(1 for _ in _calls(planned, step))
+            if not calls:
+                found[-1].append((step, planned.operation))
+            found.extend([] for _ in range(calls))
+    return found
+
+
+def _calls(planned: Planned, step: int) -> Iterator[Call]:
+    message = planned.message
+    if planned.transfer is Transfer.SEND and message is not None:
+        tag = (message.operation, message.microbatch)
+        yield Call(step, Plane.PIPELINE, "send", _ACTIVATIONS, to_stage=message.to_stage, tag=tag)
+    elif planned.transfer is Transfer.RECEIVE and message is not None:
+        source = message.to_stage - (1 if message.operation == "forward" else -1)
+        tag = (message.operation, message.microbatch)
+        yield Call(step, Plane.PIPELINE, "recv", _ACTIVATIONS, from_stage=source, tag=tag)
+    elif planned.transfer is Transfer.REPLICAS:
+        yield from (Call(step, Plane.DATA, "all_reduce", size, "Float") for size in _BUCKETS)
+    elif planned.transfer in _PLANES:
+        size = _ACTIVATIONS if planned.transfer is Transfer.SHARDS else _NORM
+        dtype = "BFloat16" if planned.transfer is Transfer.SHARDS else "Float"
+        yield Call(step, _PLANES[planned.transfer], "all_reduce", size, dtype)
+
+
+def _with_fault(calls: list[Call], fault: HangFault) -> Calls:
+    in_step = [index for index, call in enumerate(calls) if call.step == fault.step]
+    on_plane = [index for index in in_step if calls[index].plane is fault.plane]
+    if fault.kind is HangKind.STUCK_DATA:
+        return Calls(tuple(calls), stops_before=in_step[0])
+    at = on_plane[min(fault.occurrence, len(on_plane) - 1)]
+    if fault.kind is HangKind.SKIP:
+        return Calls((*calls[:at], *calls[at + 1 :]))
+    if fault.kind is HangKind.OTHER_OPERATION:
+        return Calls((*calls[:at], replace(calls[at], operation="_all_gather_base"), *calls[at + 1 :]))
+    if fault.kind is HangKind.OTHER_SIZE:
+        size = (max(1, calls[at].size[0] // 2), *calls[at].size[1:])
+        if size == calls[at].size:
+            size = (2, *size[1:])
+        return Calls((*calls[:at], replace(calls[at], size=size), *calls[at + 1 :]))
+    return Calls(tuple(calls), stops_before=at)
 
 
 @dataclass(slots=True)
 class Track:
-    """How far one rank came. Times are nanoseconds since the job began."""
+    """How far one rank got. Times are nanoseconds since the job began."""
 
     started_ns: list[int] = field(default_factory=list)
-    """Of each call that it came to, in the order of its program."""
+    """Of each call that it reached, in the order of its program."""
     completed_ns: dict[int, int] = field(default_factory=dict)
-    """Of each call that came to an end, by its index."""
+    """Of each call that ended, by its index."""
     clock_ns: int = 0
 
     @property
     def blocked(self) -> bool:
-        """Whether its last call is still out. Sends may be out and hold nobody."""
+        """True if its last call has not ended. Sends may be pending and block nobody."""
         return bool(self.started_ns) and len(self.started_ns) - 1 not in self.completed_ns
 
 
 @dataclass(slots=True)
 class _Arrivals:
-    """Who has come to a collective or to one end of a message."""
+    """Ranks that reached a collective or one end of a message."""
 
     calls: dict[int, int] = field(default_factory=dict)
     """Rank -> index of its call."""
@@ -46,9 +135,9 @@ class _Arrivals:
 
 
 class Execution:
-    """A collective ends when all of its group have come and call the same; a receive, when it is sent.
+    """A collective ends when its whole group has called the same; a receive ends when its send was made.
 
-    Operations of a rank wait for each other, in all of its groups, as compute between them makes them do.
+    Operations of a rank wait for each other across its groups, as the compute between them makes them do.
     """
 
     def __init__(
@@ -62,7 +151,7 @@ class Execution:
         self._ready: deque[int] = deque(range(len(programs)))
 
     def run(self) -> None:
-        """Until no rank can go on; every rank then is through, has stopped, or waits for ever."""
+        """Run until every rank has finished, has stopped, or waits for ever."""
         while self._ready:
             self._advance(self._ready.popleft())
 
@@ -79,7 +168,7 @@ class Execution:
                 return
 
     def _call(self, rank: int, index: int, call: Call) -> bool:
-        """Whether the rank goes on at once."""
+        """Make one call; returns True if the rank goes on at once."""
         group = self._groups.of(rank, call.plane)
         arrivals = self._arrivals[self._key(rank, group, call)]
         arrivals.calls[rank] = index

@@ -1,4 +1,4 @@
-"""A job that hangs: one snapshot for each rank that still can give one, and the truth."""
+"""A job that hangs: one snapshot for each rank that can still write one, and the truth."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.simulation.hangs.calls import Calls, calls_of
-from rankwatch_diagnosis.simulation.hangs.execution import Execution, Track
-from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.groups import Groups, Naming
-from rankwatch_diagnosis.simulation.hangs.snapshot import VERSIONS, Recorder, Snapshots
+from rankwatch_diagnosis.simulation.hangs.execution import Calls, Execution, Track, calls_of
+from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, Groups, HangFault, HangKind, Naming
+from rankwatch_diagnosis.simulation.hangs.snapshots import VERSIONS, Recorder, Snapshots
 from rankwatch_diagnosis.simulation.program import plan
 from rankwatch_diagnosis.simulation.shape import JobShape
 
@@ -23,7 +21,7 @@ MOST_CALLS = 5_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class HangJob:
-    """Everything that the dumps of a job follow from."""
+    """Everything that determines the dumps of a job."""
 
     shape: JobShape = field(default_factory=JobShape)
     fault: HangFault = field(default_factory=HangFault)
@@ -58,11 +56,11 @@ class HangTruth:
     missing_ranks: tuple[int, ...]
     """Ranks that leave no dump."""
     group: str | None
-    """Name of the group of the struck operation, of the first culprit."""
+    """Name of the group in which the first of `ranks` stops or disagrees."""
     group_description: str | None
     operation: str | None
     blocked_ranks: int
-    """How many ranks wait for ever, culprits that wait included."""
+    """Number of ranks that wait for ever, those of `ranks` included."""
 
     def as_json(self) -> dict[str, object]:
         """Ready for json.dumps."""
@@ -124,7 +122,7 @@ def _truth(job: HangJob, groups: Groups, calls: list[Calls], execution: Executio
     plane = fault.plane if stopped is None else calls[ranks[0]].calls[stopped].plane
     operation = "all_reduce" if stopped is None else calls[ranks[0]].calls[stopped].operation
     group = groups.of(ranks[0], plane)
-    # Who has left out one of its last calls and is through looks like one that stopped there.
+    # A rank that skipped one of its last calls and finished looks like one that stopped there.
     disagrees = fault.kind in DESYNC and any(execution.tracks[rank].blocked for rank in ranks)
     return HangTruth(
         state="desync" if disagrees else "hang",

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, HangFault, HangKind, Plane
-from rankwatch_diagnosis.simulation.hangs.groups import Naming
+from rankwatch_diagnosis.simulation.hangs.fault import DESYNC, HangFault, HangKind, Naming, Plane
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshot import Recorder
+from rankwatch_diagnosis.simulation.hangs.snapshots import Recorder
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
@@ -169,7 +168,7 @@ def test_both_ways_of_naming_groups_describe_the_same_groups() -> None:
         (HangFault(ranks=tuple(range(16))), "some of the ranks, not all"),
         (HangFault(step=6), "step is 6, expected 0 to 5"),
         (HangFault(occurrence=-1), "occurrence is -1, expected at least 0"),
-        (HangFault(kind=HangKind.SKIP, plane=Plane.PIPELINE), "strikes collectives, not messages"),
+        (HangFault(kind=HangKind.SKIP, plane=Plane.PIPELINE), "affects collectives, not messages"),
     ],
 )
 def test_a_hang_that_cannot_be_is_refused_in_one_sentence(fault: HangFault, sentence: str) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, Plane
-from rankwatch_diagnosis.simulation.hangs.files import write_snapshots
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
-from rankwatch_diagnosis.simulation.hangs.snapshot import Recorder
+from rankwatch_diagnosis.simulation.hangs.snapshots import Recorder, write_snapshots
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 _REAL = """

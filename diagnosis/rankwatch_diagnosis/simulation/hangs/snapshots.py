@@ -1,21 +1,22 @@
-"""A rank's flight recorder as torch dumps it: plain dictionaries with the keys of format 2.9 and 2.10.
+"""A rank's flight recorder as torch dumps it, with the keys of format 2.9 and 2.10; and its files.
 
 Collective timing is off, as it is by default: what has not completed is `scheduled`, started or not.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import pickle
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch_diagnosis.simulation.hangs.calls import Call, Calls
-from rankwatch_diagnosis.simulation.hangs.execution import Track
-from rankwatch_diagnosis.simulation.hangs.fault import Plane
-from rankwatch_diagnosis.simulation.hangs.groups import Group, Groups
+from rankwatch_diagnosis.simulation.hangs.execution import Call, Calls, Track
+from rankwatch_diagnosis.simulation.hangs.fault import Group, Groups, Plane
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 VERSIONS: Mapping[str, str] = MappingProxyType({"2.9": "nccl_version", "2.10": "comm_lib_version"})
@@ -24,12 +25,12 @@ VERSIONS: Mapping[str, str] = MappingProxyType({"2.9": "nccl_version", "2.10": "
 _BEGAN_NS = 1_760_000_000_000_000_000
 """An arbitrary wall clock: the job of a seed has the same dumps at any time."""
 _RETIRED_AFTER_NS = 100_000_000
-"""The watchdog looks at this pace."""
+"""Pace of the watchdog."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
-    """How the recorders of a job are set."""
+    """Settings of the recorders of a job."""
 
     entries: int = 2_000
     """Length of the ring, TORCH_FR_BUFFER_SIZE."""
@@ -48,7 +49,7 @@ class Snapshots:
         self._shape, self._groups, self._recorder = shape, groups, recorder
 
     def dump(self, rank: int, program: Calls, track: Track) -> dict[str, Any]:
-        """What torch.distributed's recorder of this rank holds when the job stands still."""
+        """What torch's recorder of this rank holds when the job stands still."""
         own = [self._groups.of(rank, plane) for plane in Plane]
         own.sort(key=lambda group: int(group.name))
         local = {group.name: number for number, group in enumerate(own)}
@@ -138,7 +139,7 @@ def _blank() -> dict[str, int]:
 
 
 def _enqueued(program: Calls, track: Track, run_ahead: int) -> int:
-    """How many calls the host has made: those the device came to, and some more of the same step."""
+    """Calls that the host has made: those that the device reached, and some more of the same step."""
     came = len(track.started_ns)
     if not track.blocked:
         return came
@@ -147,3 +148,24 @@ def _enqueued(program: Calls, track: Track, run_ahead: int) -> int:
     while came < min(end, len(track.started_ns) + run_ahead) and program.calls[came].step == step:
         came += 1
     return came
+
+
+FORMS = ("pickle", "json")
+
+
+def write_snapshots(snapshots: Mapping[int, dict[str, Any]], directory: Path, form: str) -> None:
+    """`_dump_RANK` as a pickle of plain containers, or `_dump_RANK.json`; raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for rank, snapshot in snapshots.items():
+        if form == "pickle":
+            # Protocol 2 is what torch writes.
+            (directory / f"_dump_{rank}").write_bytes(pickle.dumps(snapshot, protocol=2))
+        else:
+            (directory / f"_dump_{rank}.json").write_text(json.dumps(_as_json(snapshot)))
+
+
+def _as_json(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """In JSON, torch writes 0 for a time that is not known."""
+    times = ("time_discovered_started_ns", "time_discovered_completed_ns")
+    entries = [entry | {name: entry[name] or 0 for name in times} for entry in snapshot["entries"]]
+    return snapshot | {"entries": entries}

@@ -1,4 +1,4 @@
-"""The black boxes of a simulated hang: the same run as its flight-recorder dumps, up to the last words."""
+"""Black boxes of a simulated hang: the same run as its flight-recorder dumps, up to the final state."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rankwatch.conventions import DATA_WAIT, PHASES
-from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, check_size, identity_of
-from rankwatch_diagnosis.simulation.hangs.calls import Call, Calls, calls_of, work_before
-from rankwatch_diagnosis.simulation.hangs.execution import Track
-from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
-from rankwatch_diagnosis.simulation.hangs.groups import Groups
+from rankwatch_diagnosis.simulation.black_boxes import SimulatedBox, check_size, identity_of, losses
+from rankwatch_diagnosis.simulation.hangs.execution import Call, Calls, Track, calls_of, work_before
+from rankwatch_diagnosis.simulation.hangs.fault import Groups, HangFault, HangKind
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang
-from rankwatch_diagnosis.simulation.loss_curve import losses
 from rankwatch_diagnosis.simulation.program import Program, plan
 
 _PHASE_OF: Mapping[str, str] = MappingProxyType({"data_loading": DATA_WAIT})
 _OPERATION_OF: Mapping[str, str] = MappingProxyType({"_all_gather_base": "all_gather"})
-"""Names of flight recorders that differ from ours."""
+"""Names in flight recorders that differ from ours."""
 _ITEM_BYTES: Mapping[str, int] = MappingProxyType({"BFloat16": 2, "Float": 4})
 _LAST_WORK_SECONDS = 0.001
 """Of each operation after the last call of a rank, or before one that it never makes."""
@@ -30,7 +27,7 @@ _Work = list[tuple[int, str]]
 def write_hang_boxes(hang: SimulatedHang, job: HangJob, directory: Path, *, run: str) -> None:
     """One box for each rank, those of killed ranks too: DIRECTORY/RUN/RANK.blackbox.
 
-    Nobody holds the lock of a box: whether a rank slept or was killed, its last words are the same.
+    Nobody holds the lock of a box: whether a rank sleeps or was killed, its final state is the same.
     Raises BlackBoxError, and UserError for too many boxes.
     """
     program = plan(job.shape)
@@ -49,7 +46,7 @@ def write_hang_boxes(hang: SimulatedHang, job: HangJob, directory: Path, *, run:
 
 
 def _work(job: HangJob, program: Program, rank: int) -> list[_Work]:
-    """What lies before each of the rank's calls, with the fault worked in."""
+    """The rank's own operations before each of its calls, with the fault applied."""
     work = work_before(program[job.shape.place(rank)[0]], job.steps)
     if job.fault.kind is HangKind.SKIP and rank in job.fault.ranks:
         healthy = calls_of(job.shape, program, job.steps, rank, HangFault(kind=HangKind.NONE, ranks=())).calls
@@ -63,7 +60,7 @@ def _work(job: HangJob, program: Program, rank: int) -> list[_Work]:
 class _Rank:
     """Writes the box of one rank, call after call.
 
-    loads: where the rank stops, it stops in the loader.
+    loads: the rank stops in its loader.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class _Rank:
         box.step_begins(0, 0.0)
 
     def write(self, program: Calls, track: Track, work: Sequence[_Work]) -> None:
-        """Everything up to where the rank stands."""
+        """Write everything up to where the rank stopped."""
         for index, started in enumerate(track.started_ns):
             self._work_until(work[index], started / 1e9)
             ended = track.completed_ns.get(index)
