@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from support.gpu.nvml import FakeDriver, build_library, hopper_node, running
+from support.gpu.nvml import FakeDriver, build_library
+from support.gpu.nvml_node import hopper_node, running
 from support.sources.kubelet import Kubelet, devices, kubelet, pod
 from support.sources.node_tree import build_node
 

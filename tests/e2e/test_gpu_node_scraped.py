@@ -11,7 +11,8 @@ import pytest
 import trustme
 
 from support.agent.process import agent_process
-from support.gpu.nvml import FakeDriver, fake_driver, nvml_library, running
+from support.gpu.nvml import FakeDriver, fake_driver, nvml_library
+from support.gpu.nvml_node import running
 from support.paths import ROOT
 from support.servers.prometheus import poll, prometheus, query
 from support.sources.kubelet import devices, kubelet, pod

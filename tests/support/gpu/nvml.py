@@ -1,23 +1,22 @@
-"""A driver to talk to where there is no GPU: a real libnvidia-ml.so.1 of our own that a JSON file steers.
+"""A driver to use where there is no GPU: our own libnvidia-ml.so.1, which a description of a node steers.
 
-The library (tests/support/gpu/fake_nvml, C) is what the real pynvml loads. A value in the JSON is one of
+The library (tests/support/gpu/fake_nvml, C) is what the real pynvml loads. A value in the description is
 
     1000                            the value
     {"value": 1000, "rate": 10}     a counter that grows by 10 each second since driver.epoch
                                     (CLOCK_MONOTONIC), else since the library was loaded
     {"error": 999}                  this NVML error instead of the value
-    null, or left out               NVML_ERROR_NOT_SUPPORTED
+    None, or left out               NVML_ERROR_NOT_SUPPORTED
 
-and the node as well as each GPU may carry `unsupported` (functions by name, fields by number), `errors`
-(function or field -> NVML error) and `hang` (functions that never return). A function without its suffix
-(_v2, _v3) means all of its versions.
+The node and each GPU may carry `unsupported` (functions by name, fields by number), `errors` (function or
+field -> NVML error) and `hang` (functions that never return). A function without its suffix (_v2, _v3) means
+all of its versions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -29,35 +28,22 @@ from typing import Any
 
 import pytest
 
-from support.gpu.nvml_node import Node, blackwell_node, hopper_node, running, split_into_instances
-
-__all__ = [
-    "FakeDriver",
-    "Node",
-    "blackwell_node",
-    "build_library",
-    "fake_driver",
-    "functions",
-    "hopper_node",
-    "nvml_library",
-    "running",
-    "split_into_instances",
-]
+from support.gpu.nvml_node import Node, hopper_node
 
 SOURCES = Path(__file__).parent / "fake_nvml"
 SONAME = "libnvidia-ml.so.1"
-FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread")
+FLAGS = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread")
 EVENT_XID = 0x8
 """nvmlEventTypeXidCriticalError."""
 
 
-def build_library(directory: Path, *flags: str) -> Path:
-    """Compile the fake driver into the directory; its path. Skips the test where no C compiler is."""
+def build_library(directory: Path) -> Path:
+    """Compile the fake driver into the directory; skips the test where there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc) to build the fake NVML library with")
     library = directory / SONAME
-    command = [compiler, *FLAGS, *flags, f"-Wl,-soname,{SONAME}", "-o", str(library)]
+    command = [compiler, *FLAGS, f"-Wl,-soname,{SONAME}", "-o", str(library)]
     command += [str(source) for source in sorted(SOURCES.glob("*.c"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -65,26 +51,25 @@ def build_library(directory: Path, *flags: str) -> Path:
 
 
 class FakeDriver:
-    """One node with its GPUs, as the JSON file describes it; a change is seen at the next call."""
+    """One node with its GPUs; the library sees a change at its next call."""
 
     def __init__(self, directory: Path, library: Path, node: Node | None = None) -> None:
         self.library = library
         self.node = hopper_node() if node is None else node
-        self._file = directory / "nvml.json"
+        self._file = directory / "nvml.txt"
         self._log = directory / "nvml.log"
-        self._xids = 0
         self._changed_ns = 0
         self._write()
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a process needs in its environment to find this driver; to be set before it starts."""
+        """The environment in which a process finds this driver."""
         paths = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {"LD_LIBRARY_PATH": os.pathsep.join(paths), **self.environ_without_path}
 
     @property
     def environ_without_path(self) -> dict[str, str]:
-        """The same for a process that is told the library's path in another way."""
+        """The same for a process that gets the library's path in another way."""
         return {"RANKWATCH_FAKE_NVML": str(self._file), "RANKWATCH_FAKE_NVML_LOG": str(self._log)}
 
     @contextlib.contextmanager
@@ -101,7 +86,7 @@ class FakeDriver:
 
     @property
     def calls(self) -> list[tuple[int, str]]:
-        """(pid, function) of each nvmlInit and nvmlShutdown so far, the suffix left out."""
+        """(pid, function) of each nvmlInit and nvmlShutdown so far, without the suffix."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [(int(pid), function) for pid, function in (line.split() for line in lines)]
 
@@ -113,7 +98,7 @@ class FakeDriver:
     def set(self, index: int, path: str, value: object) -> None:
         """Set one value of a GPU: `power.usage_mw`, `fields.138.3`. None makes it unsupported.
 
-        KeyError where the node has no such value, save for fields and GPM metrics.
+        Raises KeyError where the node has no such value, except for fields and GPM metrics.
         """
         *parents, last = path.split(".")
         at: Any = self.node["gpus"][index]
@@ -137,7 +122,7 @@ class FakeDriver:
 
     def hang(self, function: str, index: int | None = None) -> None:
         """From now on the function never returns, for one GPU or for all."""
-        self._list("hang", index).append(_known(function))
+        self._owner(index)["hang"].append(_known(function))
         self._write()
 
     def release(self) -> None:
@@ -147,20 +132,18 @@ class FakeDriver:
         self._write()
 
     def unsupport(self, what: str | int, index: int | None = None) -> None:
-        """The driver says NOT_SUPPORTED for a function or the number of a field, for one GPU or for all."""
-        self._list("unsupported", index).append(what if isinstance(what, int) else _known(what))
+        """The driver answers NOT_SUPPORTED for a function or a field, for one GPU or for all."""
+        self._owner(index)["unsupported"].append(what if isinstance(what, int) else _known(what))
         self._write()
 
     def fail(self, what: str | int, error: int, index: int | None = None) -> None:
-        """The driver returns the error for a function or the number of a field, for one GPU or for all."""
-        owner = self.node if index is None else self.node["gpus"][index]
-        owner["errors"][str(what) if isinstance(what, int) else _known(what)] = error
+        """The driver answers with the error for a function or a field, for one GPU or for all."""
+        self._owner(index)["errors"][str(what) if isinstance(what, int) else _known(what)] = error
         self._write()
 
-    def xid(self, index: int, code: int, **more: object) -> None:
+    def xid(self, index: int, code: int) -> None:
         """An XID error, delivered once to each event set on which the GPU is registered by now."""
-        self._xids += 1
-        self.node["events"].append({"id": self._xids, "gpu": index, "type": EVENT_XID, "data": code, **more})
+        self.node["events"].append({"gpu": index, "type": EVENT_XID, "data": code})
         self._write()
 
     def unload(self) -> None:
@@ -169,7 +152,7 @@ class FakeDriver:
         self._write()
 
     def load(self) -> None:
-        """The driver is back; who used it before has to initialise it again."""
+        """The driver is back; its former users have to initialise it again."""
         self.node["driver"]["absent"] = False
         self.node["driver"]["generation"] += 1
         self._write()
@@ -180,7 +163,7 @@ class FakeDriver:
         self.load()
 
     def write_text(self, text: str) -> None:
-        """Put something else into the file than the node: what is broken, for instance."""
+        """Replace the whole file, with something broken for instance."""
         new = self._file.with_suffix(".new")
         new.write_text(text)
         # A file system's clock is coarse and inodes are used again: two quick changes could look alike.
@@ -189,24 +172,37 @@ class FakeDriver:
         new.replace(self._file)
 
     def _write(self) -> None:
-        self.write_text(json.dumps(self.node))
+        lines = dict(_flat("", self.node))
+        self.write_text("".join(f"{path}={lines[path]}\n" for path in sorted(lines)))
 
-    def _list(self, name: str, index: int | None) -> list[object]:
-        owner = self.node if index is None else self.node["gpus"][index]
-        found: list[object] = owner[name]
-        return found
+    def _owner(self, index: int | None) -> Node:
+        owner: Node = self.node if index is None else self.node["gpus"][index]
+        return owner
 
 
-def functions() -> frozenset[str]:
-    """Every function of the fake library, with and without its suffix."""
-    names: set[str] = set()
-    for source in SOURCES.glob("*.c"):
-        names.update(re.findall(r"^NVML_API (nvml\w+)\(", source.read_text(), re.MULTILINE))
-    return frozenset(names | {re.sub(r"_v\d+$", "", name) for name in names})
+def _flat(path: str, value: Any) -> Iterator[tuple[str, object]]:
+    """(path, text) of each value, as the library reads them; `path.#` is the length of a list."""
+    if path.endswith(("hang", "unsupported")):
+        yield from ((f"{path}.{name}", 1) for name in value)
+    elif isinstance(value, list):
+        yield f"{path}.#", len(value)
+        for at, each in enumerate(value):
+            yield from _flat(f"{path}.{at}", each)
+    elif isinstance(value, dict) and "error" in value:
+        yield path, f"!{value['error']}"
+    elif isinstance(value, dict) and "rate" in value:
+        yield path, f"{value['value']}+{value['rate']}"
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _flat(f"{path}.{name}" if path else name, each)
+    elif value is not None:
+        yield path, int(value) if isinstance(value, bool) else value
 
 
 def _known(function: str) -> str:
-    if function not in functions():
+    """The function, if the fake library has it: a misspelt name in a test must not pass unnoticed."""
+    sources = "".join(source.read_text() for source in SOURCES.glob("*.c"))
+    if not re.search(rf"^(?:NVML_API |NUMBER\(|TEXT\(){function}(?:_v\d)?[(,]|\"{function}\"", sources, re.M):
         raise KeyError(f"the fake library has no function {function}")
     return function
 

@@ -17,10 +17,8 @@ import pytest
 
 from rankwatch_agent.sources.gpu.protocol import Reading
 from support.agent.process import AgentProcess, agent_process, fetch, until
-from support.gpu.nvidia_smi import Smi, command_run
+from support.gpu.nvidia_smi import Key, Smi, command_run
 from support.gpu.reading import Values, Worker, values_of, worker_process
-from support.gpu.smi_checks import Key, fields
-from support.gpu.smi_verdict import Verdict
 
 _SMI_PLACES = ("/usr/local/nvidia/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _LIBRARY_PLACES = (
@@ -40,45 +38,43 @@ if not torch.cuda.is_available():
 gpus = range(torch.cuda.device_count())
 given = [torch.randn(8192, 8192, device=f"cuda:{each}", dtype=torch.bfloat16) for each in gpus]
 end = time.monotonic() + 300
-said = False
+printed = False
 while time.monotonic() < end:
     for _ in range(10):
         for each in given:
             each @ each
     for each in gpus:
         torch.cuda.synchronize(each)
-    if not said:
+    if not printed:
         print("running", flush=True)
-        said = True
+        printed = True
 """
 
 
 class Machine(NamedTuple):
-    """nvidia-smi and a worker, which keeps the driver initialised."""
+    """nvidia-smi, and a worker that keeps the driver initialised."""
 
     smi: Smi
     worker: Worker
     library: tuple[str, ...]
     """Arguments that name libnvidia-ml.so.1 where the system's loader does not find it."""
-    verdicts: list[Verdict]
-    """What the comparisons found so far."""
 
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """The machine itself; skips where it has no GPU that answers."""
+    """This machine; skips where it has no GPU that answers."""
     smi = _smi_or_skip()
     with worker_process({}) as worker:
         answer = worker.collect()
         if answer.reading is not None:
-            yield Machine(smi, worker, (), [])
+            yield Machine(smi, worker, ())
             return
     assert answer.failure
     library = next((each for each in _LIBRARY_PLACES if Path(each).exists()), None)
     assert answer.failure.absent and library, f"nvidia-smi answers, NVML does not: {answer.failure.message}"
     with worker_process({}, "--library", library) as worker:
         worker.read()
-        yield Machine(smi, worker, ("--nvml-library", library), [])
+        yield Machine(smi, worker, ("--nvml-library", library))
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +84,13 @@ def load(machine: Machine) -> Iterator[subprocess.Popen[str]]:
         pytest.skip("PyTorch is not installed, so nothing puts the GPU under load")
     process = subprocess.Popen([sys.executable, "-c", _LOAD], stdout=subprocess.PIPE, text=True)
     try:
-        said: list[str] = []
+        lines: list[str] = []
         stdout = process.stdout
         assert stdout
-        threading.Thread(target=lambda: said.append(stdout.readline()), daemon=True).start()
-        within(LOAD_STARTS_SECONDS, lambda: bool(said), "the load runs")
-        if said != ["running\n"]:
-            pytest.skip(f"no load: {said[0].strip() or 'PyTorch ended without a word'}")
+        threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True).start()
+        within(LOAD_STARTS_SECONDS, lambda: bool(lines), "the load runs")
+        if lines != ["running\n"]:
+            pytest.skip(f"no load: {lines[0].strip() or 'PyTorch ended without output'}")
         yield process
     finally:
         process.kill()
@@ -105,14 +101,14 @@ def _smi_or_skip() -> Smi:
     program = shutil.which("nvidia-smi") or next((each for each in _SMI_PLACES if Path(each).exists()), None)
     if program is None:
         pytest.skip("no NVIDIA GPU: nvidia-smi is not installed")
-    run = command_run([program])
+    run = command_run(program)
     try:
-        listed = run("-L")
+        status, output = run("-L")
     except (OSError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"no NVIDIA GPU: nvidia-smi -L failed: {error}")
-    if listed.status or "GPU 0:" not in listed.output:
-        pytest.skip(f"no NVIDIA GPU: nvidia-smi -L says {listed.output.strip()!r}")
-    return Smi(run, fields())
+    if status or "GPU 0:" not in output:
+        pytest.skip(f"no NVIDIA GPU: nvidia-smi -L says {output.strip()!r}")
+    return Smi(run)
 
 
 def within(seconds: float, condition: Callable[[], bool], what: str) -> None:
@@ -145,7 +141,7 @@ def page(agent: AgentProcess) -> bytes:
 
 
 def driver_state(agent: AgentProcess) -> str:
-    """The driver as the agent sees it; empty while it does not say."""
+    """The driver's state as the agent exports it; empty while it does not."""
     start = "rankwatch_gpu_driver_state{"
     lines = [each for each in page(agent).decode().splitlines() if each.startswith(start)]
     return lines[0].partition('state="')[2].partition('"')[0] if lines else ""
@@ -173,7 +169,7 @@ def open_devices(pid: int) -> set[str]:
     return {each for each in found if each.startswith("/dev/nvidia")}
 
 
-def settled(machine: Machine) -> Reading:
+def read_with_gpm(machine: Machine) -> Reading:
     """A reading with GPM: it needs two samples at least 100 ms apart."""
     machine.worker.read()
     time.sleep(0.15)
@@ -205,8 +201,3 @@ def watch_energy(machine: Machine, seconds: float) -> dict[str, tuple[float, flo
         if gone > seconds:
             now = by_uuid(reading, energy)
             return {uuid: (now[uuid] - joules, gone, watts[uuid]) for uuid, joules in start.items()}
-
-
-def listed(found: dict[Key, str]) -> str:
-    """For a message: one series in a line."""
-    return "".join(f"\n  {'/'.join(key)}: {text}" for key, text in sorted(found.items()))

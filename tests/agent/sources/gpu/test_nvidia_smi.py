@@ -1,6 +1,6 @@
-"""A real GPU: every NVML series of the agent against nvidia-smi, under load, and let go on request.
+"""A real GPU: what the agent reads is compared with nvidia-smi, at rest and under load.
 
-Run on a machine with an NVIDIA GPU: `pytest tests/agent/gpu/test_nvidia_smi.py -m gpu -rs -s`.
+Run on a machine with an NVIDIA GPU: `pytest tests/agent/sources/gpu/test_nvidia_smi.py -rs -s`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ pytest.importorskip("pynvml", reason="pynvml (nvidia-ml-py) is not installed")
 pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 from rankwatch.conventions import METRICS
+from rankwatch.conventions.gpus import GPUS
 from support.agent.process import until
+from support.gpu.nvidia_smi import NUMBERS, STATES, UNCHECKED, Key, Look, compare, differences, link_sums
 from support.gpu.reading import Values, node_values, values_of
 from support.gpu.real_gpu import (
     LOAD_SHOWS_SECONDS,
@@ -27,45 +29,82 @@ from support.gpu.real_gpu import (
     family,
     gpu_agent,
     is_busy,
-    listed,
     load,
     machine,
     open_devices,
     page,
-    settled,
+    read_with_gpm,
     watch_energy,
     within,
 )
-from support.gpu.smi_output import quantity
-from support.gpu.smi_verdict import Verdict, hold, unheld
 
 __all__ = ["load", "machine"]
-pytestmark = pytest.mark.gpu
 
 PCIE_LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""Bytes per second of one lane in one direction, by generation (PCI-SIG), packet headers counted in."""
+"""Bytes per second of one lane in one direction, by generation (PCI-SIG), including packet headers."""
+OURS: Values = {
+    ("info", "0", "0000:1b:00.0", "NVIDIA H100", "hopper", ""): 1,
+    ("power_watts",): 300.0,
+    ("fabric_state", "completed"): 1,
+    ("throttle_active", "sw_power_cap"): 1,
+    ("throttle_active", "gpu_idle"): 0,
+}
+THEIRS: Look = {
+    "index": "0",
+    "pci.bus_id": "00000000:1B:00.0",
+    "name": "NVIDIA H100",
+    "/product_architecture": "Hopper",
+    "power.draw": "301.25",
+    "temperature.memory": "N/A",
+    "fabric.state": "Completed",
+    "fabric.status": "Success",
+    "clocks_event_reasons.active": "0x0000000000000004",
+    "clocks_event_reasons.supported": "0x0000000000000005",
+}
 
 
-def test_every_series_is_what_nvidia_smi_says(machine: Machine) -> None:
-    """Between an answer before and one after; what it calls not available has no series."""
-    verdict = hold(machine.smi, machine.worker.read)
-    machine.verdicts.append(verdict)
-    assert not verdict.problems, listed(verdict.problems)
+@pytest.mark.parametrize(
+    ("change", "different"),
+    [
+        ({}, []),
+        ({("power_watts",): 300_000.0}, [("power_watts",)]),
+        ({("power_watts",): None}, [("power_watts",)]),
+        ({("temperature_celsius", "memory"): 0.0}, [("temperature_celsius", "memory")]),
+        ({("fabric_state", "completed"): None}, [("fabric_state", "completed")]),
+        ({("throttle_active", "gpu_idle"): 1}, [("throttle_active", "gpu_idle")]),
+        ({("info", "0", "0000:1b:00.0", "NVIDIA H100", "hopper", ""): None}, [("info",)]),
+    ],
+)
+def test_comparison_finds_what_differs(change: dict[Key, float | None], different: list[Key]) -> None:
+    """A wrong unit, a missing series, and a value that nobody measured."""
+    values = {key: value for key, value in {**OURS, **change}.items() if value is not None}
+    assert list(differences(values, THEIRS, THEIRS)) == different
 
 
-def test_the_versions_are_what_nvidia_smi_says(machine: Machine) -> None:
-    """Driver, CUDA and, where it tells, NVML."""
-    look = next(iter(machine.smi.look().values()))
-    (info,) = (key for key in node_values(machine.worker.read()) if key[0] == "driver_info")
-    _, driver, nvml, cuda = info
-    assert (driver, cuda) == (look["/driver_version"], look["/cuda_version"])
-    told = machine.smi.version().get("NVML VERSION")
-    assert nvml
-    assert told is None or told in nvml
+def test_link_sums() -> None:
+    """The output of `nvidia-smi nvlink` lists each link of each GPU."""
+    lines = ["Data Tx: 10 KiB", "Data Tx: 5 KiB", "26.562 GB/s", "<inactive>", "CRC Errors: N/A"]
+    output = "GPU 0: NVIDIA H200 (UUID: GPU-a)\n" + "".join(f"\t Link 0: {line}\n" for line in lines)
+    assert link_sums(output) == {"GPU-a": {"nvlink Data Tx": "15", "nvlink active": "1"}}
 
 
-def test_a_healthy_gpu_gives_no_value_that_cannot_be_true(machine: Machine) -> None:
-    """No reading is rejected, nothing fails: our limits fit what a real driver says."""
+def test_every_metric_is_compared_or_excused() -> None:
+    """A new metric of a GPU needs a line in one of the tables."""
+    of_the_node = ("rankwatch_", "driver_", "worker_", "supported", "readings_rejected")
+    known = {"up", "info", "throttle_active", *UNCHECKED, *(key[0] for key in (*NUMBERS, *STATES))}
+    names = {each.name.removeprefix("rankwatch_gpu_") for each in GPUS}
+    assert {each for each in names if not each.startswith(of_the_node)} == known
+
+
+@pytest.mark.gpu
+def test_series_equal_nvidia_smi(machine: Machine) -> None:
+    """Each value lies between an answer before and one after; what is not available has no series."""
+    assert compare(machine.smi, machine.worker.read) == {}
+
+
+@pytest.mark.gpu
+def test_healthy_gpu_has_plausible_values(machine: Machine) -> None:
+    """Our limits fit a real driver: nothing is rejected and nothing fails."""
     for _ in range(3):
         reading = machine.worker.read()
         assert reading.warnings == ()
@@ -75,23 +114,21 @@ def test_a_healthy_gpu_gives_no_value_that_cannot_be_true(machine: Machine) -> N
         time.sleep(0.15)  # GPM needs 100 ms between two samples
 
 
+@pytest.mark.gpu
 def test_energy_is_power_over_time(machine: Machine) -> None:
-    """nvidia-smi does not tell the counter, so it is held against the watts it adds up."""
+    """nvidia-smi does not report energy, so it is compared with the watts it adds up."""
     watched = watch_energy(machine, 3.0)
     for uuid, (joules, seconds, watts) in watched.items():
-        assert 0.6 * min(watts) - 10 <= joules / seconds <= 1.4 * max(watts) + 10, (
-            uuid,
-            joules,
-            seconds,
-            watts,
-        )
+        low, high = 0.6 * min(watts) - 10, 1.4 * max(watts) + 10
+        assert low <= joules / seconds <= high, (uuid, joules, seconds, watts)
     if not watched:
-        pytest.skip("no GPU tells energy")
+        pytest.skip("no GPU reports energy")
 
 
-def test_the_pcie_link_carries_no_more_than_it_can(machine: Machine) -> None:
-    """nvidia-smi measures another 20 ms, so throughput is held against generation and lanes."""
-    for gpu in settled(machine).gpus:
+@pytest.mark.gpu
+def test_pcie_throughput_fits_the_link(machine: Machine) -> None:
+    """nvidia-smi measures another 20 ms, so throughput is compared with generation and lanes."""
+    for gpu in read_with_gpm(machine).gpus:
         values = values_of(gpu)
         generation, lanes = values.get(("pcie_generation_max",)), values.get(("pcie_width_max",))
         if generation is None or lanes is None:
@@ -101,96 +138,55 @@ def test_the_pcie_link_carries_no_more_than_it_can(machine: Machine) -> None:
             assert 0 <= values.get(("pcie_throughput_bytes", direction), 0.0) <= most
 
 
+@pytest.mark.gpu
 def test_activity_and_power_rise_under_load(machine: Machine, request: pytest.FixtureRequest) -> None:
     """Matrix products keep multiprocessors and tensor cores busy, and the counters are not suspect."""
     idle = by_uuid(machine.worker.read(), ("power_watts",))
     request.getfixturevalue("load")
-    if not any(key[0] == "activity_ratio" for gpu in settled(machine).gpus for key in values_of(gpu)):
+    if not any(key[0] == "activity_ratio" for gpu in read_with_gpm(machine).gpus for key in values_of(gpu)):
         pytest.skip("the GPU has no GPM (before Hopper, or cut by MIG)")
     seen: dict[str, Values] = {}
 
     def busy() -> bool:
         time.sleep(0.2)
         seen.update({gpu.uuid: values_of(gpu) for gpu in machine.worker.read().gpus})
-        # NVML's watts are an average over a second, so they come after the activity
+        # NVML's watts are a mean over a second, so they rise after the activity
         return all(is_busy(each) and each["power_watts",] > idle[uuid] + 20 for uuid, each in seen.items())
 
     within(LOAD_SHOWS_SECONDS, busy, "every GPU is busy and draws 20 W more than idle")
     for values in seen.values():
         assert all(0 <= value <= 1 for key, value in values.items() if key[0] == "activity_ratio")
         assert values["counters_suspect",] == 0
-    print(f"\nunder load: {seen}")
 
 
-def test_every_series_is_what_nvidia_smi_says_under_load(
-    machine: Machine, load: subprocess.Popen[str]
-) -> None:
-    """With a process on the GPU, and counters that grow: a wrong unit shows only then."""
-    verdict = hold(machine.smi, machine.worker.read)
-    machine.verdicts.append(verdict)
+@pytest.mark.gpu
+def test_series_equal_nvidia_smi_under_load(machine: Machine, load: subprocess.Popen[str]) -> None:
+    """With a process on the GPU and counters that grow: a wrong unit shows only then."""
+    assert compare(machine.smi, machine.worker.read) == {}
     assert load.poll() is None
-    assert not verdict.problems, listed(verdict.problems)
 
 
-def test_time_under_the_power_cap_is_seconds(machine: Machine, load: subprocess.Popen[str]) -> None:
-    """It cannot grow faster than time, and grows as fast as nvidia-smi's microseconds."""
-    name, cell = ("throttle_seconds_total", "sw_power_cap"), "clocks_event_reasons_counters.sw_power_cap"
-    before, ours, begin = machine.smi.look(), by_uuid(machine.worker.read(), name), time.monotonic()
-    time.sleep(3.0)
-    later, after, seconds = by_uuid(machine.worker.read(), name), machine.smi.look(), time.monotonic() - begin
-    grew = {uuid: later[uuid] - value for uuid, value in ours.items() if uuid in later}
-    assert all(0 <= each <= seconds + 0.5 for each in grew.values()), (grew, seconds)
-    told = {uuid: [quantity(look[uuid].get(cell, "")) for look in (before, after)] for uuid in grew}
-    for uuid, (low, high) in told.items():
-        if low is not None and high is not None:
-            assert grew[uuid] <= high.value - low.value + 0.1, (uuid, grew, told)
-    if not any(grew.values()):
-        pytest.skip(f"the load does not reach the power cap: {told}; the unit is not proven")
-
-
-def test_every_exported_series_was_held_against_something(machine: Machine) -> None:
-    """What this nvidia-smi does not tell is named; a series that no table knows is an error."""
-    if not machine.verdicts:
-        machine.verdicts.append(hold(machine.smi, machine.worker.read))
-    exported = {key for gpu in settled(machine).gpus for key in values_of(gpu)}
-    held = set().union(*(each.held for each in machine.verdicts))
-    untold = {key: text for each in machine.verdicts for key, text in each.untold.items() if key not in held}
-    problems = {key: text for each in machine.verdicts for key, text in each.problems.items()}
-    zeros = set.intersection(*(each.zeros for each in machine.verdicts))
-    print(f"\nheld: {len(held)} series; alike only at 0, so their unit is not proven: {sorted(zeros)}")
-    pids = {key for key in exported if key[0] == "process_memory_bytes"}
-    assert unheld(exported - pids, Verdict(problems, held, untold, zeros)) == set()
-    if untold or machine.smi.unknown:
-        pytest.skip(
-            f"all else was held; no answer for {listed(untold) or 'nothing'}; fields this nvidia-smi "
-            f"does not know: {machine.smi.unknown}"
-        )
-
-
-def test_the_agent_serves_what_it_read(machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.gpu
+def test_agent_exports_the_gpus(machine: Machine, tmp_path: Path) -> None:
     """Declared names, finite numbers, every GPU up, as many as are on the bus."""
     parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
     uuids = {gpu.uuid for gpu in machine.worker.read().gpus if gpu.up}
     with gpu_agent(machine, tmp_path) as agent:
         families = list(parser.text_string_to_metric_families(page(agent).decode()))
-    samples = [each for one in families for each in one.samples]
-    ours = [each for each in samples if each.name.startswith("rankwatch_gpu")]
-    declared = {each.name for each in METRICS}
-    assert {each.name for each in ours} <= declared
+    ours = [each for one in families for each in one.samples if each.name.startswith("rankwatch_gpu")]
+    assert {each.name for each in ours} <= {each.name for each in METRICS}
     assert all(math.isfinite(each.value) for each in ours)
-    assert {
-        each.labels["gpu"] for each in ours if each.name == "rankwatch_gpu_up" and each.value == 1
-    } == uuids
+    up = {each.labels["gpu"] for each in ours if each.name == "rankwatch_gpu_up" and each.value == 1}
+    assert up == uuids
     by_name = {each.name: each.value for each in ours}
     assert by_name["rankwatch_gpus_visible"] == len(uuids)
     assert by_name.get("rankwatch_gpus_expected", len(uuids)) == len(uuids)
     assert by_name["rankwatch_gpu_driver_unresponsive_total"] == 0
-    keys = [(each.name, tuple(sorted(each.labels.items()))) for each in samples]
-    assert len(keys) == len(set(keys))
 
 
-def test_after_a_release_no_process_of_ours_has_a_gpu_open(machine: Machine, tmp_path: Path) -> None:
-    """SIGUSR1 lets the driver be unloaded; SIGUSR2 takes it up again."""
+@pytest.mark.gpu
+def test_release_closes_the_devices(machine: Machine, tmp_path: Path) -> None:
+    """SIGUSR1 lets the driver be unloaded; after SIGUSR2 it is used again."""
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with gpu_agent(machine, tmp_path) as agent:
         before = family(agent.process.pid)

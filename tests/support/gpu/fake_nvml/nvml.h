@@ -1,9 +1,7 @@
-/* The part of NVML's interface that this fake has: types, numbers and layouts of the real nvml.h. */
+/* The part of NVML's interface that the agent uses: types, numbers and layouts of the real nvml.h. */
 
 #ifndef FAKE_NVML_H
 #define FAKE_NVML_H
-
-#include <stdint.h>
 
 typedef unsigned int nvmlReturn_t;
 
@@ -18,17 +16,16 @@ enum {
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
     NVML_ERROR_MEMORY = 20,
-    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 };
 
 #define NVML_API __attribute__((visibility("default"))) nvmlReturn_t
 
-typedef const struct device *nvmlDevice_t;
-
 /* Size of the struct and number of its version, as the real NVML_STRUCT_VERSION. */
 #define VERSION_OF(type, number) ((unsigned int)(sizeof(type) | ((number) << 24U)))
+
+typedef const struct device *nvmlDevice_t;
 
 typedef struct {
     char busIdLegacy[16];
@@ -59,21 +56,17 @@ typedef struct {
     int marginTemperature;
 } nvmlMarginTemperature_t;
 
-typedef union {
-    double dVal;
-    unsigned int uiVal;
-    unsigned long long ullVal;
-    long long sllVal;
-} nvmlValue_t;
-
-enum { NVML_VALUE_TYPE_DOUBLE = 0, NVML_VALUE_TYPE_UNSIGNED_INT = 1, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3 };
+enum { NVML_VALUE_TYPE_UNSIGNED_INT = 1, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG = 3 };
 
 typedef struct {
     unsigned int fieldId, scopeId;
     long long timestamp, latencyUsec;
     unsigned int valueType;
     nvmlReturn_t nvmlReturn;
-    nvmlValue_t value;
+    union {
+        unsigned int uiVal;
+        unsigned long long ullVal;
+    } value;
 } nvmlFieldValue_t;
 
 typedef struct {
@@ -89,27 +82,11 @@ typedef struct {
 } nvmlDeviceAttributes_t;
 
 typedef struct {
-    unsigned char clusterUuid[16];
-    nvmlReturn_t status;
-    unsigned int cliqueId, state;
-} nvmlGpuFabricInfo_t;
-
-typedef struct {
     unsigned int version;
     unsigned char clusterUuid[16];
     nvmlReturn_t status;
     unsigned int cliqueId, state, healthMask;
 } nvmlGpuFabricInfo_v2_t;
-
-typedef struct {
-    unsigned int version;
-    unsigned char clusterUuid[16];
-    nvmlReturn_t status;
-    unsigned int cliqueId, state, healthMask;
-    unsigned char healthSummary;
-} nvmlGpuFabricInfo_v3_t;
-
-enum { NVML_GPM_METRIC_MAX = 477 };
 
 typedef struct gpm_sample *nvmlGpmSample_t;
 
@@ -125,7 +102,7 @@ typedef struct {
 typedef struct {
     unsigned int version, numMetrics;
     nvmlGpmSample_t sample1, sample2;
-    nvmlGpmMetric_t metrics[NVML_GPM_METRIC_MAX];
+    nvmlGpmMetric_t metrics[]; /* as many as the caller's version has */
 } nvmlGpmMetricsGet_t;
 
 typedef struct {

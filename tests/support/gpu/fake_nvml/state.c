@@ -1,16 +1,24 @@
-#include "state.h"
+/* The node as the file describes it now. A value is a text, a number, "<number>+<growth a second>" or "!<error>". */
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 
-enum { LARGEST_FILE = 8 << 20 };
+#include "fake.h"
 
-static char path_of_file[4096];
+struct line {
+    const char *key, *value;
+};
+
+static char path[4096];
 static struct stat seen;
-static struct json *node;
+static char *text;
+static struct line *lines;
+static size_t line_count;
+static int faults;
 static double loaded_at;
 
 double state_now(void) {
@@ -23,122 +31,124 @@ __attribute__((constructor)) static void note_load(void) {
     loaded_at = state_now();
 }
 
-__attribute__((destructor)) static void forget(void) {
-    json_free(node);
-    node = NULL;
-}
-
 void state_open(void) {
-    const char *path = getenv("RANKWATCH_FAKE_NVML");
-    snprintf(path_of_file, sizeof path_of_file, "%s", path != NULL ? path : "");
+    const char *name = getenv("RANKWATCH_FAKE_NVML");
+    snprintf(path, sizeof path, "%s", name != NULL ? name : "");
 }
 
-static struct json *read_file(void) {
-    FILE *file = fopen(path_of_file, "re");
-    char *text = NULL;
-    struct json *tree = NULL;
-    if (file == NULL) {
-        return NULL;
-    }
-    if (fstat(fileno(file), &seen) == 0 && seen.st_size < LARGEST_FILE) {
-        text = calloc(1, (size_t)seen.st_size + 1);
-    }
-    if (text != NULL && fread(text, 1, (size_t)seen.st_size, file) == (size_t)seen.st_size) {
-        tree = json_parse(text);
-    }
+static void forget(void) {
     free(text);
-    fclose(file);
-    return tree;
+    free(lines);
+    text = NULL;
+    lines = NULL;
+    line_count = 0;
+    faults = 0;
 }
 
-const struct json *state_refresh(void) {
-    struct stat now;
-    if (stat(path_of_file, &now) != 0) {
-        json_free(node);
-        node = NULL;
-        memset(&seen, 0, sizeof seen);
-        return NULL;
+static void split(void) {
+    size_t room = 1;
+    for (const char *at = text; *at != '\0'; at++) {
+        room += *at == '\n';
     }
-    if (now.st_ino != seen.st_ino || now.st_mtim.tv_sec != seen.st_mtim.tv_sec ||
-        now.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
-        json_free(node);
-        node = read_file();
-    }
-    return node;
-}
-
-/* How much a counter of this rate has grown: since the epoch the file names, or since this library was loaded. */
-static double growth(const struct json *rate) {
-    const struct json *epoch = json_find(node, "driver.epoch");
-    return rate->number * (state_now() - (epoch != NULL ? epoch->number : loaded_at));
-}
-
-static nvmlReturn_t find_number(const struct json **value, double *grown) {
-    *grown = 0;
-    if (*value != NULL && (*value)->kind == JSON_OBJECT) {
-        const struct json *error = json_find(*value, "error"), *rate = json_find(*value, "rate");
-        if (error != NULL) {
-            return (nvmlReturn_t)error->integer;
+    lines = calloc(room, sizeof *lines);
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line != NULL && lines != NULL; line = strtok_r(NULL, "\n", &rest)) {
+        char *value = strchr(line, '=');
+        if (value != NULL) {
+            *value = '\0';
+            lines[line_count++] = (struct line){line, value + 1};
+            faults |= strstr(line, "hang.") || strstr(line, "errors.") || strstr(line, "unsupported.");
         }
-        *grown = rate != NULL ? growth(rate) : 0;
-        *value = json_find(*value, "value");
     }
-    if (*value == NULL || ((*value)->kind != JSON_NUMBER && (*value)->kind != JSON_BOOLEAN)) {
+}
+
+static void load(void) {
+    FILE *file = fopen(path, "re");
+    forget();
+    if (file == NULL) {
+        return;
+    }
+    if (fstat(fileno(file), &seen) == 0 && (text = calloc(1, (size_t)seen.st_size + 1)) != NULL &&
+        fread(text, 1, (size_t)seen.st_size, file) == (size_t)seen.st_size) {
+        split();
+    }
+    fclose(file);
+}
+
+int state_refresh(void) {
+    struct stat now;
+    if (stat(path, &now) != 0) {
+        memset(&seen, 0, sizeof seen);
+        forget();
+    } else if (now.st_ino != seen.st_ino || now.st_mtim.tv_sec != seen.st_mtim.tv_sec ||
+               now.st_mtim.tv_nsec != seen.st_mtim.tv_nsec) {
+        load();
+    }
+    return text_at("driver", "version") != NULL;
+}
+
+int state_has_faults(void) {
+    return faults;
+}
+
+static int compare(const void *key, const void *line) {
+    return strcmp(key, ((const struct line *)line)->key);
+}
+
+static const char *look_up(const char *prefix, const char *format, va_list arguments) {
+    char key[160];
+    int length = snprintf(key, sizeof key, *prefix != '\0' ? "%s." : "%s", prefix);
+    vsnprintf(key + length, sizeof key - (size_t)length, format, arguments);
+    const struct line *found = bsearch(key, lines, line_count, sizeof *lines, compare);
+    return found != NULL ? found->value : NULL;
+}
+
+const char *text_at(const char *prefix, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const char *found = look_up(prefix, format, arguments);
+    va_end(arguments);
+    return found;
+}
+
+/* How much a counter has grown: since the epoch that the file names, or since this library was loaded. */
+static double growth(const char *rate) {
+    const char *epoch = text_at("driver", "epoch");
+    return *rate == '+' ? strtod(rate + 1, NULL) * (state_now() - (epoch != NULL ? strtod(epoch, NULL) : loaded_at)) : 0;
+}
+
+static nvmlReturn_t check(const char *found) {
+    if (found == NULL) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
-    return NVML_SUCCESS;
+    return *found == '!' ? (nvmlReturn_t)strtoul(found + 1, NULL, 10) : NVML_SUCCESS;
 }
 
-nvmlReturn_t read_u64(const struct json *tree, const char *path, unsigned long long *value) {
-    const struct json *found = json_find(tree, path);
-    double grown = 0;
-    nvmlReturn_t result = find_number(&found, &grown);
+nvmlReturn_t number_at(void *into, size_t size, const char *prefix, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const char *found = look_up(prefix, format, arguments);
+    va_end(arguments);
+    nvmlReturn_t result = check(found);
     if (result == NVML_SUCCESS) {
-        *value = (unsigned long long)(found->whole ? found->integer : (int64_t)found->number);
-        *value += (unsigned long long)grown;
+        char *rest = NULL;
+        unsigned long long number = strtoull(found, &rest, 10);
+        number += (unsigned long long)growth(rest);
+        memcpy(into, &number, size); /* little-endian, as all machines of the tests */
     }
     return result;
 }
 
-nvmlReturn_t read_u32(const struct json *tree, const char *path, unsigned int *value) {
-    unsigned long long wide = 0;
-    nvmlReturn_t result = read_u64(tree, path, &wide);
-    if (result == NVML_SUCCESS) {
-        *value = (unsigned int)wide;
-    }
-    return result;
+nvmlReturn_t real_at(double *into, const char *prefix, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const char *found = look_up(prefix, format, arguments);
+    va_end(arguments);
+    *into = found != NULL ? strtod(found, NULL) : 0;
+    return check(found);
 }
 
-nvmlReturn_t read_int(const struct json *tree, const char *path, int *value) {
-    return read_u32(tree, path, (unsigned int *)value);
-}
-
-nvmlReturn_t read_double(const struct json *tree, const char *path, double *value) {
-    const struct json *found = json_find(tree, path);
-    double grown = 0;
-    nvmlReturn_t result = find_number(&found, &grown);
-    if (result == NVML_SUCCESS) {
-        *value = found->number + grown;
-    }
-    return result;
-}
-
-nvmlReturn_t read_text(const struct json *tree, const char *path, char *buffer, unsigned int size) {
-    const struct json *found = json_find(tree, path), *error = found != NULL ? json_find(found, "error") : NULL;
-    if (error != NULL) {
-        return (nvmlReturn_t)error->integer;
-    }
-    if (found == NULL || found->kind != JSON_TEXT) {
-        return NVML_ERROR_NOT_SUPPORTED;
-    }
-    if (strlen(found->text) >= size) {
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    }
-    memcpy(buffer, found->text, strlen(found->text) + 1);
-    return NVML_SUCCESS;
-}
-
-unsigned long long number_or(const struct json *tree, const char *path, unsigned long long otherwise) {
-    unsigned long long value = otherwise;
-    return read_u64(tree, path, &value) == NVML_SUCCESS ? value : otherwise;
+unsigned long long number_or(unsigned long long otherwise, const char *prefix, const char *name) {
+    unsigned long long number = 0;
+    return READ(number, prefix, "%s", name) == NVML_SUCCESS ? number : otherwise;
 }

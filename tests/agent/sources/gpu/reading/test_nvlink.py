@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 
 from rankwatch_agent.sources.gpu.reading.links import LinkTotal
-from support.gpu.nvml import blackwell_node
+from support.gpu.nvml_node import blackwell_node
 from support.gpu.reading import Node, node_values, values_of
 
 LINKS = 18

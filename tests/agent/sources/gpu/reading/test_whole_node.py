@@ -9,7 +9,7 @@ from rankwatch.conventions import metric
 from rankwatch.conventions.gpus import GPUS
 from rankwatch_agent.sources.gpu.protocol import Reading, Sample
 from support.agent.process import until
-from support.gpu.nvml import split_into_instances
+from support.gpu.nvml_node import split_into_instances
 from support.gpu.reading import Node, node_values, values_of
 
 OF_THE_AGENT = {
