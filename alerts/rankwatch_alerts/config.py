@@ -1,4 +1,4 @@
-"""Every window, threshold and selector of the rules, in one object."""
+"""Every window, threshold and selector of the rules."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 from rankwatch.settings import FieldError, build, expect, read_file, read_flags
 
 MAX_TIME_SCALE = 1000.0
-"""Largest divisor of times. From 240 on every default time is at its floor, so more changes nothing."""
+"""Largest divisor of times. From 240 on, every default time is at its floor."""
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
 LONGEST_SECONDS = 365 * 86400.0
-"""A year: no run, and no rule about one, looks further."""
+"""A year: no run lasts longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
-    """What the rules, the Alertmanager configuration and the dashboards are generated from.
+    """Settings of the rules, the Alertmanager configuration and the dashboards.
 
-    Times are in seconds. Raises FieldError where a value is out of range or two contradict each other.
+    Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
     """
 
     scrape_interval_seconds: float = 15.0
@@ -33,96 +33,96 @@ class RuleConfig:
     agent_job: str = "rankwatch"
     """Value of `job` on the scrape targets that are agents."""
     step_window_seconds: float = 300.0
-    """Window over which mean seconds per step are taken; must hold several steps."""
+    """Window of the mean time of a step; must hold several steps."""
     event_window_seconds: float = 900.0
     """How long a counted event (failed checkpoint, non-finite loss) keeps its alert firing."""
 
     straggler_residual: float = 0.10
-    """Least share by which a straggler's local time exceeds its cohort's median. Greyhound calls 0.1
-    a degradation; single-digit differences are common among healthy ranks."""
+    """Least share by which a straggler's local time exceeds the median of its cohort. Greyhound calls 0.1
+    a degradation; differences below 10 % are common among healthy ranks."""
     straggler_spread_factor: float = 5.0
     """Least excess in median absolute deviations of the cohort; 5 is about 3.4 standard deviations.
-    The residual threshold is the floor under it, where the cohort hardly spreads at all."""
+    `straggler_residual` is the floor for a cohort that hardly spreads."""
     straggler_cost: float = 0.03
-    """Least share of the step that the excess must take: slower work that costs nothing is no alert."""
+    """Least share of the step that the excess takes: slower work that costs nothing raises no alert."""
     straggler_cohort_ranks: int = 3
-    """Fewest ranks of a stage among which one can be named: of two nobody can say which is off."""
+    """Fewest ranks of a stage to name one among them: of two, nobody can say which is off."""
     straggler_for_seconds: float = 360.0
-    """Persistence. Longer than `step_window_seconds`, so that one slow event inside the window cannot
-    raise the alert."""
+    """Persistence of a straggler. Longer than `step_window_seconds`, so that one slow event inside the
+    window cannot raise the alert."""
     straggler_critical_slowdown: float = 1.5
-    """Slowdown of the run from which a straggler is critical: a third of the machines is wasted."""
+    """Slowdown of the run from which a straggler is critical: 1.5 wastes a third of the machines."""
     phase_share: float = 0.5
-    """A cause is named when it holds more than this share of the rank's excess."""
+    """Least share of the rank's excess that a phase takes to be named as the cause."""
 
     cause_cost: float = 0.05
-    """Least share of the step that a cause must take which names no rank. More than a straggler's: there
-    is no node to replace, and a few percent of waiting are in every run."""
+    """Least share of the step that a cause without a rank takes. More than a straggler's: there is no node
+    to replace, and every run waits for a few percent of its time."""
     cause_for_seconds: float = 600.0
-    """Persistence of causes that name no rank. Longer than `step_window_seconds`, as a straggler's."""
+    """Persistence of causes without a rank. Longer than `step_window_seconds`, as a straggler's."""
     stage_ratio: float = 1.15
-    """Median compute of a stage over that of the others from which it is too heavy: embedding and head
-    make the end stages heavier by design, and planners accept some 10 %."""
+    """Median compute of a stage, relative to the other stages, from which it is too heavy. Embedding and
+    head make the end stages heavier by design, and planners accept about 10 %."""
     stage_every_rank_ratio: float = 1.10
-    """What every rank of a heavy stage must reach, the fastest too; else single ranks are slow."""
+    """The same ratio for the fastest rank of the stage: below it, single ranks are slow, not the stage."""
     stage_cohort_ranks: int = 2
-    """Fewest ranks in each stage: of a stage with one rank nobody can tell which of both is slow."""
+    """Fewest ranks in each stage: with one rank, a slow stage and a slow rank look the same."""
     unequal_batches_sigma: float = 0.05
-    """Least spread of microbatches, or of steps, that is shared by forward and backward or explained
-    by work; batches of fixed length stay below 0.01."""
+    """Least spread of microbatches or of steps that forward and backward share or that work explains.
+    Batches of fixed length stay below 0.01."""
     unequal_batches_correlation: float = 0.5
-    """Least correlation with work, or of forward with backward: that of noise is 0."""
+    """Least correlation with work, or of forward with backward. Noise has 0."""
     data_loading_share: float = 0.10
-    """Share of the step from which waiting for data is too much: what loading hides costs nothing."""
+    """Share of the step from which the wait for data is too long. Loading in the background costs nothing."""
     jitter_ranks: int = 3
-    """Fewest ranks with late steps: of two nobody can say that it strikes all in turn."""
+    """Fewest ranks with late steps: with two, nobody can say that all are late in turn."""
     jitter_rank_share: float = 0.5
-    """Most of the lateness that one rank may hold; with more it is that rank's own affair."""
+    """Largest share of the lateness that one rank may hold. With more, that rank is the cause."""
     network_growth: float = 1.5
-    """Transfer time over its own past from which the network is to blame: shared fabrics vary by 10 to
-    20 % from hour to hour, and one node of a group sees part of the waiting."""
+    """Transfer time, relative to its own past, from which the network is the cause. Shared fabrics vary by
+    10 to 20 % from hour to hour, and one node of a group sees part of the waiting."""
     network_baseline_seconds: float = 21600.0
-    """The past with which transfers are compared: their median over it."""
+    """Length of the past whose median transfer time is the reference."""
     network_min_baseline_seconds: float = 1800.0
-    """Least of it that must be there; a run that has just begun has no past."""
+    """Least length of that past: a run that has just begun has none."""
 
     stall_floor_seconds: float = 60.0
-    """Least time without progress that may be called a stall, whatever was learnt."""
+    """Least time without progress that is a stall, however short the learnt timeout."""
     stall_fallback_seconds: float = 1800.0
-    """Timeout while none is learnt yet (start-up, compilation, the first checkpoint or evaluation of a run):
-    PyTorch's process-group default. Lower it where you know that none of these takes so long."""
+    """Timeout before one is learnt (start-up, compilation, the first checkpoint or evaluation of a run): the
+    default of PyTorch's process groups. Lower it if none of these takes that long."""
     stall_for_seconds: float = 30.0
-    """How long a run must stay past its timeout; twice that where no rank can be named."""
+    """How long a run must stay past its timeout; twice as long if no rank can be named."""
     stall_most_named_ranks: float = 16.0
-    """Most ranks named in one stall, two nodes of 8; past it the stall is told without ranks."""
+    """Most ranks named in one stall: two nodes of 8. With more, the alert names no ranks."""
 
     confirm_seconds: float = 30.0
-    """`for` of alerts on facts that need no persistence: two evaluations, so that one torn scrape
+    """`for` of alerts on facts that need no persistence: two evaluations, so that a single bad scrape
     raises nothing."""
     loss_deviation: float = 5.0
-    """Robust standard deviations by which the smoothed loss must stand above its trend."""
+    """How far the smoothed loss must be above its trend, in robust standard deviations."""
     loss_for_seconds: float = 300.0
     """Persistence of a diverging loss: spikes that recover are normal."""
 
     checkpoint_age_budget_seconds: float = 3600.0
-    """Age of the last good checkpoint, that is work to lose, from which people are told."""
+    """Age of the last good checkpoint from which an alert is raised: the work that a crash would lose."""
     checkpoint_for_seconds: float = 60.0
-    """How long the last good checkpoint must stay too old."""
+    """How long the last good checkpoint must be too old."""
 
     absence_window_seconds: float = 300.0
-    """Silence of a running rank from which it counts as vanished."""
+    """How long a running rank must be silent to count as vanished."""
     absence_lookback_seconds: float = 1800.0
     """How far back the rules look for series that have vanished."""
     absence_for_seconds: float = 60.0
     """How long telemetry must stay absent."""
     collector_overdue_intervals: float = 5.0
-    """Intervals of a collector without success from which it counts as failing."""
+    """Intervals without success after which a collector counts as failing."""
     collector_for_seconds: float = 300.0
     """How long a collector must stay failed or overdue."""
 
     alert_limit: int = 1000
-    """Most alerts one rule may raise; past it Prometheus fails the rule, so that a fault in a rule
-    cannot flood people. Above the ranks of a large node loss."""
+    """Most alerts of one rule. With more, Prometheus fails the rule, so that a faulty rule cannot flood
+    people. More than the ranks of a large loss of nodes."""
     runbook_base_url: str = "https://runbooks.example.com/rankwatch"
     """Where runbooks/ is published; `/<AlertName>` is appended."""
     dashboard_base_url: str = "https://grafana.example.com"
@@ -131,7 +131,7 @@ class RuleConfig:
     group_wait_seconds: float = 30.0
     """Time Alertmanager waits for further alerts of a run before it notifies."""
     group_interval_seconds: float = 300.0
-    """Time before it tells of new alerts in a group already notified."""
+    """Time before it notifies of new alerts in a group it has already notified of."""
     repeat_interval_seconds: float = 14400.0
     """Time before it repeats an unchanged notification."""
 
@@ -170,9 +170,9 @@ class RuleConfig:
     def scaled(self, time_scale: float) -> RuleConfig:
         """The same rules with all times divided by `time_scale`; thresholds stay.
 
-        Nothing is scaled below what scraping allows: the scrape interval stays at or above one second
-        (or as it was, if shorter), and each time keeps the least number of scrapes it works with.
-        Raises FieldError where `time_scale` is not above 0 and at most MAX_TIME_SCALE (1000).
+        The scrape interval stays at or above one second (or as it was, if shorter), and each time holds the
+        fewest scrapes that it works with.
+        Raises FieldError unless `time_scale` is above 0 and at most MAX_TIME_SCALE (1000).
         """
         if not 0 < time_scale <= MAX_TIME_SCALE:
             raise FieldError("time_scale", time_scale, f"a number above 0 and at most {MAX_TIME_SCALE:g}")
@@ -190,7 +190,7 @@ class RuleConfig:
     def for_demo(cls) -> RuleConfig:
         """The rules for a run of minutes: one-second scrapes, all times divided by 60.
 
-        The checkpoint budget is not scaled that far: a demo need not save every minute.
+        The checkpoint budget is scaled less: a demo need not save every minute.
         """
         return replace(cls().scaled(60), checkpoint_age_budget_seconds=600.0)
 
@@ -219,8 +219,8 @@ _LEAST_SCRAPES = {
     "group_interval_seconds": 2,
     "repeat_interval_seconds": 60,
 }
-"""Fewest scrapes each time must hold; the longer ones ride out lost scrapes
-and the start of agents and Prometheus in either order."""
+"""Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that
+start in either order."""
 
 _SHARES = (
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),

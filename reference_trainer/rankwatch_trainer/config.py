@@ -27,31 +27,31 @@ class TrainerConfig:
     """One training run. Raises FieldError for a value that cannot be used."""
 
     device: Device = "cpu"
-    """Where layers compute: cpu, cuda, or emulated (a tiny model whose layers take a given time asleep)."""
+    """Where layers compute: cpu, cuda, or emulated (a tiny model whose layers sleep for a given time)."""
     steps: int = 200
-    """Optimizer steps of the whole run, those before a resume included."""
+    """Optimizer steps of the whole run, including those before a resume."""
     seed: int = 1
-    """Seed of the weights, the order of the data and everything else that is random."""
+    """Seed of the weights, of the order of the data and of all else that is random."""
 
     layers: int = 4
     """Transformer blocks."""
     width: int = 64
     """Model dimension; on an emulated device 16 unless given."""
     heads: int = 4
-    """Attention heads; must divide the width; an emulated device has no attention."""
+    """Attention heads; must divide the width. An emulated device has no attention."""
     context: int = 64
     """Bytes of text per sequence; on an emulated device 16 unless given."""
     layer_forward_seconds: float = 0.005
-    """Time asleep in the forward of each layer, device emulated only."""
+    """Sleep in the forward pass of each layer, on an emulated device only."""
     layer_backward_seconds: float = 0.010
-    """Time asleep in the backward of each layer, device emulated only."""
+    """Sleep in the backward pass of each layer, on an emulated device only."""
 
     batch_size: int = 8
     """Sequences per micro-batch and rank; on an emulated device 2 unless given."""
     accumulation: int = 1
     """Micro-batches per step; gradients are reduced after the last one only."""
     corpus_bytes: int = 2 << 20
-    """Most bytes of text to read, held-out text included."""
+    """Most bytes of text to read, including held-out text."""
 
     learning_rate: float = 3e-3
     """Learning rate at the end of the warm-up."""
@@ -65,15 +65,15 @@ class TrainerConfig:
     """Largest gradient norm; larger gradients are scaled down to it."""
 
     checkpoint_dir: Path | None = None
-    """Directory of the checkpoints, shared by all ranks; without it none are written."""
+    """Directory of the checkpoints, shared by all ranks; by default none are written."""
     checkpoint_every: int = 50
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
-    """Checkpoints kept; older ones are deleted once a newer one is verified."""
+    """Checkpoints to keep; older ones are deleted once a newer one is verified."""
     resume: Resume = "never"
-    """auto: go on from the newest good checkpoint, or start afresh where there is none."""
+    """auto: resume from the newest good checkpoint, or start anew if there is none."""
     preempt_on_sigterm: bool = False
-    """On SIGTERM finish the step, save a checkpoint and exit 0; costs one tiny all-reduce per step."""
+    """On SIGTERM, finish the step, save a checkpoint and exit 0; costs a tiny all-reduce per step."""
 
     eval_every: int = 0
     """Steps between evaluations on held-out text; 0 for none."""
@@ -83,14 +83,14 @@ class TrainerConfig:
     fault: tuple[str, ...] = ()
     """Fault to inject, such as straggler:rank=2,factor=1.5,from=50,until=200; may be repeated."""
     fault_file: Path | None = None
-    """File of faults, one per line, read again whenever it changes; steps may be relative (from=+5)."""
+    """File of faults, one a line, read again when it changes; steps may be relative (from=+5)."""
 
     collective_timeout_seconds: float = 1800.0
-    """Time after which a collective that does not complete ends the run."""
+    """Time after which an incomplete collective ends the run."""
     log_every: int = 10
     """Steps between progress lines of rank 0."""
     history: Path | None = None
-    """File to which rank 0 writes step, seconds and loss of every step, as JSON, at the end."""
+    """JSON file to which rank 0 writes step, seconds and loss of every step at the end."""
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
