@@ -192,9 +192,11 @@ class SentenceParser(argparse.ArgumentParser):
         self.exit(2, f"{printable(f'{self.prog}: {message}; see {self.prog} --help')}\n")
 
 
-def printable(text: str) -> str:
-    """The text with a `?` for each line break, escape sequence or broken character: safe for a terminal."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+def printable(text: str, *, keep: str = "") -> str:
+    """The text with a `?` for each character that could steer a terminal, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else "?" for each in text)
 
 
 class _Kind(NamedTuple):

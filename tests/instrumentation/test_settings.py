@@ -249,6 +249,7 @@ def test_printable() -> None:
     """Characters that steer a terminal become question marks."""
     assert printable("plain ü") == "plain ü"
     assert printable("a\nb\x1b[1m\udcff") == "a?b?[1m?"
+    assert printable("a\nb\x1b", keep="\n") == "a\nb?"
 
 
 def test_training_does_not_import_it() -> None:

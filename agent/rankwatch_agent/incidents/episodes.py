@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch_agent.incidents.printable import printable
+from rankwatch.settings import printable
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 LEAST_OPEN_SECONDS = 60.0

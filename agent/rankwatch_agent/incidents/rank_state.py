@@ -15,9 +15,9 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
+from rankwatch.settings import printable
 from rankwatch_agent.incidents.bundle import Draft, EvidenceError
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
-from rankwatch_agent.incidents.printable import printable
 from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import read_kernel_file
@@ -52,12 +52,12 @@ _MOST_CHARACTERS = 16384
 
 def last_words(rank: RankCondition, moment: float) -> str:
     """The open phase, the process groups and the last records; `moment` is monotonic."""
-    return printable("".join(f"{line}\n" for line in _lines(rank, moment)))
+    return printable("".join(f"{line}\n" for line in _lines(rank, moment)), keep="\n\t")
 
 
 def process_words(procfs: Path, pid: int) -> str:
     """The kernel's files about a process, those that may be read."""
-    return printable("".join(_process_part(procfs / str(pid) / name) for name in _PROCESS_FILES))
+    return printable("".join(_process_part(procfs / str(pid) / name) for name in _PROCESS_FILES), keep="\n\t")
 
 
 def _lines(rank: RankCondition, moment: float) -> Iterator[str]:
