@@ -19,13 +19,13 @@ class Mismatch(NamedTuple):
     group: Group
     sequence: int
     calls: dict[str, tuple[int, ...]]
-    """What was called, for a reader -> by which ranks."""
+    """Text of a call -> the ranks that made it."""
     odd: tuple[int, ...]
     """Ranks that differ from the majority; empty at a tie."""
 
     @property
     def settled(self) -> bool:
-        """Whether members that have not called yet cannot make others the odd ones."""
+        """Whether the members that have not called yet are too few to change the majority."""
         called = sum(map(len, self.calls.values()))
         members = len(self.group.members)
         return called == members or 2 * (called - len(self.odd)) > members
@@ -43,7 +43,7 @@ class _History(NamedTuple):
 
 
 def find_mismatches(job: Job) -> list[Mismatch]:
-    """At most one per group: what follows the first is its consequence."""
+    """At most one mismatch per group: those after the first are its consequence."""
     numbers: dict[str, int] = {}
     with_types = not any(
         _lacks_types(each) for snapshot in job.snapshots.values() for each in snapshot.signatures
@@ -63,12 +63,12 @@ def find_mismatches(job: Job) -> list[Mismatch]:
 
 
 def _lacks_types(signature: Signature) -> bool:
-    """A call whose sizes count and whose types the recorder did not write: PyTorch 2.3 and before."""
+    """Whether sizes are compared and the recorder wrote no types: PyTorch 2.3 and before."""
     return signature.match.count(" ") == _SIZES_ONLY
 
 
 def _key(signature: Signature, with_types: bool) -> str:
-    """What is compared; without types where one rank tells none."""
+    """The text that is compared; without types where one rank has none."""
     return signature.match if with_types else " ".join(signature.match.split(" ")[: _SIZES_ONLY + 1])
 
 
@@ -82,7 +82,7 @@ def _histories(group: Group, tables: dict[int, list[int]]) -> dict[int, _History
 
 
 def _first_difference(of_rank: dict[int, _History]) -> int | None:
-    """The lowest number at which two members differ, as seen from the history that most of them share."""
+    """The lowest number at which a member differs from the history that most members share."""
     kinds = Counter(of_rank.values())
     if len(kinds) < 2:
         return None
@@ -133,7 +133,7 @@ def _right_call(
 ) -> int | None:
     """What most members call; at a tie what the groups of the same description call, if they agree.
 
-    None where most of those call what the smaller part of this group does: two of three may be wrong.
+    None where most of those groups call what the minority of this one does: two of three may be wrong.
     """
     called = Counter(call for call in _calls_of_siblings(group, sequence, histories) if call in ranks_of)
     most = max(ranks_of, key=lambda call: len(ranks_of[call]))

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankwatch_diagnosis.hang.blame import Blame, find_blame
+import msgspec
+
 from rankwatch_diagnosis.hang.desync import Mismatch, find_mismatches
-from rankwatch_diagnosis.hang.evidence import describe, group_states
 from rankwatch_diagnosis.hang.job import Job, build_job
-from rankwatch_diagnosis.hang.past import without_past
-from rankwatch_diagnosis.hang.progress import (
-    Progress,
+from rankwatch_diagnosis.hang.root_cause import RootCauses, find_root_causes
+from rankwatch_diagnosis.hang.snapshot import UNKNOWN, HangSnapshot
+from rankwatch_diagnosis.hang.timing import (
+    RunTiming,
+    Stillness,
     newest_of_each,
-    progress_of,
+    timing_of,
     with_sound_times,
 )
-from rankwatch_diagnosis.hang.snapshot import UNKNOWN, HangSnapshot
-from rankwatch_diagnosis.hang.standing import Standing
-from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State, evidence_of, group_states
 from rankwatch_diagnosis.hang.waits import Wait, find_waits, is_front
 
 STALL_SECONDS = 30.0
-"""Age from which a pending operation is no normal moment of a run, where the snapshots tell their time."""
+"""Age from which a pending operation is no normal moment of a run, where the snapshots hold their time."""
 
 
 def diagnose(
@@ -36,16 +36,16 @@ def diagnose(
     broken: ranks whose dump could not be read, and why; they count as missing.
     """
     snapshots = with_sound_times(snapshots)
-    progress = progress_of(snapshots, stall_seconds)
-    newest = without_past(newest_of_each(snapshots))
+    timing = timing_of(snapshots, stall_seconds)
+    newest = _without_settled_messages(newest_of_each(snapshots))
     job = build_job(newest.values(), broken or ())
     waits = find_waits(job)
-    standing = Standing(job, stall_seconds)
-    blame = find_blame(job, waits, standing)
+    stillness = Stillness(job, stall_seconds)
+    causes = find_root_causes(job, waits, stillness)
     mismatches = find_mismatches(job)
-    state, ranks = _judge(job, waits, blame, mismatches, progress, standing)
+    state, ranks = _judge(job, waits, causes, mismatches, timing, stillness)
     shown = sorted(waits, key=lambda wait: _importance(wait, ranks, job))
-    group, operation = _place(state, shown, _relevant(waits, blame, mismatches))
+    group, operation = _place(state, shown, _relevant(waits, causes, mismatches))
     return HangVerdict(
         state=state,
         ranks=ranks,
@@ -53,42 +53,42 @@ def diagnose(
         operation=operation,
         missing_ranks=job.missing,
         groups=group_states(shown),
-        evidence=describe(job, shown, blame, mismatches, progress, ranks, broken or {}),
+        evidence=evidence_of(job, shown, causes, mismatches, timing, ranks, broken or {}),
     )
 
 
 def _judge(
     job: Job,
     waits: Sequence[Wait],
-    blame: Blame,
+    causes: RootCauses,
     mismatches: Sequence[Mismatch],
-    progress: Progress,
-    standing: Standing,
+    timing: RunTiming,
+    stillness: Stillness,
 ) -> tuple[State, tuple[int, ...]]:
-    """State and culprits."""
-    relevant = _relevant(waits, blame, mismatches)
+    """The state, and the ranks to blame."""
+    relevant = _relevant(waits, causes, mismatches)
     if relevant:
-        settled = [each for each in relevant if standing.settled(each)]
-        return State.DESYNC, _out_of_step(job, blame, settled, standing)
+        settled = [each for each in relevant if stillness.is_settled(each)]
+        return State.DESYNC, _out_of_step(job, causes, settled, stillness)
     if not waits:
         return (State.OK if _shows_enough(job) else State.INCONCLUSIVE), ()
-    if progress.moving:
-        return (State.SLOW if blame.culprits or blame.unproven or blame.circles else State.OK), ()
-    culprits = _surest(job, blame.culprits)
-    if not culprits:
-        if progress.timed and blame.together:
+    if timing.moving:
+        return (State.SLOW if causes.ranks or causes.unproven or causes.cycles else State.OK), ()
+    ranks = _surest(job, causes.ranks)
+    if not ranks:
+        if timing.timed and causes.complete_waits:
             return State.HANG, ()
-        return (State.INCONCLUSIVE if standing.together(job.snapshots) else State.SLOW), ()
-    silent = [rank for rank in culprits if rank not in job.snapshots]
-    if len(silent) > len(job.snapshots) or _hides_receives(job, culprits, standing):
+        return (State.INCONCLUSIVE if stillness.were_still(job.snapshots) else State.SLOW), ()
+    silent = [rank for rank in ranks if rank not in job.snapshots]
+    if len(silent) > len(job.snapshots) or _hides_receives(job, ranks, stillness):
         return State.INCONCLUSIVE, ()
-    return (State.DESYNC if blame.out_of_order else State.HANG), culprits
+    return (State.DESYNC if causes.out_of_order else State.HANG), ranks
 
 
 def _shows_enough(job: Job) -> bool:
-    """Whether it proves anything that nothing waits: most of the ranks left a dump, and not all are empty.
+    """Whether a run in which nothing waits is healthy: most ranks left a dump, and not all dumps are empty.
 
-    Without entries a status that is open belongs to a group that cannot be told, and something waits in it.
+    Without entries a status that is open belongs to an unknown group, and something waits in it.
     """
     found = job.snapshots.values()
     empty = [each for each in found if each.newest_record == UNKNOWN]
@@ -98,15 +98,15 @@ def _shows_enough(job: Job) -> bool:
 
 
 def _out_of_step(
-    job: Job, blame: Blame, mismatches: Sequence[Mismatch], standing: Standing
+    job: Job, causes: RootCauses, mismatches: Sequence[Mismatch], stillness: Stillness
 ) -> tuple[int, ...]:
-    """The odd ones of all groups, and who has not come where others wait.
+    """The odd ones of all groups, and the ranks that have not come where others wait.
 
-    Not ranks without a dump: they are as likely to be victims.
+    Ranks without a dump are left out: they are as likely to be victims.
     """
     found = {rank for each in mismatches for rank in each.odd}
-    seen = [rank for rank in blame.culprits if rank in job.snapshots]
-    return tuple(sorted(found if _hides_receives(job, seen, standing) else found.union(seen)))
+    seen = [rank for rank in causes.ranks if rank in job.snapshots]
+    return tuple(sorted(found if _hides_receives(job, seen, stillness) else found.union(seen)))
 
 
 def _place(
@@ -121,43 +121,61 @@ def _place(
     return shown[0].group.label, shown[0].operation
 
 
-def _relevant(waits: Sequence[Wait], blame: Blame, mismatches: Sequence[Mismatch]) -> list[Mismatch]:
-    """Mismatches that explain the stall: in a group that waits, or with nothing else to blame.
+def _relevant(waits: Sequence[Wait], causes: RootCauses, mismatches: Sequence[Mismatch]) -> list[Mismatch]:
+    """Mismatches that explain the stall: those in a group that waits, else all where nobody is to blame.
 
-    Those that tell who is wrong come first. Each has its own evidence: numbers of one group do not shift
-    because of a call in another.
+    Those that show which ranks are wrong come first. Each has its own evidence: numbers of one group do not
+    shift because of a call in another.
     """
     stalled = {wait.group for wait in waits}
     there = [each for each in mismatches if each.group in stalled]
-    found = there or ([] if blame.culprits else list(mismatches))
+    found = there or ([] if causes.ranks else list(mismatches))
     return sorted(found, key=lambda each: not each.odd)
 
 
-def _hides_receives(job: Job, culprits: Sequence[int], standing: Standing) -> bool:
-    """Several idle ranks, in a job whose recorder hides sends and receives: some may wait in one.
+def _hides_receives(job: Job, ranks: Sequence[int], stillness: Stillness) -> bool:
+    """Whether an idle rank may be a victim that waits in a send or receive which its recorder does not hold.
 
-    Gloo records collectives only, so that a victim in a pipeline looks as idle as the culprit. So does a
-    single one where dumps are missing or ranks move: it may wait for such a rank, or for one that just came.
+    Gloo records collectives only, so a victim in a pipeline looks as idle as the root cause. One idle rank
+    alone is that cause, unless dumps are missing or ranks move: it may wait for one of these.
     """
-    idle = [rank for rank in culprits if rank in job.snapshots and not job.snapshots[rank].pending]
-    alone = len(idle) == 1 and not job.missing and standing.together(job.snapshots)
+    idle = [rank for rank in ranks if rank in job.snapshots and not job.snapshots[rank].pending]
+    alone = len(idle) == 1 and not job.missing and stillness.were_still(job.snapshots)
     return bool(idle) and not alone and any(each.hides_messages for each in job.snapshots.values())
 
 
-def _surest(job: Job, culprits: Sequence[int]) -> tuple[int, ...]:
-    """Those seen to do nothing rather than those of which nothing is seen: a victim's dump may be lost, too.
+def _surest(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks with an idle dump rather than ranks without a dump, because the dump of a victim may be lost too.
 
-    Where ranks are known to have made sends that the recorder hides it is the other way about: idle ranks may
-    be victims.
+    Where the recorder is known to hide sends it is the other way round: idle ranks may be victims.
     """
     hidden = any(view.hidden_operations for each in job.snapshots.values() for view in each.groups)
-    seen = [rank for rank in culprits if rank in job.snapshots]
-    silent = [rank for rank in culprits if rank not in job.snapshots]
+    seen = [rank for rank in ranks if rank in job.snapshots]
+    silent = [rank for rank in ranks if rank not in job.snapshots]
     return tuple((silent or seen) if hidden else (seen or silent))
 
 
+def _without_settled_messages(newest: Mapping[int, HangSnapshot]) -> Mapping[int, HangSnapshot]:
+    """The snapshots without sends and receives that only look pending.
+
+    A part of a coalesced call never gets a state of its own. In a whole dump the entry of the call shows its
+    end; with TORCH_INCLUDE_ONLY_ACTIVE that entry is left out once it is complete, and its parts stay for
+    ever. A pending coalesced call shows that the job makes them. Where none is pending, a send may as well
+    be one of its own, and nothing is left out.
+    """
+    if not any(each.batches for each in newest.values()):
+        return newest
+    return {rank: _settled(each) if each.unsettled else each for rank, each in newest.items()}
+
+
+def _settled(snapshot: HangSnapshot) -> HangSnapshot:
+    past = set(snapshot.unsettled)
+    pending = [operation for operation in snapshot.pending if operation.record not in past]
+    return msgspec.structs.replace(snapshot, pending=pending, unsettled=[])
+
+
 def _importance(wait: Wait, ranks: Sequence[int], job: Job) -> tuple[bool, bool, int, bool, int, int]:
-    """First what waits for a culprit and is what most devices stand at; collectives before sends."""
+    """Sorts first what waits for a rank to blame and what most devices stand at; collectives before sends."""
     blamed = bool(set(wait.waits_for) & set(ranks)) or bool(set(wait.waiting) & set(ranks) and wait.completed)
     fronts = sum(is_front(wait, rank, job) for rank in wait.waiting)
     others_too = not set(wait.waits_for) <= set(ranks)

@@ -1,4 +1,4 @@
-"""Strongly connected components, without recursion: a job has tens of thousands of ranks."""
+"""Strongly connected components of a graph, without recursion: a job has tens of thousands of ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cut(stack: list[int], on_stack: list[bool], node: int) -> list[int]:
 
 
 def terminal(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Components that no edge leaves."""
+    """The components that no edge leaves."""
     parts = components(edges)
     part_of = [0] * len(edges)
     for index, part in enumerate(parts):

@@ -1,7 +1,7 @@
-"""The groups of a job, put together from what each rank knows of them.
+"""The process groups of a job, put together from the views of its ranks.
 
 `pg_status` is keyed by a local number of the group, `pg_config` by its name, and only entries link the two;
-with gloo `pg_config` names nothing at all. So a rank without entries is placed through its peers.
+with gloo `pg_config` is empty. So the status of a rank without entries is found through its peers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Group:
     description: str
     members: tuple[int, ...]
     """Ranks of the job in the order of their index in the group."""
-    told: bool = True
-    """A recorder tells the members; else they are the ranks that are seen to have entries in it."""
+    members_known: bool = True
+    """A recorder lists the members; else they are the ranks that have entries in the group."""
     views: dict[int, GroupView] = field(default_factory=dict)
     pending: dict[int, dict[int, Operation]] = field(default_factory=lambda: defaultdict(dict))
     """Rank -> number -> collective that is not complete."""
@@ -45,7 +45,7 @@ class Group:
         return any(view.point_to_point for view in self.views.values())
 
     def last_enqueued(self, rank: int) -> int | None:
-        """Number of the last collective that the rank enqueued; None where its dump does not tell."""
+        """Number of the last collective that the rank enqueued; None where its dump does not show it."""
         view = self.views.get(rank)
         if view is not None and view.history:
             return view.last_sequence
@@ -63,9 +63,9 @@ class Job:
     world: tuple[int, ...]
 
     def peer_of(self, rank: int, operation: Operation) -> int | None:
-        """The rank at the other end of a send or receive; None where nothing tells it.
+        """The rank at the other end of a send or receive; None where it is not known.
 
-        Of members that only entries name some may be lacking. The rank's own index in the call shows that.
+        Where only entries name the members, some may be lacking. The rank's own index in the call shows that.
         """
         members = self.group_of[(rank, operation.group)].members
         if not 0 <= operation.peer < len(members):
@@ -94,7 +94,7 @@ def build_job(snapshots: Iterable[HangSnapshot], absent: Iterable[int] = ()) -> 
         for operation in snapshot.pending:
             if operation.peer == UNKNOWN:
                 of[(rank, operation.group)].pending[rank][operation.sequence] = operation
-    _place_silent(job)
+    _add_status_of_silent(job)
     return job
 
 
@@ -103,7 +103,7 @@ Places = dict[tuple[int, int], Group]
 
 
 def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
-    """Groups whose members a recorder tells. Names alone are no key: split groups may share one."""
+    """Groups whose members a recorder lists. Names alone are no key: split groups may share one."""
     groups: Groups = {}
     of: Places = {}
     parsed: dict[str, tuple[int, ...]] = {}
@@ -123,7 +123,7 @@ def _with_members(by_rank: Mapping[int, HangSnapshot]) -> tuple[Groups, Places]:
 
 
 def _members(text: str) -> tuple[int, ...]:
-    """Nobody where a number is none of a rank: the text then tells nothing."""
+    """The ranks in a recorder's list; nobody where a number is too large to be a rank."""
     found = tuple(dict.fromkeys(map(int, _NUMBERS.findall(text))))
     return found if max(found, default=0) < MAX_RANKS else ()
 
@@ -131,7 +131,7 @@ def _members(text: str) -> tuple[int, ...]:
 def _add_without_members(
     by_rank: Mapping[int, HangSnapshot], world: tuple[int, ...], groups: Groups, of: Places
 ) -> None:
-    """Groups that only entries name: their members are whoever has entries in them."""
+    """Groups that only entries name: their members are the ranks with entries in them."""
     by_name: dict[str, list[Group]] = defaultdict(list)
     for group in groups.values():
         by_name[group.name].append(group)
@@ -140,9 +140,9 @@ def _add_without_members(
         for index, view in enumerate(snapshot.groups):
             if (rank, index) in of:
                 continue
-            told = [group for group in by_name[view.name] if rank in group.members]
-            if len(told) == 1:
-                of[(rank, index)] = told[0]
+            listed = [group for group in by_name[view.name] if rank in group.members]
+            if len(listed) == 1:
+                of[(rank, index)] = listed[0]
             else:
                 inferred[(view.name, view.description)].append((rank, index))
     for (name, description), places in inferred.items():
@@ -154,12 +154,12 @@ def _add_without_members(
             members = world
         elif pair is not None:
             members = tuple(dict.fromkeys((*sorted((int(pair[1]), int(pair[2]))), *members)))
-        group = groups[(name, description)] = Group(name, description, members, told=False)
+        group = groups[(name, description)] = Group(name, description, members, members_known=False)
         of.update(dict.fromkeys(places, group))
 
 
-def _place_silent(job: Job) -> None:
-    """Give members without entries the status that their peers' local number points at."""
+def _add_status_of_silent(job: Job) -> None:
+    """Give members without entries the status under the local number that their peers use for the group."""
     used: dict[int, set[int]] = defaultdict(set)
     numbers: dict[Group, set[int]] = {}
     alike: dict[str, set[int]] = defaultdict(set)

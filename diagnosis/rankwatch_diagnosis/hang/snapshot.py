@@ -1,4 +1,4 @@
-"""One rank's flight recorder, reduced to what the engine asks: small, typed and independent of versions."""
+"""One rank's flight recorder, reduced to what the engine needs: small, typed and independent of versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 UNKNOWN = -1
 MAX_RANKS = 1 << 17
-"""Ranks of a job; a greater number in a dump or in a file's name is none."""
+"""Ranks of a job; a greater number in a dump or in a file's name is no rank."""
 
 
 class Signature(msgspec.Struct, array_like=True, frozen=True):
@@ -15,9 +15,9 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     name: str
     """Operation without its backend: all_reduce, _all_gather_base, ..."""
     match: str
-    """Equal text: the calls fit together. Sizes and types are in it only where they have to be equal."""
+    """Calls with equal text fit together. Sizes and types are in it only where they have to be equal."""
     text: str
-    """For a reader: name, sizes, types."""
+    """Name, sizes and types, for people."""
 
 
 class Operation(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +57,7 @@ class GroupView(msgspec.Struct, array_like=True):
     hidden_operations: bool = False
     """The rank counted operations that its recorder does not hold: gloo records no send and receive."""
     created: list[int] = []
-    """When each collective of `history` was enqueued, wall clock, nanoseconds; 0 where that is not told, and
+    """When each collective of `history` was enqueued, wall clock, nanoseconds; 0 where that is not known, and
     empty in a snapshot without a time."""
     ended_ns: int = 0
     """Newest end of a collective that the rank has noticed; 0 where ends have no times, as with gloo."""
@@ -88,7 +88,7 @@ class HangSnapshot(msgspec.Struct, array_like=True):
     """Wall clock of the newest entry, nanoseconds; 0 without entries."""
     newest_record: int = UNKNOWN
     taken_ns: int = 0
-    """Wall clock of the snapshot, nanoseconds; 0 where the file does not tell."""
+    """Wall clock of the snapshot, nanoseconds; 0 where the file does not hold it."""
     skipped_entries: int = 0
     """Entries that could not be understood."""
     batches: bool = False

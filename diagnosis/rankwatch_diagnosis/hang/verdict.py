@@ -1,25 +1,36 @@
-"""What the hang engine concludes."""
+"""The verdict of the hang engine, with the reasons behind it in numbers and short sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rankwatch_diagnosis.hang.desync import Mismatch
+from rankwatch_diagnosis.hang.job import Job
+from rankwatch_diagnosis.hang.root_cause import RootCauses
+from rankwatch_diagnosis.hang.snapshot import UNKNOWN
+from rankwatch_diagnosis.hang.timing import RunTiming
+from rankwatch_diagnosis.hang.waits import Wait
+
+_MOST_SHOWN = 100
+"""Groups, ranks and mismatches that are written out; their number is always given."""
+
 
 class State(StrEnum):
-    """How a run stands, as far as its flight recorders tell."""
+    """The state of a run, as far as its flight recorders show it."""
 
     HANG = "hang"
     """Ranks wait for operations that do not complete."""
     DESYNC = "desync"
-    """Ranks disagree on the operation, its size, its type or its order. That they do is seen in the dumps;
-    where nothing tells which side is wrong, as between two, no rank is named."""
+    """Ranks disagree on the operation, its size, its type or its order. Where nothing shows which side is
+    wrong, as between two, no rank is named."""
     SLOW = "slow"
     """Ranks wait, and all of them advance."""
     OK = "ok"
     INCONCLUSIVE = "inconclusive"
-    """Something waits, and the dumps do not tell for whom; or too little is left to say that nothing does."""
+    """Something waits, and the dumps do not show for whom; or they show too little to call the run
+    healthy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +56,135 @@ class GroupState:
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
-    """State, culprits and the operation where the run stands."""
+    """State, root causes and the operation where the run stands."""
 
     state: State
     ranks: tuple[int, ...] = ()
-    """Ranks to blame; empty where none can be told from its victims."""
+    """Ranks to blame; empty where the root cause cannot be told apart from its victims."""
     group: str | None = None
-    """Process group in which the culprits are waited for."""
+    """Process group in which these ranks are waited for."""
     operation: str | None = None
     missing_ranks: tuple[int, ...] = ()
     """Ranks of the job without a readable dump, to blame or not."""
     groups: tuple[GroupState, ...] = ()
-    """Groups that wait, those that wait for the culprits first."""
+    """Groups that wait, those that wait for these ranks first."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Reasons and numbers, ready for JSON."""
+
+
+def group_states(waits: Sequence[Wait]) -> tuple[GroupState, ...]:
+    """The groups that wait, in the order of the waits."""
+    return tuple(
+        GroupState(
+            group=wait.group.label,
+            operation=wait.operation,
+            sequence=wait.sequence,
+            members=2 if wait.point_to_point else len(wait.group.members),
+            arrived=tuple(wait.arrived),
+            waited_for=tuple(wait.absent or wait.behind),
+            completed_by=tuple(wait.completed),
+            no_dump=tuple(wait.no_dump),
+        )
+        for wait in waits[:_MOST_SHOWN]
+    )
+
+
+def evidence_of(
+    job: Job,
+    waits: Sequence[Wait],
+    causes: RootCauses,
+    mismatches: Sequence[Mismatch],
+    timing: RunTiming,
+    ranks: Sequence[int],
+    broken: Mapping[int, str],
+) -> dict[str, object]:
+    """Everything that a person needs to check the verdict; what does not apply is left out."""
+    found: dict[str, object] = {
+        "world_size": len(job.world),
+        "ranks_with_dump": len(job.snapshots),
+        "ranks_waiting": len({rank for wait in waits for rank in wait.waiting}),
+        "operations_waiting": len(waits),
+        "oldest_pending_seconds": timing.oldest_seconds,
+        "entries_skipped": sum(each.skipped_entries for each in job.snapshots.values()),
+        "broken_dumps": {str(rank): reason for rank, reason in list(broken.items())[:_MOST_SHOWN]},
+        "reasons": {
+            str(rank): _mismatched(rank, mismatches) or _reason(rank, job, waits, causes)
+            for rank in ranks[:_MOST_SHOWN]
+        },
+        "ranks_blocked": {str(rank): count for rank, count in causes.blocked.items() if rank in ranks},
+        "suspects": _suspects(causes, ranks),
+        "waiting_for_each_other": causes.cycles[:_MOST_SHOWN],
+        "stands_together": [] if ranks else [_named(each) for each in causes.complete_waits[:_MOST_SHOWN]],
+        "mismatches": [_as_json(each) for each in mismatches[:_MOST_SHOWN]],
+        "notes": _notes(job, timing),
+    }
+    return {name: value for name, value in found.items() if value not in (None, [], {})}
+
+
+def _suspects(causes: RootCauses, ranks: Sequence[int]) -> list[int]:
+    """Whom the waits point at and the verdict does not causes."""
+    return sorted(set(causes.ranks) - set(ranks))[:_MOST_SHOWN]
+
+
+def _mismatched(rank: int, mismatches: Sequence[Mismatch]) -> str:
+    for each in mismatches:
+        if rank in each.odd:
+            mine = next(text for text, ranks in each.calls.items() if rank in ranks)
+            others = next(text for text, ranks in each.calls.items() if rank not in ranks)
+            where = f"number {each.sequence} of {each.group.label}"
+            return f"called {mine} as {where}, where its peers called {others}"
+    return ""
+
+
+def _reason(rank: int, job: Job, waits: Sequence[Wait], causes: RootCauses) -> str:
+    stuck = next((wait for wait in waits if rank in wait.waiting and wait.completed), None)
+    if rank in causes.stuck and stuck is not None:
+        return (
+            f"stands in {_named(stuck)}, which {_count(stuck.completed)} beside it completed: "
+            "its device or its link stands still"
+        )
+    wait = next((wait for wait in waits if rank in wait.waits_for), None)
+    if wait is None:
+        return "its peers wait for it"
+    if rank not in job.snapshots:
+        return f"left no dump; waiting for it: {_count(wait.waiting)}, in {_named(wait)}"
+    if rank in wait.behind:
+        return f"has enqueued {_named(wait)}, and its device has not come to it"
+    pending = len(job.snapshots[rank].pending)
+    where = f"has {pending} operations pending" if pending else "has nothing pending: it is in other code"
+    verb = "waits" if len(wait.waiting) == 1 else "wait"
+    return f"has not called {_named(wait)}, where {_count(wait.waiting)} {verb}, and {where}"
+
+
+def _named(wait: Wait) -> str:
+    number = "" if wait.point_to_point else f" number {wait.sequence}"
+    return f"{wait.operation}{number} of {wait.group.label}"
+
+
+def _count(ranks: Sequence[int]) -> str:
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
+
+
+def _as_json(mismatch: Mismatch) -> dict[str, object]:
+    return {
+        "group": mismatch.group.label,
+        "sequence": mismatch.sequence,
+        "calls": {text: list(ranks) for text, ranks in mismatch.calls.items()},
+        "odd_ranks": list(mismatch.odd),
+    }
+
+
+def _notes(job: Job, timing: RunTiming) -> list[str]:
+    notes = []
+    if not timing.timed and any(each.pending for each in job.snapshots.values()):
+        notes.append("the dumps do not tell when they were taken; they are judged as taken at a stall")
+    if any(each.hides_messages for each in job.snapshots.values()):
+        notes.append("gloo records no sends and receives: a rank that waits in one looks idle")
+    if any(each.newest_record == UNKNOWN and each.status for each in job.snapshots.values()):
+        notes.append("some dumps hold no entries: their status alone does not tell which group it is of")
+    if any(each.unsettled for each in job.snapshots.values()):
+        notes.append("dumps of active operations only: sends and receives in them may have completed")
+    versions = {each.version for each in job.snapshots.values()}
+    if len(versions) > 1:
+        notes.append(f"the dumps have different versions: {', '.join(sorted(versions))}")
+    return notes

@@ -1,4 +1,4 @@
-"""Who waits in which operation, and for whom: the edges of the graph that the engine searches.
+"""Which rank waits in which operation, and for which ranks: the edges of the graph of waits.
 
 A rank waits in the oldest operation of each group that it has enqueued and not completed. It waits for the
 members that have not enqueued that operation; where all have, for those whose device is still at an earlier
@@ -17,7 +17,7 @@ from rankwatch_diagnosis.hang.snapshot import UNKNOWN, Operation
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 """Operations that a member may leave before all the others have come."""
 _MAX_FRONTS = 64
-"""Different oldest operations of one group that are looked at; a job that hangs has one or two."""
+"""Different oldest operations of one group that are examined; a job that hangs has one or two."""
 
 
 @dataclass(eq=False)
@@ -45,19 +45,20 @@ class Wait:
 
     @property
     def leaves_early(self) -> bool:
-        """Whether a member may be through with it before the others are."""
+        """Whether a member may complete it before the others come."""
         return standard_name(self.operation) in _ROOTED or self.operation.startswith(
             ("all_to_all", "alltoall")
         )
 
     @property
     def everyone_came(self) -> bool:
-        """A member has left it, which none can before all have come."""
+        """Whether a member has completed it, which none can before all have come."""
         return bool(self.completed) and not (self.leaves_early and (self.absent or self.no_dump))
 
     @property
     def waits_for(self) -> list[int]:
-        """Whom those in it wait for. A rank without a dump counts only where nobody else is to blame."""
+        """The ranks that those in it wait for. One without a dump counts only where nobody else is to
+        blame."""
         if self.everyone_came:
             return []
         return self.absent or self.no_dump or self.behind
@@ -82,15 +83,15 @@ def _collective_waits(group: Group, job: Job, heads: dict[int, Operation]) -> li
         since = {rank: group.pending[rank][sequence].created_ns for rank in waiting}
         wait = Wait(group, name, sequence, False, waiting, since)
         for rank in group.members:
-            _members_of(wait, rank, job).append(rank)
-        if group.told and not wait.completed and not wait.absent and not wait.no_dump:
+            _list_for(wait, rank, job).append(rank)
+        if group.members_known and not wait.completed and not wait.absent and not wait.no_dump:
             wait.behind = _behind(wait, heads)
         waits.append(wait)
     return waits
 
 
-def _members_of(wait: Wait, rank: int, job: Job) -> list[int]:
-    """The list of a wait that this member belongs to."""
+def _list_for(wait: Wait, rank: int, job: Job) -> list[int]:
+    """The list of the wait that this member belongs in."""
     group = wait.group
     if rank not in job.snapshots:
         return wait.no_dump
@@ -115,7 +116,7 @@ def _behind(wait: Wait, heads: dict[int, Operation]) -> list[int]:
 
 
 def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
-    """Sends and receives: the oldest of each direction between two ranks meets the peer's oldest."""
+    """Sends and receives: the oldest of each direction between two ranks belongs to the peer's oldest."""
     oldest: dict[tuple[Group, int, int, bool], Operation] = {}
     for rank, snapshot in job.snapshots.items():
         for operation in snapshot.pending:
@@ -142,7 +143,7 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
 
 
 def wait_for_unknown(job: Job) -> set[int]:
-    """Ranks with a send or receive whose peer the dumps do not tell: they wait, and nothing says for whom."""
+    """Ranks with a send or receive whose peer the dumps do not show: nobody knows for whom they wait."""
     return {
         rank
         for rank, snapshot in job.snapshots.items()
