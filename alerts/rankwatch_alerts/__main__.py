@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.errors import SettingError
-from rankwatch.settings import SentenceParser, printable, to_toml
+from rankwatch.settings import to_toml
+from rankwatch_alerts.command import generator_parser, run_generator
 from rankwatch_alerts.config import MAX_TIME_SCALE, RuleConfig, load_config
 from rankwatch_alerts.generation import write_all
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit status 0, or 2 with one sentence where input is wrong, a file fails or PyYAML is missing."""
-    options = _parser().parse_args(arguments)
-    try:
-        config = _config(options)
-        if options.print_config:
-            print(to_toml(config), end="")
-            return 0
-        for path in write_all(config, options.output):
-            print(path)
-    except (SettingError, OSError) as error:
-        return _failed(str(error))
-    except ModuleNotFoundError as error:
-        if error.name != "yaml":
-            raise
-        return _failed("could not import yaml: in a clone of rankwatch, pip install '.[alerts]' brings it")
-    return 0
+    options = _options(arguments)
+    return run_generator("the rules", lambda: _generate(options), module="yaml", extra="alerts")
 
 
-def _failed(cause: str) -> int:
-    print(printable(f"could not generate the rules: {cause}"), file=sys.stderr)
-    return 2
+def _generate(options: Namespace) -> Iterable[Path | str]:
+    config = _config(options)
+    return [to_toml(config).rstrip("\n")] if options.print_config else write_all(config, options.output)
 
 
 def _config(options: Namespace) -> RuleConfig:
@@ -48,25 +35,10 @@ def _config(options: Namespace) -> RuleConfig:
     )
 
 
-def _parser() -> SentenceParser:
+def _options(arguments: Sequence[str]) -> Namespace:
     defaults = RuleConfig()
-    parser = SentenceParser(prog="python -m rankwatch_alerts", description=__doc__)
-    generate = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
-        "generate", help="write rules and Alertmanager configuration", description=__doc__
-    )
-    generate.add_argument(
-        "--output",
-        type=Path,
-        default=Path("alerts/generated"),
-        metavar="DIR",
-        help="directory to write to, made where it does not exist (default: %(default)s)",
-    )
-    generate.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="TOML file of windows, thresholds and selectors; its keys are the lines of --print-config",
-    )
+    what = "rules and Alertmanager configuration"
+    parser, generate = generator_parser("rankwatch_alerts", what, "alerts/generated", __doc__)
     generate.add_argument(
         "--print-config", action="store_true", help="print the settings in force as TOML, and write nothing"
     )
@@ -88,7 +60,7 @@ def _parser() -> SentenceParser:
         metavar="URL",
         help=f"root URL of Grafana; wins over --config (default: {defaults.dashboard_base_url})",
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

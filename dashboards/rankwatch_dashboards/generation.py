@@ -1,7 +1,11 @@
-"""Writing the dashboards."""
+"""Writing the dashboards as Classic JSON.
+
+Classic, not v2: file provisioning and sidecars of Grafana 10 to 13 take it, and refuse the other.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +13,26 @@ from rankwatch_alerts import RuleConfig
 
 
 def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
-    """Every dashboard as Grafana reads it."""
+    """Every dashboard as Grafana reads it, with what the SDK leaves out filled in. Needs the SDK."""
     # Only here, so that whoever lacks the extra can import us and be told which one it is.
-    from rankwatch_dashboards.encoding import encode
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
     from rankwatch_dashboards.run_debug import run_debug
 
-    return (encode(run_debug(config)),)
+    document: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(run_debug(config).build()))
+    for number, panel in enumerate(document["panels"], start=1):
+        panel["id"] = number
+    return ({**document, "id": None, "version": 1},)
 
 
 def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:
     """Write each dashboard to `<uid>.json` and return the paths; raises OSError where that fails."""
-    from rankwatch_dashboards.encoding import to_json
-
+    documents = dashboards(config)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for each in dashboards(config):
+    for each in documents:
         path = directory / f"{each['uid']}.json"
-        path.write_text(to_json(each), encoding="utf-8")
+        text = json.dumps(each, indent=1, sort_keys=True, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
         paths.append(path)
     return paths

@@ -22,6 +22,15 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
+RUN = 'cluster=~"$cluster", run=~"$run"'
+"""The chosen run."""
+RANKS = f'{RUN}, rank=~"$rank"'
+"""The chosen ranks of it."""
+ON_ITS_NODES = f"and on (cluster, node) group by (cluster, node) (rankwatch_rank_info{{{RUN}}})"
+"""Appended to a series of a machine: only the nodes that hold ranks of the run."""
+MOST_SERIES = 20
+"""Lines per panel; beyond it nothing can be read, and thousands of ranks would stop Grafana."""
+
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
@@ -60,6 +69,11 @@ class Panel:
     """Drawn as a red line; the alert of the same meaning uses the same number."""
     empty_when_healthy: bool = field(default=False)
     """True where no series is good news."""
+
+
+def most(expression: str, series: int = MOST_SERIES) -> str:
+    """The largest series of an expression at each instant."""
+    return f"topk({series}, {expression})"
 
 
 Builder = timeseries.Panel | stat.Panel | statetimeline.Panel

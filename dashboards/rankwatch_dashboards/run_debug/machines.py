@@ -1,9 +1,8 @@
-"""What do the nodes of the run do?"""
+"""Rows: what do the nodes of the run do, and can the data be trusted?"""
 
 from __future__ import annotations
 
-from rankwatch_dashboards.panels import Panel, Query
-from rankwatch_dashboards.selectors import ON_ITS_NODES, most
+from rankwatch_dashboards.panels import ON_ITS_NODES, RANKS, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
 _CLUSTER = 'cluster=~"$cluster"'
@@ -17,11 +16,11 @@ def _rate(counter: str, more: str = "") -> str:
     return f"sum by (cluster, node) (rate({counter}{{{_CLUSTER}{more}}}{_RATE}))"
 
 
-PANELS = (
+NODES = (
     Panel(
         title="CPU in use",
         description="Share of all CPUs that is not idle, the busiest 20 nodes. Above 90 % data loaders and "
-        "launches of kernels are late: a straggler of cause data or host.",
+        "kernel launches are late: a straggler with phase data_loading or other.",
         unit="percentunit",
         queries=(
             Query(
@@ -102,6 +101,54 @@ PANELS = (
                     + " > 0)"
                 ),
                 legend="{{node}}",
+            ),
+        ),
+    ),
+)
+
+
+TELEMETRY = (
+    Panel(
+        title="Records missed",
+        description="Black-box records overwritten or torn before the agent read them, per second. Above "
+        "zero step and phase times are a sample: the agent is too slow or the ring too small.",
+        unit="short",
+        queries=(
+            Query(
+                expression=most(
+                    "sum by (rank, node) (rate(rankwatch_blackbox_records_missed_total"
+                    f"{{{RANKS}}}[$__rate_interval]))"
+                ),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Instrumentation errors",
+        description="Errors swallowed inside the instrumentation, the worst 20 ranks. Above zero some of its "
+        "records are missing; the trainer's log names the first.",
+        unit="short",
+        queries=(
+            Query(
+                expression=most(f"rankwatch_instrumentation_errors{{{RANKS}}}"),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Collectors",
+        description="Outcome of each collector's last run on the nodes of the run. Failed raises "
+        "RankwatchCollectorFailing; not_applicable means that the hardware is not there.",
+        unit="short",
+        drawing=Drawing.STATES,
+        queries=(
+            Query(
+                expression=most(
+                    "max by (cluster, node, collector, state) "
+                    '(rankwatch_collector_state{cluster=~"$cluster"}) ' + ON_ITS_NODES,
+                    50,
+                ),
+                legend="{{node}} {{collector}} {{state}}",
             ),
         ),
     ),
