@@ -1,4 +1,4 @@
-"""Collector `ranks`: steps, phases, loss, checkpoints and life of every rank, from the black boxes."""
+"""Collector `ranks`: steps, phases, loss, checkpoints and lifecycle of every rank, from the black boxes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rankwatch_agent.training.totals import RankTotals
 BOUNDS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
-"""From a 5 ms toy step to one that takes minutes; each about 2.2 times the one before."""
+"""Upper bounds from a 5 ms toy step to one that takes minutes; each about 2.2 times the one before."""
 
 
 class StepDurations:
-    """Counts of step durations by upper bound."""
+    """The histogram of step durations of one run on this node, over all of its ranks."""
 
     def __init__(self) -> None:
         self.sum = 0.0
@@ -53,7 +53,7 @@ class RanksCollector:
     retention_seconds: how long ended runs are kept before their files are removed.
     max_runs: runs followed at once.
     max_names: distinct names (scalars, groups, ...) exported per kind and rank.
-    conditions: is told how each rank is; other collectors read it.
+    conditions: takes the condition of each rank, for other collectors to read.
     monotonic, wall: the clocks, in seconds.
     """
 

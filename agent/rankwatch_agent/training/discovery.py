@@ -1,4 +1,4 @@
-"""Finds the black boxes of a directory, and forgets those of runs that ended long ago."""
+"""Finds the black boxes in a directory, and removes those of ranks that ended long ago."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _MAX_REMEMBERED = 10_000
 
 
 class BoxFaults:
-    """Counts what was wrong with black boxes, by reason."""
+    """Counts what was wrong with black boxes by reason: each box once per reason, and logs each once."""
 
     def __init__(self) -> None:
         self.by_reason: dict[str, int] = {}
-        self._told: set[tuple[Path, str]] = set()
+        self._noted: set[tuple[Path, str]] = set()
 
     def note(self, path: Path, reason: str, message: str) -> None:
-        """Count the fault unless this file has had it before."""
-        if (path, reason) in self._told:
+        """Count the fault unless this file had it before."""
+        if (path, reason) in self._noted:
             return
-        if len(self._told) >= _MAX_REMEMBERED:
-            self._told.clear()
-        self._told.add((path, reason))
+        if len(self._noted) >= _MAX_REMEMBERED:
+            self._noted.clear()
+        self._noted.add((path, reason))
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
-        # Names of files are bytes that somebody else chose: no line break, and nothing that is no text.
+        # Somebody else chose the bytes of file names: no line break, and nothing that is no text, may pass.
         _log.warning("black box left out (%s): %s", reason, message.encode("unicode_escape").decode("ascii"))
 
 
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """The ranks of this node.
+    """The ranks of this node, each with the follower of its box.
 
     directory: holds `<run>/<rank>.blackbox`.
     follow: opens a follower for a path; raises BlackBoxError.
-    max_runs: runs followed at once; others wait, and count as fault `too_many_runs`.
+    max_runs: runs followed at once; others wait, and are counted as fault `too_many_runs`.
     retention_seconds: how long a rank that ended is kept.
     """
 
@@ -67,18 +67,21 @@ class Discovery:
         self._forgotten: dict[Path, int] = {}  # path -> inode that could not be removed
 
     def discover(self) -> None:
-        """Look for black boxes that are new."""
+        """Look for new black boxes."""
         runs = {path.parent for path in self.ranks}
         for run, changed in self._run_directories():
             if run not in runs and len(runs) >= self._max_runs:
                 self.faults.note(run, "too_many_runs", f"{run.name}: already following {self._max_runs} runs")
                 continue
             before = self._seen.get(run, (0, 0))
-            if before == (changed, changed):  # once is not enough: what comes within a tick keeps the mtime
+            if before == (
+                changed,
+                changed,
+            ):  # once is not enough: a box that comes within the same tick of the clock keeps the mtime
                 continue
             try:
                 boxes = sorted(_boxes(run))
-            except PermissionError as error:  # of another user; silence would look like a node without runs
+            except PermissionError as error:  # of another user: a node without runs would look the same
                 self.faults.note(run, "unreadable", f"could not list {run}: {error.strerror}")
                 continue
             self._seen[run] = (before[1], changed)
@@ -87,14 +90,14 @@ class Discovery:
                     runs.add(run)
 
     def poll(self, moment: float) -> None:
-        """Read every box that is followed; `moment` is monotonic."""
+        """Read every box that is followed, and remove what ended too long ago; `moment` is monotonic."""
         for path, rank in list(self.ranks.items()):
             try:
                 rank.poll(moment)
             except BlackBoxError as error:
                 self.faults.note(path, error.reason, str(error))
                 self._drop(path)
-            except OSError as error:  # its directory was closed to us, or lies on an odd file system
+            except OSError as error:  # we may not read its directory any more, or its file system is odd
                 self.faults.note(path, "unreadable", f"could not follow {path}: {error.strerror}")
                 self._drop(path)
         self._forget(moment)
@@ -111,7 +114,7 @@ class Discovery:
                 runs.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
             except FileNotFoundError:
                 continue  # gone meanwhile
-        for changed, path in sorted(runs, reverse=True):  # the newest first: they are the live ones
+        for changed, path in sorted(runs, reverse=True):  # newest first: these are live
             yield Path(path), changed
 
     def _admit(self, path: Path) -> bool:
@@ -138,7 +141,7 @@ class Discovery:
                 continue
             replaced, inode = rank.replaced(), rank.inode
             self._drop(path)
-            if not replaced:  # else it is the box of a new process, or lies behind a link put in its way
+            if not replaced:  # else it is the box of a new process, or a link was put in its way
                 self._remove(path, inode)
 
     def _drop(self, path: Path) -> None:
@@ -162,7 +165,7 @@ class Discovery:
 
 
 def _boxes(run: Path) -> Iterator[Path]:
-    """Raises PermissionError where the directory is not ours to read."""
+    """Raises PermissionError where we may not read the directory."""
     try:
         with os.scandir(run) as entries:
             yield from (

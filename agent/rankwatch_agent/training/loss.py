@@ -1,10 +1,10 @@
 """Statistics of the loss, on every step: its trend, its noise, spikes, and how far it stands above its trend.
 
-A spike that recovers at once is information; a trend that breaks is an alert. So the trend follows
-slowly and takes only a bounded pull from each value, and the deviation is that of an average:
-one spike moves it a little, a divergence moves it for good. There are two such averages. The short one
-sees a break within a few steps. The long one is held against the lowest level of the last thousand
-steps, and sees a drift that is slow enough to take the trend along.
+A spike that recovers at once is information; a trend that breaks is an alert. So the trend follows slowly,
+and each value pulls it only so far. The deviation is that of an average: one spike moves it a little, a
+divergence moves it for good. There are two such averages. The short one shows a break within a few steps. The
+long one is compared with the lowest level of the last thousand steps, and shows a drift that is slow enough
+to take the trend along.
 
 The agent and `rankwatch diagnose loss` judge by this class.
 """
@@ -23,17 +23,17 @@ SWAY_SPAN = 10
 _MEAN_STEP_OF_NOISE = 2.0 / math.sqrt(math.pi)
 """Mean distance of two values of Gaussian noise with standard deviation 1."""
 _MEAN_SWAY_OF_NOISE = 0.604
-"""Mean sway of Gaussian noise with standard deviation 1, each step drawn anew, with the recent average of
-`rankwatch_agent.training.loss`; from 200,000 draws."""
+"""Mean sway of Gaussian noise with standard deviation 1, each step drawn anew, with the recent average
+below; from 200,000 draws."""
 _LARGEST_SWAY = 4.0
 """A sway beyond this many mean distances of neighbours is taken as that."""
 
 
 class LossNoise:
-    """Standard deviation of the noise from two sides; the larger one counts.
+    """The standard deviation of the noise, estimated in two ways; the larger one counts.
 
-    The distance of neighbours: a slope does not inflate it. But noise that is carried over from step to
-    step, as of data in order, makes neighbours alike. So also the sway: how far the recent average bends
+    A slope does not inflate the distance of neighbours. But noise that carries over from step to step, as
+    with data in order, makes neighbours alike. So there is also the sway: how far the recent average bends
     over twenty steps, which a slope does not inflate either.
     """
 

@@ -1,4 +1,4 @@
-"""The series of one rank."""
+"""The series of one rank, from its follower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RankSeries:
         """Everything exported about this rank."""
         identity = rank.header.identity
         key = (identity.run, str(identity.rank))
-        found = [*self._who(rank, key), *self._life(rank, key)]
+        found = [*self._identity(rank, key), *self._lifecycle(rank, key)]
         totals = rank.totals
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
@@ -39,7 +39,7 @@ class RankSeries:
         found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
         return found
 
-    def _who(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+    def _identity(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         header = rank.header
         identity = header.identity
         stage = identity.coordinates.get(_STAGE, (0, 1))[0]
@@ -52,7 +52,7 @@ class RankSeries:
             str(header.pid),
         )
         yield _one("rankwatch_rank_info", labels, 1)
-        if rank.now.gpu and rank.state not in ENDED_STATES:  # the GPU may be another run's by now
+        if rank.now.gpu and rank.state not in ENDED_STATES:  # another run may use the GPU by now
             yield _one("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
         yield _one("rankwatch_rank_state", (*key, rank.state), 1)
         yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
@@ -60,15 +60,17 @@ class RankSeries:
         if header.target_steps is not None:
             yield _one("rankwatch_target_steps", key, header.target_steps)
 
-    def _life(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
+    def _lifecycle(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals
         life = totals.lifecycle
         yield _one("rankwatch_rank_resumes_total", key, life.resumes)
         yield _one("rankwatch_rank_preemptions_total", key, life.preemptions)
         for exception, count in life.failures.items():
             yield _one("rankwatch_rank_failures_total", (*key, exception), count)
-        sign = max(totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0)
-        yield _one("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(sign))
+        last_sign = max(
+            totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0
+        )
+        yield _one("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(last_sign))
         progress = totals.last_progress or rank.header.started_monotonic
         yield _one("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
         if rank.state in ENDED_STATES:
@@ -84,7 +86,7 @@ class RankSeries:
         totals = rank.totals.collectives
         yield from totals_series(key, totals.totals)
         if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
-            return  # it said goodbye; where a lost one stood are its last words
+            return  # it ended in an orderly way; of a lost one it matters where it stood
         yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
 
     def _checkpoints(self, totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:

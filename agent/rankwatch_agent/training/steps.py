@@ -1,7 +1,7 @@
 """Assembles steps from the records of a rank: phases and collectives come before the step that holds them.
 
-The completion of a collective is recorded by a backend thread and may arrive just after the step's
-own record, so a step is settled when the next one arrives, or when it has been quiet for a moment.
+A backend thread records the completion of a collective, maybe just after the step's own record. So a step is
+settled when the next one arrives, or when the rank has been quiet for a moment.
 """
 
 from __future__ import annotations
@@ -14,21 +14,32 @@ from rankwatch_agent.training.split import Collective, Interval, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 from rankwatch_agent.training.variation import OpenSteps, StepParts, Variation
 
+_MOST_PENDING = 4096
+"""Phases or collectives kept for a step that does not end; beyond, the oldest are dropped."""
+SETTLE_SECONDS = 0.5
+"""Quiet time after which the last step is settled."""
+_HOST_PHASES = (DATA_WAIT, *SECTIONS)
+
 _NO_STEP = -1
 """Number of what is recorded before any step, and in a run that has none."""
 _MAX_HELD_STEPS = 64
-"""Steps whose work waits; beyond, the oldest counts at once."""
+"""Steps whose work is held back; beyond, that of the oldest counts at once."""
 
 
 class WorkTotals:
-    """Work of the steps that are settled, and of what lies outside of steps."""
+    """Work of the steps that are settled, and of what lies outside of steps.
+
+    The work of a step is recorded while the step is open, but the step itself is counted when it is settled.
+    A rate over few steps would divide the one by the other and be wrong by a step, so work waits for its
+    step.
+    """
 
     def __init__(self) -> None:
         self.by_unit: dict[str, float] = {}
         self._held: dict[int, dict[str, float]] = {}
         self._settled = _NO_STEP
         self._of_last_process: dict[str, float] | None = None
-        """Work of the step that a process which is gone ended last, while that step is to be settled."""
+        """Work of the last step of a process that is gone, until that step is settled."""
 
     def add(self, number: int, unit: str, amount: float) -> None:
         """Work was done in a step, or after the one of this number."""
@@ -43,19 +54,19 @@ class WorkTotals:
         held[unit] = held.get(unit, 0.0) + amount
 
     def settle(self, number: int) -> None:
-        """The step is counted: so is its work, and that of steps before it that left no record."""
+        """Count the work of a settled step, and of steps before it that left no record."""
         if self._of_last_process is not None:
             self._count_all(self._of_last_process)
             self._of_last_process = None
-            return  # its number says nothing about the steps of the present process, which go back
+            return  # the steps of the present process may go back behind its number
         self._settled = number
         for each in [each for each in self._held if each <= number]:
             self._release(each)
 
     def begin_process(self, pending: int | None) -> None:
-        """Another process takes the rank; work of steps that the last one did not end is done again.
+        """Another process takes the rank, and does the work of the last one's unfinished steps again.
 
-        pending: the step that ended and is still to be settled.
+        pending: the step that ended and is not settled yet.
         """
         if pending is not None and self._of_last_process is None:
             self._of_last_process = self._held.pop(pending, {})
@@ -73,32 +84,31 @@ class WorkTotals:
         self.by_unit[unit] = self.by_unit.get(unit, 0.0) + amount
 
 
-_MOST = 4096
-"""Phases or collectives kept for a step that does not end; beyond, the oldest are let go."""
-
-
 class Unsettled:
-    """What was recorded since the last step that was settled. Who reads the records appends to the lists,
-    in the order of the records: a call for each would cost more than all that is done with it here."""
+    """What was recorded since the last settled step.
+
+    The reader of the records appends to the lists itself: a call for each record would cost more than all
+    that is done with it here.
+    """
 
     def __init__(self) -> None:
         self.phases: list[Interval] = []
         self.collectives: list[Collective] = []
         self._before_step = 0
-        """Of the phases, those that were recorded before the step that is to be settled next."""
+        """Number of phases that were recorded before the step that is settled next."""
 
     def step_recorded(self) -> None:
         """A step was recorded; it is settled later."""
         self._before_step = len(self.phases)
 
-    def let_go_of_oldest(self) -> list[Interval]:
-        """Keep what waits within bounds; the phases that no step can hold any more."""
+    def drop_oldest(self) -> list[Interval]:
+        """Keep both lists within bounds; returns the phases that are dropped."""
         phases, collectives = self.phases, self.collectives
-        if len(collectives) > _MOST:
-            del collectives[: len(collectives) - _MOST]
-        if len(phases) <= _MOST:
+        if len(collectives) > _MOST_PENDING:
+            del collectives[: len(collectives) - _MOST_PENDING]
+        if len(phases) <= _MOST_PENDING:
             return []
-        over = len(phases) - _MOST
+        over = len(phases) - _MOST_PENDING
         gone = phases[:over]
         del phases[:over]
         self._before_step = max(0, self._before_step - over)
@@ -107,7 +117,7 @@ class Unsettled:
     def take_phases(self, start: float, end: float, until: float) -> tuple[list[Interval], list[Interval]]:
         """The phases within a step, and those that lie in no step.
 
-        What begins from its end on, and before `until`, may lie in one to come, and is kept.
+        What begins at its end or later, and before `until`, may lie in the next one, and is kept.
         """
         phases, before = self.phases, self._before_step
         later = phases[before:]
@@ -128,7 +138,7 @@ class Unsettled:
         return inside, outside
 
     def take_collectives(self, start: float, end: float, until: float) -> list[Collective]:
-        """The collectives enqueued within a step; likewise."""
+        """The collectives enqueued within a step; those of the next one are kept likewise."""
         found = self.collectives
         if not found:
             return []
@@ -139,16 +149,12 @@ class Unsettled:
         return held
 
     def take_ended(self, names: tuple[str, ...], moment: float) -> list[Interval]:
-        """The phases of these names that ended by the moment, where no step waits."""
+        """The phases of these names that ended by the moment, while no step is to be settled."""
         if not any(name in names for _, _, name in self.phases):
             return []
         gone = [each for each in self.phases if each[2] in names and each[1] <= moment]
         self.phases[:] = [each for each in self.phases if not (each[2] in names and each[1] <= moment)]
         return gone
-
-
-SETTLE_SECONDS = 0.5
-_HOST_PHASES = (DATA_WAIT, *SECTIONS)
 
 
 class StepAssembler:
@@ -159,14 +165,14 @@ class StepAssembler:
         self.seconds = 0.0
         self.local_seconds = 0.0
         self.phase_seconds: dict[str, float] = {}
-        """Parts of steps; they sum to `seconds`."""
+        """Parts of steps by phase; they sum to `seconds`."""
         self.section_seconds: dict[str, float] = {}
         """Phases outside of any step."""
         self.last_step = -1
         self.device_seconds: dict[str, float] = {}
         """Phases by the GPU's own clock; empty where there is none."""
         self.unsettled = Unsettled()
-        """Takes phases and collectives."""
+        """Phases and collectives, appended by the reader."""
         self.variation = Variation()
         self.work_done = WorkTotals()
         self._open = OpenSteps(self.variation.add)
@@ -184,7 +190,7 @@ class StepAssembler:
         self.work_done.begin_process(self._pending[2] if self._pending is not None else None)
 
     def work(self, number: int, unit: str, amount: float) -> None:
-        """Work was done in a step; tokens are what its time is held against."""
+        """Work was done in a step; its time is compared with its tokens."""
         self.work_done.add(number, unit, amount)
         if unit == TOKENS:
             self._open.work(number, amount)
@@ -197,7 +203,7 @@ class StepAssembler:
 
     def step(self, start: float, end: float, number: int) -> None:
         """A step ended; the one before it is settled."""
-        self._outside(self.unsettled.let_go_of_oldest())
+        self._outside(self.unsettled.drop_oldest())
         if self._pending is not None:
             self._settle(*self._pending, until=end)
         self._pending = (start, end, number)
@@ -206,10 +212,10 @@ class StepAssembler:
     def settle(self, now: float, idle_until: float) -> None:
         """Settle the last step if it ended long enough ago, and sections that no step can hold.
 
-        idle_until: start of the step that is open, or now where none is; what ended before lies in no
-            step that is still to come.
+        idle_until: start of the open step, or now where none is open; what ended before it lies in no later
+            step.
         """
-        self._outside(self.unsettled.let_go_of_oldest())
+        self._outside(self.unsettled.drop_oldest())
         if self._pending is not None and now - self._pending[1] > SETTLE_SECONDS:
             self._settle(*self._pending, until=now)
             self._pending = None
@@ -217,7 +223,7 @@ class StepAssembler:
             self._outside(self.unsettled.take_ended(SECTIONS, idle_until))
 
     def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
-        """Count a step. What begins between its end and `until` may lie in one to come; what begins even
+        """Count a step. What begins between its end and `until` may lie in the next one; what begins even
         later is no honest record, and would be looked at again with each step."""
         inside, outside = self.unsettled.take_phases(start, end, until)
         self._outside(outside)
@@ -234,13 +240,13 @@ class StepAssembler:
         self.work_done.settle(number)
 
     def _count(self, duration: float, parts: dict[str, float], number: int, step: StepParts) -> float:
-        """Count a step, and tell how much of it were sections."""
+        """Count a step; returns how many of its seconds were sections."""
         self.steps += 1
         self.last_step = number
         self.seconds += duration
         if self.device_seconds:
-            # The host runs ahead of the GPU: its phases say when work was enqueued. The rank's own
-            # work is what the GPU's clock says, and what the host did while the GPU had nothing.
+            # The host runs ahead of the GPU, and its phases show when work was enqueued. The rank's own work
+            # is what the GPU's clock shows, and what the host did while the GPU had nothing.
             local = sum(parts.get(name, 0.0) for name in _HOST_PHASES)
         else:
             local = duration - parts[COMMUNICATION]
@@ -259,8 +265,8 @@ class StepAssembler:
         return sections
 
     def _learn(self, start: float, end: float, sections: float) -> None:
-        """What was normal up to the end of a step: the time before it counts too, as it does where a run
-        stands. A loader that is not wrapped, or an evaluation that is not told, makes pauses there."""
+        """Learn what is normal from a step and the pause before it, as a stall may begin in either. A loader
+        or an evaluation outside of any phase makes such pauses."""
         pause = 0.0
         if self._last_end is not None:
             pause = max(0.0, start - self._last_end - self._sections_since)

@@ -1,8 +1,8 @@
 """How long a rank may go without progress: learnt from its own history, never a fixed half hour.
 
-A start-up, a step, a checkpoint and an evaluation have separate histories. The longest observed
-time of a kind, times 5, is its timeout, and the first 5 steps of a process (compilation, caches) are no
-normal steps: the rule of NVIDIA's resiliency extension. Two things differ from it:
+A start-up, a step, a checkpoint and an evaluation have separate histories. The timeout of a kind is five
+times the longest observed one, and the first 5 steps of a process (compilation, caches) are not normal steps:
+this is the rule of NVIDIA's resiliency extension. Two things differ from it:
 
 - The single longest step is left out, and so is a step that an exception ended: a stall that passed
   would allow five times itself from then on. What comes a second time is normal.
@@ -21,7 +21,7 @@ LONGEST_FACTOR = 1.5
 SKIPPED_STEPS = 5
 """First steps of a process that belong to its start-up."""
 SECTIONS = ("checkpoint", "evaluation")
-"""Phases that are no part of a step's normal duration."""
+"""Phases that do not count in a step's normal duration."""
 
 
 class Longest:
@@ -53,7 +53,7 @@ class Longest:
 
 
 class LearntTimeouts:
-    """What one rank has shown to be normal."""
+    """The timeouts of one rank, and the histories that they are learnt from."""
 
     def __init__(self) -> None:
         self._steps = Longest()
@@ -61,7 +61,8 @@ class LearntTimeouts:
         self._starts = Longest()
         self._skipped = 0
         self._last: float | None = None
-        """End of what the start-up has done so far; None where it is over, or was not seen."""
+        """End of the last step of the start-up, at first its begin; None where it is over, or was not seen.
+        """
         self._longest_of_start = 0.0
         self._failed_end = math.nan
 
@@ -72,11 +73,11 @@ class LearntTimeouts:
         self._skipped = 0
 
     def step_failed(self, ended: float) -> None:
-        """The step that ends at this moment was ended by an exception: no normal one."""
+        """An exception ended the step that ends at this moment: it is not a normal one."""
         self._failed_end = ended
 
     def step(self, seconds: float, ended: float) -> None:
-        """From the end of the step before this took so long, checkpoints and evaluation left out.
+        """Add the time from the end of the step before, without checkpoints and evaluation.
 
         ended: end of the step, monotonic.
         """

@@ -1,4 +1,4 @@
-"""The account of one rank: what all its records add up to, across restarts of its process."""
+"""What all records of a rank add up to, across restarts of its process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, 
 from rankwatch_agent.training.loss import LossStatistics
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
+
+_NAMES = (1 << layout.NAME_BITS) - 1
+"""The bits of a tag that hold the number of a name."""
+_unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
+_ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
 
 
 @dataclass
@@ -31,16 +36,10 @@ class LifecycleTotals:
     """Lifecycle events of the rank."""
 
     ended_by: Lifecycle | None = None
-    """The last word of the present process."""
+    """The event that ended the present process; None while it runs, or where it left none."""
     resumes: int = 0
     preemptions: int = 0
     failures: dict[str, int] = field(default_factory=dict)
-
-
-_NAMES = (1 << layout.NAME_BITS) - 1
-"""The bits of a tag that are the number of a name."""
-_unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
-_ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
 
 
 class RankTotals:
@@ -48,7 +47,7 @@ class RankTotals:
 
     observe_step: takes the duration of each step in seconds, for the histogram of the run.
     max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
-        in `names.dropped` and otherwise let go.
+        in `names.dropped` and otherwise ignored.
     """
 
     def __init__(self, observe_step: Callable[[float], None], max_names: int) -> None:
@@ -90,7 +89,7 @@ class RankTotals:
         }
 
     def begin_process(self) -> None:
-        """Another process takes the rank; totals go on, the rest begins anew."""
+        """Another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
         self.loss.begin_process()
         self.steps.begin_process()
@@ -105,7 +104,7 @@ class RankTotals:
         return self.verified or self.saved
 
     def add(self, records: Columns, name_of: Callable[[int], str]) -> None:
-        """Take the records of one poll; `name_of` resolves numbers of names."""
+        """Add the records of one poll; `name_of` gives the name of a number."""
         tags, starts, ends, payloads, raw = records
         if not tags:
             return
@@ -118,7 +117,7 @@ class RankTotals:
             name = phase_name(tag)
             if name is None:
                 takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
-            else:  # here, because every second record is one
+            else:  # without a call, because every second record is a phase
                 take_phase((start, end, name))
                 closed[tag] = start
 
@@ -147,7 +146,7 @@ class RankTotals:
             if not name:
                 return
             self.nonfinite.setdefault(name, 0)
-            if name != OVERFLOW:  # of this each use counts
+            if name != OVERFLOW:  # each use of that one is counted
                 self._scalar_names[number] = name
         value = self.scalars[name] = _unpack_scalar(raw, at)[0]
         if not math.isfinite(value):

@@ -1,8 +1,11 @@
 """How a rank's own time varies: with its work, between its microbatches, and in single late steps.
 
-Everything is a sum over steps, so that a rate over any window gives a mean. Two sums of squares and
-that of the sum give a covariance, (both - one - other) / 2, out of numbers that only grow. Deviations
-are relative and counted up to 1, so that one step that takes minutes does not hide all others.
+Everything is a sum over steps, so that a rate over any window gives a mean. Two sums of squares and that of
+the sum give a covariance, (both - one - other) / 2, from numbers that only grow. Deviations are relative and
+count up to 1, so that one step of minutes does not hide all others.
+
+Work and phases on the GPU's clock are recorded with the number of their step. The GPU reports a phase after
+the host has gone on, so a step is complete there once the GPU reports a later one.
 """
 
 from __future__ import annotations
@@ -26,16 +29,16 @@ class StepParts:
     """One step of a rank."""
 
     local_seconds: float = 0.0
-    """Own time, checkpoints and evaluation left out."""
+    """Own time without checkpoints and evaluation."""
     work: float = 0.0
     """Tokens; 0 where the run reports none."""
     forward_seconds: list[float] = field(default_factory=list)
-    """Of each microbatch, in order, blocked time left out."""
+    """Of each microbatch, in order, without blocked time."""
     backward_seconds: list[float] = field(default_factory=list)
     ended: bool = False
 
     def phase(self, name: str, seconds: float) -> None:
-        """A phase of the step took this long, blocked time left out."""
+        """Add a phase of the step and its seconds without blocked time."""
         if name == _FORWARD:
             found = self.forward_seconds
         elif name == _BACKWARD:
@@ -46,7 +49,7 @@ class StepParts:
             found.append(seconds)
 
     def phases(self, phases: Sequence[Interval], seconds: Sequence[float]) -> None:
-        """Likewise for the phases of a step, all at once."""
+        """Add all phases of the step at once, each with its seconds without blocked time."""
         forward, backward = self.forward_seconds, self.backward_seconds
         for (_, _, name), took in zip(phases, seconds, strict=True):
             if name == _FORWARD:
@@ -57,7 +60,7 @@ class StepParts:
 
 
 class OpenSteps:
-    """Steps that are not complete; `complete` takes each that is."""
+    """Steps that are not complete yet; each is handed to `complete` once it is."""
 
     def __init__(self, complete: Callable[[StepParts], None]) -> None:
         self._complete = complete
@@ -80,7 +83,7 @@ class OpenSteps:
         step.phase(name, local_seconds)
 
     def ended(self, number: int) -> None:
-        """The host told all it will about a step."""
+        """The host has reported all of a step."""
         if self._device_step is None or self._device_step > number:
             step = self._steps.pop(number, None)
             self._complete(StepParts() if step is None else step)
@@ -93,7 +96,7 @@ class OpenSteps:
         self._device_step = None
 
     def of(self, number: int) -> StepParts:
-        """What is known of a step."""
+        """What is known of a step so far."""
         step = self._steps.get(number)
         if step is None:
             if len(self._steps) == _MAX_OPEN_STEPS:
@@ -130,7 +133,7 @@ class RunningMedian:
         return values[len(values) // 2] if len(values) >= least else 0.0
 
     def add(self, value: float) -> None:
-        """Take a value, and let go of the oldest; it must not be NaN."""
+        """Take a value, and drop the oldest; it must not be NaN."""
         if len(self._order) == self._span:
             del self._sorted[bisect_left(self._sorted, self._order.popleft())]
         self._order.append(value)
@@ -138,7 +141,7 @@ class RunningMedian:
 
 
 SPAN_STEPS = 31
-"""Steps that tell what is normal: a median of 31 values has a spread of a fifth of theirs."""
+"""Steps that show what is normal: a median of 31 values spreads by a fifth of what they do."""
 LEAST_STEPS = 8
 """Steps before the first is judged; the first ones compile and fill caches."""
 LATE_RATIO = 1.25
@@ -151,9 +154,9 @@ class Variation:
 
     def __init__(self) -> None:
         self.terms: dict[str, float] = {}
-        """Sums of squared relative deviations; a term that cannot be told is not there."""
+        """Sums of squared relative deviations; a term that is not known is left out."""
         self.microbatches = 0
-        """Of steps that tell their microbatches."""
+        """Microbatches of the steps that show them."""
         self.late_steps = 0
         self.late_seconds = 0.0
         """Time of late steps beyond what is normal."""
@@ -161,7 +164,7 @@ class Variation:
         self._work = RunningMedian(SPAN_STEPS)
 
     def add(self, step: StepParts) -> None:
-        """Take a completed step; one whose sums overflowed is let go."""
+        """Take a completed step; one whose sums overflowed is ignored."""
         if not (step.local_seconds < math.inf and step.work < math.inf):
             return
         self._between_steps(step.local_seconds, step.work)

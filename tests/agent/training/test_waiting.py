@@ -64,7 +64,7 @@ def test_what_waits_for_a_step_that_does_not_end_is_bounded() -> None:
     unsettled.phases.extend((START, END, f"phase {number}") for number in range(5000))
     unsettled.collectives.extend((float(number), 1e9, False) for number in range(5000))
     unsettled.step_recorded()
-    gone = unsettled.let_go_of_oldest()
+    gone = unsettled.drop_oldest()
     assert [name for _, _, name in gone] == [f"phase {number}" for number in range(904)]
     assert (len(unsettled.phases), unsettled.collectives[0][0]) == (4096, 904.0)
     assert len(unsettled.take_phases(START, END, UNTIL)[0]) == 4096
