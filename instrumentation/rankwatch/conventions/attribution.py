@@ -43,14 +43,14 @@ DCGM = (
         "rankwatch_dcgm_field",
         "1",
         (Label.GPU, Label.MIG, Label.FIELD),
-        "A field relayed as it stands from dcgm-exporter, in DCGM's unit and under its name before DCGM 4, "
-        "where rankwatch has no metric of its own; `mig` is `gpu_instance N` where the UUID is unknown.",
+        "A field of dcgm-exporter that rankwatch has no metric of its own for, in DCGM's unit and under its "
+        "name before DCGM 4; `mig` is `gpu_instance N` where the UUID is unknown.",
     ),
     gauge(
         "rankwatch_dcgm_gpus_unmatched",
         "1",
         (),
-        "GPUs in the answer of dcgm-exporter that NVML does not show here; where NVML shows none at all, "
-        "they are exported under the names dcgm-exporter gives them and do not count.",
+        "GPUs in the answer of dcgm-exporter that NVML does not show. Where NVML shows no GPU at all, they "
+        "are exported under the names from dcgm-exporter and are not counted here.",
     ),
 )

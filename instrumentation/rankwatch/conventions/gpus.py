@@ -1,4 +1,4 @@
-"""Metrics of GPUs and their driver. `gpu` is a UUID; a value the driver does not know has no series."""
+"""Metrics of GPUs and their driver. `gpu` is a UUID. A value that the driver does not know has no series."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ GPU_DRIVER = (
         "rankwatch_gpus_expected",
         "1",
         (),
-        "NVIDIA GPUs on the PCI bus (/sys/bus/pci), whatever the driver says.",
+        "NVIDIA GPUs on the PCI bus (/sys/bus/pci), independent of the driver.",
     ),
-    gauge("rankwatch_gpus_visible", "1", (), "GPUs that answer through NVML; 0 while the driver does not."),
+    gauge(
+        "rankwatch_gpus_visible",
+        "1",
+        (),
+        "GPUs that answer through NVML; 0 while the driver does not answer.",
+    ),
     gauge(
         "rankwatch_gpu_driver_state",
         "1",
         (Label.STATE,),
-        "1 for the present state of the driver as the agent sees it (starting, in_use, unresponsive, "
-        "unavailable, released); other states have no series.",
+        "1 for the present state of the driver (starting, in_use, unresponsive, unavailable, released); the "
+        "other states have no series.",
     ),
     counter(
         "rankwatch_gpu_driver_unresponsive_total",
         "1",
         (),
-        "Collections in which a driver call did not return in time and its worker was killed.",
+        "Driver calls that did not return in time, so that their worker was killed.",
     ),
-    counter("rankwatch_gpu_worker_starts_total", "1", (), "Worker processes started to talk to the driver."),
+    counter("rankwatch_gpu_worker_starts_total", "1", (), "Worker processes started to query the driver."),
     info(
         "rankwatch_gpu_driver_info",
         (Label.DRIVER_VERSION, Label.NVML_VERSION, Label.CUDA_VERSION),
-        "Versions of driver, NVML and the newest CUDA the driver supports; always 1.",
+        "Versions of the driver, of NVML and of the newest CUDA that the driver supports; always 1.",
     ),
 )
 
@@ -41,31 +46,30 @@ GPU_IDENTITY = (
         "rankwatch_gpu_up",
         "1",
         _GPU,
-        "1 where the GPU answers, 0 where it was seen and is now lost; it keeps its identity.",
+        "1 while the GPU answers, 0 once it is lost; a lost GPU keeps its identity.",
     ),
     info(
         "rankwatch_gpu_info",
         (Label.GPU, Label.INDEX, Label.PCI_BUS_ID, Label.MODEL, Label.ARCHITECTURE, Label.SERIAL),
-        "Identity of a GPU by UUID: NVML index, PCI bus id, model, architecture, serial number; always 1.",
+        "Names of a GPU: UUID, NVML index, PCI bus id, model, architecture, serial number; always 1.",
     ),
     gauge(
         "rankwatch_gpu_supported",
         "1",
         (Label.MODEL, Label.FEATURE),
-        "1 where every GPU of the model on this node answers for the feature, 0 where one says that it "
-        "is not supported.",
+        "1 where every GPU of the model on this node supports the feature, 0 where at least one does not.",
     ),
     counter(
         "rankwatch_gpu_readings_rejected_total",
         "1",
         (Label.FEATURE,),
-        "Values of the driver that lay outside the range of their unit and were left out.",
+        "Values of the driver that were outside the plausible range of their unit and were left out.",
     ),
     gauge(
         "rankwatch_gpu_counters_suspect",
         "1",
         _GPU,
-        "1 where the GPU claims to be fully utilised while all activity counters stay at exactly 0.",
+        "1 where the GPU reports full utilisation while all its activity counters stay at exactly 0.",
     ),
 )
 
@@ -74,8 +78,8 @@ GPU_LOAD = (
         "rankwatch_gpu_utilization_ratio",
         "1",
         _GPU,
-        "Share of time in which a kernel ran (nvmlDeviceGetUtilizationRates); says nothing about how much "
-        "of the GPU it used.",
+        "Share of time in which a kernel ran (nvmlDeviceGetUtilizationRates), no matter how much of the GPU "
+        "the kernel used.",
     ),
     gauge(
         "rankwatch_gpu_memory_controller_utilization_ratio",
@@ -91,15 +95,22 @@ GPU_LOAD = (
         "previous collection (GPM, Hopper and newer).",
     ),
     gauge("rankwatch_gpu_memory_total_bytes", "bytes", _GPU, "Device memory (nvmlDeviceGetMemoryInfo_v2)."),
-    gauge("rankwatch_gpu_memory_used_bytes", "bytes", _GPU, "Device memory in use, reserved left out."),
-    gauge("rankwatch_gpu_memory_free_bytes", "bytes", _GPU, "Device memory free."),
-    gauge("rankwatch_gpu_memory_reserved_bytes", "bytes", _GPU, "Device memory the driver keeps for itself."),
+    gauge(
+        "rankwatch_gpu_memory_used_bytes", "bytes", _GPU, "Device memory in use, without the reserved part."
+    ),
+    gauge("rankwatch_gpu_memory_free_bytes", "bytes", _GPU, "Free device memory."),
+    gauge(
+        "rankwatch_gpu_memory_reserved_bytes",
+        "bytes",
+        _GPU,
+        "Device memory that the driver reserves for itself.",
+    ),
     gauge("rankwatch_gpu_processes", "1", _GPU, "Processes with a compute context on the GPU."),
     gauge(
         "rankwatch_gpu_process_memory_bytes",
         "bytes",
         (Label.GPU, Label.PID),
-        "Device memory of a process, by its process id on the host, where the driver tells.",
+        "Device memory of a process, by its process id on the host, where the driver knows it.",
     ),
 )
 
@@ -108,7 +119,7 @@ GPU_HEAT = (
         "rankwatch_gpu_temperature_celsius",
         "celsius",
         (Label.GPU, Label.SENSOR),
-        "Temperature: core, memory.",
+        "Temperature by sensor: core, memory.",
     ),
     gauge(
         "rankwatch_gpu_temperature_margin_celsius",
@@ -117,20 +128,20 @@ GPU_HEAT = (
         "Degrees left before the GPU slows down (nvmlDeviceGetMarginTemperature).",
     ),
     gauge("rankwatch_gpu_power_watts", "watts", _GPU, "Power drawn (nvmlDeviceGetPowerUsage)."),
-    gauge("rankwatch_gpu_power_limit_watts", "watts", _GPU, "Power limit enforced."),
+    gauge("rankwatch_gpu_power_limit_watts", "watts", _GPU, "Enforced power limit."),
     counter("rankwatch_gpu_energy_joules_total", "joules", _GPU, "Energy used since the driver was loaded."),
     gauge(
         "rankwatch_gpu_clock_hertz",
         "hertz",
         (Label.GPU, Label.CLOCK),
-        "Clock now: graphics, sm, memory, video.",
+        "Present clock: graphics, sm, memory, video.",
     ),
-    gauge("rankwatch_gpu_clock_max_hertz", "hertz", (Label.GPU, Label.CLOCK), "Highest clock possible."),
+    gauge("rankwatch_gpu_clock_max_hertz", "hertz", (Label.GPU, Label.CLOCK), "Highest possible clock."),
     counter(
         "rankwatch_gpu_throttle_seconds_total",
         "seconds",
         (Label.GPU, Label.REASON),
-        "Time the clocks were held down, by reason: sw_power_cap, thermal, sync_boost, board_limit, "
+        "Time in which the clocks were held down, by reason: sw_power_cap, thermal, sync_boost, board_limit, "
         "low_utilization, reliability (NVML fields 74-79); sw_thermal_slowdown, hw_thermal_slowdown, "
         "hw_power_brake_slowdown (fields 269-271). Reasons overlap and must not be added up.",
     ),
@@ -138,7 +149,7 @@ GPU_HEAT = (
         "rankwatch_gpu_throttle_active",
         "1",
         (Label.GPU, Label.REASON),
-        "1 for each reason that holds the clocks down now, 0 for the others the GPU knows: gpu_idle, "
+        "1 for each reason that holds the clocks down now, 0 for the other reasons of the GPU: gpu_idle, "
         "applications_clocks_setting, sw_power_cap, hw_slowdown, sync_boost, sw_thermal_slowdown, "
         "hw_thermal_slowdown, hw_power_brake_slowdown, display_clock_setting, board_limit, reliability.",
     ),
@@ -149,13 +160,20 @@ GPU_LINKS = (
         "rankwatch_gpu_pcie_throughput_bytes",
         "bytes",
         (Label.GPU, Label.DIRECTION),
-        "PCIe bytes per second, transmit and receive (GPM, else nvmlDeviceGetPcieThroughput).",
+        "PCIe bytes per second, transmit and receive (from GPM, else nvmlDeviceGetPcieThroughput).",
     ),
-    gauge("rankwatch_gpu_pcie_generation", "1", _GPU, "Generation of the PCIe link now; falls when idle."),
-    gauge("rankwatch_gpu_pcie_generation_max", "1", _GPU, "Highest generation of GPU and slot."),
-    gauge("rankwatch_gpu_pcie_width", "1", _GPU, "Lanes of the PCIe link now."),
-    gauge("rankwatch_gpu_pcie_width_max", "1", _GPU, "Most lanes of GPU and slot."),
-    counter("rankwatch_gpu_pcie_replays_total", "1", _GPU, "PCIe packets sent again (NVML field 94)."),
+    gauge(
+        "rankwatch_gpu_pcie_generation",
+        "1",
+        _GPU,
+        "Present generation of the PCIe link; it falls while the GPU is idle.",
+    ),
+    gauge("rankwatch_gpu_pcie_generation_max", "1", _GPU, "Highest generation that GPU and slot support."),
+    gauge("rankwatch_gpu_pcie_width", "1", _GPU, "Present lanes of the PCIe link."),
+    gauge("rankwatch_gpu_pcie_width_max", "1", _GPU, "Most lanes that GPU and slot support."),
+    counter(
+        "rankwatch_gpu_pcie_replays_total", "1", _GPU, "PCIe packets that were sent again (NVML field 94)."
+    ),
     gauge("rankwatch_gpu_nvlinks", "1", _GPU, "NVLink ports of the GPU."),
     gauge("rankwatch_gpu_nvlinks_active", "1", _GPU, "NVLink ports that are up."),
     counter(
@@ -163,7 +181,7 @@ GPU_LINKS = (
         "bytes",
         (Label.GPU, Label.DIRECTION),
         "Bytes over all NVLinks, transmit and receive (NVML fields 138, 139; NVLink 5: 202, 204); a link "
-        "that is down keeps its last value.",
+        "that is down counts with its last value.",
     ),
     counter(
         "rankwatch_gpu_nvlink_errors_total",
@@ -176,14 +194,14 @@ GPU_LINKS = (
         "rankwatch_gpu_fabric_state",
         "1",
         (Label.GPU, Label.STATE),
-        "1 for the state of the NVLink fabric probe: not_started, in_progress, completed, failed "
+        "1 for the present state of the NVLink fabric probe: not_started, in_progress, completed, failed "
         "(nvmlDeviceGetGpuFabricInfoV); GPUs without a fabric have no series.",
     ),
     gauge(
         "rankwatch_gpu_fabric_degraded",
         "1",
         (Label.GPU, Label.REASON),
-        "1 for each complaint in the health mask of the NVLink fabric; 0 for those it denies: "
+        "1 for each fault in the health mask of the NVLink fabric, 0 for each fault that it denies: "
         "degraded_bandwidth, route_recovery, route_unhealthy, access_timeout_recovery, "
         "incorrect_configuration, no_partition, fabric_manager_disconnected.",
     ),
@@ -194,23 +212,23 @@ GPU_FAULTS = (
         "rankwatch_gpu_ecc_errors_total",
         "1",
         (Label.GPU, Label.KIND, Label.SCOPE),
-        "ECC errors: corrected, uncorrected; volatile (since the driver was loaded), aggregate (for life).",
+        "ECC errors: corrected, uncorrected; volatile (since the driver was loaded), aggregate (lifetime).",
     ),
     gauge(
         "rankwatch_gpu_remapped_rows",
         "1",
         (Label.GPU, Label.KIND),
-        "Memory rows replaced for good, after corrected and after uncorrected errors.",
+        "Memory rows that were replaced after corrected and after uncorrected errors.",
     ),
-    gauge("rankwatch_gpu_row_remap_pending", "1", _GPU, "1 where a row waits for a reset to be replaced."),
+    gauge("rankwatch_gpu_row_remap_pending", "1", _GPU, "1 where a reset is needed to replace a row."),
     gauge(
-        "rankwatch_gpu_row_remap_failed", "1", _GPU, "1 where a row could not be replaced: the GPU must go."
+        "rankwatch_gpu_row_remap_failed", "1", _GPU, "1 where a row could not be replaced: replace the GPU."
     ),
     gauge(
         "rankwatch_gpu_recovery_action",
         "1",
         (Label.GPU, Label.ACTION),
-        "1 for what the driver asks for: none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, "
+        "1 for the action the driver requests: none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, "
         "recover_imex_domain, bus_reset, system_reboot (NVML field 230, else 226 and 227).",
     ),
 )
@@ -219,7 +237,7 @@ GPU_MIG = (
     info(
         "rankwatch_gpu_mig_info",
         (Label.GPU, Label.MIG, Label.PROFILE, Label.GPU_INSTANCE, Label.COMPUTE_INSTANCE),
-        "A MIG instance by UUID on its GPU; always 1.",
+        "A MIG instance of a GPU: UUID, profile, instance ids; always 1.",
     ),
     gauge(
         "rankwatch_gpu_mig_memory_total_bytes",

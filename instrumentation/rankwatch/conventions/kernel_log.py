@@ -10,31 +10,31 @@ XIDS = (
         "rankwatch_gpu_xid_errors_total",
         "1",
         (Label.GPU, Label.XID),
-        "XID errors by code: the larger of what NVML events and what the kernel log counted, so that an "
-        "error both tell of counts once; `gpu` is the PCI bus id while no source tells the UUID, and `other` "
+        "XID errors by code: the larger of the counts from NVML events and from the kernel log, so that an "
+        "error that both report counts once. `gpu` is the PCI bus id while the UUID is unknown; `other` "
         "counts the codes beyond the first 64 of a GPU.",
     ),
     gauge(
         "rankwatch_gpu_xid_last_timestamp_seconds",
         "seconds",
         (Label.GPU, Label.XID),
-        "Unix time of the last XID error of this code; out of the kernel log it is boot time plus the log's "
+        "Unix time of the last XID error of this code. From the kernel log it is boot time plus the log's "
         "own clock, which may be off by seconds after weeks.",
     ),
     counter(
         "rankwatch_gpu_xid_events_total",
         "1",
         (Label.GPU, Label.SEVERITY),
-        "XID errors by severity (info, application, warning, critical) as the table says, for NVLink 5 "
-        "(144-150) as the kernel log says; at 0 from the start, so that the first one is an increase.",
+        "XID errors by severity (info, application, warning, critical): from the table, for NVLink 5 "
+        "(144-150) from the kernel log. 0 before the first error, so that the first one is an increase.",
     ),
     counter(
         "rankwatch_gpu_xid_subcode_errors_total",
         "1",
         (Label.GPU, Label.XID, Label.SUBCODE, Label.ACTION),
-        "NVLink 5 errors (XID 144-150) in the kernel log by the part of NVLink that the driver names, and "
-        "what NVIDIA's table asks for by the registers in the line (reset_gpu, none, "
-        "follow_recovery_action); `other` counts the subcodes that the table does not hold.",
+        "NVLink 5 errors (XID 144-150) in the kernel log by the part of NVLink that the driver names, and by "
+        "the action that NVIDIA's table gives for the registers in the line (reset_gpu, none, "
+        "follow_recovery_action); `other` counts the subcodes that the table lacks.",
     ),
     info(
         "rankwatch_xid_info",
