@@ -1,8 +1,9 @@
-"""The plan of the house: imports run one way, importing does nothing, names come from one place."""
+"""The structure: imports run one way, importing does nothing, names come from one place."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import METRICS
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = {
     "rankwatch": "instrumentation",
     "rankwatch_alerts": "alerts",
@@ -41,56 +42,131 @@ ALLOWED = {
 """What each floor may import. The command line stands on top of everything, and nothing imports it."""
 
 
+AGENT_FLOORS = {
+    "runtime": set(),
+    "sources": {"runtime"},
+    "training": {"runtime"},
+    "incidents": {"runtime", "sources", "training"},
+}
+"""What each folder of the agent may import of the others. `collectors` and `agent` put them together."""
+DOOR = "agent/rankwatch_agent/incidents/verdict.py"
+"""The one place in the agent that names the diagnosis: it runs it in a process of its own."""
+HEAVY = {"torch", "numpy", "pyarrow"}
+MAY_LOAD = {
+    "rankwatch_diagnosis": {"numpy", "pyarrow"},
+    "rankwatch_cli": {"numpy", "pyarrow"},
+    "rankwatch_trainer": {"torch", "numpy"},
+}
+"""Heavy libraries that importing a package may load. The instrumentation finds torch in its process."""
+
+
 def modules(package: str) -> Iterator[Path]:
     yield from sorted((ROOT / FOLDERS[package] / package).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level packages a module imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
-
-
-@pytest.mark.parametrize("package", sorted(FOLDERS))
-def test_imports_run_one_way(package: str) -> None:
-    """A floor imports only what lies below it."""
-    for path in modules(package):
-        ours = imported(path) & set(FOLDERS) - {package}
-        assert ours <= ALLOWED[package], f"{path} imports {ours - ALLOWED[package]}"
-
-
-def test_the_agent_never_imports_torch() -> None:
-    """It runs on nodes without torch, NumPy or pyarrow, and in 80 MiB."""
-    for path in modules("rankwatch_agent"):
-        assert not imported(path) & {"torch", "numpy", "pyarrow"}, path
-
-
-def test_importing_a_module_does_nothing(tmp_path: Path) -> None:
-    """No file, no thread, no output, for any module of ours."""
-    names = [
+def names(package: str) -> list[str]:
+    """Dotted names of the modules of a package, without those that run when they are imported."""
+    return [
         ".".join(path.relative_to(ROOT / FOLDERS[package]).with_suffix("").parts).removesuffix(".__init__")
-        for package in FOLDERS
         for path in modules(package)
         if path.name != "__main__.py"
     ]
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return found
+
+
+def tops(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imported(path)}
+
+
+def loaded_by(package: str, directory: Path) -> set[str]:
+    """Top-level modules that a process has loaded once it has imported every module of a package."""
     code = (
         "import importlib, sys, threading\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"for name in {names(package)!r}: importlib.import_module(name)\n"
         "assert threading.active_count() == 1, threading.enumerate()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert list(tmp_path.iterdir()) == []
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1, "importing a module prints nothing"
+    assert list(directory.iterdir()) == [], "importing a module writes nothing"
+    return set(done.stdout.split())
 
 
-def test_every_metric_name_in_the_tree_is_declared() -> None:
+@pytest.mark.parametrize("package", sorted(FOLDERS))
+def test_floors(package: str) -> None:
+    """A package imports only what lies below it, at the top of a module or later."""
+    for path in modules(package):
+        ours = tops(path) & set(FOLDERS) - {package}
+        assert ours <= ALLOWED[package], f"{path} imports {ours - ALLOWED[package]}"
+
+
+@pytest.mark.parametrize("package", sorted(FOLDERS))
+def test_loaded_modules(package: str, tmp_path: Path) -> None:
+    """Importing a package loads only what lies below it, starts no thread and touches no file."""
+    loaded = loaded_by(package, tmp_path)
+    assert loaded & set(FOLDERS) - {package} <= ALLOWED[package]
+    assert loaded & HEAVY <= MAY_LOAD.get(package, set())
+
+
+def test_agent_floors() -> None:
+    """Sources and training know nothing of each other; nothing below knows what stands above."""
+    for floor, allowed in AGENT_FLOORS.items():
+        for path in (ROOT / "agent" / "rankwatch_agent" / floor).rglob("*.py"):
+            parts = {name.split(".")[1] for name in imported(path) if name.startswith("rankwatch_agent.")}
+            assert parts - {floor} <= allowed, f"{path} imports {parts - {floor} - allowed}"
+
+
+def test_agent_needs_no_heavy_library() -> None:
+    """It runs on nodes without torch, NumPy or pyarrow, in 80 MiB, and imports them nowhere."""
+    for path in modules("rankwatch_agent"):
+        assert not tops(path) & HEAVY, path
+
+
+def test_door_to_the_diagnosis() -> None:
+    """The agent names the diagnosis in one module, and the command line in none."""
+    for path in modules("rankwatch_agent"):
+        text = path.read_text()
+        assert "rankwatch_cli" not in text, path
+        assert "rankwatch_diagnosis" not in text or path == ROOT / DOOR, path
+
+
+def test_no_cycles() -> None:
+    """No two modules import each other at their top, directly or by way of others."""
+    known = {name for package in FOLDERS for name in names(package)}
+    graph = {
+        name: {each for each in _imported_at_top(name) if each in known and each != name} for name in known
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+def _imported_at_top(name: str) -> set[str]:
+    """Modules whose import is needed to import this one; a package is not needed by what lies in it."""
+    folder = ROOT / FOLDERS[name.partition(".")[0]]
+    base = folder.joinpath(*name.split("."))
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return {each for each in found if not name.startswith(f"{each}.")}
+
+
+def test_metric_names() -> None:
     """Code, rules, dashboards, runbooks and documents speak only names of rankwatch.conventions."""
     declared = {each.name for each in METRICS}
     derived = declared | {f"{name}{suffix}" for name in declared for suffix in ("_bucket", "_sum", "_count")}
@@ -112,7 +188,7 @@ def _texts() -> Iterator[Path]:
             yield path
 
 
-def test_every_python_file_fits_on_a_few_screens() -> None:
+def test_length_of_files() -> None:
     """A file is one concept; one that needs a table of contents is two."""
     for package in FOLDERS:
         for path in modules(package):

@@ -191,3 +191,15 @@ def written_to(output: int, *, buffered: bool) -> subprocess.CompletedProcess[st
         timeout=60.0,
         check=False,
     )
+
+
+def test_light_start() -> None:
+    """`rankwatch --help` needs no extra, and little is imported before the signals of the agent are blocked."""
+    code = (
+        "import sys\n"
+        "import rankwatch_cli.main\n"
+        "late = {'prometheus_client', 'torch', 'http', 'rankwatch'}\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & late)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
