@@ -194,7 +194,7 @@ def written_to(output: int, *, buffered: bool) -> subprocess.CompletedProcess[st
 
 
 def test_light_start() -> None:
-    """`rankwatch --help` needs no extra, and little is imported before the signals of the agent are blocked."""
+    """`rankwatch --help` needs no extra, and little is imported before signals are blocked."""
     code = (
         "import sys\n"
         "import rankwatch_cli.main\n"
