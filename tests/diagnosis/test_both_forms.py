@@ -16,7 +16,7 @@ from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Noise
-from support.diagnosis.both_forms import NOTHING, Said, lasting, said_by_alerts, said_by_engine
+from support.diagnosis.both_forms import NOTHING, Outcome, lasting, verdict_of_alerts, verdict_of_engine
 
 _NOISY = Noise(sigma=0.05)
 _QUIET = Noise(sigma=0.02)
@@ -38,15 +38,15 @@ _WITH_PAST_SECONDS = 3360.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A job, and what there is to say about it."""
+    """A job, and the outcome that both forms must give."""
 
     job: Job
     seconds: float
     """Of its run."""
-    said: Said
+    expected: Outcome
     """By the engine, and by the alerts unless they abstain."""
     alerts_abstain: str = ""
-    """Why the alerts say nothing where the engine does, by docs/stragglers.md."""
+    """Why the alerts are silent where the engine is not, by docs/stragglers.md."""
 
 
 def _job(shape: JobShape, fault: Fault, noise: Noise | None = None, *, with_work: bool = False) -> Job:
@@ -57,19 +57,19 @@ def _slow_rank(shape: JobShape, rank: int, factor: float, noise: Noise | None = 
     return Case(
         job=_job(shape, Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=factor), noise),
         seconds=_STRAGGLERS_SECONDS,
-        said=Said(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(rank,)),
+        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(rank,)),
         alerts_abstain=why,
     )
 
 
-def _nameless(job: Job, said: Said, *, seconds: float = _CAUSES_SECONDS, why: str = "") -> Case:
-    return Case(job=job, seconds=seconds, said=said, alerts_abstain=why)
+def _nameless(job: Job, expected: Outcome, *, seconds: float = _CAUSES_SECONDS, why: str = "") -> Case:
+    return Case(job=job, seconds=seconds, expected=expected, alerts_abstain=why)
 
 
 def _jitter(factor: float, why: str = "") -> Case:
     # With this seed one rank holds 71 % of the lateness of some window, and 14 % of that of the run.
     job = replace(_job(_REPLICAS, Fault(cause=Cause.JITTER, factor=factor)), steps=90, seed=12)
-    return _nameless(job, Said(Cause.JITTER), seconds=_JITTER_SECONDS, why=why)
+    return _nameless(job, Outcome(Cause.JITTER), seconds=_JITTER_SECONDS, why=why)
 
 
 def _from_the_middle(fault: Fault) -> Job:
@@ -94,53 +94,56 @@ CASES = {
     "slow rank with one peer": Case(
         job=_job(replace(_STAGES, data_parallel=2), _OF_TWO),
         seconds=_STRAGGLERS_SECONDS,
-        said=Said(Cause.INCONCLUSIVE),
-        alerts_abstain="of two ranks neither can be told to be the odd one, and no alert says inconclusive",
+        expected=Outcome(Cause.INCONCLUSIVE),
+        alerts_abstain="of two ranks neither can be called the odd one, and no alert says inconclusive",
     ),
     "slow stage": _nameless(
-        _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)), Said(Cause.SLOW_STAGE, stages=(2,))
+        _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)),
+        Outcome(Cause.SLOW_STAGE, stages=(2,)),
     ),
     "unequal batches with work units": _nameless(
-        _job(_REPLICAS, _UNEQUAL, with_work=True), Said(Cause.UNEQUAL_BATCHES)
+        _job(_REPLICAS, _UNEQUAL, with_work=True), Outcome(Cause.UNEQUAL_BATCHES)
     ),
-    "unequal batches without work units": _nameless(_job(_PIPELINE, _UNEQUAL), Said(Cause.UNEQUAL_BATCHES)),
+    "unequal batches without work units": _nameless(
+        _job(_PIPELINE, _UNEQUAL), Outcome(Cause.UNEQUAL_BATCHES)
+    ),
     "jitter": _jitter(1.6),
     "jitter, small": _jitter(1.15, why="the rules see jitter from a quarter of a step on"),
     "slow rank, 30 %, from the middle on": Case(
         job=_from_the_middle(Fault(cause=Cause.SLOW_RANK, ranks=(5,), factor=1.3)),
         seconds=_WITH_PAST_SECONDS,
-        said=Said(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(5,)),
+        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(5,)),
     ),
     "network from the middle on": _nameless(
         _from_the_middle(Fault(cause=Cause.NETWORK, factor=3.0)),
-        Said(Cause.NETWORK),
+        Outcome(Cause.NETWORK),
         seconds=_WITH_PAST_SECONDS,
     ),
     "network, always slow": _nameless(
         _job(_ONE_MICROBATCH, Fault(cause=Cause.NETWORK, factor=8.0)),
-        Said(Cause.NETWORK),
+        Outcome(Cause.NETWORK),
         why="transfers are compared with their own past only",
     ),
     "data loading of one rank": Case(
         job=_job(_REPLICAS, _LOADING_OF_ONE),
         seconds=_STRAGGLERS_SECONDS,
-        said=Said(Cause.SLOW_RANK, SlowPhase.DATA_LOADING, ranks=(9,)),
+        expected=Outcome(Cause.SLOW_RANK, SlowPhase.DATA_LOADING, ranks=(9,)),
     ),
     "other host work of one rank": Case(
         job=_job(_REPLICAS, _OTHER_OF_ONE),
         seconds=_STRAGGLERS_SECONDS,
-        said=Said(Cause.SLOW_RANK, SlowPhase.OTHER, ranks=(9,)),
+        expected=Outcome(Cause.SLOW_RANK, SlowPhase.OTHER, ranks=(9,)),
     ),
-    "data loading of all ranks": _nameless(_job(_REPLICAS, _LOADING_OF_ALL), Said(Cause.DATA_LOADING)),
+    "data loading of all ranks": _nameless(_job(_REPLICAS, _LOADING_OF_ALL), Outcome(Cause.DATA_LOADING)),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_engine_and_alerts_give_one_verdict(case: Case, tmp_path: Path) -> None:
-    """Cause, ranks and stages; where the alerts have too little to go on they are silent, not wrong."""
+def test_one_verdict(case: Case, tmp_path: Path) -> None:
+    """Cause, ranks and stages agree; where the alerts have too little to go on they are silent, not wrong."""
     job = lasting(case.job, case.seconds)
     run = simulate(job)
-    engine = said_by_engine(run)
-    assert engine == case.said, f"the engine says {engine}"
-    alerts = said_by_alerts(run, job.shape, tmp_path)
-    assert alerts == (NOTHING if case.alerts_abstain else case.said), f"the alerts say {alerts}"
+    engine = verdict_of_engine(run)
+    assert engine == case.expected, f"the engine gives {engine}"
+    alerts = verdict_of_alerts(run, job.shape, tmp_path)
+    assert alerts == (NOTHING if case.alerts_abstain else case.expected), f"the alerts give {alerts}"

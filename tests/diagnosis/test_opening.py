@@ -14,8 +14,8 @@ from rankwatch_diagnosis.opening import open_bytes
 from rankwatch_diagnosis.operations.reading import read_operations
 
 
-def test_a_pipe_that_nobody_writes_to_is_empty(tmp_path: Path) -> None:
-    """Both commands say so, instead of blocking for ever."""
+def test_pipe_without_writer(tmp_path: Path) -> None:
+    """Both commands report an empty file instead of blocking for ever."""
     pipe = tmp_path / "pipe.csv"
     os.mkfifo(pipe)
     with open_bytes(pipe) as file:
@@ -26,7 +26,7 @@ def test_a_pipe_that_nobody_writes_to_is_empty(tmp_path: Path) -> None:
         read_operations(pipe)
 
 
-def test_a_pipe_with_a_writer_is_read_to_its_end(tmp_path: Path) -> None:
+def test_pipe_with_writer(tmp_path: Path) -> None:
     """As in `rankwatch diagnose loss <(grep loss train.log)`."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -37,8 +37,8 @@ def test_a_pipe_with_a_writer_is_read_to_its_end(tmp_path: Path) -> None:
         assert file.read() == b"step 1 loss 2.0\n"
 
 
-def test_a_line_without_end_is_refused_and_not_gathered(tmp_path: Path) -> None:
-    """Few bytes, packed, may be gigabytes."""
+def test_line_limit(tmp_path: Path) -> None:
+    """Few packed bytes may be gigabytes, so a line without an end is refused early."""
     path = tmp_path / "table.csv.gz"
     header = b"step,rank,operation,kind,start_seconds,duration_seconds\n"
     path.write_bytes(gzip.compress(header + b"9" * (20 << 20)))

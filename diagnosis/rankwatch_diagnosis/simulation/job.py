@@ -60,7 +60,7 @@ class Truth:
     """Duration of the run over that of the same run, with the same random numbers, without the cause.
 
     Of `jitter` that is a run without any delays: those of a healthy job (`Noise.outlier_probability`) are
-    of the same kind as those of the fault, and nobody can tell them apart.
+    of the same kind as those of the fault, and cannot be told from them.
     """
     active_slowdown: float
     """The same for the fault alone, over the steps in which it is active."""

@@ -20,7 +20,7 @@ class Transfer(Enum):
     """The data-parallel group."""
     WORLD = "world"
     SEND = "send"
-    """Hands a message over and waits for nobody."""
+    """Hands a message over without waiting."""
     RECEIVE = "receive"
     """Waits for the message."""
 

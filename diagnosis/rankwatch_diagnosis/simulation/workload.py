@@ -185,10 +185,10 @@ def _stage(
             normal[:, index] = 0.0
     factors: Floats = np.exp(sigma * normal - sigma**2 / 2.0)
     compute = np.array([each.kind.name == "COMPUTE" for each in planned])[None, :, None, None]
-    struck = compute & (random.random(size) < noise.outlier_probability)
-    delays = 1.0 + noise.outlier_share * random.standard_exponential(int(struck.sum()))
-    factors[struck] *= delays
-    return factors, Delays(np.flatnonzero(struck), delays)
+    delayed = compute & (random.random(size) < noise.outlier_probability)
+    delays = 1.0 + noise.outlier_share * random.standard_exponential(int(delayed.sum()))
+    factors[delayed] *= delays
+    return factors, Delays(np.flatnonzero(delayed), delays)
 
 
 def _sigma(noise: Noise, kind: str) -> float:

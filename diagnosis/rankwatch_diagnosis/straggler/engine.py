@@ -46,7 +46,7 @@ def diagnose(table: OperationTable, *, limits: Thresholds = DEFAULT) -> Verdict:
     if steps < limits.steps:
         return _abstain(f"the table holds {steps} steps, a verdict needs {limits.steps}", counts)
     if ranks < _LEAST_RANKS:
-        return _abstain("the table holds one rank, and nobody to compare it with", counts)
+        return _abstain("the table holds one rank, without a peer to compare it with", counts)
     case = Case(with_stages(table), limits)
     try:
         found = list(_candidates(case))

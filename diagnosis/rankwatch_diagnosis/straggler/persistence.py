@@ -42,7 +42,7 @@ class Residuals(NamedTuple):
     """What is left of each rank when its peers are taken away."""
 
     values: Floats
-    """(step, rank); NaN where there is nobody to compare with."""
+    """(step, rank); NaN where there is no peer to compare with."""
     reference_error: Floats
     """By rank: standard error of what it is compared with, in units of one step's noise."""
 
@@ -75,7 +75,7 @@ class Scan(NamedTuple):
 def against_peers(own: Floats, stage: Ints, least_peers: int) -> Residuals:
     """Each rank less the median of the other ranks of its stage in the same step. `own` is (step, rank).
 
-    In a stage with fewer than `least_peers` ranks the level tells nothing. Such a rank is compared with the
+    In a stage with fewer than `least_peers` ranks the level is no evidence. Such a rank is compared with the
     faster one of its own past and future, so that only what begins or ends inside the run is seen.
     """
     residual = np.full_like(own, np.nan)

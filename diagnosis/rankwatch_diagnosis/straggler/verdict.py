@@ -26,7 +26,7 @@ class Verdict:
     lost_rank_seconds: float = 0.0
     """Seconds that the slowdown cost, times the ranks in the table."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    """Numbers behind the verdict, ready for JSON; names tell units."""
+    """Numbers behind the verdict, ready for JSON; names end in units."""
 
     @property
     def cause_and_phase(self) -> str:

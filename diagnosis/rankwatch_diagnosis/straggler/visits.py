@@ -117,7 +117,7 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
 
 
 def _works_on_microbatches(table: OperationTable) -> Bools:
-    """By row: anything but an optimizer, whose time says nothing of a microbatch."""
+    """By row: anything but an optimizer, whose time does not depend on a microbatch."""
     on_data = np.array(["optim" not in name.lower() for name in table.operations], dtype=np.bool_)
     compute = np.zeros(len(table.operations), dtype=np.bool_)
     compute[np.unique(table.operation[table.kind == Kind.COMPUTE])] = True

@@ -37,7 +37,7 @@ _PAIRS = ((2, 1, 1, 8), (2, 2, 1, 8), (2, 4, 1, 8), (2, 2, 4, 4))
 
 
 class Puzzle(NamedTuple):
-    """A table, and what may be said of it."""
+    """A table, and the right answers to it."""
 
     table: OperationTable
     causes: tuple[Cause, ...]
@@ -47,7 +47,7 @@ class Puzzle(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was said of one puzzle."""
+    """The verdict on one puzzle, scored."""
 
     scenario: str
     number: int
@@ -160,7 +160,7 @@ def _two_causes(
     *,
     with_work: bool | None = None,
 ) -> Puzzle:
-    """A rank that is 10 to 50 % slower, and another cause in the same run; either may be told."""
+    """A rank that is 10 to 50 % slower, and another cause in the same run; either is a right answer."""
     shape = _shape(size)
     rank = int(random.integers(shape.ranks))
     slow = Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=random.uniform(1.1, 1.5))
@@ -169,9 +169,9 @@ def _two_causes(
     healthy, one, two = (durations(setting, fault) for fault in (Fault(), slow, other))
     both = tuple(map(_together, one, two, healthy))
     timeline = run_program(shape, setting.program, both)
-    told = bool(random.random() < 0.5) if with_work is None else with_work
+    has_work = bool(random.random() < 0.5) if with_work is None else with_work
     rows = OperationRows(shape, setting.program, job.steps)
-    work = CONTEXT_TOKENS * difficulty(setting, other) if told else None
+    work = CONTEXT_TOKENS * difficulty(setting, other) if has_work else None
     table = rows.table(timeline, setting.draws.clock_offset_seconds, work)
     return Puzzle(table, (Cause.SLOW_RANK, other.cause), (rank,))
 

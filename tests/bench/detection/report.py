@@ -76,9 +76,9 @@ def _slow_rank_rows(trials: Sequence[Trial]) -> Iterator[Row]:
     yield _at_least("slow rank >= 5 %: precision", found.precision, PRECISION, of)
     yield _at_least("slow rank >= 5 %: recall", found.recall, RECALL)
     yield _delay_row(strong)
-    told = [trial for trial in strong if right_cause(trial)]
-    begun = share(told, lambda trial: first_step_error(trial) <= FIRST_STEP_ERROR)
-    yield Row("slow rank >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(told)} jobs")
+    found_cause = [trial for trial in strong if right_cause(trial)]
+    begun = share(found_cause, lambda trial: first_step_error(trial) <= FIRST_STEP_ERROR)
+    yield Row("slow rank >= 5 %: first step right within 2", f"{begun:.1%}", f"{len(found_cause)} jobs")
     weak = [trial for trial in trials if trial.label == SLOW_3]
     found = named(weak, by_engine)
     yield _at_least("slow rank 3 %: precision", found.precision, PRECISION_3, f"{len(weak)} jobs")

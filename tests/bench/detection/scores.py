@@ -1,4 +1,4 @@
-"""Counts over trials: who was named rightly, who wrongly, who not at all."""
+"""Counts over trials: ranks named rightly, wrongly and not at all."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def named(trials: Iterable[Trial], namer: Namer) -> Named:
     """Slow ranks named by a method."""
     right = wrong = missed = 0
     for trial in trials:
-        said = set(namer(trial))
+        accused = set(namer(trial))
         guilty = set(trial.truth["ranks"]) if trial.truth["phase"] == SLOW else set()
         right, wrong, missed = (
-            right + len(said & guilty),
-            wrong + len(said - guilty),
-            missed + len(guilty - said),
+            right + len(accused & guilty),
+            wrong + len(accused - guilty),
+            missed + len(guilty - accused),
         )
     return Named(right, wrong, missed)
 
@@ -63,7 +63,7 @@ def falsely_named(trial: Trial) -> bool:
 
 
 def right_cause(trial: Trial) -> bool:
-    """Whether the engine tells the cause, and of a stage also which one."""
+    """True if the engine names the cause, and for a stage also the right one."""
     verdict, truth = trial.verdict, trial.truth
     if (verdict["cause"], verdict["phase"]) != (truth["cause"], truth["phase"]):
         return False
@@ -78,7 +78,7 @@ def slowdown_error(trial: Trial) -> float | None:
 
 
 def first_step_error(trial: Trial) -> float:
-    """Steps between the first step that was told and the true one; endless where none was told."""
+    """Steps between the reported first step and the true one; infinite where none is reported."""
     named_step = trial.verdict["first_step"]
     return float("inf") if named_step is None else float(abs(named_step - trial.truth["first_step"]))
 

@@ -1,4 +1,4 @@
-"""The scenarios beyond the mixture: what may be said of each, and how it is counted."""
+"""The scenarios beyond the mixture: the right answers to each, and how they are counted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bench.detection.harder import SCENARIOS, SHORT_STEPS, Answer, attempt_harde
 from rankwatch.conventions import Cause
 
 
-def test_every_scenario_gives_a_table_and_says_who_may_be_named() -> None:
-    """Only ranks that the table holds."""
+def test_scenarios() -> None:
+    """Every scenario gives a usable table, and only ranks that it holds may be named."""
     for scenario, puzzle_of in SCENARIOS.items():
         puzzle = puzzle_of(1, 5)
         assert len(puzzle.table) > 0, scenario
@@ -18,22 +18,22 @@ def test_every_scenario_gives_a_table_and_says_who_may_be_named() -> None:
         assert puzzle.causes
 
 
-def test_a_part_of_a_job_is_a_part() -> None:
-    """One node, or a quarter of the ranks, or a few steps."""
+def test_partial_tables() -> None:
+    """They hold one node, a quarter of the ranks, or a few steps."""
     assert len(np.unique(SCENARIOS["ranks of one node"](0, 5).table.rank)) == 8
     assert len(set((SCENARIOS["every fourth rank"](0, 5).table.rank % 4).tolist())) == 1
     assert len(np.unique(SCENARIOS["5 steps"](0, 5).table.step)) == SHORT_STEPS
 
 
-def test_with_two_causes_either_may_be_told() -> None:
-    """Of ranks only the slow one."""
+def test_two_causes() -> None:
+    """Either cause is right, but of the ranks only the slow one."""
     puzzle = SCENARIOS["slow rank and unequal microbatches"](0, 5)
     assert puzzle.causes == (Cause.SLOW_RANK, Cause.UNEQUAL_BATCHES)
     assert len(puzzle.ranks) == 1
 
 
-def test_an_answer_is_the_same_whoever_asks_and_the_rows_count_it() -> None:
-    """Right, abstained, a wrong rank, or only a wrong cause."""
+def test_answers_are_counted() -> None:
+    """A puzzle gives the same answer again; it is right, abstained, a wrong rank or only a wrong cause."""
     scenario = "5 steps"
     assert attempt_harder(scenario, 0, 5) == attempt_harder(scenario, 0, 5)
     answers = [

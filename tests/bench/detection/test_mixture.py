@@ -21,8 +21,8 @@ from rankwatch_diagnosis.simulation.shape import JobShape
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_class_occurs_and_every_job_can_be_simulated() -> None:
-    """Two whole cycles; 8 to 1,024 ranks, noise of 2 to 5 %."""
+def test_mixture() -> None:
+    """Two whole cycles hold every class, with 8 to 1,024 ranks and noise of 2 to 5 %."""
     jobs = [labelled(number, 1) for number in range(2 * len(CYCLE))]
     assert len(CYCLE) == 50
     for each in jobs:
@@ -34,15 +34,15 @@ def test_every_class_occurs_and_every_job_can_be_simulated() -> None:
     assert any(each.job.shape.ranks == 1024 for each in jobs)
 
 
-def test_a_job_depends_on_its_number_and_the_seed_base_alone() -> None:
-    """Whatever is asked for before it."""
+def test_job_is_reproducible() -> None:
+    """A job depends on its number and the seed base alone, so any part of a bench can be repeated."""
     assert labelled(17, 1) == labelled(17, 1)
     assert labelled(17, 1).job.seed != labelled(17, 2).job.seed
 
 
 @pytest.mark.parametrize("label", ["network", HOST_WORK, "unequal_batches", "jitter", "slow_stage"])
-def test_a_cause_other_than_a_worker_costs_something(label: str) -> None:
-    """Too weak a fault is made stronger."""
+def test_other_causes_cost_something(label: str) -> None:
+    """A fault that costs nothing could not be found, so it is made stronger."""
     numbers = [number for number in range(100) if CYCLE[number % 50] == label]
     small = next(each for number in numbers if (each := labelled(number, 1)).job.shape.ranks <= 64)
     job, done = run(small.job)
@@ -50,8 +50,8 @@ def test_a_cause_other_than_a_worker_costs_something(label: str) -> None:
     assert job.fault.factor >= small.job.fault.factor
 
 
-def test_the_baselines_find_a_gross_straggler_and_some_name_a_healthy_rank() -> None:
-    """Four of four on one rank at half its speed; two of four always name somebody."""
+def test_baselines() -> None:
+    """All find a rank at half its speed, and two of them always name somebody."""
     fault = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=2.0)
     sick = baseline_names(simulate(Job(shape=JobShape(), fault=fault, steps=5)).table)
     assert sick["ratio to the fastest below 0.75"] == sick["median + 3 MAD"] == (3,)
@@ -61,8 +61,8 @@ def test_the_baselines_find_a_gross_straggler_and_some_name_a_healthy_rank() -> 
     assert len(well["slowest step"]) == len(well["shortest wait of the job"]) == 1
 
 
-def test_a_prefix_holds_the_first_steps_and_nothing_else() -> None:
-    """In every column."""
+def test_prefix() -> None:
+    """It holds the first steps in every column."""
     table = simulate(Job(steps=6)).table
     first = prefix(table, 2)
     assert np.unique(first.step).tolist() == [0, 1]
@@ -70,8 +70,8 @@ def test_a_prefix_holds_the_first_steps_and_nothing_else() -> None:
     assert first.operations == table.operations
 
 
-def test_the_command_prints_its_table_and_writes_every_trial(tmp_path: Path) -> None:
-    """As `make bench-detection` runs it, with few jobs; whether targets are met is left to the full run."""
+def test_command(tmp_path: Path) -> None:
+    """It prints its table and writes every trial, as `make bench-detection` runs it."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.bench.detection"),

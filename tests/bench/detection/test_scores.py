@@ -22,7 +22,7 @@ from bench.detection.trial import Trial
 from bench.table import as_markdown
 
 
-def said(
+def outcome(
     cause: str,
     ranks: Sequence[int] = (),
     slowdown: float = 1.0,
@@ -52,65 +52,67 @@ def trial(truth: Any, verdict: Any, *, label: str = "none", **more: Any) -> Tria
     return Trial(label=label, truth=truth, verdict=verdict, **{**facts, **more})
 
 
-def test_ranks_are_counted_as_right_wrong_and_missed() -> None:
-    """Over all jobs together; a rank that loads data slowly is no slow rank."""
+def test_named_ranks() -> None:
+    """Counts run over all jobs; a rank that loads data slowly is not one that computes slowly."""
     trials = [
-        trial(said("slow_rank", [1, 2]), said("slow_rank", [2, 3])),
-        trial(said("slow_rank", [4]), said("none")),
-        trial(said("slow_rank", [5], phase="data_loading"), said("slow_rank", [5], phase="data_loading")),
-        trial(said("none"), said("slow_rank", [6])),
+        trial(outcome("slow_rank", [1, 2]), outcome("slow_rank", [2, 3])),
+        trial(outcome("slow_rank", [4]), outcome("none")),
+        trial(
+            outcome("slow_rank", [5], phase="data_loading"), outcome("slow_rank", [5], phase="data_loading")
+        ),
+        trial(outcome("none"), outcome("slow_rank", [6])),
     ]
     counts = named(trials, by_engine)
     assert counts == (1, 2, 2)
     assert (counts.precision, counts.recall) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
-def test_nobody_named_is_precise_and_nobody_guilty_is_complete() -> None:
-    """Not a division by zero."""
-    counts = named([trial(said("none"), said("none"))], by_engine)
+def test_precision_and_recall_of_nothing() -> None:
+    """Without named or guilty ranks they are 1, not a division by zero."""
+    counts = named([trial(outcome("none"), outcome("none"))], by_engine)
     assert (counts.precision, counts.recall) == (1.0, 1.0)
 
 
-def test_a_wrong_name_is_wrong_under_any_cause() -> None:
-    """A slow link's rank may be named where it is to blame, and nowhere else."""
-    assert not falsely_named(trial(said("network", [3]), said("network", [3])))
-    assert not falsely_named(trial(said("network", [3]), said("network")))
-    assert falsely_named(trial(said("network"), said("network", [3])))
-    assert falsely_named(trial(said("none"), said("slow_rank", [0])))
+def test_falsely_named() -> None:
+    """A wrong rank is wrong under any cause; the rank of a slow link may be named where it is to blame."""
+    assert not falsely_named(trial(outcome("network", [3]), outcome("network", [3])))
+    assert not falsely_named(trial(outcome("network", [3]), outcome("network")))
+    assert falsely_named(trial(outcome("network"), outcome("network", [3])))
+    assert falsely_named(trial(outcome("none"), outcome("slow_rank", [0])))
 
 
-def test_a_stage_is_right_where_it_is_the_right_stage() -> None:
+def test_right_stage() -> None:
     """The cause alone is not enough."""
-    assert right_cause(trial(said("slow_stage", stages=[1]), said("slow_stage", stages=[1])))
-    assert not right_cause(trial(said("slow_stage", stages=[1]), said("slow_stage", stages=[0])))
-    assert not right_cause(trial(said("unequal_batches"), said("jitter")))
+    assert right_cause(trial(outcome("slow_stage", stages=[1]), outcome("slow_stage", stages=[1])))
+    assert not right_cause(trial(outcome("slow_stage", stages=[1]), outcome("slow_stage", stages=[0])))
+    assert not right_cause(trial(outcome("unequal_batches"), outcome("jitter")))
 
 
-def test_the_error_of_the_slowdown_is_a_share_of_the_truth() -> None:
-    """And unknown where the cause was not found, or where there is none."""
-    found = trial(said("slow_rank", [1], 1.10), said("slow_rank", [1], 1.21))
+def test_slowdown_error() -> None:
+    """It is a share of the truth, and unknown where the cause was not found or there is none."""
+    found = trial(outcome("slow_rank", [1], 1.10), outcome("slow_rank", [1], 1.21))
     assert slowdown_error(found) == pytest.approx(0.1)
-    assert slowdown_error(trial(said("slow_rank", [1], 1.1), said("none"))) is None
-    assert slowdown_error(trial(said("none"), said("none"))) is None
+    assert slowdown_error(trial(outcome("slow_rank", [1], 1.1), outcome("none"))) is None
+    assert slowdown_error(trial(outcome("none"), outcome("none"))) is None
 
 
-def test_a_first_step_that_was_not_told_is_endlessly_wrong() -> None:
-    """Else the distance in steps."""
-    truth = said("slow_rank", [1]) | {"first_step": 10}
-    assert first_step_error(trial(truth, said("slow_rank", [1]) | {"first_step": 8})) == 2
-    assert first_step_error(trial(truth, said("slow_rank", [1]) | {"first_step": None})) == float("inf")
+def test_first_step_error() -> None:
+    """A missing first step is infinitely wrong; otherwise the distance in steps counts."""
+    truth = outcome("slow_rank", [1]) | {"first_step": 10}
+    assert first_step_error(trial(truth, outcome("slow_rank", [1]) | {"first_step": 8})) == 2
+    assert first_step_error(trial(truth, outcome("slow_rank", [1]) | {"first_step": None})) == float("inf")
 
 
-def test_a_baseline_is_judged_like_the_engine() -> None:
+def test_baseline_is_scored_like_the_engine() -> None:
     """By the ranks that it names."""
-    each = trial(said("slow_rank", [1]), said("none"), baselines={"slowest step": (2,)})
+    each = trial(outcome("slow_rank", [1]), outcome("none"), baselines={"slowest step": (2,)})
     assert named([each], by_baseline("slowest step")) == (0, 1, 1)
 
 
-def test_a_missed_target_is_shown() -> None:
-    """A rank slower by 8 % that is never named misses recall and delay."""
+def test_missed_target() -> None:
+    """A rank slower by 8 % that is never named misses recall and delay, and the table shows it."""
     missed = trial(
-        said("slow_rank", [1], 1.05), said("none"), label="slow_rank 5 to 10 %", delay_steps={1: None}
+        outcome("slow_rank", [1], 1.05), outcome("none"), label="slow_rank 5 to 10 %", delay_steps={1: None}
     )
     table = as_markdown(result([missed], 1))
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}

@@ -21,7 +21,7 @@ PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What was said of a job, and what is true. Everything is ready for JSON."""
+    """The verdict on a job, and the truth. Everything is ready for JSON."""
 
     number: int
     label: str

@@ -60,8 +60,8 @@ def csv(tmp_path: Path, *lines: str, header: str = HEADER) -> Reading:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.jsonl", "t.jsonl.gz", "t.parquet"])
-def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
-    """All columns, in their types."""
+def test_formats(tmp_path: Path, name: str) -> None:
+    """Every format gives the same table, with all columns in their types."""
     table, skipped = read_operations(write(tmp_path / name))
     assert skipped == {}
     assert (table.step.tolist(), table.rank.tolist()) == ([0, 0, 1], [0, 1, 0])
@@ -73,15 +73,15 @@ def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
     assert (table.microbatch.tolist(), table.work.tolist()) == ([2, 2, 2], [512.0] * 3)
 
 
-def test_a_missing_optional_column_is_zero_or_none(tmp_path: Path) -> None:
-    """The work is unknown, which is not 0."""
+def test_missing_optional_column(tmp_path: Path) -> None:
+    """It is 0 or empty; unknown work is NaN, not 0."""
     table, _ = csv(tmp_path, "0,0,forward,compute,0,1")
     assert (table.stage.tolist(), table.replica.tolist(), table.microbatch.tolist()) == ([0], [0], [0])
     assert (table.groups[table.group[0]], np.isnan(table.work[0])) == ("", True)
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    """With what was expected."""
+def test_missing_column(tmp_path: Path) -> None:
+    """The error names it and what was expected."""
     with pytest.raises(UserError, match=r"column kind, duration_seconds is missing; expected step, rank"):
         csv(tmp_path, "0,0,forward,0", header="step,rank,operation,start_seconds")
     (tmp_path / "t.jsonl").write_text('{"step": 1, "rank": 0}\n')
@@ -92,11 +92,11 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read_operations(tmp_path / "t.parquet")
 
 
-def test_a_column_of_the_wrong_type_is_one_sentence(tmp_path: Path) -> None:
-    """In every format."""
-    with pytest.raises(UserError, match="'soon'") as told:
+def test_wrong_type(tmp_path: Path) -> None:
+    """A column of the wrong type is one sentence in every format."""
+    with pytest.raises(UserError, match="'soon'") as error:
         csv(tmp_path, "0,0,forward,compute,0,soon")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     line = dict(full_rows()[0], rank=[1, 2])
     (tmp_path / "t.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match="rank"):
@@ -108,8 +108,8 @@ def test_a_column_of_the_wrong_type_is_one_sentence(tmp_path: Path) -> None:
         read_operations(tmp_path / "t.parquet")
 
 
-def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path) -> None:
-    """Each by its reason."""
+def test_unusable_rows(tmp_path: Path) -> None:
+    """Rows that cannot be used are left out and counted by their reason."""
     good = "0,0,forward,compute,0,1"
     table, skipped = csv(
         tmp_path,
@@ -132,8 +132,8 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path) -> No
     assert skipped["with the wrong number of columns"] == 1
 
 
-def test_a_rank_told_by_two_replicas_keeps_the_first(tmp_path: Path) -> None:
-    """Two processes that claim one rank are not averaged."""
+def test_rank_in_two_replicas(tmp_path: Path) -> None:
+    """Two processes that claim one rank are not averaged: the first replica stays."""
     table, skipped = csv(
         tmp_path,
         "0,3,forward,compute,0,1,0",
@@ -144,8 +144,8 @@ def test_a_rank_told_by_two_replicas_keeps_the_first(tmp_path: Path) -> None:
     assert skipped == {"that put a rank into a second replica": 1}
 
 
-def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
-    """As pandas does where a column has a gap."""
+def test_whole_numbers_as_floats(tmp_path: Path) -> None:
+    """pandas writes them so where a column has a gap."""
     table, _ = csv(
         tmp_path, "0.0,3.0,forward,compute,0,1,", "0,3,x,compute,0,1,2.0", header=HEADER + ",stage"
     )
@@ -153,8 +153,8 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", HEADER + "\n"])
-def test_an_empty_table_is_one_sentence(tmp_path: Path, content: str) -> None:
-    """Without rows there is nothing to diagnose."""
+def test_empty_table(tmp_path: Path, content: str) -> None:
+    """A table without rows is one sentence."""
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(UserError, match=r"empty|holds no operations"):
         read_operations(tmp_path / "t.csv")
@@ -163,8 +163,8 @@ def test_an_empty_table_is_one_sentence(tmp_path: Path, content: str) -> None:
         read_operations(tmp_path / "t.jsonl")
 
 
-def test_a_table_of_unusable_rows_says_why(tmp_path: Path) -> None:
-    """Instead of a verdict on nothing."""
+def test_only_unusable_rows(tmp_path: Path) -> None:
+    """A table without usable rows is an error with the reasons, not a verdict on nothing."""
     with pytest.raises(UserError, match="no usable operation: 1 with a negative duration"):
         csv(tmp_path, "0,0,forward,compute,0,-1")
 
@@ -173,16 +173,16 @@ def test_a_table_of_unusable_rows_says_why(tmp_path: Path) -> None:
     "content", [b"\x00\xff\xfe" * 100, b"PAR1 and no more", b"\x1f\x8b\x08broken", b"{{{\n"]
 )
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
-def test_what_is_no_table_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
-    """Whatever the file's name says."""
+def test_no_table(tmp_path: Path, name: str, content: bytes) -> None:
+    """A file that is no table is one sentence, whatever its name is."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         read_operations(tmp_path / name)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_truncated_archive_and_a_missing_file_are_one_sentence(tmp_path: Path) -> None:
-    """The path is in it."""
+def test_unreadable_file(tmp_path: Path) -> None:
+    """A truncated archive and a missing file are one sentence with the path."""
     whole = gzip.compress((HEADER + "\n" + "0,0,forward,compute,0,1\n" * 1000).encode())
     (tmp_path / "t.csv.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"t\.csv\.gz"):
@@ -191,8 +191,8 @@ def test_a_truncated_archive_and_a_missing_file_are_one_sentence(tmp_path: Path)
         read_operations(tmp_path / "nowhere.csv")
 
 
-def test_reading_stops_at_the_row_limit(tmp_path: Path) -> None:
-    """So that a file of any size costs bounded memory."""
+def test_row_limit(tmp_path: Path) -> None:
+    """Reading stops at the limit, so that a file of any size costs bounded memory."""
     path = tmp_path / "t.csv"
     path.write_text(HEADER + "\n" + "".join(f"{step},0,forward,compute,{step},1\n" for step in range(100)))
     with pytest.raises(UserError, match="more than 50 operations"):

@@ -1,4 +1,4 @@
-"""Simulated black boxes tell the same truth as the table and the dumps of their job."""
+"""Simulated black boxes hold the same truth as the table and the dumps of their job."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def boxes_of(directory: Path) -> Boxes:
 
 @pytest.mark.parametrize("fault", _FAULTS.values(), ids=_FAULTS.keys())
 @pytest.mark.parametrize("shape", [JobShape(data_parallel=8), _MESH], ids=["data parallel", "mesh"])
-def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape, tmp_path: Path) -> None:
-    """Cause, ranks and stages, and nearly the same cost: the first step of a process is left out."""
+def test_boxes_and_table_agree(fault: Fault, shape: JobShape, tmp_path: Path) -> None:
+    """Cause, ranks and stages agree, and nearly the cost: the first step of a process is left out."""
     if fault.cause is Cause.SLOW_STAGE and shape.pipeline_parallel == 1:
         fault = Fault()
     job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, with_work=True))
@@ -77,8 +77,8 @@ def test_boxes_and_table_of_a_job_give_one_verdict(fault: Fault, shape: JobShape
         (HangKind.OTHER_OPERATION, Plane.DATA),
     ],
 )
-def test_boxes_and_dumps_of_a_hang_give_one_verdict(kind: HangKind, plane: Plane, tmp_path: Path) -> None:
-    """State and culprits; a box tells no sizes, so a wrong size is left to the dumps."""
+def test_boxes_and_dumps_agree(kind: HangKind, plane: Plane, tmp_path: Path) -> None:
+    """State and ranks agree. A box holds no sizes, so a wrong size is left to the dumps."""
     job = HangJob(shape=_MESH, fault=HangFault(kind=kind, ranks=(6,), plane=plane))
     hang = simulate_hang(job)
     write_hang_boxes(hang, job, tmp_path / "boxes", run="job")
@@ -90,8 +90,8 @@ def test_boxes_and_dumps_of_a_hang_give_one_verdict(kind: HangKind, plane: Plane
     assert by_boxes.ranks == (() if kind is HangKind.NONE else (6,))
 
 
-def test_a_wrong_size_is_not_seen_in_boxes_and_nobody_is_named(tmp_path: Path) -> None:
-    """All came, and none goes on."""
+def test_wrong_size_is_not_in_boxes(tmp_path: Path) -> None:
+    """All ranks enqueued the operation and none goes on, so nobody is named."""
     job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.OTHER_SIZE, ranks=(2,)))
     write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
     found = judge_waiting(boxes_of(tmp_path), Recorders(), stall=30.0, complete=True)
@@ -99,8 +99,8 @@ def test_a_wrong_size_is_not_seen_in_boxes_and_nobody_is_named(tmp_path: Path) -
     assert found.evidence["stands_together"]
 
 
-def test_a_seed_gives_the_same_boxes_again(tmp_path: Path) -> None:
-    """Clocks and process ids are simulated, too."""
+def test_boxes_are_reproducible(tmp_path: Path) -> None:
+    """A seed gives the same bytes: clocks and process ids are simulated, too."""
     shape = JobShape(data_parallel=2)
     for name in ("one", "two"):
         job = simulate(Job(shape=shape, steps=4, seed=5))
@@ -110,8 +110,8 @@ def test_a_seed_gives_the_same_boxes_again(tmp_path: Path) -> None:
     assert len(of_kind(tmp_path / "one" / "job" / "1.blackbox", RecordKind.STEP)) == 4
 
 
-def test_a_rank_that_sleeps_in_the_loader_has_that_phase_open(tmp_path: Path) -> None:
-    """And the others have enqueued what they wait in."""
+def test_sleep_in_the_loader(tmp_path: Path) -> None:
+    """The rank has that phase open, and the others have enqueued what they wait in."""
     job = HangJob(shape=JobShape(data_parallel=4), fault=HangFault(kind=HangKind.STUCK_DATA, ranks=(1,)))
     write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
     boxes = boxes_of(tmp_path).by_rank
@@ -121,17 +121,15 @@ def test_a_rank_that_sleeps_in_the_loader_has_that_phase_open(tmp_path: Path) ->
     assert [rank for rank, box in boxes.items() if not box.now.groups[0].oldest] == [1]
 
 
-def test_boxes_that_would_fill_a_disk_are_refused() -> None:
-    """One sentence, before anything is written."""
+def test_size_limit() -> None:
+    """Boxes that would fill a disk are refused before anything is written."""
     with pytest.raises(UserError, match="the black boxes would take"):
         check_size(65_536, 10_000)
 
 
 @pytest.mark.parametrize("fault", ["slow_rank", "skip"])
-def test_the_command_writes_boxes_beside_its_other_files(
-    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same truth, for slowdowns and hangs."""
+def test_command_writes_boxes(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same truth, for slowdowns and hangs."""
     flags = ["--fault", fault, "--ranks", "3", "--data-parallel", "4", "--pipeline-parallel", "2"]
     boxes = tmp_path / "boxes"
     assert main(["simulate", str(tmp_path / "job"), *flags, "--black-boxes", str(boxes)]) == 0

@@ -1,4 +1,4 @@
-"""A simulated job: what its fault touches, and what is true about it."""
+"""A simulated job: what its fault changes, and the truth about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.simulation.fault import Fault
-from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Noise, squared_lengths
 
@@ -35,16 +35,16 @@ def local(table: OperationTable, kind: Kind) -> np.ndarray:
     return table.duration_seconds[table.kind == kind]
 
 
-def test_the_same_seed_is_the_same_job_and_another_seed_is_not() -> None:
-    """To the last bit."""
+def test_seed() -> None:
+    """The same seed gives the same job to the last bit, another seed another job."""
     one, same, other = (simulate(replace(CLEAN, seed=seed)).table for seed in (1, 1, 2))
     assert (one.duration_seconds == same.duration_seconds).all()
     assert not np.allclose(one.duration_seconds, other.duration_seconds)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{fault.phase}-{len(fault.ranks)}")
-def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -> None:
-    """Work of a rank by its phase, compute of a stage, unequal batches and pauses, loading, transfers."""
+def test_fault_changes_only_its_operations(fault: Fault) -> None:
+    """No fault changes the random numbers of other operations."""
     clean = simulate(CLEAN).table
     faulty = simulate(replace(CLEAN, fault=fault)).table
     compute = local(faulty, Kind.COMPUTE) / local(clean, Kind.COMPUTE)
@@ -74,8 +74,8 @@ def test_a_fault_changes_its_own_operations_and_no_random_number(fault: Fault) -
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.cause}-{fault.phase}-{len(fault.ranks)}")
-def test_a_fault_costs_time_and_the_truth_says_how_much(fault: Fault) -> None:
-    """Slowdown and lost rank-seconds are those of the measured run against the run without the fault."""
+def test_cost_of_a_fault(fault: Fault) -> None:
+    """Slowdown and lost rank-seconds compare the run with the same run without the fault."""
     clean, faulty = simulate(CLEAN), simulate(replace(CLEAN, fault=fault))
     ideal, measured = clean.step_seconds.sum(), faulty.step_seconds.sum()
     assert faulty.truth.cause is fault.cause
@@ -84,14 +84,14 @@ def test_a_fault_costs_time_and_the_truth_says_how_much(fault: Fault) -> None:
     assert faulty.truth.lost_rank_seconds == pytest.approx((measured - ideal) * 16)
 
 
-def test_a_clean_job_costs_nothing() -> None:
-    """And nobody is to blame."""
+def test_healthy_job_costs_nothing() -> None:
+    """And no rank is to blame."""
     truth = simulate(CLEAN).truth
     assert (truth.cause, truth.ranks, truth.stages, truth.first_step) == (Cause.NONE, (), (), None)
     assert (truth.slowdown, truth.active_slowdown, truth.lost_rank_seconds) == (1.0, 1.0, 0.0)
 
 
-def test_a_fault_that_comes_and_goes_is_there_in_its_episodes_only() -> None:
+def test_episodes() -> None:
     """From step 4, for 12 steps, 2 of every 4."""
     fault = Fault(
         cause=Cause.SLOW_RANK, ranks=(0,), factor=2.0, first_step=4, duration=12, period=4, active_share=0.5
@@ -104,7 +104,7 @@ def test_a_fault_that_comes_and_goes_is_there_in_its_episodes_only() -> None:
     assert np.unique(clean.step[own]).tolist() == expected
 
 
-def test_work_units_tell_the_cost_of_each_microbatch() -> None:
+def test_work_units() -> None:
     """Without noise, duration over work is the same for all microbatches of a stage."""
     noise = Noise(
         **dict.fromkeys(
@@ -128,13 +128,13 @@ def test_work_units_tell_the_cost_of_each_microbatch() -> None:
     assert np.isnan(table.work[table.kind == Kind.COMMUNICATION]).all()
 
 
-def test_no_work_is_told_where_none_was_asked_for() -> None:
-    """NaN stands for unknown."""
+def test_without_work_units() -> None:
+    """NaN stands for unknown work."""
     assert np.isnan(simulate(CLEAN).table.work).all()
 
 
-def test_noise_has_the_spread_it_was_given() -> None:
-    """Standard deviation of the logarithm, and a mean of the durations that does not move."""
+def test_noise() -> None:
+    """The logarithm has the given standard deviation, and the mean duration does not move."""
     job = replace(
         CLEAN, noise=Noise(sigma=0.04, rank_sigma=0.0, drift_sigma=0.0, outlier_probability=0.0), steps=60
     )
@@ -145,7 +145,7 @@ def test_noise_has_the_spread_it_was_given() -> None:
     assert table.duration_seconds[forward].mean() == pytest.approx(0.0103, rel=0.01)
 
 
-def test_a_device_drifts_slowly() -> None:
+def test_drift() -> None:
     """Neighbouring steps are alike, distant ones are not."""
     noise = Noise(sigma=0.0, rank_sigma=0.0, drift_sigma=0.01, outlier_probability=0.0)
     table = simulate(replace(CLEAN, shape=JobShape(data_parallel=64), noise=noise, steps=80)).table
@@ -156,8 +156,8 @@ def test_a_device_drifts_slowly() -> None:
     assert abs(np.corrcoef(logs[:-50].ravel(), logs[50:].ravel())[0, 1]) < 0.25
 
 
-def test_squared_lengths_vary_with_a_heavy_tail_around_one() -> None:
-    """A few microbatches hold one document that fills the context."""
+def test_squared_lengths() -> None:
+    """A few microbatches hold one document that fills the context, so the tail is heavy."""
     sums = squared_lengths(JobShape(data_parallel=64, microbatches=8), 10, np.random.default_rng(1))
     assert sums.mean() == pytest.approx(1.0)
     assert sums.min() > 0.0
@@ -191,15 +191,35 @@ def test_squared_lengths_vary_with_a_heavy_tail_around_one() -> None:
         (replace(CLEAN, shape=JobShape(data_parallel=65_536), steps=100), "expected at most 20,000,000"),
     ],
 )
-def test_a_job_that_cannot_be_is_refused_in_one_sentence(job: Job, sentence: str) -> None:
-    """Before anything is computed."""
+def test_impossible_job(job: Job, sentence: str) -> None:
+    """It is refused in one sentence before anything is computed."""
     with pytest.raises(UserError, match=sentence):
         simulate(job)
 
 
-def test_a_shape_that_cannot_be_is_refused_in_one_sentence() -> None:
-    """As soon as it is written down."""
+def test_impossible_shape() -> None:
+    """It is refused as soon as it is made."""
     with pytest.raises(UserError, match="tensor_parallel is 0, expected at least 1"):
         JobShape(tensor_parallel=0)
     with pytest.raises(UserError, match="131072 ranks, expected at most 65536"):
         JobShape(data_parallel=65_536, pipeline_parallel=2)
+
+
+SHAPE = JobShape(data_parallel=8, pipeline_parallel=2)
+PAUSES = Fault(cause=Cause.JITTER, probability=0.1, factor=1.1)
+
+
+def test_cost_of_jitter() -> None:
+    """Delays of a healthy job are of the same kind, so the run to compare with has neither."""
+    truth = simulate(Job(shape=SHAPE, fault=PAUSES, noise=Noise(outlier_probability=0.05))).truth
+    assert truth.slowdown > truth.active_slowdown + 0.01
+    quiet = simulate(Job(shape=SHAPE, fault=PAUSES, noise=Noise(outlier_probability=0.0))).truth
+    assert quiet.slowdown == pytest.approx(quiet.active_slowdown)
+
+
+def test_noise_without_delays() -> None:
+    """Taking the delays out changes no other number."""
+    draws = setting_of(Job(shape=SHAPE, noise=Noise(outlier_probability=0.05))).draws
+    quiet = setting_of(Job(shape=SHAPE, noise=Noise(outlier_probability=0.0))).draws
+    np.testing.assert_allclose(draws.delays[0].taken_out(draws.operations[0]), quiet.operations[0])
+    assert draws.delays[0].where.size > 0

@@ -13,21 +13,21 @@ def order(stage: int, stages: int, microbatches: int) -> str:
     )
 
 
-def test_a_stage_runs_one_forward_and_one_backward_after_its_warm_up() -> None:
-    """The figure of the paper: four stages, four microbatches."""
+def test_schedule() -> None:
+    """One forward, one backward after the warm-up: the figure of the paper with four stages."""
     assert order(0, 4, 4) == "F0 F1 F2 F3 B0 B1 B2 B3"
     assert order(1, 4, 4) == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert order(2, 4, 4) == "F0 F1 B0 F2 B1 F3 B2 B3"
     assert order(3, 4, 4) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
-def test_fewer_microbatches_than_stages_are_all_warm_up() -> None:
-    """The first stages then run all forwards first."""
+def test_schedule_of_few_microbatches() -> None:
+    """The first stages run all forwards first."""
     assert order(0, 4, 2) == "F0 F1 B0 B1"
 
 
-def test_every_operation_has_its_turn_and_every_message_is_sent_before_it_is_received() -> None:
-    """With all three kinds of parallelism."""
+def test_turns() -> None:
+    """Every operation has one, and every message is sent before it is received."""
     program = plan(JobShape(data_parallel=2, pipeline_parallel=4, tensor_parallel=2, microbatches=6))
     turns = in_order(program)
     assert sorted(turns) == [
@@ -43,8 +43,8 @@ def test_every_operation_has_its_turn_and_every_message_is_sent_before_it_is_rec
     assert not sent
 
 
-def test_all_stages_meet_in_a_row() -> None:
-    """The job-wide collective is one event."""
+def test_world_turns() -> None:
+    """The turns of the job-wide collective follow each other."""
     program = plan(JobShape(data_parallel=1, pipeline_parallel=3, microbatches=2))
     transfers = [program[stage][index].transfer for stage, index in in_order(program)]
     first = transfers.index(Transfer.WORLD)
@@ -52,7 +52,7 @@ def test_all_stages_meet_in_a_row() -> None:
     assert transfers.count(Transfer.WORLD) == 3
 
 
-def test_a_job_without_parallelism_communicates_nothing() -> None:
-    """One rank has nobody to talk to."""
+def test_single_rank() -> None:
+    """It does not communicate."""
     (stage,) = plan(JobShape(data_parallel=1))
     assert {each.transfer for each in stage} == {Transfer.NONE}

@@ -39,10 +39,8 @@ def read(path: Path) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("work", [True, False])
-def test_every_form_holds_every_row_and_the_columns_of_the_documentation(
-    form: str, work: bool, tmp_path: Path
-) -> None:
-    """Exact to the last digit; work units where there are any."""
+def test_table_files(form: str, work: bool, tmp_path: Path) -> None:
+    """Every format holds every row exactly, with work units where there are any."""
     written = table(work=work)
     path = tmp_path / f"operations.{form}"
     write_table(written, path, form)

@@ -14,16 +14,16 @@ from rankwatch_diagnosis.straggler.verdict import Verdict
 
 
 @pytest.mark.parametrize(("replicas", "microbatches"), [(16, 4), (64, 2), (128, 4)])
-def test_even_microbatches_would_cost_what_the_simulator_says(replicas: int, microbatches: int) -> None:
-    """Many ranks, one stage, no work units: the slowest of them sets the step, and keeps its noise."""
+def test_cost_of_unequal_batches(replicas: int, microbatches: int) -> None:
+    """With many ranks, one stage and no work units, the slowest rank sets the step and keeps its noise."""
     fault = Fault(cause=Cause.UNEQUAL_BATCHES, factor=1.6)
     shape = JobShape(data_parallel=replicas, microbatches=microbatches)
     _check(Job(shape=shape, fault=fault, noise=Noise(sigma=0.03), seed=5), Cause.UNEQUAL_BATCHES)
 
 
 @pytest.mark.parametrize("replicas", [8, 256])
-def test_a_run_without_any_delays_would_cost_what_the_simulator_says(replicas: int) -> None:
-    """Those of a healthy job are taken out as well: nobody can tell them from the others."""
+def test_cost_of_jitter(replicas: int) -> None:
+    """Delays of a healthy job are taken out as well: they cannot be told from the others."""
     fault = Fault(cause=Cause.JITTER, probability=0.1, factor=1.1)
     shape = JobShape(data_parallel=replicas)
     _check(Job(shape=shape, fault=fault, noise=Noise(sigma=0.045), seed=6, steps=24), Cause.JITTER, 0.01)
@@ -36,10 +36,8 @@ def test_a_run_without_any_delays_would_cost_what_the_simulator_says(replicas: i
         (SlowPhase.OTHER, Cause.SLOW_STAGE, "other"),
     ],
 )
-def test_a_node_that_holds_a_whole_stage_costs_all_of_its_host_work(
-    phase: SlowPhase, cause: Cause, kind: str
-) -> None:
-    """Loading of data, which two stages do, and work that all stages do."""
+def test_cost_of_host_work_of_a_stage(phase: SlowPhase, cause: Cause, kind: str) -> None:
+    """A node holds a whole stage: data loading, which two stages do, and work that all stages do."""
     fault = Fault(cause=Cause.SLOW_RANK, phase=phase, ranks=tuple(range(8)), factor=30.0, first_step=12)
     shape = JobShape(data_parallel=8, pipeline_parallel=4, microbatches=8)
     verdict = _check(Job(shape=shape, fault=fault, seed=7), cause)

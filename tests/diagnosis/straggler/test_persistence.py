@@ -1,4 +1,4 @@
-"""Who lies above its peers for long, and that chance alone names nobody."""
+"""Ranks that lie above their peers for long are found, and chance alone names none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rankwatch_diagnosis.straggler.persistence import Residuals, against_peers, 
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 
-def test_noise_names_nobody_in_hundreds_of_tables() -> None:
-    """The level accounts for the number of ranks and windows looked at; here no size of effect protects."""
+def test_noise() -> None:
+    """The level accounts for the number of ranks and windows. Here no size of effect protects."""
     random = np.random.default_rng(3)
     named = 0
     for _ in range(200):
@@ -19,8 +19,8 @@ def test_noise_names_nobody_in_hundreds_of_tables() -> None:
     assert named <= 2
 
 
-def test_a_lasting_excess_is_found_with_its_window() -> None:
-    """Begin, end and size."""
+def test_lasting_excess() -> None:
+    """It is found with its start, end and size."""
     values = 0.01 * np.random.default_rng(0).standard_normal((40, 16))
     values[12:30, 4] += 0.05
     (found,) = scan(_residuals(values), DEFAULT, least_excess=0.02).found
@@ -28,15 +28,15 @@ def test_a_lasting_excess_is_found_with_its_window() -> None:
     assert found.size == pytest.approx(0.05, abs=0.01)
 
 
-def test_one_huge_step_is_not_lasting() -> None:
-    """However late the rank was."""
+def test_one_huge_step() -> None:
+    """It does not last, however late the rank was."""
     values = 0.01 * np.random.default_rng(0).standard_normal((40, 16))
     values[12, 4] += 5.0
     assert scan(_residuals(values), DEFAULT, least_excess=0.02).found == ()
 
 
-def test_where_ranks_are_often_late_a_chance_run_of_late_steps_is_no_straggler() -> None:
-    """Late one step in five, by far more than the noise of the others."""
+def test_chance_run_of_late_steps() -> None:
+    """Ranks are late one step in five, by far more than the noise of the others."""
     named = 0
     for seed in range(40):
         random = np.random.default_rng(seed)
@@ -46,15 +46,15 @@ def test_where_ranks_are_often_late_a_chance_run_of_late_steps_is_no_straggler()
     assert named <= 1
 
 
-def test_what_lasts_on_every_rank_a_little_names_none() -> None:
-    """Healthy devices differ; the level follows their spread."""
+def test_spread_of_healthy_ranks() -> None:
+    """Healthy devices differ for long, and the level follows their spread."""
     random = np.random.default_rng(1)
     values = 0.002 * random.standard_normal((60, 64)) + 0.015 * random.standard_normal(64)
     assert scan(_residuals(values), DEFAULT, least_excess=0.0).found == ()
 
 
-def test_a_rank_is_compared_with_its_own_stage() -> None:
-    """A stage that does more is no rank that is slow."""
+def test_peers() -> None:
+    """A rank is compared with its own stage: a stage that does more is not a slow rank."""
     own = np.zeros((6, 6))
     own[:, 3:] = 1.0
     own[:, 4] += 0.1
@@ -63,8 +63,8 @@ def test_a_rank_is_compared_with_its_own_stage() -> None:
     np.testing.assert_allclose(values[0], [0.0, 0.0, 0.0, -0.05, 0.1, -0.05])
 
 
-def test_of_a_pair_only_changes_are_seen() -> None:
-    """Its level has nothing to be compared with, so its faster end of the run is the reference."""
+def test_pair() -> None:
+    """Its level has no reference, so the faster end of the run is the reference."""
     own = np.zeros((24, 6))
     own[:, 1] += 0.3
     own[12:, 1] += 0.1
@@ -76,8 +76,8 @@ def _residuals(values: np.ndarray) -> Residuals:
     return Residuals(values, np.zeros(values.shape[1]))
 
 
-def test_healthy_devices_that_differ_by_a_percent_are_not_named_in_small_tables() -> None:
-    """Of few ranks no table tells how far healthy ones lie apart, so it is told beforehand."""
+def test_spread_of_few_ranks() -> None:
+    """A table of few ranks cannot show how far healthy ones lie apart, so a minimum is assumed."""
     named_without, named = 0, 0
     for seed in range(80):
         random = np.random.default_rng(seed)

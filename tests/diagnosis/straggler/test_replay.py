@@ -1,6 +1,8 @@
-"""The replay of a step's dependencies, on timelines small enough to work out by hand."""
+"""The replay of a step's dependencies on timelines worked out by hand, and members inferred from times."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ C, X = Kind.COMPUTE, Kind.COMMUNICATION
 NONE = float("nan")
 
 
-def test_all_members_of_a_collective_go_on_when_the_last_has_come() -> None:
-    """Its transfer is what the last arriver spends, and stays when the culprit is gone."""
+def test_collective() -> None:
+    """Its transfer is what the last arriver spends, and stays when that rank is faster."""
     table = as_table(
         [
             (0, 0, "compute", C, 0.0, 1.0, 0, 0, 0, "", NONE),
@@ -30,7 +32,7 @@ def test_all_members_of_a_collective_go_on_when_the_last_has_come() -> None:
     assert replay.step_seconds(ideal).tolist() == [1.5]
 
 
-def test_a_receive_waits_for_its_send() -> None:
+def test_receive() -> None:
     """Across stages, matched by step, replica and microbatch."""
     table = as_table(
         [
@@ -45,7 +47,7 @@ def test_a_receive_waits_for_its_send() -> None:
     assert replay.step_seconds(np.where(np.arange(4) == 0, 1.0, replay.measured)).tolist() == [2.5]
 
 
-def test_a_pause_of_the_rank_stays_a_pause() -> None:
+def test_pause() -> None:
     """It belongs to no operation, so no other duration takes it away."""
     table = as_table(
         [
@@ -57,7 +59,7 @@ def test_a_pause_of_the_rank_stays_a_pause() -> None:
     assert replay.step_seconds(replay.measured).tolist() == [2.5]
 
 
-def test_an_operation_beside_another_is_not_chained_to_it() -> None:
+def test_overlap() -> None:
     """A reduction that overlaps with compute takes no time of its own."""
     table = as_table(
         [
@@ -71,8 +73,8 @@ def test_an_operation_beside_another_is_not_chained_to_it() -> None:
 
 
 @pytest.mark.parametrize("messages", [True, False])
-def test_a_whole_pipeline_takes_as_long_in_the_replay_as_it_took(messages: bool) -> None:
-    """Each step from a common start."""
+def test_pipeline(messages: bool) -> None:
+    """A step takes as long in the replay as it took."""
     job = SmallJob(dp=3, pp=4, steps=1, with_messages=messages)
     table = job.table()
     replay = Replay(table)
@@ -80,8 +82,8 @@ def test_a_whole_pipeline_takes_as_long_in_the_replay_as_it_took(messages: bool)
     assert replay.step_seconds(replay.measured)[0] == pytest.approx(took, rel=0.01)
 
 
-def test_dependencies_in_a_circle_end() -> None:
-    """Two ranks enter two collectives in different order: replayed as far as can be."""
+def test_cyclic_dependencies() -> None:
+    """Two ranks enter two collectives in different order: replayed as far as possible."""
     rows = []
     for rank, groups in ((0, "ab"), (1, "ba")):
         for place, group in enumerate(groups):
@@ -90,7 +92,57 @@ def test_dependencies_in_a_circle_end() -> None:
     assert np.isfinite(replay.step_seconds(replay.measured)).all()
 
 
-def test_nothing_to_gain_is_a_slowdown_of_one() -> None:
-    """Never below, and not for an empty run."""
+def test_slowdown() -> None:
+    """It is never below 1, and 1 for an empty run."""
     assert slowdown(np.array([1.0]), np.array([2.0])) == 1.0
     assert slowdown(np.array([0.0]), np.array([0.0])) == 1.0
+
+
+STEPS, STAGES, REPLICAS, SHARDS = 16, 2, 2, 2
+ALONE = {
+    "all": lambda stage, replica: 0,
+    "stages": lambda stage, replica: stage,
+    "replicas of a stage": lambda stage, replica: stage * REPLICAS + replica,
+}
+"""Which ranks gather, by a number for their gathering."""
+
+
+@pytest.mark.parametrize("clocks", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("name", "gatherings"),
+    [
+        ("", "all"),
+        ("", "stages"),
+        ("", "replicas of a stage"),
+        ("tp", "replicas of a stage"),
+        ("world", "all"),
+    ],
+)
+def test_members(name: str, gatherings: str, clocks: float) -> None:
+    """Members leave together, whatever their clocks are: without group names, or with one for many groups."""
+    alone = ALONE[gatherings]
+    replay = Replay(as_table(_rows(name, alone, clocks)))
+    assert replay.communication.collectives == STEPS * len(
+        {alone(s, r) for s in range(STAGES) for r in range(REPLICAS)}
+    )
+
+
+def _rows(name: str, alone: Any, clocks: float) -> list[tuple[Any, ...]]:
+    random = np.random.default_rng(0)
+    offset = random.uniform(-clocks, clocks, STAGES * REPLICAS * SHARDS)
+    rows: list[tuple[Any, ...]] = []
+    for step in range(STEPS):
+        came = {
+            (stage, replica, shard): random.uniform(1.0, 2.0)
+            for stage in range(STAGES)
+            for replica in range(REPLICAS)
+            for shard in range(SHARDS)
+        }
+        for rank, ((stage, replica, _), seconds) in enumerate(came.items()):
+            last = max(each for (s, r, _), each in came.items() if alone(s, r) == alone(stage, replica))
+            start = 10.0 * step + offset[rank]
+            place = (stage, replica, 0)
+            rows.append((step, rank, "forward", Kind.COMPUTE, start, seconds, *place, "", np.nan))
+            wait = (start + seconds, last - seconds + random.uniform(0.1, 0.11))
+            rows.append((step, rank, "all_reduce", Kind.COMMUNICATION, *wait, *place, name, np.nan))
+    return rows

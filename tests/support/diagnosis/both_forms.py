@@ -36,8 +36,8 @@ _GROUPS = ("rankwatch-steps", "rankwatch-performance")
 _FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
 
 
-class Said(NamedTuple):
-    """What a form says about a run."""
+class Outcome(NamedTuple):
+    """What a form concludes about a run."""
 
     cause: Cause
     phase: SlowPhase | None = None
@@ -45,7 +45,7 @@ class Said(NamedTuple):
     stages: tuple[int, ...] = ()
 
 
-NOTHING = Said(Cause.NONE)
+NOTHING = Outcome(Cause.NONE)
 
 
 def lasting(job: Job, seconds: float) -> Job:
@@ -55,16 +55,16 @@ def lasting(job: Job, seconds: float) -> Job:
     return replace(job, workload=replace(job.workload, **paced))
 
 
-def said_by_engine(run: SimulatedJob) -> Said:
-    """What it says of the table of operations."""
+def verdict_of_engine(run: SimulatedJob) -> Outcome:
+    """The engine's conclusion from the table of operations."""
     verdict = diagnose(run.table)
-    return Said(verdict.cause, verdict.phase, verdict.ranks, verdict.stages)
+    return Outcome(verdict.cause, verdict.phase, verdict.ranks, verdict.stages)
 
 
-def said_by_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Said:
+def verdict_of_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Outcome:
     """Which alerts fire as the run ends, from what agents exported while it went on.
 
-    Fails where alerts tell several causes at once, or do not see each rank.
+    Fails where alerts report several causes at once, or do not see each rank.
     """
     rules = directory / "rules.json"
     groups = _rules(directory)
@@ -75,7 +75,7 @@ def said_by_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Said:
     scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
     case = _case(scrapes, rules, (_FIRING, _PHASES, _WATCHED))
     firing, phases, watched = _ask(case, directory / "case.json")
-    assert len(watched) == shape.ranks, "the silence of rules that see nothing says nothing"
+    assert len(watched) == shape.ranks, "rules that see no ranks prove nothing by silence"
     return _verdict(groups, firing, phases)
 
 
@@ -88,15 +88,15 @@ def _rules(directory: Path) -> dict[str, Any]:
 
 def _verdict(
     rules: Mapping[str, Any], firing: Sequence[Mapping[str, str]], phases: Sequence[Mapping[str, str]]
-) -> Said:
-    """Fails where alerts tell several causes, or phases of slow ranks, at once."""
+) -> Outcome:
+    """Fails where alerts report several causes, or phases of slow ranks, at once."""
     alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
     cause_of = {rule["alert"]: Cause(rule["annotations"]["cause"]) for rule in alerts}
     named = {int(each["rank"]) for each in firing if each["alertname"] == Alert.STRAGGLER}
     causes = {cause_of[each["alertname"]] for each in firing}
     grown = {SlowPhase(each["phase"]) for each in phases if int(each["rank"]) in named}
     assert len(causes) <= 1 and len(grown) <= 1, f"several causes at once: {firing}, {phases}"
-    return Said(
+    return Outcome(
         cause=causes.pop() if causes else Cause.NONE,
         phase=grown.pop() if grown else None,
         ranks=tuple(sorted(named)),
@@ -126,7 +126,7 @@ def _written(values: Sequence[float | None]) -> str:
 
 
 def _ask(case: Mapping[str, Any], path: Path) -> list[list[dict[str, str]]]:
-    """Labels of the series there are, for each expression of a case that expects none: promtool tells them
+    """Labels of the series there are, for each expression of a case that expects none: promtool prints them
     as its reason to fail."""
     require("promtool")
     path.write_text(json.dumps(case))

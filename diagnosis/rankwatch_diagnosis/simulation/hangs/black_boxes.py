@@ -27,7 +27,7 @@ _Work = list[tuple[int, str]]
 def write_hang_boxes(hang: SimulatedHang, job: HangJob, directory: Path, *, run: str) -> None:
     """One box for each rank, those of killed ranks too: DIRECTORY/RUN/RANK.blackbox.
 
-    Nobody holds the lock of a box: whether a rank sleeps or was killed, its final state is the same.
+    No process holds the lock of a box: a rank that sleeps and one that was killed look alike.
     Raises BlackBoxError, and UserError for too many boxes.
     """
     program = plan(job.shape)
@@ -50,8 +50,8 @@ def _work(job: HangJob, program: Program, rank: int) -> list[_Work]:
     work = work_before(program[job.shape.place(rank)[0]], job.steps)
     if job.fault.kind is HangKind.SKIP and rank in job.fault.ranks:
         healthy = calls_of(job.shape, program, job.steps, rank, HangFault(kind=HangKind.NONE, ranks=())).calls
-        struck = calls_of(job.shape, program, job.steps, rank, job.fault).calls
-        pairs = zip(healthy, (*struck, None), strict=True)
+        faulty = calls_of(job.shape, program, job.steps, rank, job.fault).calls
+        pairs = zip(healthy, (*faulty, None), strict=True)
         left_out = next(at for at, (one, other) in enumerate(pairs) if one != other)
         work[left_out : left_out + 2] = [work[left_out] + work[left_out + 1]]
     return work
@@ -79,22 +79,22 @@ class _Rank:
             self._work_until(work[index], started / 1e9)
             ended = track.completed_ns.get(index)
             self._call(program.calls[index], ended, blocked=index == len(track.started_ns) - 1)
-        came = len(track.started_ns)
-        if track.blocked and program.calls[came - 1].to_stage is None:
+        reached = len(track.started_ns)
+        if track.blocked and program.calls[reached - 1].to_stage is None:
             return
-        following = work[came] if came < len(work) else []
-        if came == len(program.calls):
+        following = work[reached] if reached < len(work) else []
+        if reached == len(program.calls):
             self._work_until(following, self._clock + _LAST_WORK_SECONDS * len(following))
             self._end_step(self._clock)
             self._box.finish(self._step, self._clock)
-        elif came == program.stops_before:
+        elif reached == program.stops_before:
             self._stop_in(following)
 
     def _call(self, call: Call, ended_ns: int | None, *, blocked: bool) -> None:
         start = self._clock
         end: float | None = None if ended_ns is None else ended_ns / 1e9
         if call.to_stage is not None and (end is None or not blocked):
-            end = start  # a send holds nobody
+            end = start  # a send does not block
         group = self._groups.of(self._rank, call.plane)
         size = prod(call.size) * _ITEM_BYTES[call.dtype]
         operation = _OPERATION_OF.get(call.operation, call.operation)

@@ -121,7 +121,7 @@ class Track:
 
     @property
     def blocked(self) -> bool:
-        """True if its last call has not ended. Sends may be pending and block nobody."""
+        """True if its last call has not ended. Pending sends do not block."""
         return bool(self.started_ns) and len(self.started_ns) - 1 not in self.completed_ns
 
 

@@ -77,7 +77,7 @@ class SimulatedHang:
     calls: Sequence[Calls]
     """What each rank would have called, by rank."""
     tracks: Sequence[Track]
-    """How far it came, by rank."""
+    """How far it got, by rank."""
     groups: Groups
 
 

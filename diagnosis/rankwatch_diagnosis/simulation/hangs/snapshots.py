@@ -140,14 +140,14 @@ def _blank() -> dict[str, int]:
 
 def _enqueued(program: Calls, track: Track, run_ahead: int) -> int:
     """Calls that the host has made: those that the device reached, and some more of the same step."""
-    came = len(track.started_ns)
+    reached = len(track.started_ns)
     if not track.blocked:
-        return came
+        return reached
     end = len(program.calls) if program.stops_before is None else program.stops_before
-    step = program.calls[came - 1].step
-    while came < min(end, len(track.started_ns) + run_ahead) and program.calls[came].step == step:
-        came += 1
-    return came
+    step = program.calls[reached - 1].step
+    while reached < min(end, len(track.started_ns) + run_ahead) and program.calls[reached].step == step:
+        reached += 1
+    return reached
 
 
 FORMS = ("pickle", "json")

@@ -147,7 +147,7 @@ def _loads(total: Floats, stage: Ints, stages: int) -> Floats:
 
 
 def find_slow_data_loading(case: Case) -> Candidate | None:
-    """All ranks wait long for data: there is nobody to compare with, so the cost is an upper bound."""
+    """All ranks wait long for data. There is no peer to compare with, so the cost is an upper bound."""
     rows = case.table.kind == Kind.DATA_LOADING
     if not rows.any():
         return None

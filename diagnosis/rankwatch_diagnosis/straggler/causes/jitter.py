@@ -98,7 +98,7 @@ def _in_turn(by_rank: Floats, by_step: Floats, least_steps: int) -> bool:
 def _without_delays(seconds: Floats, fair: Floats, rank_step: Groups) -> Floats:
     """By row: seconds without delays beyond noise.
 
-    Small delays cost as well, so they go too. Most delays strike one operation; what is still late without
+    Small delays cost as well, so they go too. Most delays hit one operation; what is still late without
     those is a step of a rank that is late as a whole.
     """
     ratio = seconds / fair - 1.0

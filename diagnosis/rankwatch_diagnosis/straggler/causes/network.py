@@ -1,4 +1,4 @@
-"""Transfers that are slow where nobody is waited for: what the last arriver of a collective itself spends.
+"""Slow transfers, without the wait for peers: what the last arriver of a collective itself spends in it.
 
 A link is what carries transfers of one operation: a process group, or the rank that sends. A link is slow if
 its transfers take twice those of links like it, or grew by 30 % over its own past. Where ranks of the job are
@@ -58,7 +58,7 @@ class _Links:
 def find_network(case: Case) -> Candidate | None:
     """Links that are slower than links like them, or than they themselves were. Names no rank.
 
-    A collective is as slow as its slowest link, and every member sees it: the table does not tell whose link
+    A collective is as slow as its slowest link, and every member sees it: the table does not show whose link
     it is. The evidence names the groups and the senders.
     """
     links = _measure_links(case)

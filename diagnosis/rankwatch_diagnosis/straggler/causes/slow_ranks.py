@@ -1,8 +1,8 @@
 """Ranks that compute more slowly than their peers, for long.
 
 Each rank's own part of a step (see `difficulty`) less the median of its peers is scanned for windows that
-last. Where a slow rank cannot be told from something else, the candidate is `inconclusive` and says why: a
-slow replica may have long microbatches, and of two ranks neither is the odd one.
+last. Where a slow rank cannot be told from something else, the candidate is `inconclusive` and gives the
+reason: a slow replica may have long microbatches, and of two ranks neither is the odd one.
 """
 
 from __future__ import annotations
@@ -166,13 +166,13 @@ def _find_odd_pair(case: Case, visits: Visits, difficulty: Difficulty) -> Candid
         first_step=int(visits.steps[min(each.first for each in suspects)]),
         evidence={
             "suspected_ranks": [_listed(each, visits) for each in suspects[:_MOST_LISTED]],
-            "why": "of two ranks with one stage neither can be told to be the odd one",
+            "why": "of two ranks that hold a stage, neither can be called the odd one",
         },
     )
 
 
 def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Replicas whose fastest rank lies above that of the others for long; None where work units tell more.
+    """Replicas whose fastest rank lies above that of the others for long; None where work units are known.
 
     Their microbatches may as well be long, so no rank is named.
     """

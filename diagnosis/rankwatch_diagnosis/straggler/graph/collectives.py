@@ -57,7 +57,7 @@ class Communication(NamedTuple):
 def match_communication(table: OperationTable, order: Ints, *, infer_members: bool = True) -> Communication:
     """Match all communication of a table; `order` sorts its rows by step, rank and start.
 
-    `infer_members` finds members by their times where the table does not tell them.
+    `infer_members` finds members by their times where the table does not name them.
     """
     sends, receives = point_to_point(table)
     communication = table.kind == Kind.COMMUNICATION
@@ -124,11 +124,11 @@ def _declared_parts(table: OperationTable, rows: Ints) -> Ints:
     return np.where(_has_group(table, rows) | (len(stages) == 1), 0, 1 + stage)
 
 
-def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, left: Floats, came: Floats) -> Ints:
-    """The same by who leaves together.
+def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, left: Floats, arrived: Floats) -> Ints:
+    """The same, by which ranks leave together.
 
     `kind` numbers what is the same in every step: the group (one number for none), the operation and which of
-    its runs in the step it is. `left` and `came` are seconds of the rank's clock.
+    its runs in the step it is. `left` and `arrived` are seconds of the rank's clock.
     """
     stage = ngroup(table.stage[rows])
     block = ngroup(table.stage[rows], table.replica[rows])
@@ -136,11 +136,11 @@ def _observed_parts(table: OperationTable, rows: Ints, kind: Ints, left: Floats,
     everywhere = np.zeros(len(rows), dtype=np.int64)
     part = everywhere.copy()
     if stage.count > 1:
-        explained = _explained(kind, step, everywhere, stage.number, left, came)
+        explained = _explained(kind, step, everywhere, stage.number, left, arrived)
         apart = np.where(_has_group(table, rows), explained.share < _APART, ~(explained.least > _TOGETHER))
         part = np.where(apart, 1 + stage.number, 0)
     if _blocks_have_several_ranks(table, rows, block) and block.count > stage.count:
-        explained = _explained(kind, step, stage.number, block.number, left, came)
+        explained = _explained(kind, step, stage.number, block.number, left, arrived)
         alone = (part > 0) | (stage.count == 1)
         part = np.where(alone & (explained.share < _APART), 1 + stage.count + block.number, part)
     return part
@@ -164,7 +164,7 @@ class _Explained(NamedTuple):
     """The lower one of even and odd steps: among many collectives some fit by chance, but not twice."""
 
 
-def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, came: Floats) -> _Explained:
+def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, arrived: Floats) -> _Explained:
     """Of each kind, its units (stages or replicas) against each other, in the same step and `within`."""
     cell = ngroup(kind, within, step, unit)
     kind, within, step, unit = (group_first(each, cell) for each in (kind, within, step, unit))  # by cell
@@ -178,7 +178,7 @@ def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, c
         against = np.where(whole, mean - group_mean(mean, meeting)[meeting.number], np.nan)
         return np.nan_to_num(against - group_median(against, home)[home.number])
 
-    stay, arrival = deviation(left - came), deviation(came)
+    stay, arrival = deviation(left - arrived), deviation(arrived)
     share = _share(stay, arrival, of_kind)
     halves = Groups(of_kind.number * 2 + step % 2, 2 * of_kind.count)
     least = _share(stay, arrival, halves).reshape(of_kind.count, 2).min(axis=1)

@@ -98,7 +98,7 @@ def _in_time(order: Ints, rows: Ints) -> Ints:
 
 
 def _goes_forward(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> Bools:
-    """By row: the message goes to the next stage. Where nothing tells the direction, forward comes first."""
+    """By row: the message goes to the next stage. Without a known direction, forward comes first."""
     direction = _directions(table, order, sends, receives)
     rows = np.flatnonzero(sends | receives)
     own = ngroup(table.step[rows], table.rank[rows], table.stage[rows], table.microbatch[rows]).number
@@ -112,15 +112,15 @@ def _goes_forward(table: OperationTable, order: Ints, sends: Bools, receives: Bo
 
 
 def _directions(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> NDArray[np.int8]:
-    """By row: 1 forward, -1 backward, 0 where nothing tells; `order` sorts by step, rank and start.
+    """By row: 1 forward, -1 backward, 0 where it is unknown; `order` sorts by step, rank and start.
 
     The name of a message gives its direction, or else its neighbour does: a rank sends what it computed just
     before, and it computes next with what it receives.
     """
     by_name = np.array([_direction_of(name) for name in table.operations], dtype=np.int8)
     direction = by_name[table.operation]
-    asks = (sends | receives) & (direction == _UNKNOWN)
-    if not asks.any():
+    unnamed = (sends | receives) & (direction == _UNKNOWN)
+    if not unnamed.any():
         return direction
     known = ((table.kind == Kind.COMPUTE) & (direction != _UNKNOWN))[order]
     count = len(order)
@@ -133,7 +133,7 @@ def _directions(table: OperationTable, order: Ints, sends: Bools, receives: Bool
     same &= table.rank[order][there] == table.rank[order]
     of_neighbour = np.zeros(count, dtype=np.int8)
     of_neighbour[order] = np.where(same, direction[order][there], _UNKNOWN)
-    return np.where(asks, of_neighbour, direction)
+    return np.where(unnamed, of_neighbour, direction)
 
 
 def _direction_of(name: str) -> int:
@@ -215,7 +215,7 @@ def _mixed(word: Ints) -> NDArray[np.uint64]:
 
 
 def _together(table: OperationTable, messages: Bools, rank: Ints, ranks: int) -> Ints:
-    """By rank: the lowest rank that it meets, directly or through others, in collectives of some ranks."""
+    """By rank: the lowest rank that shares collectives of some ranks with it, directly or through others."""
     rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & ~messages)
     pairs = ngroup(table.group[rows], rank[rows])
     group, member = (group_first(each[rows], pairs) for each in (table.group, rank))

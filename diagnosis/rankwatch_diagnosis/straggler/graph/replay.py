@@ -45,7 +45,7 @@ class Replay:
         self.communication = match_communication(table, order)
         self._before, self._pause = _chains(table, order, self.communication)
         rows, cyclic = _levels(self._before, self.communication)
-        if cyclic:  # members were inferred wrongly: fall back on what the table says
+        if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, order, infer_members=False)
             self._before, self._pause = _chains(table, order, self.communication)
             rows, _ = _levels(self._before, self.communication)
@@ -146,7 +146,7 @@ def _own_pauses(
     if in_pauses <= _spread(table.duration_seconds[members], instances):
         return pauses
     own = pauses.copy()
-    # The last arriver waits for nobody.
+    # The last arriver does not wait.
     own[members] = group_min(pauses[members], instances)[instances.number]
     _, receives = point_to_point(table)
     own[receives & (communication.waits_for != NONE)] = 0.0

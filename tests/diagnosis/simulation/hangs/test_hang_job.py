@@ -1,4 +1,4 @@
-"""Simulated hangs: who stands still, who waits for whom, and what their recorders show."""
+"""Simulated hangs: which ranks stop, which wait, and what their recorders show."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankwatch_diagnosis.simulation.hangs.snapshots import Recorder
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 SHAPE = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
-CULPRIT = 5
+FAULTY = 5
 
 
 def faults() -> Iterator[HangFault]:
     for kind in HangKind:
         for plane in Plane:
             if kind is not HangKind.NONE and not (plane is Plane.PIPELINE and kind in DESYNC):
-                yield HangFault(kind=kind, ranks=(CULPRIT,), plane=plane)
+                yield HangFault(kind=kind, ranks=(FAULTY,), plane=plane)
 
 
 def hang(fault: HangFault, **recorder: Any) -> SimulatedHang:
@@ -35,22 +35,22 @@ def pending(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("fault", tuple(faults()), ids=lambda fault: f"{fault.kind}-{fault.plane}")
 @pytest.mark.parametrize("run_ahead", [0, 4])
-def test_one_culprit_stops_the_whole_job(fault: HangFault, run_ahead: int) -> None:
-    """Every other rank waits for ever; who stopped has nothing pending, who desynchronised waits as well."""
+def test_one_rank_stops_the_job(fault: HangFault, run_ahead: int) -> None:
+    """Every other rank waits for ever. A stopped rank has nothing pending; a desynchronised one waits."""
     done = hang(fault, run_ahead=run_ahead)
     desync = fault.kind in DESYNC
     assert done.truth.state == ("desync" if desync else "hang")
-    assert done.truth.ranks == (CULPRIT,)
+    assert done.truth.ranks == (FAULTY,)
     assert done.truth.blocked_ranks == (16 if desync else 15)
-    missing = (CULPRIT,) if fault.kind is HangKind.KILLED else ()
+    missing = (FAULTY,) if fault.kind is HangKind.KILLED else ()
     assert done.truth.missing_ranks == missing
     assert set(done.snapshots) == set(range(16)) - set(missing)
     for rank, snapshot in done.snapshots.items():
         receives_or_reduces = [each for each in pending(snapshot) if "send" not in each["profiling_name"]]
-        assert bool(receives_or_reduces) == (rank != CULPRIT or desync)
+        assert bool(receives_or_reduces) == (rank != FAULTY or desync)
 
 
-def test_a_healthy_job_completes_everything() -> None:
+def test_healthy_job() -> None:
     """No entry is pending, and enqueued equals completed in every group."""
     done = hang(HangFault(kind=HangKind.NONE, ranks=()))
     assert (done.truth.state, done.truth.ranks, done.truth.blocked_ranks) == ("ok", (), 0)
@@ -60,16 +60,16 @@ def test_a_healthy_job_completes_everything() -> None:
             assert status["last_enqueued_collective"] == status["last_completed_collective"]
 
 
-def test_the_peers_of_a_sleeper_wait_at_the_operation_that_it_never_called() -> None:
-    """Same group, one number further than the culprit."""
-    done = hang(HangFault(ranks=(CULPRIT,), plane=Plane.DATA))
+def test_peers_of_a_sleeper() -> None:
+    """They wait in its group, one sequence number further than it got."""
+    done = hang(HangFault(ranks=(FAULTY,), plane=Plane.DATA))
     group = done.truth.group
-    peers = [rank for rank in (1, 3, 7) if rank != CULPRIT]
+    peers = [rank for rank in (1, 3, 7) if rank != FAULTY]
     (last,) = {
         max(entry["collective_seq_id"] for entry in done.snapshots[rank]["entries"] if of(entry, group))
         for rank in peers
     }
-    own = [entry for entry in done.snapshots[CULPRIT]["entries"] if of(entry, group)]
+    own = [entry for entry in done.snapshots[FAULTY]["entries"] if of(entry, group)]
     assert max(entry["collective_seq_id"] for entry in own) == last - 1
     for rank in peers:
         (waiting,) = pending(done.snapshots[rank])
@@ -77,7 +77,7 @@ def test_the_peers_of_a_sleeper_wait_at_the_operation_that_it_never_called() -> 
 
 
 def of(entry: dict[str, Any], group: str | None) -> bool:
-    """Whether an entry belongs to the group."""
+    """True if an entry belongs to the group."""
     return bool(entry["process_group"][0] == group)
 
 
@@ -85,54 +85,50 @@ def of(entry: dict[str, Any], group: str | None) -> bool:
     ("kind", "field"), [(HangKind.OTHER_SIZE, "input_sizes"), (HangKind.OTHER_OPERATION, "profiling_name")]
 )
 @pytest.mark.parametrize("plane", [Plane.DATA, Plane.TENSOR, Plane.WORLD])
-def test_a_desynchronised_rank_differs_from_its_peers_at_one_number(
-    kind: HangKind, field: str, plane: Plane
-) -> None:
-    """At the sequence number at which the group stands."""
-    done = hang(HangFault(kind=kind, ranks=(CULPRIT,), plane=plane))
+def test_desync(kind: HangKind, field: str, plane: Plane) -> None:
+    """The rank differs from its peers at the sequence number at which the group stands."""
+    done = hang(HangFault(kind=kind, ranks=(FAULTY,), plane=plane))
     number = {
-        entry["collective_seq_id"]
-        for entry in pending(done.snapshots[CULPRIT])
-        if of(entry, done.truth.group)
+        entry["collective_seq_id"] for entry in pending(done.snapshots[FAULTY]) if of(entry, done.truth.group)
     }
-    said = {
+    calls = {
         rank: str(entry[field])
         for rank, snapshot in done.snapshots.items()
         for entry in snapshot["entries"]
         if of(entry, done.truth.group) and {entry["collective_seq_id"]} == number
     }
-    own = said.pop(CULPRIT)
-    assert said
-    assert own not in said.values()
+    own = calls.pop(FAULTY)
+    assert calls
+    assert own not in calls.values()
 
 
-def test_a_skipped_bucket_pairs_with_one_of_another_size() -> None:
+def test_skipped_bucket() -> None:
     """The rank calls the second bucket where its peers call the first."""
-    done = hang(HangFault(kind=HangKind.SKIP, ranks=(CULPRIT,), plane=Plane.DATA))
+    done = hang(HangFault(kind=HangKind.SKIP, ranks=(FAULTY,), plane=Plane.DATA))
     sizes = {rank: pending(done.snapshots[rank])[0]["input_sizes"] for rank in (1, 3, 5, 7)}
     assert sizes.pop(5) == [[5_242_880]]
     assert set(map(str, sizes.values())) == {"[[6553600]]"}
 
 
-def test_a_rank_that_skips_its_last_collective_looks_like_one_that_stopped() -> None:
-    """It is through, nothing of it is pending, and its peers wait for one call more."""
-    fault = HangFault(kind=HangKind.SKIP, ranks=(CULPRIT,), plane=Plane.WORLD, step=5)
+def test_skipped_last_collective() -> None:
+    """The rank has finished with nothing pending, so it looks like one that stopped."""
+    fault = HangFault(kind=HangKind.SKIP, ranks=(FAULTY,), plane=Plane.WORLD, step=5)
     done = hang(fault)
-    assert (done.truth.state, done.truth.ranks, done.truth.blocked_ranks) == ("hang", (CULPRIT,), 15)
-    assert not pending(done.snapshots[CULPRIT])
+    assert (done.truth.state, done.truth.ranks, done.truth.blocked_ranks) == ("hang", (FAULTY,), 15)
+    assert not pending(done.snapshots[FAULTY])
 
 
-def test_several_culprits_all_stop() -> None:
-    """Two ranks of different pipelines."""
+def test_several_faulty_ranks() -> None:
+    """Two ranks of different pipelines stop."""
     done = hang(HangFault(kind=HangKind.STUCK_DATA, ranks=(2, 13)))
     assert done.truth.ranks == (2, 13)
     assert done.truth.blocked_ranks == 14
     assert not pending(done.snapshots[2])
 
 
-def test_the_ring_keeps_the_newest_entries() -> None:
-    """And says how many came before by their record ids."""
-    fault = HangFault(ranks=(CULPRIT,))
+def test_ring() -> None:
+    """It keeps the newest entries, and record ids count the ones before."""
+    fault = HangFault(ranks=(FAULTY,))
     whole, short = hang(fault).snapshots[0], hang(fault, entries=5).snapshots[0]
     assert short["entries"] == whole["entries"][-5:]
     assert short["pg_status"] == whole["pg_status"]
@@ -140,18 +136,18 @@ def test_the_ring_keeps_the_newest_entries() -> None:
     assert active["entries"] == pending(whole)
 
 
-def test_a_host_that_runs_ahead_has_more_pending_and_never_those_of_the_next_step() -> None:
-    """It waits for the loss at the end of each step."""
-    fault = HangFault(ranks=(CULPRIT,), plane=Plane.TENSOR)
+def test_run_ahead() -> None:
+    """The host queues more, but waits for the loss at the end of each step."""
+    fault = HangFault(ranks=(FAULTY,), plane=Plane.TENSOR)
     behind, ahead = hang(fault).snapshots[4], hang(fault, run_ahead=4).snapshots[4]
     assert len(pending(ahead)) == len(pending(behind)) + 4
-    far = hang(HangFault(ranks=(CULPRIT,), plane=Plane.WORLD), run_ahead=50).snapshots[15]
+    far = hang(HangFault(ranks=(FAULTY,), plane=Plane.WORLD), run_ahead=50).snapshots[15]
     assert len(pending(far)) == 1
 
 
-def test_both_ways_of_naming_groups_describe_the_same_groups() -> None:
-    """Only descriptions differ."""
-    job = HangJob(shape=SHAPE, fault=HangFault(ranks=(CULPRIT,)))
+def test_group_names() -> None:
+    """Megatron and device mesh differ in descriptions only."""
+    job = HangJob(shape=SHAPE, fault=HangFault(ranks=(FAULTY,)))
     mesh = simulate_hang(replace(job, naming=Naming.DEVICE_MESH)).snapshots[0]["pg_config"]
     megatron = simulate_hang(job).snapshots[0]["pg_config"]
     assert {name: each["ranks"] for name, each in mesh.items()} == {
@@ -171,13 +167,13 @@ def test_both_ways_of_naming_groups_describe_the_same_groups() -> None:
         (HangFault(kind=HangKind.SKIP, plane=Plane.PIPELINE), "affects collectives, not messages"),
     ],
 )
-def test_a_hang_that_cannot_be_is_refused_in_one_sentence(fault: HangFault, sentence: str) -> None:
-    """Before anything runs."""
+def test_impossible_hang(fault: HangFault, sentence: str) -> None:
+    """It is refused in one sentence before anything runs."""
     with pytest.raises(UserError, match=sentence):
         simulate_hang(HangJob(shape=SHAPE, fault=fault))
 
 
-def test_a_plane_without_operations_is_refused() -> None:
+def test_plane_without_operations() -> None:
     """A job with one shard has no tensor-parallel collectives."""
     with pytest.raises(UserError, match="plane is tensor, which this job has no operation on"):
         simulate_hang(HangJob(shape=JobShape(), fault=HangFault(plane=Plane.TENSOR)))

@@ -43,8 +43,8 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_torch_writes_the_same_keys(tmp_path: Path) -> None:
-    """A real dump of a gloo group, of the torch that is installed."""
+def test_keys_of_torch(tmp_path: Path) -> None:
+    """A real dump of a gloo group, of the torch that is installed, has the same keys."""
     real = json.loads(run(_REAL, str(tmp_path / "store")))
     simulated = json.loads(json.dumps(snapshots()[0]))
     assert real.keys() == simulated.keys()
@@ -56,15 +56,15 @@ def test_torch_writes_the_same_keys(tmp_path: Path) -> None:
         assert isinstance(other, type(value)) or value is None or other is None, name
 
 
-def test_the_tool_of_torch_reads_the_pickles(tmp_path: Path) -> None:
-    """It finds the rank that is missing. Messages of a pipeline in both directions are too much for it."""
+def test_torchfrtrace_reads_the_pickles(tmp_path: Path) -> None:
+    """It finds the missing rank. It cannot handle messages of a pipeline in both directions."""
     write_snapshots(snapshots(stages=1), tmp_path, "pickle")
-    told = run(_TORCHFRTRACE, str(tmp_path), "--prefix", "_dump_")
-    assert "missing ranks: {5}" in told
+    output = run(_TORCHFRTRACE, str(tmp_path), "--prefix", "_dump_")
+    assert "missing ranks: {5}" in output
 
 
-def test_the_json_holds_what_the_pickles_hold(tmp_path: Path) -> None:
-    """But for times that are not known: None in a pickle, 0 in JSON, as torch has it."""
+def test_json_equals_pickle(tmp_path: Path) -> None:
+    """Except for unknown times: None in a pickle, 0 in JSON, as torch writes them."""
     simulated = snapshots()
     write_snapshots(simulated, tmp_path / "json", "json")
     write_snapshots(simulated, tmp_path / "pickle", "pickle")
@@ -78,8 +78,8 @@ def test_the_json_holds_what_the_pickles_hold(tmp_path: Path) -> None:
         assert text == json.loads(json.dumps(binary))
 
 
-def test_the_older_format_names_the_library_after_nccl() -> None:
-    """2.9 says nccl_version where 2.10 says comm_lib_version."""
+def test_older_format() -> None:
+    """2.9 has nccl_version where 2.10 has comm_lib_version."""
     job = HangJob(fault=HangFault(ranks=(1,)), recorder=Recorder(version="2.9"))
     dump = simulate_hang(job).snapshots[0]
     assert dump["version"] == "2.9"

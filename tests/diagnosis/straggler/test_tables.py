@@ -1,4 +1,4 @@
-"""Verdicts on tables of other people: other columns, clocks and recorders, the same job."""
+"""Verdicts on tables of other recorders: other columns and clocks, or only some ranks of the same job."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import pytest
 
 from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.diagnosis.operation_styles import on_wall_clocks, transfers_only, with_gaps, without
-from support.diagnosis.operations import SmallJob
+from support.diagnosis.operations import SmallJob, on_wall_clocks, transfers_only, with_gaps, without
 
 
-def test_a_first_step_that_compiles_hides_no_slow_rank() -> None:
-    """Ranks compile for unequal times; that is neither jitter nor anybody's fault."""
+def test_first_step_compiles() -> None:
+    """Ranks compile for unequal times: no jitter, nobody's fault, and it hides no slow rank."""
     verdict = diagnose(_compiling(SmallJob(dp=8)).table())
     assert (verdict.cause, verdict.ranks) == (Cause.NONE, ())
     verdict = diagnose(_compiling(SmallJob(dp=8)).slow_rank(5, 1.2).table())
     assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (5,), 0)
 
 
-def test_one_step_that_is_late_everywhere_is_an_event() -> None:
-    """Jitter goes on."""
+def test_one_late_step_everywhere() -> None:
+    """It is an event. Jitter goes on."""
     job = SmallJob(dp=16)
     job.compute[9] *= job.random.uniform(1.0, 1.6, (16, 1, 1))
     assert diagnose(job.table()).cause is Cause.NONE
 
 
-def test_a_few_late_steps_in_a_row_are_a_turn_where_ranks_are_late_in_turn() -> None:
-    """With so many late rank-steps, four of one rank follow each other now and then."""
+def test_late_steps_in_a_row_among_jitter() -> None:
+    """With so many late steps, four of one rank follow each other now and then."""
     job = SmallJob(dp=8, microbatches=1)
     late = job.random.random((job.steps, 8, 1, 1)) < 0.1
     late[10:14] = False
@@ -40,8 +42,8 @@ def test_a_few_late_steps_in_a_row_are_a_turn_where_ranks_are_late_in_turn() -> 
 
 
 @pytest.mark.parametrize("pp", [2, 4])
-def test_stages_are_found_where_the_table_does_not_tell_them(pp: int) -> None:
-    """By what a rank sends and receives: an end stage with a head of its own is no slow rank."""
+def test_inferred_stages(pp: int) -> None:
+    """Stages follow from sends and receives: an end stage with a head of its own is not a slow rank."""
     job = SmallJob(dp=4, pp=pp)
     job.compute[:, :, pp - 1] *= 1.08
     assert diagnose(without(job.table(), "stage")).cause is Cause.NONE
@@ -51,8 +53,8 @@ def test_stages_are_found_where_the_table_does_not_tell_them(pp: int) -> None:
     assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=pp)), rel=0.03)
 
 
-def test_a_heavy_stage_that_is_not_told_names_none_of_its_ranks() -> None:
-    """Inner stages run the same program, and are told apart by the pattern of their ranks."""
+def test_inferred_slow_stage() -> None:
+    """Inner stages run the same program, and differ by the pattern of their ranks."""
     job = SmallJob(dp=4, pp=4)
     job.compute[:, :, 2] *= 1.4
     verdict = diagnose(without(job.table(), "stage", "group"))
@@ -60,7 +62,7 @@ def test_a_heavy_stage_that_is_not_told_names_none_of_its_ranks() -> None:
 
 
 @pytest.mark.parametrize("pp", [1, 4])
-def test_a_wait_that_is_told_as_a_pause_is_a_wait_all_the_same(pp: int) -> None:
+def test_waits_as_pauses(pp: int) -> None:
     """Recorders that begin a collective with its last member give the same cost."""
     slow = SmallJob(dp=4, pp=pp).slow_rank(2, 1.6).table()
     verdict = diagnose(transfers_only(slow))
@@ -68,16 +70,16 @@ def test_a_wait_that_is_told_as_a_pause_is_a_wait_all_the_same(pp: int) -> None:
     assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=pp)), rel=0.03)
 
 
-def test_microseconds_since_1970_are_as_good_as_any_clock() -> None:
-    """What is rounded away must not make a row begin before the one that it follows."""
+def test_wall_clocks() -> None:
+    """Rounding to microseconds since 1970 must not make a row begin before its predecessor."""
     slow = SmallJob(dp=4, pp=4).slow_rank(6, 1.4).table()
     verdict = diagnose(on_wall_clocks(transfers_only(slow)))
     assert verdict.ranks == (6,)
     assert verdict.slowdown == pytest.approx(_truth(slow, SmallJob(dp=4, pp=4)), rel=0.03)
 
 
-def test_ranks_left_out_of_some_steps_change_no_cost() -> None:
-    """A wait for a rank that is not there is no transfer."""
+def test_gaps() -> None:
+    """A wait for a rank that is left out of a step is no transfer."""
     job = SmallJob(dp=8, pp=2, steps=40)
     job.compute[:, :, 1] *= 1.4
     heavy = job.table()
@@ -86,8 +88,8 @@ def test_ranks_left_out_of_some_steps_change_no_cost() -> None:
     assert verdict.slowdown == pytest.approx(_truth(heavy, SmallJob(dp=8, pp=2, steps=40)), rel=0.03)
 
 
-def test_a_replica_that_becomes_slow_is_not_taken_for_unequal_batches() -> None:
-    """Its ranks share them, so nobody is named; where work says that they are equal, all are."""
+def test_replica_that_becomes_slow() -> None:
+    """Its ranks share microbatches, so none is named. Where work is known to be equal, all are."""
     job = SmallJob(dp=4, pp=2)
     job.compute[10:, 1] *= 1.3
     verdict = diagnose(job.table())
@@ -98,16 +100,16 @@ def test_a_replica_that_becomes_slow_is_not_taken_for_unequal_batches() -> None:
     assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (2, 3), 10)
 
 
-def test_a_short_past_is_enough_to_see_that_transfers_grew() -> None:
-    """As many steps as count for anything."""
+def test_short_past() -> None:
+    """As many steps as count for anything show that transfers grew."""
     job = SmallJob(dp=8, steps=60)
     job.transfer[5:] *= 6.0
     verdict = diagnose(job.table())
     assert (verdict.cause, verdict.first_step) == (Cause.NETWORK, 5)
 
 
-def test_starvation_that_begins_inside_the_table_is_held_against_its_past() -> None:
-    """So its cost is no upper bound."""
+def test_data_loading_that_grows() -> None:
+    """It is compared with its past, so its cost is no upper bound."""
     job, healthy = SmallJob(), SmallJob()
     job.loading[14:] *= 15.0
     table = job.table()
@@ -129,3 +131,28 @@ def _truth(slow: OperationTable, healthy: SmallJob) -> float:
 
 def _last_end(table: OperationTable) -> float:
     return float((table.start_seconds + table.duration_seconds).max())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_first_ranks_of_a_job(seed: int) -> None:
+    """Their numbers have no gap, but the reduction gets shorter as they come later: they wait for others."""
+    job = SmallJob(dp=16, steps=80, noise=0.04, seed=seed).slow_rank(12, 1.1, first=30)
+    table = job.table()
+    verdict = diagnose(table.take(table.rank < 8))
+    assert verdict.cause in (Cause.INCONCLUSIVE, Cause.NONE)
+
+
+def test_single_stage_of_a_pipeline() -> None:
+    """No rank in the table sends what it receives, though its ranks count from 0 without a gap."""
+    shape = JobShape(data_parallel=8, pipeline_parallel=2)
+    fault = Fault(cause=Cause.SLOW_STAGE, stage=1, factor=1.5, first_step=16)
+    table = simulate(Job(shape=shape, fault=fault)).table
+    verdict = diagnose(table.take(table.stage == 0))
+    assert verdict.cause in (Cause.INCONCLUSIVE, Cause.NONE)
+
+
+def test_whole_table() -> None:
+    """Transfers of a slow network take as long whenever the members come."""
+    job = SmallJob(dp=16, steps=40, noise=0.04)
+    job.transfer[16:] *= 3.0
+    assert diagnose(job.table()).cause is Cause.NETWORK

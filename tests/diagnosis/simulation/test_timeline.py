@@ -44,13 +44,13 @@ def rows(table: OperationTable, operation: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 4), (2, 2), (4, 8), (8, 8)])
-def test_a_pipeline_has_the_bubble_of_the_textbook(stages: int, microbatches: int) -> None:
+def test_pipeline_bubble(stages: int, microbatches: int) -> None:
     """A step takes (microbatches + stages - 1) x (forward + backward), here of 1 + 2 seconds."""
     done = run(JobShape(data_parallel=2, pipeline_parallel=stages, microbatches=microbatches))
     assert done.step_seconds == pytest.approx([3.0 * (microbatches + stages - 1)] * 3)
 
 
-def test_all_replicas_wait_for_the_slowest_one() -> None:
+def test_wait_for_the_slowest_replica() -> None:
     """Four microbatches of 3 s, at 1.5 on one rank: the step takes 18 s, of which the others wait 6."""
     fault = Fault(cause=Cause.SLOW_RANK, ranks=(2,), factor=1.5)
     done = run(JobShape(data_parallel=4, microbatches=4), fault)
@@ -62,7 +62,7 @@ def test_all_replicas_wait_for_the_slowest_one() -> None:
     assert waits == pytest.approx({0: 6.0, 1: 6.0, 2: 0.0, 3: 6.0})
 
 
-def test_members_of_a_collective_end_together() -> None:
+def test_collectives_end_together() -> None:
     """In tensor-parallel and data-parallel groups, under noise."""
     job = Job(
         shape=JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2),
@@ -80,7 +80,7 @@ def test_members_of_a_collective_end_together() -> None:
         assert len(per_rank) == {"t": 2, "d": 4, "w": 16}[name[0]]
 
 
-def test_a_message_arrives_after_it_was_sent() -> None:
+def test_messages() -> None:
     """The end of a receive is never before the end of its send."""
     job = Job(
         shape=JobShape(data_parallel=2, pipeline_parallel=2), noise=Noise(clock_sigma_seconds=0), steps=2
@@ -94,8 +94,8 @@ def test_a_message_arrives_after_it_was_sent() -> None:
         assert (received >= sent - 1e-9).all()  # a duration was rounded in between
 
 
-def test_a_rank_does_one_thing_after_the_other() -> None:
-    """No gap, no overlap: each operation starts where the one before it ended."""
+def test_operations_of_a_rank() -> None:
+    """Each one starts where the one before it ended: no gap, no overlap."""
     job = Job(
         shape=JobShape(data_parallel=2, pipeline_parallel=2, tensor_parallel=2),
         noise=Noise(clock_sigma_seconds=0),
@@ -111,8 +111,8 @@ def test_a_rank_does_one_thing_after_the_other() -> None:
         assert np.allclose(table.start_seconds[own][1:], ends[:-1])
 
 
-def test_the_columns_tell_the_place_of_each_rank() -> None:
-    """Stage and replica follow from the rank; groups of communication only."""
+def test_columns() -> None:
+    """Stage and replica follow from the rank, and only communication has a group."""
     shape = JobShape(data_parallel=4, pipeline_parallel=2, tensor_parallel=2)
     table = run(shape).table
     places = {
