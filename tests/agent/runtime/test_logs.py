@@ -74,11 +74,11 @@ def test_reader_stops_reading(pipe: tuple[int, int]) -> None:
     output.flush()
     read = bytearray()
 
-    def told() -> bool:
+    def reported() -> bool:
         read.extend(os.read(pipe[0], 1 << 16))
         return b"lines of the log were dropped" in read
 
-    until(told, "the gap is told of")
+    until(reported, "the gap is reported")
     os.set_blocking(pipe[0], False)
 
     def written() -> bool:

@@ -1,4 +1,4 @@
-"""An agent with a collector `host` that never returns, as behind a dead file server, beside sound ones.
+"""An agent with a collector `host` that never returns, as behind a dead file server, beside healthy ones.
 
 Run as a program: ADDRESS_FILE PROCFS SYSFS. It ends on SIGTERM.
 """

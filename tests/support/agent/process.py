@@ -1,4 +1,4 @@
-"""Small real objects for tests of the agent: collectors, clocks, HTTP requests, a running agent process."""
+"""Small real objects for tests of the agent: collectors, clocks, HTTP requests, a running agent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Series
 
 DEADLINE_SECONDS = 60.0
-"""Longest wait for anything; long enough for a busy machine, never reached when all is well."""
+"""Longest wait for anything: long enough for a busy machine, and never reached when all is well."""
 
 
 def until(condition: Callable[[], bool], what: str, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """Poll until the condition holds; fail with `what` after so many seconds."""
+    """Poll until the condition holds. Fail with `what` after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain until {what}"
@@ -32,7 +32,7 @@ def until(condition: Callable[[], bool], what: str, *, seconds: float = DEADLINE
 
 @dataclass
 class ManualClock:
-    """A clock that moves only when told."""
+    """A clock that only the test moves."""
 
     now: float = 1000.0
 
@@ -42,7 +42,7 @@ class ManualClock:
 
 @dataclass
 class FakeCollector:
-    """A collector that does what it is told; counts its runs."""
+    """A collector that runs `act`, and counts its runs."""
 
     name: str = "fake"
     interval_seconds: float = 3600.0
@@ -86,7 +86,7 @@ def values(collections: Sequence[Collection]) -> dict[tuple[str, ...], float]:
 
 
 class Reply(NamedTuple):
-    """What an HTTP server answered."""
+    """The response of an HTTP server."""
 
     status: int
     headers: Mapping[str, str]
@@ -109,7 +109,7 @@ class AgentProcess(NamedTuple):
     address: str
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send the signal; exit status and log."""
+        """Send the signal. Returns exit status and log."""
         self.process.send_signal(how)
         _, log = self.process.communicate(timeout=DEADLINE_SECONDS)
         return self.process.returncode, log
@@ -119,7 +119,7 @@ class AgentProcess(NamedTuple):
 def agent_process(
     directory: Path, *flags: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[AgentProcess]:
-    """The real agent as a process on a free loopback port, killed at the end if it still runs."""
+    """The real agent as a process on a free loopback port, killed at the end."""
     address_file = directory / "address"
     command = [sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"]
     command += ["--address-file", str(address_file), "--directory", str(directory / "blackboxes"), *flags]

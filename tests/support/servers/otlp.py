@@ -1,4 +1,4 @@
-"""A small real OTLP/HTTP receiver on loopback, which can also misbehave in the ways endpoints do."""
+"""A small real OTLP/HTTP receiver on loopback, which can also misbehave as endpoints do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mode(Enum):
     HANG = auto()
     """Reads the request and never answers."""
     GARBAGE = auto()
-    """Answers with what is no HTTP."""
+    """Answers with something that is not HTTP."""
     REDIRECT = auto()
     ENDLESS = auto()
     """Accepts, with a body that never ends."""
@@ -54,7 +54,7 @@ class Export(NamedTuple):
 
 
 class OtlpReceiver(ThreadingHTTPServer):
-    """Keeps every request; `mode` may be changed at any time."""
+    """Keeps every request. `mode` may change at any time."""
 
     daemon_threads = True
     block_on_close = False
@@ -75,7 +75,7 @@ class OtlpReceiver(ThreadingHTTPServer):
         return list(self.exports)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks off is what some tests are about."""
+        """Some tests are about clients that break off."""
 
 
 class _Receiving(BaseHTTPRequestHandler):
@@ -119,7 +119,7 @@ class _Receiving(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def otlp_receiver(mode: Mode = Mode.ACCEPT) -> Iterator[OtlpReceiver]:
-    """A receiver that listens while the block runs; whoever exports to it must stop before its end."""
+    """A receiver that listens for the length of the block. Exports to it must stop before its end."""
     receiver = OtlpReceiver(mode)
     thread = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -135,7 +135,7 @@ def otlp_receiver(mode: Mode = Mode.ACCEPT) -> Iterator[OtlpReceiver]:
 
 @contextlib.contextmanager
 def refusing_url() -> Iterator[str]:
-    """The URL of a port that nobody listens on; it is taken, so that nobody will while the block runs."""
+    """The URL of a port that nobody listens on. It is bound, so that nobody can."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1/metrics"

@@ -1,4 +1,4 @@
-"""A server with given routes, running while a test does."""
+"""A server with given routes for the length of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_agent.runtime.server import MetricsServer, Route, TlsContext, joi
 from support.agent.process import ManualClock, until
 
 TIMEOUT_SECONDS = 60.0
-"""Of a connection of `serving`, on the clock of the server."""
+"""Life of a connection of `serving`, on the clock of the server."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def serving(
 def outlive(client: socket.socket, clock: ManualClock) -> None:
     """Let the clock of the server pass until it has cut the client off.
 
-    More than once: the server may not have accepted the connection yet, whose time counts from then.
+    More than once, because the time of a connection starts when the server accepts it.
     """
 
     def cut() -> bool:
