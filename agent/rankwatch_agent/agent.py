@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rankwatch import __version__
-from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
@@ -34,21 +34,21 @@ OTLP_STOP_SECONDS = 0.5
 class Agent:
     """Runs for the length of its `with` block.
 
-    pages: receives the source of the metrics page, for the evidence of incidents.
+    history: receives the source of the metrics, for evidence of incidents.
 
     Raises UserError for an address, a certificate or a token that cannot be used.
     """
 
     def __init__(
-        self, config: AgentConfig, collectors: Sequence[Collector], *, pages: MetricsPages | None = None
+        self, config: AgentConfig, collectors: Sequence[Collector], *, history: MetricsHistory | None = None
     ) -> None:
         self._config = config
         self._supervisor = Supervisor(collectors, version=__version__)
         self._otlp = _build_otlp(config, self._supervisor.snapshot)
         snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
-        if pages is not None:
-            pages.connect(lambda: exposition.render(snapshot(), accept="", accept_encoding="gzip").body)
+        if history is not None:
+            history.set_source(lambda: exposition.render(snapshot(), accept="", accept_encoding="gzip").body)
         token = build_token(config.bearer_token_file)
         self._server = MetricsServer(
             config.address(),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rankwatch_agent.incidents.metrics_history import MetricsPages
-from rankwatch_agent.incidents.registry import IncidentBoard
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
@@ -28,8 +28,8 @@ class Shared:
     inventory: GpuInventory
     xids: XidCounter
     run_conditions: RunConditions
-    incidents: IncidentBoard
-    pages: MetricsPages
+    incidents: IncidentRegistry
+    history: MetricsHistory
 
 
 def build_shared(config: AgentConfig) -> Shared:
@@ -39,8 +39,8 @@ def build_shared(config: AgentConfig) -> Shared:
         inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
         xids=XidCounter(load_table(config.xid_table)),
         run_conditions=RunConditions(),
-        incidents=IncidentBoard(),
-        pages=MetricsPages(),
+        incidents=IncidentRegistry(),
+        history=MetricsHistory(),
     )
 
 
@@ -95,7 +95,7 @@ def _incidents(config: AgentConfig, shared: Shared, schedule: Schedule) -> Itera
 
     yield IncidentsCollector(
         conditions=shared.run_conditions,
-        board=shared.incidents,
+        registry=shared.incidents,
         stall_seconds=config.stall_seconds,
         schedule=schedule,
     )
@@ -104,7 +104,7 @@ def _incidents(config: AgentConfig, shared: Shared, schedule: Schedule) -> Itera
 def _evidence(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.incidents.evidence import build_evidence
 
-    yield build_evidence(config, board=shared.incidents, pages=shared.pages)
+    yield build_evidence(config, registry=shared.incidents, history=shared.history)
 
 
 def _host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:

@@ -1,1 +1,1 @@
-"""Incidents of the runs on this node, and the evidence that is kept of them."""
+"""Incidents: runs of this node that stall or lose a rank, and a bundle of evidence for each."""

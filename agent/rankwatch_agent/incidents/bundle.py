@@ -1,4 +1,8 @@
-"""A bundle in the making: what is known of its incident, and what could not be had."""
+"""A bundle of evidence while it is written: its folder, what it lacks, and its manifest.
+
+The files belong to the owner only. They stay within a size limit and leave the disk usable. A part that fails
+costs only itself; the manifest lists it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,102 +23,25 @@ from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
 from rankwatch_agent.training.conditions import RankCondition
 
-NAME = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 RANKS_NAME = "ranks.json"
 FORMAT = 1
-
-
-class Missing(NamedTuple):
-    """A part that could not be had."""
-
-    what: str
-    why: str
-
-
-def manifest(
-    incident: Incident,
-    *,
-    wall_offset: float,
-    node: str,
-    files: Sequence[Written],
-    missing: Sequence[Missing],
-    verdict: Mapping[str, Any] | None,
-) -> bytes:
-    """The manifest as JSON.
-
-    wall_offset: Unix time less monotonic time, in seconds.
-    """
-    told = {
-        "format": FORMAT,
-        "run": incident.run,
-        "kind": incident.kind.value,
-        "why": why(incident),
-        "opened": _rfc3339(incident.opened + wall_offset),
-        "opened_timestamp_seconds": round(incident.opened + wall_offset, 3),
-        "last_progress": _rfc3339(incident.since + wall_offset),
-        "node": node,
-        "agent_version": __version__,
-        "kernel": " ".join(os.uname()[i] for i in (0, 2, 4)),
-        "verdict": verdict,
-        "files": [{"path": each.path, "bytes": each.size} for each in files],
-        "missing": [{"what": each.what, "why": each.why} for each in missing],
-    }
-    return _json(told)
-
-
-def ranks_file(incident: Incident, processes: Mapping[int, int]) -> bytes:
-    """What the copy of a black box cannot tell: which moment it is of, and whether its writer lived then.
-
-    Written before the diagnosis, which may read it.
-    """
-    condition = incident.condition
-    ranks = [_rank(each, condition.moment, processes.get(each.rank)) for each in condition.ranks]
-    return _json({"run": incident.run, "moment_monotonic_seconds": condition.moment, "ranks": ranks})
-
-
-def why(incident: Incident) -> str:
-    """Why the incident was opened, in one sentence."""
-    condition = incident.condition
-    if incident.kind is IncidentKind.LOST_RANK:
-        lost = ", ".join(str(each.rank) for each in condition.lost)
-        return f"the process of rank {lost} is gone and said no goodbye"
-    living = [each for each in condition.ranks if not each.ended]
-    shortest = min((each.idle_seconds(condition.moment) for each in living), default=0.0)
-    longest = max((each.timeout or 0.0 for each in living), default=0.0)
-    return (
-        f"none of the {len(living)} living ranks made progress for {shortest:.1f} s or longer; "
-        f"by their own history {longest:.1f} s at most are normal"
-    )
-
-
-def _rank(rank: RankCondition, moment: float, process: int | None) -> dict[str, Any]:
-    phase = rank.open_phase
-    return {
-        "rank": rank.rank,
-        "state": rank.state.value,
-        "pid": rank.pid,
-        "pid_on_node": process,
-        "seconds_without_progress": None if rank.ended else round(rank.idle_seconds(moment), 3),
-        "timeout_seconds": rank.timeout,
-        "open_phase": None if phase is None else phase[0],
-        "seconds_in_phase": None if phase is None else round(max(0.0, moment - phase[1]), 3),
-    }
-
-
-def _json(told: Mapping[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
-
-
-def _rfc3339(wall: float) -> str:
-    milliseconds = int(wall % 1 * 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(wall))}.{milliseconds:03d}Z"
-
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+MAX_RANKS = 64
+"""Ranks in a bundle. No node has as many GPUs."""
+MIN_FREE_BYTES = 1 << 30
+"""Always left free on the file system, which other services of the node may share."""
+MIN_FREE_SHARE = 0.05
+"""Likewise, as a share of the file system. The smaller of the two applies."""
+CHUNK_BYTES = 1 << 20
+"""Read and written at once."""
+RESERVED_BYTES = 8 << 20
+"""Reserved for the verdict and the manifest, which come last; at most a quarter of the bundle."""
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class EvidenceError(AgentError):
-    """A part of a bundle, or the whole, could not be had; `fault` is the reason that is counted."""
+    """A part of a bundle, or the whole bundle, is missing. `fault` is the reason that is counted."""
 
     def __init__(self, fault: EvidenceFault, message: str) -> None:
         super().__init__(message)
@@ -122,23 +49,12 @@ class EvidenceError(AgentError):
 
 
 def write_error(what: str, error: OSError) -> EvidenceError:
-    """Could not write; a full file system is told apart."""
-    fault = EvidenceFault.NO_SPACE if error.errno in _FULL else EvidenceFault.WRITE
+    """Returns the error for a failed write, with a fault of its own for a full file system."""
+    fault = EvidenceFault.NO_SPACE if error.errno in _DISK_FULL else EvidenceFault.WRITE
     return EvidenceError(fault, f"could not write {what}: {error.strerror or error}")
 
 
-FREE_BYTES = 1 << 30
-"""Left free on the file system, whatever is written: it may be that of the node's other services."""
-FREE_SHARE = 0.05
-"""Likewise, of the size of the file system; the smaller of the two counts."""
-CHUNK_BYTES = 1 << 20
-"""Read and written at once."""
-RESERVED_BYTES = 8 << 20
-"""Kept for the verdict and the manifest, which come last; a quarter of the bundle where that is less."""
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Written(NamedTuple):
+class BundleFile(NamedTuple):
     """A file of the bundle."""
 
     path: str
@@ -147,32 +63,31 @@ class Written(NamedTuple):
 
 
 class BundleFolder:
-    """The directory of a bundle, which exists and belongs to us alone.
+    """The directory of a bundle, which exists and belongs to the agent alone.
 
-    most_bytes: of all its files together.
-    ends: monotonic moment in seconds past which nothing is written: a slow disk holds nobody for long.
+    max_bytes: of all files together. ends: monotonic moment in seconds after which nothing is written, so
+    that a slow disk does not hold the agent.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        most_bytes: int,
+        max_bytes: int,
         ends: float = float("inf"),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
-        self.files: list[Written] = []
-        self._reserved = min(RESERVED_BYTES, most_bytes // 4)
-        self._left = most_bytes - self._reserved
+        self.files: list[BundleFile] = []
+        self._reserved = min(RESERVED_BYTES, max_bytes // 4)
+        self._left = max_bytes - self._reserved
         self._ends = ends
         self._monotonic = monotonic
 
     def write(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Write a file; what does not fit leaves no file.
+        """Writes a file completely or not at all.
 
-        Raises EvidenceError where it does not fit, the disk is full or cannot be written, and whatever
-        `chunks` raises.
+        Raises EvidenceError where it does not fit or the disk fails, and whatever `chunks` raises.
         """
         target = self.path / name
         written = 0
@@ -192,24 +107,24 @@ class BundleFolder:
         finally:
             os.close(file)
             if complete:
-                self.files.append(Written(name, written))
+                self.files.append(BundleFile(name, written))
             else:
                 target.unlink(missing_ok=True)
                 self._left += written
 
     @property
-    def left_bytes(self) -> int:
-        """Bytes that may still be written, the reserve among them."""
+    def free_bytes(self) -> int:
+        """Bytes that may still be written, including the reserve."""
         return self._left + self._reserved
 
     def use_reserve(self) -> None:
-        """From now on the last part of the bundle's bytes may be written too."""
+        """Releases the reserved bytes for the files that follow."""
         self._left, self._reserved = self._left + self._reserved, 0
 
     def _append(self, file: int, name: str, chunk: bytes) -> int:
         size = len(chunk)
         if self._monotonic() > self._ends:
-            raise EvidenceError(EvidenceFault.WRITE, f"could not write {name}: the time was over")
+            raise EvidenceError(EvidenceFault.WRITE, f"could not write {name}: it took too long")
         if size > self._left:
             raise EvidenceError(EvidenceFault.SIZE, f"{name} would make the bundle too large")
         if size > _spare_bytes(file):
@@ -222,18 +137,21 @@ class BundleFolder:
 
 
 def _spare_bytes(file: int) -> float:
-    """Bytes that may still be written to the file system."""
+    """Returns how many bytes may still be written to the file system."""
     status = os.fstatvfs(file)
-    kept = min(FREE_BYTES, FREE_SHARE * status.f_blocks * status.f_frsize)
+    kept = min(MIN_FREE_BYTES, MIN_FREE_SHARE * status.f_blocks * status.f_frsize)
     return status.f_bavail * status.f_frsize - kept
 
 
-MOST_RANKS = 64
-"""Ranks of a bundle: more than any node has GPUs."""
+class Missing(NamedTuple):
+    """A part that the bundle lacks."""
+
+    what: str
+    why: str
 
 
-class Draft:
-    """What the steps of a bundle share."""
+class Bundle:
+    """What the steps that write a bundle share."""
 
     def __init__(self, incident: Incident, folder: BundleFolder) -> None:
         self.incident = incident
@@ -241,29 +159,102 @@ class Draft:
         self.missing: list[Missing] = []
         self.faults: Counter[EvidenceFault] = Counter()
         self.processes: dict[int, int] = {}
-        """Rank -> process id, in the agent's own numbering."""
-        left_out = len(incident.condition.ranks) - MOST_RANKS
+        """Rank -> process id, in the agent's PID namespace."""
+        left_out = len(incident.condition.ranks) - MAX_RANKS
         if left_out > 0:
-            self.lacks(f"{left_out} ranks", f"a bundle holds {MOST_RANKS}")
+            self.add_missing(f"{left_out} ranks", f"a bundle holds {MAX_RANKS}")
 
     @property
     def ranks(self) -> tuple[RankCondition, ...]:
-        """The ranks to look at."""
-        return self.incident.condition.ranks[:MOST_RANKS]
+        """The ranks to collect evidence of."""
+        return self.incident.condition.ranks[:MAX_RANKS]
 
-    def lacks(self, what: str, why: str) -> None:
-        """Say that a part is missing, and that this is no fault."""
+    def add_missing(self, what: str, why: str) -> None:
+        """Records that a part is missing without a fault."""
         self.missing.append(Missing(what, why))
 
-    def fails(self, what: str, error: EvidenceError) -> None:
-        """Say that a part is missing because something went wrong."""
+    def add_fault(self, what: str, error: EvidenceError) -> None:
+        """Records that a part is missing because of a fault."""
         self.faults[error.fault] += 1
-        self.lacks(what, str(error))
+        self.add_missing(what, str(error))
 
     @contextmanager
-    def attempt(self, what: str) -> Iterator[None]:
-        """What raises EvidenceError inside the block is missing, and counted."""
+    def part(self, what: str) -> Iterator[None]:
+        """Records an EvidenceError inside the block as a fault of this part."""
         try:
             yield
         except EvidenceError as error:
-            self.fails(what, error)
+            self.add_fault(what, error)
+
+
+def manifest(bundle: Bundle, *, wall_offset: float, node: str, verdict: Mapping[str, Any] | None) -> bytes:
+    """Returns the manifest as JSON: what happened and when, the files, and what the bundle lacks.
+
+    wall_offset: Unix time less monotonic time, in seconds.
+    """
+    incident = bundle.incident
+    return _json(
+        {
+            "format": FORMAT,
+            "run": incident.run,
+            "kind": incident.kind.value,
+            "why": why(incident),
+            "opened": _rfc3339(incident.opened + wall_offset),
+            "opened_timestamp_seconds": round(incident.opened + wall_offset, 3),
+            "last_progress": _rfc3339(incident.since + wall_offset),
+            "node": node,
+            "agent_version": __version__,
+            "kernel": " ".join(os.uname()[i] for i in (0, 2, 4)),
+            "verdict": verdict,
+            "files": [{"path": each.path, "bytes": each.size} for each in bundle.folder.files],
+            "missing": [{"what": each.what, "why": each.why} for each in bundle.missing],
+        }
+    )
+
+
+def ranks_file(bundle: Bundle) -> bytes:
+    """Returns what the copy of a black box does not show: its moment, and whether its writer was alive.
+
+    The diagnosis reads it.
+    """
+    condition = bundle.incident.condition
+    ranks = [_rank(each, condition.moment, bundle.processes.get(each.rank)) for each in condition.ranks]
+    return _json({"run": bundle.incident.run, "moment_monotonic_seconds": condition.moment, "ranks": ranks})
+
+
+def why(incident: Incident) -> str:
+    """Returns why the incident was opened, in one sentence."""
+    condition = incident.condition
+    if incident.kind is IncidentKind.LOST_RANK:
+        lost = ", ".join(str(each.rank) for each in condition.lost)
+        return f"the process of rank {lost} is gone without an end record"
+    living = [each for each in condition.ranks if not each.ended]
+    shortest = min((each.idle_seconds(condition.moment) for each in living), default=0.0)
+    longest = max((each.timeout or 0.0 for each in living), default=0.0)
+    return (
+        f"none of the {len(living)} living ranks made progress for {shortest:.1f} s or longer; "
+        f"by their own history at most {longest:.1f} s are normal"
+    )
+
+
+def _rank(rank: RankCondition, moment: float, process: int | None) -> dict[str, Any]:
+    phase = rank.open_phase
+    return {
+        "rank": rank.rank,
+        "state": rank.state.value,
+        "pid": rank.pid,
+        "pid_on_node": process,
+        "seconds_without_progress": None if rank.ended else round(rank.idle_seconds(moment), 3),
+        "timeout_seconds": rank.timeout,
+        "open_phase": None if phase is None else phase[0],
+        "seconds_in_phase": None if phase is None else round(max(0.0, moment - phase[1]), 3),
+    }
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def _rfc3339(wall: float) -> str:
+    milliseconds = int(wall % 1 * 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(wall))}.{milliseconds:03d}Z"

@@ -1,4 +1,4 @@
-"""Collector `incidents`: runs of this node that stand still or lost a rank, and whom the evidence names."""
+"""Collector `incidents`: runs of this node that stall or lost a rank, and the root causes in the evidence."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable, Iterator
 from rankwatch.conventions import metric
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.episodes import Episodes, resumed
-from rankwatch_agent.incidents.registry import IncidentBoard
-from rankwatch_agent.incidents.verdict import culprits_of
+from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.verdict import root_causes_of
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.training.conditions import RunConditions
 
 _TOTAL = metric("rankwatch_incidents_total")
 _OPEN = metric("rankwatch_incident_open")
-_CULPRIT = metric("rankwatch_incident_root_cause")
+_ROOT_CAUSE = metric("rankwatch_incident_root_cause")
 
 
 class IncidentsCollector:
     """Opens and closes incidents.
 
-    conditions: what the collector `ranks` says about the ranks; without it nothing is ever seen.
-    board: is told which incidents are open, and tells what was found about them.
-    stall_seconds: least time without progress of all ranks that is an incident.
+    conditions: what the collector `ranks` knows of the ranks. Without it there are no incidents.
+    registry: receives the open incidents and holds the results of their evidence.
+    stall_seconds: shortest time without progress of all ranks that is an incident.
     """
 
     name = "incidents"
@@ -32,23 +32,22 @@ class IncidentsCollector:
         self,
         *,
         conditions: RunConditions,
-        board: IncidentBoard,
+        registry: IncidentRegistry,
         stall_seconds: float,
         schedule: Schedule,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._conditions = conditions
-        self._board = board
+        self._registry = registry
         self._episodes = Episodes(stall_seconds)
         self._monotonic = monotonic
 
     def collect(self) -> Collection:
-        """Compare the runs with how they were."""
-        episodes = self._episodes
-        opened = episodes.observe(self._conditions.runs, self._monotonic())
-        self._board.tell(episodes.open, opened)
-        return Collection(series=[*self._counts(), *self._culprits()])
+        """Compares the runs with their previous condition."""
+        opened = self._episodes.observe(self._conditions.runs, self._monotonic())
+        self._registry.update(self._episodes.open, opened)
+        return Collection(series=[*self._counts(), *self._root_causes()])
 
     def _counts(self) -> Iterator[Series]:
         for (run, kind), count in self._episodes.totals.items():
@@ -56,13 +55,12 @@ class IncidentsCollector:
             yield Series(_TOTAL, (run, kind.value), count)
             yield Series(_OPEN, (run, kind.value), float(incident is not None and incident.kind is kind))
 
-    def _culprits(self) -> Iterator[Series]:
+    def _root_causes(self) -> Iterator[Series]:
         for incident in self._episodes.open.values():
             condition = self._conditions.runs.get(incident.run)
             stall = incident.kind is IncidentKind.STALL
             if stall and condition is not None and resumed(incident, condition):
-                continue  # nobody is waited for now, and evidence that was taken after that is of no stall
-            finding = self._board.finding(incident)
-            for culprit in finding.culprits if finding else culprits_of(incident):
-                labels = (incident.run, str(culprit.rank), culprit.state, culprit.phase)
-                yield Series(_CULPRIT, labels, 1.0)
+                continue  # no rank holds the run up now, and evidence taken since then shows no stall
+            result = self._registry.result(incident)
+            for cause in result.root_causes if result else root_causes_of(incident):
+                yield Series(_ROOT_CAUSE, (incident.run, str(cause.rank), cause.state, cause.phase), 1.0)

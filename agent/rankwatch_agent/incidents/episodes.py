@@ -1,7 +1,7 @@
-"""When an incident begins and ends, out of how the ranks of each run are.
+"""Opens and closes incidents by the condition of each run's ranks.
 
-A run has one incident at a time. A stall after a rank was lost is the same incident, and so are the ranks
-that somebody kills because the run stands.
+A run has one incident at a time. A stall after the loss of a rank belongs to the same incident, and so do
+ranks that are killed because the run has stalled.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from rankwatch.conventions.incidents import IncidentKind
 from rankwatch.settings import printable
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
-LEAST_OPEN_SECONDS = 60.0
-"""An incident is open at least this long, so that a scrape or two see it. Prometheus commonly scrapes each 15
-to 30 s. A flight recorder's dumps of the end of a run are still taken in during this time."""
-OLD_NEWS_SECONDS = 600.0
-"""A rank that went longer without progress, and was lost when its run was first seen, was lost before this
-agent started: no incident of today."""
-_READING_SECONDS = 60.0
-"""Progress later than the moment it was looked at by more than this is of a clock before the last boot: in a
-directory that outlives one, black boxes of ranks that the boot killed are left."""
+MIN_OPEN_SECONDS = 60.0
+"""An incident stays open at least this long. One or two scrapes see it then, since Prometheus commonly
+scrapes every 15 to 30 s, and the dumps that flight recorders write at the end of a run are still added."""
+MAX_LOSS_AGE_SECONDS = 600.0
+"""A lost rank with older progress, in a run that is seen for the first time, was lost before the agent
+started. It opens no incident."""
+_MAX_CLOCK_LEAD_SECONDS = 60.0
+"""Progress further in the future is from the clock of an earlier boot: the directory of black boxes
+outlived it."""
 
-_Death = tuple[int, int, float]
-"""Rank, process id and last progress: a rank that is lost once more differs in one of them."""
+_Loss = tuple[int, int, float]
+"""Rank, process id and last progress. A rank that is lost again differs in one of them."""
 
 
 class Incident(NamedTuple):
@@ -36,63 +36,62 @@ class Incident(NamedTuple):
     kind: IncidentKind
     opened: float
     since: float
-    """Last progress of the run before: what came before it is healthy."""
+    """Last progress of the run before the incident. Until then it was healthy."""
     condition: RunCondition
-    """The local ranks of the present attempt as they were when it was opened; where one was lost, without
-    those lost before."""
+    """The local ranks of the present attempt at the opening, without ranks lost in earlier incidents."""
 
     @property
     def name(self) -> str:
-        """The run and what happened to it, for people."""
+        """The run and what happened to it, for messages."""
         return f"run {printable(self.run)}: {self.kind.value}"
 
 
 class Episodes:
     """Opens and closes incidents.
 
-    stall_seconds: a run whose ranks learnt shorter timeouts than this is given this long.
+    stall_seconds: shortest time without progress that is a stall, where ranks have learnt shorter timeouts.
     """
 
     def __init__(self, stall_seconds: float) -> None:
         self.open: dict[str, Incident] = {}
         """Run -> its open incident."""
         self.totals: dict[tuple[str, IncidentKind], int] = {}
-        """Incidents opened by run and kind; every run that is followed has both."""
+        """Incidents opened by run and kind. Every known run has both kinds."""
         self._stall_seconds = stall_seconds
-        self._deaths: dict[str, frozenset[_Death]] = {}
-        """Run -> its lost ranks that belong to an incident already."""
+        self._losses: dict[str, frozenset[_Loss]] = {}
+        """Run -> its lost ranks that already belong to an incident."""
         self._number = 0
 
     def observe(self, runs: Mapping[str, RunCondition], moment: float) -> list[Incident]:
-        """Take how the runs are; the incidents that this opens."""
+        """Takes the condition of all runs. Returns the incidents that this opens."""
         self._forget(runs, moment)
         opened = []
-        for run, everything in runs.items():
-            condition = everything.present_attempt()
-            if run not in self._deaths:
-                self._deaths[run] = _old_deaths(condition)
+        for run, all_attempts in runs.items():
+            condition = all_attempts.present_attempt()
+            if run not in self._losses:
+                self._losses[run] = _old_losses(condition)
                 self.totals |= {(run, kind): 0 for kind in IncidentKind}
             incident = self.open.get(run)
             if incident is not None and _is_over(incident, condition, moment):
                 del self.open[run]
                 incident = None
-            new = _deaths(condition) - self._deaths[run]
+            new = _losses(condition) - self._losses[run]
             if incident is None and (kind := self._kind(condition, new)) is not None:
                 if kind is IncidentKind.LOST_RANK:
-                    condition = _without(condition, self._deaths[run])
+                    condition = _without(condition, self._losses[run])
                 opened.append(self._begin(condition, kind, moment))
-            self._deaths[run] = _deaths(everything)
+            self._losses[run] = _losses(all_attempts)
         return opened
 
-    def _kind(self, condition: RunCondition, new_deaths: frozenset[_Death]) -> IncidentKind | None:
-        if new_deaths:
+    def _kind(self, condition: RunCondition, new_losses: frozenset[_Loss]) -> IncidentKind | None:
+        if new_losses:
             return IncidentKind.LOST_RANK
         living = [each for each in condition.ranks if not each.ended]
-        if living and all(self._stands(each, condition.moment) for each in living):
+        if living and all(self._has_stalled(each, condition.moment) for each in living):
             return IncidentKind.STALL
         return None
 
-    def _stands(self, rank: RankCondition, moment: float) -> bool:
+    def _has_stalled(self, rank: RankCondition, moment: float) -> bool:
         return rank.idle_beyond(1.0, moment) and rank.idle_seconds(moment) > self._stall_seconds
 
     def _begin(self, condition: RunCondition, kind: IncidentKind, moment: float) -> Incident:
@@ -107,43 +106,43 @@ class Episodes:
         for run, incident in list(self.open.items()):
             if run not in runs and _old_enough(incident, moment):
                 del self.open[run]
-        for run in self._deaths.keys() - runs.keys() - self.open.keys():
-            del self._deaths[run]
+        for run in self._losses.keys() - runs.keys() - self.open.keys():
+            del self._losses[run]
             for kind in IncidentKind:
                 del self.totals[run, kind]
 
 
 def _is_over(incident: Incident, condition: RunCondition, moment: float) -> bool:
-    """Whether progress resumed since, or the run ended; never in the first minute."""
+    """True if progress has resumed or the run has ended, but never in the first minute."""
     living = any(not each.ended for each in condition.ranks)
     return (resumed(incident, condition) or not living) and _old_enough(incident, moment)
 
 
 def resumed(incident: Incident, condition: RunCondition) -> bool:
-    """Whether a living rank has made progress since."""
+    """True if a living rank has made progress since."""
     return any(each.last_progress > incident.opened for each in condition.ranks if not each.ended)
 
 
 def _old_enough(incident: Incident, moment: float) -> bool:
-    return moment - incident.opened >= LEAST_OPEN_SECONDS
+    return moment - incident.opened >= MIN_OPEN_SECONDS
 
 
-def _deaths(condition: RunCondition) -> frozenset[_Death]:
-    return frozenset(map(_death, condition.lost))
+def _losses(condition: RunCondition) -> frozenset[_Loss]:
+    return frozenset(map(_loss, condition.lost))
 
 
-def _death(rank: RankCondition) -> _Death:
+def _loss(rank: RankCondition) -> _Loss:
     return rank.rank, rank.pid, rank.last_progress
 
 
-def _without(condition: RunCondition, deaths: frozenset[_Death]) -> RunCondition:
-    """The condition without ranks whose loss was told before: the run has gone on since."""
-    ranks = tuple(each for each in condition.ranks if not (each in condition.lost and _death(each) in deaths))
+def _without(condition: RunCondition, losses: frozenset[_Loss]) -> RunCondition:
+    """Returns the condition without ranks of earlier losses, after which the run has gone on."""
+    ranks = tuple(each for each in condition.ranks if not (each in condition.lost and _loss(each) in losses))
     return replace(condition, ranks=ranks)
 
 
-def _old_deaths(condition: RunCondition) -> frozenset[_Death]:
-    def recent(death: _Death) -> bool:
-        return -_READING_SECONDS <= condition.moment - death[2] <= OLD_NEWS_SECONDS
+def _old_losses(condition: RunCondition) -> frozenset[_Loss]:
+    def recent(loss: _Loss) -> bool:
+        return -_MAX_CLOCK_LEAD_SECONDS <= condition.moment - loss[2] <= MAX_LOSS_AGE_SECONDS
 
-    return frozenset(death for death in _deaths(condition) if not recent(death))
+    return frozenset(loss for loss in _losses(condition) if not recent(loss))

@@ -1,4 +1,4 @@
-"""Runs another program for the agent: with little memory, low priority, an end, and bounded output."""
+"""Runs another program with limits on time, memory and output, at low priority."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 NICE = 10
-"""Added to the agent's own niceness: the node belongs to training."""
+"""Added to the agent's own niceness: training comes first."""
 _CHUNK_BYTES = 1 << 16
 _SLICE_SECONDS = 0.05
-_SAID_BYTES = 4096
-"""Of what it says on stderr; the end of it counts."""
+_STDERR_BYTES = 4096
+"""The end of stderr that is kept."""
 
 
 class Limits(NamedTuple):
-    """What a program may take."""
+    """What a program may use."""
 
     seconds: float
     output_bytes: int
@@ -30,13 +30,13 @@ class Limits(NamedTuple):
     """Address space, RLIMIT_AS."""
 
 
-class Ended(NamedTuple):
-    """How a program ended."""
+class ProcessResult(NamedTuple):
+    """The result of a program."""
 
     output: bytes
-    """Its stdout up to the bound."""
-    problem: str
-    """One sentence; empty where it ended with status 0 in time and within its bounds."""
+    """Its stdout, up to the limit."""
+    error: str
+    """One sentence; empty where it ended with status 0 within its limits."""
 
 
 def run_limited(
@@ -45,10 +45,10 @@ def run_limited(
     environ: Mapping[str, str] | None = None,
     *,
     monotonic: Callable[[], float] = time.monotonic,
-) -> Ended:
-    """Run a program to its end, or to that of its limits: then it is killed, and all it started.
+) -> ProcessResult:
+    """Runs a program until it ends or reaches a limit. Then it is killed, with all processes that it started.
 
-    monotonic: the clock, in seconds, that its time is measured on.
+    monotonic: the clock for its time, in seconds.
     """
     name = Path(command[0]).name
     try:
@@ -61,62 +61,62 @@ def run_limited(
             env=environ,
         )
     except (OSError, ValueError) as error:
-        return Ended(b"", f"could not start {name}: {error}")
+        return ProcessResult(b"", f"could not start {name}: {error}")
     with process:
         try:
             _restrict(process.pid, limits.memory_bytes)
-            output, said, problem = _read(process, limits, monotonic)
-            problem = problem or _status(process, limits.seconds, said)
-            return Ended(output, f"{name} {problem}" if problem else "")
+            output, stderr, failure = _read(process, limits, monotonic)
+            failure = failure or _status_error(process, limits.seconds, stderr)
+            return ProcessResult(output, f"{name} {failure}" if failure else "")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def _restrict(pid: int, memory_bytes: int) -> None:
-    """After the start: code between fork and exec is not safe in a process with threads."""
+    """Limits the running program: code between fork and exec is not safe in a process with threads."""
     with contextlib.suppress(OSError):  # it has ended already
         resource.prlimit(pid, resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
-        # Where memory is short, it goes before the agent.
+        # If memory runs out, the kernel kills it before the agent.
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 def _read(
     process: subprocess.Popen[bytes], limits: Limits, monotonic: Callable[[], float]
 ) -> tuple[bytes, bytes, str]:
-    """Output, the end of what was said, and what was wrong, while the program runs."""
+    """Returns stdout, the end of stderr and an error, while the program runs."""
     assert process.stdout is not None
     assert process.stderr is not None
-    output, said = bytearray(), bytearray()
-    sinks = {process.stdout.fileno(): output, process.stderr.fileno(): said}
+    output, stderr = bytearray(), bytearray()
+    sinks = {process.stdout.fileno(): output, process.stderr.fileno(): stderr}
     end = monotonic() + limits.seconds
     while sinks:
         left = end - monotonic()
         if left <= 0.0:
-            return bytes(output), bytes(said), f"did not end within {limits.seconds:g} s"
+            return bytes(output), bytes(stderr), f"did not end within {limits.seconds:g} s"
         for file in select.select(list(sinks), [], [], min(left, _SLICE_SECONDS))[0]:
             chunk = os.read(file, _CHUNK_BYTES)
             if not chunk:
                 del sinks[file]
                 continue
             sinks[file] += chunk
-        del said[:-_SAID_BYTES]
+        del stderr[:-_STDERR_BYTES]
         if len(output) > limits.output_bytes:
             del output[limits.output_bytes :]
-            return bytes(output), bytes(said), f"said more than {limits.output_bytes} bytes"
+            return bytes(output), bytes(stderr), f"printed more than {limits.output_bytes} bytes"
         if process.poll() is not None and not select.select(list(sinks), [], [], 0.0)[0]:
-            break  # it has ended; a child that kept its output open is not waited for
-    return bytes(output), bytes(said), ""
+            break  # it has ended; a child may still hold the output open
+    return bytes(output), bytes(stderr), ""
 
 
-def _status(process: subprocess.Popen[bytes], seconds: float, said: bytes) -> str:
+def _status_error(process: subprocess.Popen[bytes], seconds: float, stderr: bytes) -> str:
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
         return f"did not end within {seconds:g} s"
     if status == 0:
         return ""
-    last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
-    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"{how}: {last[0][:300]}" if last else how
+    last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    ending = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"{ending}: {last[0][:300]}" if last else ending

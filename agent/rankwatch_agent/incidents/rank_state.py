@@ -1,4 +1,5 @@
-"""Where each rank stands: Python stacks, its last words, and what the kernel says of its process."""
+"""Adds the state of each rank to a bundle: Python stacks, final state by its black box, state of its
+process."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import shutil
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rankwatch.blackbox.layout import RecordKind
@@ -16,21 +17,90 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.settings import printable
-from rankwatch_agent.incidents.bundle import Draft, EvidenceError
+from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
 from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.training.conditions import RankCondition
 
+ALL_SECONDS = 40.0
+"""Time for the stacks of all ranks together, and for their final states."""
+PY_SPY = "py-spy"
+LIMITS = Limits(seconds=10.0, output_bytes=1 << 20, memory_bytes=2 << 30)
+LAST_RECORDS = 20
+"""Records of the ring in the final state."""
+_MAX_RECORDS = 1 << 19
+"""About a second's work. A ring has 16,384 records by default."""
+_PROCESS_FILES = ("status", "wchan", "stack", "syscall")
+"""All but the first need root, or permission to trace the process."""
+_MAX_CHARACTERS = 16384
 _FLOCK = struct.Struct("hhqqi4x")
+_TIME_USED_UP = "the ranks before it used up the time"
+
+
+def add_process_states(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
+    """Adds what the kernel shows of the process of each living rank, where that process is known.
+
+    procfs: the agent's own, whose process ids are those of the kernel's lock holders.
+    """
+    for rank in bundle.ranks:
+        name = f"stacks/{rank.rank}.process.txt"
+        if rank.ended:
+            continue
+        with bundle.part(name):
+            pid = writer_process(rank.path)
+            if pid is None:
+                bundle.add_missing(name, "its process is unknown here: it is in a PID namespace of its own")
+                continue
+            bundle.processes[rank.rank] = pid
+            _write(bundle, name, process_state(procfs, pid))
+
+
+def add_stacks(
+    bundle: Bundle,
+    *,
+    environ: Mapping[str, str],
+    each_seconds: float = LIMITS.seconds,
+    all_seconds: float = ALL_SECONDS,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> None:
+    """Adds Python stacks of the ranks whose process is known, if py-spy is on the PATH of `environ`."""
+    program = shutil.which(PY_SPY, path=environ.get("PATH"))
+    end = monotonic() + all_seconds
+    for rank in bundle.ranks:
+        name = f"stacks/{rank.rank}.txt"
+        pid = bundle.processes.get(rank.rank)
+        if pid is None:
+            bundle.add_missing(
+                name, f"the rank is {rank.state.value}" if rank.ended else "its process is unknown"
+            )
+        elif program is None:
+            bundle.add_missing(name, f"{PY_SPY} is not on PATH")
+        else:
+            with bundle.part(name):
+                left = min(each_seconds, end - monotonic())
+                bundle.folder.write(name, [_stacks(program, rank, pid, left)])
+
+
+def add_final_states(bundle: Bundle, monotonic: Callable[[], float] = time.monotonic) -> None:
+    """Adds open phase, process groups and last records of every rank, as text."""
+    end = monotonic() + ALL_SECONDS
+    for rank in bundle.ranks:
+        name = f"stacks/{rank.rank}.final_state.txt"
+        with bundle.part(name):
+            if monotonic() > end:
+                raise EvidenceError(EvidenceFault.BLACK_BOX, _TIME_USED_UP)
+            _write(bundle, name, final_state(rank, bundle.incident.condition.moment))
 
 
 def writer_process(black_box: Path) -> int | None:
-    """Process id of the living writer, in the agent's own numbering; None where it cannot be told.
+    """Returns the id of the process that writes a black box, in the agent's PID namespace.
 
-    That is so where no process holds the lock, and where it is of a PID namespace that the agent does not
-    see into (Linux then says 0 or -1). Raises EvidenceError where the file cannot be opened.
+    The header holds the id that the trainer sees, which differs in a container, and the file is untrusted.
+    But the writer holds a record lock on the file, and the kernel knows the holder. Returns None where no
+    process holds the lock, or where it is in a PID namespace that the agent cannot see (Linux then reports 0
+    or -1). Raises EvidenceError where the file cannot be opened.
     """
     with open_untrusted(black_box, EvidenceFault.BLACK_BOX) as file:
         query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
@@ -41,26 +111,44 @@ def writer_process(black_box: Path) -> int | None:
     return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
 
-LAST_RECORDS = 20
-"""Records of the ring that are told."""
-_MOST_RECORDS = 1 << 19
-"""About a second's work; a ring has 16,384 unless somebody wants more."""
-_PROCESS_FILES = ("status", "wchan", "stack", "syscall")
-"""What the kernel says; all but the first are root's, or of whoever may trace the process."""
-_MOST_CHARACTERS = 16384
+def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> bytes:
+    """Returns what py-spy prints of the process.
+
+    It does not pause the process: stacks may be torn if the process goes on, but not if it stands. Raises
+    EvidenceError where py-spy has no permission, fails or hangs.
+    """
+    if seconds <= 0.0:
+        raise EvidenceError(EvidenceFault.STACKS, _TIME_USED_UP)
+    if writer_process(rank.path) != pid:
+        raise EvidenceError(EvidenceFault.STACKS, "the process has ended meanwhile")
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    result = run_limited(command, LIMITS._replace(seconds=seconds))
+    if result.error:
+        raise EvidenceError(EvidenceFault.STACKS, result.error)
+    if not result.output.strip():
+        raise EvidenceError(EvidenceFault.STACKS, f"{PY_SPY} printed nothing")
+    return result.output
 
 
-def last_words(rank: RankCondition, moment: float) -> str:
-    """The open phase, the process groups and the last records; `moment` is monotonic."""
-    return printable("".join(f"{line}\n" for line in _lines(rank, moment)), keep="\n\t")
+def process_state(procfs: Path, pid: int) -> str:
+    """Returns the kernel's files about a process, as far as they are readable."""
+    return "".join(_process_file(procfs / str(pid) / name) for name in _PROCESS_FILES)
 
 
-def process_words(procfs: Path, pid: int) -> str:
-    """The kernel's files about a process, those that may be read."""
-    return printable("".join(_process_part(procfs / str(pid) / name) for name in _PROCESS_FILES), keep="\n\t")
+def _process_file(path: Path) -> str:
+    try:
+        text = read_kernel_file(path)[:_MAX_CHARACTERS].rstrip()
+    except (NotApplicable, CollectError) as error:
+        text = f"({error})"
+    return _text([f"== {path.name}", *text.splitlines()])
 
 
-def _lines(rank: RankCondition, moment: float) -> Iterator[str]:
+def final_state(rank: RankCondition, moment: float) -> str:
+    """Returns the open phase, the process groups and the last records of a rank. `moment` is monotonic."""
+    return _text(_final_state_lines(rank, moment))
+
+
+def _final_state_lines(rank: RankCondition, moment: float) -> Iterator[str]:
     yield f"rank {rank.rank}: {rank.state.value}, {_ago(moment, rank.last_progress)} without progress"
     if rank.open_phase is None:
         yield "no phase is open"
@@ -79,7 +167,7 @@ def _lines(rank: RankCondition, moment: float) -> Iterator[str]:
 def _last_records(path: Path, moment: float) -> Iterator[str]:
     reader = Reader(path)
     try:
-        found = reader.read_to_end(_MOST_RECORDS)
+        found = reader.read_to_end(_MAX_RECORDS)
         last = deque((each for part in found for each in part.records()), maxlen=LAST_RECORDS)
         if not reader.at_end:
             yield "the last records are left out: the ring is too long"
@@ -97,98 +185,10 @@ def _ago(moment: float, then: float) -> str:
     return f"{max(0.0, moment - then):.1f} s"
 
 
-def _process_part(path: Path) -> str:
-    try:
-        text = read_kernel_file(path)[:_MOST_CHARACTERS].rstrip()
-    except (NotApplicable, CollectError) as error:
-        text = f"({error})"
-    return f"== {path.name}\n{text}\n"
+def _text(lines: Iterable[str]) -> str:
+    """Joins lines. No name in them can steer a terminal."""
+    return "".join(printable(line, keep="\t") + "\n" for line in lines)
 
 
-PROGRAM = "py-spy"
-LIMITS = Limits(seconds=10.0, output_bytes=1 << 20, memory_bytes=2 << 30)
-
-
-def find_py_spy(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where py-spy lies on PATH; None where it is not installed."""
-    return shutil.which(PROGRAM, path=environ.get("PATH"))
-
-
-def python_stacks(program: str, pid: int, *, limits: Limits = LIMITS) -> bytes:
-    """What py-spy prints of a process; raises EvidenceError where it is not allowed, fails or hangs."""
-    ended = run_limited([program, "dump", "--nonblocking", "--pid", str(pid)], limits)
-    if ended.problem:
-        raise EvidenceError(EvidenceFault.STACKS, ended.problem)
-    if not ended.output.strip():
-        raise EvidenceError(EvidenceFault.STACKS, f"{PROGRAM} said nothing")
-    return ended.output
-
-
-ALL_SECONDS = 40.0
-"""For the stacks of all ranks together, and for their last words."""
-_TOO_LATE = "the ranks before it took all the time there was"
-
-
-def keep_processes(draft: Draft, procfs: Path = Path("/proc")) -> None:
-    """What the kernel says of the process of each living rank, where it can be told which one that is.
-
-    procfs: the agent's own, whose numbers of processes are those in which the kernel tells a lock's holder.
-    """
-    for rank in draft.ranks:
-        name = f"stacks/{rank.rank}.process.txt"
-        if rank.ended:
-            continue
-        with draft.attempt(name):
-            pid = writer_process(rank.path)
-            if pid is None:
-                draft.lacks(name, "the process cannot be told from here: it is in a PID namespace of its own")
-                continue
-            draft.processes[rank.rank] = pid
-            _write(draft, name, process_words(procfs, pid))
-
-
-def keep_stacks(
-    draft: Draft,
-    *,
-    environ: Mapping[str, str],
-    each_seconds: float = LIMITS.seconds,
-    all_seconds: float = ALL_SECONDS,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> None:
-    """Python's stacks of the ranks whose process is known, by py-spy where PATH of `environ` has it."""
-    program = find_py_spy(environ)
-    end = monotonic() + all_seconds
-    for rank in draft.ranks:
-        name = f"stacks/{rank.rank}.txt"
-        pid = draft.processes.get(rank.rank)
-        if pid is None:
-            draft.lacks(name, f"the rank is {rank.state.value}" if rank.ended else "its process is not known")
-        elif program is None:
-            draft.lacks(name, f"{PROGRAM} is not on PATH")
-        else:
-            with draft.attempt(name):
-                left = min(each_seconds, end - monotonic())
-                draft.folder.write(name, [_stacks(program, rank, pid, left)])
-
-
-def keep_last_words(draft: Draft, monotonic: Callable[[], float] = time.monotonic) -> None:
-    """Open phase, groups and last records of every rank, as text."""
-    end = monotonic() + ALL_SECONDS
-    for rank in draft.ranks:
-        name = f"stacks/{rank.rank}.last_words.txt"
-        with draft.attempt(name):
-            if monotonic() > end:
-                raise EvidenceError(EvidenceFault.BLACK_BOX, _TOO_LATE)
-            _write(draft, name, last_words(rank, draft.incident.condition.moment))
-
-
-def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> bytes:
-    if seconds <= 0.0:
-        raise EvidenceError(EvidenceFault.STACKS, _TOO_LATE)
-    if writer_process(rank.path) != pid:
-        raise EvidenceError(EvidenceFault.STACKS, "the process has ended meanwhile")
-    return python_stacks(program, pid, limits=LIMITS._replace(seconds=seconds))
-
-
-def _write(draft: Draft, name: str, text: str) -> None:
-    draft.folder.write(name, [text.encode("utf-8", "replace")])
+def _write(bundle: Bundle, name: str, text: str) -> None:
+    bundle.folder.write(name, [text.encode("utf-8", "replace")])

@@ -1,4 +1,4 @@
-"""What two collectors tell each other: one sees incidents, the other keeps evidence and finds culprits."""
+"""Shares incidents between the collector that detects them and the one that writes their evidence."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import NamedTuple
 
 from rankwatch_agent.incidents.episodes import Incident
 
-MOST_WAITING = 16
-"""Incidents that wait for their evidence; of more, the oldest are given up and counted."""
-MOST_CULPRITS = 16
-"""Ranks named for one incident: a verdict that names more has found no culprit."""
+MAX_PENDING = 16
+"""Incidents that wait for their evidence. Of more, the oldest are dropped and counted."""
+MAX_ROOT_CAUSES = 16
+"""Ranks named for one incident. A diagnosis that names more has found no root cause."""
 
 
-class Culprit(NamedTuple):
-    """A rank that is to blame by the evidence."""
+class RootCause(NamedTuple):
+    """A rank that the evidence names as the root cause of an incident."""
 
     rank: int
     state: str
     """hang, desync, lost, ...: see docs/diagnosis.md."""
     phase: str
-    """The phase it was in; empty where that is not known."""
+    """Its open phase; empty where unknown."""
 
 
-class Finding(NamedTuple):
-    """What the evidence of an incident came to."""
+class EvidenceResult(NamedTuple):
+    """The result of collecting the evidence of an incident."""
 
     bundle: Path
-    """Its directory."""
-    culprits: tuple[Culprit, ...]
+    """Directory of the bundle."""
+    root_causes: tuple[RootCause, ...]
 
 
-class IncidentBoard:
-    """Open incidents, those that wait for their evidence, and what was found; any thread may call it."""
+class IncidentRegistry:
+    """Holds open incidents, those that wait for their evidence, and the results. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: Mapping[str, Incident] = MappingProxyType({})
-        self._waiting: deque[Incident] = deque()
-        self._findings: dict[int, Finding] = {}
-        self._given_up = 0
+        self._pending: deque[Incident] = deque()
+        self._results: dict[int, EvidenceResult] = {}
+        self._dropped = 0
 
     @property
     def open(self) -> Mapping[str, Incident]:
@@ -51,33 +51,33 @@ class IncidentBoard:
         return self._open
 
     @property
-    def given_up(self) -> int:
-        """Incidents whose evidence was not even tried: too many at once."""
-        return self._given_up
+    def dropped(self) -> int:
+        """Incidents dropped without evidence because too many were pending."""
+        return self._dropped
 
-    def tell(self, open_now: Mapping[str, Incident], opened: Sequence[Incident]) -> None:
-        """Take the incidents that are open now, and those among them that are new."""
+    def update(self, open_now: Mapping[str, Incident], opened: Sequence[Incident]) -> None:
+        """Sets the incidents that are open now. `opened` are the new ones among them."""
         with self._lock:
             self._open = MappingProxyType(dict(open_now))
-            self._waiting.extend(opened)
-            while len(self._waiting) > MOST_WAITING:
-                self._waiting.popleft()
-                self._given_up += 1
-            kept = {incident.number for incident in (*open_now.values(), *self._waiting)}
-            self._findings = {number: each for number, each in self._findings.items() if number in kept}
+            self._pending.extend(opened)
+            while len(self._pending) > MAX_PENDING:
+                self._pending.popleft()
+                self._dropped += 1
+            kept = {incident.number for incident in (*open_now.values(), *self._pending)}
+            self._results = {number: each for number, each in self._results.items() if number in kept}
 
-    def next_waiting(self) -> Incident | None:
-        """The incident whose evidence is to be kept next; None where none waits."""
+    def next_pending(self) -> Incident | None:
+        """Removes and returns the incident whose evidence is next; None where none is pending."""
         with self._lock:
-            return self._waiting.popleft() if self._waiting else None
+            return self._pending.popleft() if self._pending else None
 
-    def found(self, incident: Incident, finding: Finding) -> None:
-        """Take what came of an incident; forgotten once it is closed."""
+    def set_result(self, incident: Incident, result: EvidenceResult) -> None:
+        """Stores the result of an incident until it is closed."""
         with self._lock:
             if any(each.number == incident.number for each in self._open.values()):
-                self._findings[incident.number] = finding
+                self._results[incident.number] = result
 
-    def finding(self, incident: Incident) -> Finding | None:
-        """What was found about an incident that is open; None while nothing is."""
+    def result(self, incident: Incident) -> EvidenceResult | None:
+        """Returns the result of an open incident; None before its evidence is written."""
         with self._lock:
-            return self._findings.get(incident.number)
+            return self._results.get(incident.number)

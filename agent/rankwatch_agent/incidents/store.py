@@ -1,4 +1,4 @@
-"""The directory that holds the evidence bundles: few of them, each complete or not there."""
+"""The directory of evidence bundles. It holds few, each of them complete."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _BUNDLE = re.compile(r"\d{8}T\d{6}Z-.+")
 
 
 class BundleStore:
-    """The bundles below a directory.
+    """Keeps the newest bundles below a directory.
 
-    directory: made where it is missing, its parent is not: who wants evidence gives it a place.
-    most_bundles: kept; the oldest gives way to a new one.
+    directory: created where it is missing, but not its parent.
+    max_bundles: a new bundle replaces the oldest one beyond this number.
     """
 
-    def __init__(self, directory: Path, *, most_bundles: int) -> None:
+    def __init__(self, directory: Path, *, max_bundles: int) -> None:
         self._directory = directory
-        self._most_bundles = most_bundles
-        self._swept = False
+        self._most_bundles = max_bundles
+        self._cleaned = False
 
     def open(self) -> None:
-        """Make the directory, once remove what an agent that was killed left half written.
+        """Creates the directory. The first call removes partial bundles that a killed agent left.
 
         Raises NotApplicable where the parent does not exist, CollectError where the directory cannot be used.
         """
@@ -42,27 +42,30 @@ class BundleStore:
                 f"{self._directory.parent} does not exist; evidence_directory has no place"
             ) from None
         except OSError as error:
-            raise CollectError(f"could not make {self._directory}: {error.strerror}") from None
+            raise CollectError(f"could not create {self._directory}: {error.strerror}") from None
         if not os.access(self._directory, os.R_OK | os.W_OK | os.X_OK):
             raise CollectError(f"could not use {self._directory}: no permission to write there")
-        if not self._swept:
-            self._swept = True
+        if not self._cleaned:
+            self._cleaned = True
             for name in self._names():
                 if name.startswith(_PARTIAL):
                     shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def bundles(self) -> list[str]:
-        """Names of the bundles, the oldest first; raises CollectError."""
+        """Returns the names of the bundles, oldest first. Raises CollectError."""
         return [name for name in self._names() if _BUNDLE.fullmatch(name)]
 
     def make_room(self) -> None:
-        """Remove the oldest bundles, so that one more can be kept; raises CollectError."""
+        """Removes the oldest bundles so that one more fits. Raises CollectError."""
         bundles = self.bundles()
         for name in bundles[: max(0, len(bundles) - self._most_bundles + 1)]:
             shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def begin(self, incident: Incident, wall: float) -> Path:
-        """A new empty directory; `wall` is when the incident was opened, Unix time. Raises EvidenceError."""
+        """Creates an empty directory for the bundle of an incident opened at Unix time `wall`.
+
+        Raises EvidenceError.
+        """
         run = _UNSAFE.sub("_", incident.run)[:_NAME_BYTES]
         path = self._directory / f"{_PARTIAL}{_stamp(wall)}-{run}-{incident.kind.value}"
         shutil.rmtree(path, ignore_errors=True)
@@ -73,10 +76,10 @@ class BundleStore:
         return path
 
     def complete(self, partial: Path) -> Path:
-        """Give a finished bundle its name; raises EvidenceError."""
+        """Gives a finished bundle its final name. Raises EvidenceError."""
         path = partial.with_name(partial.name.removeprefix(_PARTIAL))
         number = 1
-        while os.path.lexists(path):  # the same run twice in one second
+        while os.path.lexists(path):  # two incidents of one run in one second
             number += 1
             path = partial.with_name(f"{partial.name.removeprefix(_PARTIAL)}-{number}")
         try:
@@ -86,7 +89,7 @@ class BundleStore:
         return path
 
     def abandon(self, partial: Path) -> None:
-        """Remove what was written of a bundle."""
+        """Removes a partial bundle."""
         shutil.rmtree(partial, ignore_errors=True)
 
     def _names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Copies files out of directories that others may write to: no link is followed, nothing is waited for."""
+"""Copies files from directories that others can write to, without following links or blocking."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def copy_file(
-    source: Path, folder: BundleFolder, name: str, *, fault: EvidenceFault, most_bytes: int
-) -> None:
-    """Copy a regular file as it stands; raises EvidenceError, with `fault` where the source is to blame.
+def copy_file(source: Path, folder: BundleFolder, name: str, *, fault: EvidenceFault, max_bytes: int) -> None:
+    """Copies a regular file in its present size; what a living writer appends meanwhile is left out.
 
-    Neither the file nor its directory may be a link. Its size is looked at once: what a living writer adds
-    later is left out.
+    Neither the file nor its directory may be a link. Raises EvidenceError, with `fault` for a bad source.
     """
     with open_untrusted(source, fault) as file:
         size = os.fstat(file).st_size
-        if size > most_bytes:
-            raise EvidenceError(fault, f"{source} has {size} bytes, more than {most_bytes}")
+        if size > max_bytes:
+            raise EvidenceError(fault, f"{source} has {size} bytes, more than {max_bytes}")
         folder.write(name, _chunks(file, size, source, fault))
 
 
 @contextmanager
 def open_untrusted(source: Path, fault: EvidenceFault) -> Iterator[int]:
-    """A descriptor of a regular file, neither it nor its directory a link; raises EvidenceError."""
+    """Opens a regular file. Neither it nor its directory may be a link. Raises EvidenceError."""
     try:
         directory = os.open(source.parent, _DIRECTORY)
         try:
@@ -43,7 +40,7 @@ def open_untrusted(source: Path, fault: EvidenceFault) -> Iterator[int]:
         raise EvidenceError(fault, f"could not open {source}: {error}") from None
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise EvidenceError(fault, f"could not read {source}: it is no regular file")
+            raise EvidenceError(fault, f"could not read {source}: it is not a regular file")
         yield file
     finally:
         os.close(file)
@@ -57,6 +54,6 @@ def _chunks(file: int, size: int, source: Path, fault: EvidenceFault) -> Iterato
         except OSError as error:
             raise EvidenceError(fault, f"could not read {source}: {error.strerror}") from None
         if not chunk:
-            return  # it became shorter meanwhile
+            return  # it has become shorter
         left -= len(chunk)
         yield chunk

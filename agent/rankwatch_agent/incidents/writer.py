@@ -1,7 +1,6 @@
-"""Writes one bundle, step by step; a step that fails costs its own part, and the manifest says so.
+"""Writes one bundle, part by part. A part that fails costs only itself.
 
-What may be gone in a moment comes first: the recorders and stacks of processes that somebody is about to
-kill.
+What may soon be gone comes first: flight recorders and stacks of processes that a scheduler is about to kill.
 """
 
 from __future__ import annotations
@@ -21,78 +20,52 @@ import msgspec
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch_agent.incidents.bundle import (
     CHUNK_BYTES,
-    NAME,
+    MANIFEST_NAME,
     RANKS_NAME,
+    Bundle,
     BundleFolder,
-    Draft,
     EvidenceError,
     manifest,
     ranks_file,
 )
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
-from rankwatch_agent.incidents.metrics_history import MetricsPages, Page
+from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPage
 from rankwatch_agent.incidents.rank_files import (
-    keep_black_boxes,
-    keep_flight_recorders,
-    keep_terminated_stacks,
+    add_black_boxes,
+    add_flight_recorders,
+    add_terminated_stacks,
 )
-from rankwatch_agent.incidents.rank_state import keep_last_words, keep_processes, keep_stacks
-from rankwatch_agent.incidents.registry import Culprit
-from rankwatch_agent.incidents.verdict import DIAGNOSE, Verdict, culprits_of, diagnose
+from rankwatch_agent.incidents.rank_state import add_final_states, add_process_states, add_stacks
+from rankwatch_agent.incidents.registry import RootCause
+from rankwatch_agent.incidents.verdict import DIAGNOSE, BundleDiagnosis, diagnose, root_causes_of
 from rankwatch_agent.incidents.verdict import LIMITS as VERDICT_LIMITS
 
+WRITE_SECONDS = 120.0
+"""Time for a whole bundle. Nothing is written after it."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-def keep_counters(draft: Draft, pages: MetricsPages) -> None:
-    """A page from before the last progress of the run, and one of now."""
-    for name, page in (
-        ("metrics/before.prom", pages.before(draft.incident.since)),
-        ("metrics/after.prom", pages.now()),
-    ):
-        if page is None:
-            draft.lacks(name, "the agent had no page of its metrics")
-            continue
-        with draft.attempt(name):
-            draft.folder.write(name, _text(page))
+class BundleResult(NamedTuple):
+    """A finished bundle."""
 
-
-def _text(page: Page) -> Iterator[bytes]:
-    """Unpacked piece by piece."""
-    compressed, unpacking = io.BytesIO(page.text), zlib.decompressobj(_GZIP)
-    while chunk := compressed.read(CHUNK_BYTES // 16):
-        yield unpacking.decompress(chunk)
-    yield unpacking.flush()
-
-
-WRITE_SECONDS = 120.0
-"""Past this nothing more of a bundle is written."""
-
-
-class Written(NamedTuple):
-    """What came of a bundle."""
-
-    culprits: tuple[Culprit, ...]
+    root_causes: tuple[RootCause, ...]
     faults: Counter[EvidenceFault]
-    left_bytes: int
-    """What may still be added to the bundle."""
+    free_bytes: int
+    """Bytes that may still be added to the bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleWriter:
-    """How bundles are written.
+    """Writes bundles. `write` raises EvidenceError where a bundle is impossible."""
 
-    Raises EvidenceError from `write` where there can be no bundle at all.
-    """
-
-    pages: MetricsPages
+    history: MetricsHistory
     node: str
-    most_bytes: int
+    max_bytes: int
     recorder_seconds: float = 3.0
-    """For the flight recorder of one rank."""
+    """Time for the flight recorder of one rank."""
     stack_seconds: float = 10.0
-    """For py-spy at one rank."""
+    """Time for py-spy at one rank."""
     verdict_limits: Limits = VERDICT_LIMITS
     diagnosis: Sequence[str] = DIAGNOSE
     """The command, without the bundle."""
@@ -100,49 +73,60 @@ class BundleWriter:
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
-    def write(self, incident: Incident, path: Path) -> Written:
-        """Fill the empty directory at `path`."""
+    def write(self, incident: Incident, path: Path) -> BundleResult:
+        """Fills the empty directory at `path`."""
         ends = self.monotonic() + WRITE_SECONDS
-        folder = BundleFolder(path, most_bytes=self.most_bytes, ends=ends, monotonic=self.monotonic)
-        draft = Draft(incident, folder)
-        keep_flight_recorders(draft, each_seconds=self.recorder_seconds, monotonic=self.monotonic)
-        keep_processes(draft)
-        keep_stacks(draft, environ=self.environ, each_seconds=self.stack_seconds, monotonic=self.monotonic)
-        keep_black_boxes(draft)
-        keep_terminated_stacks(draft)
-        keep_last_words(draft)
-        keep_counters(draft, self.pages)
+        folder = BundleFolder(path, max_bytes=self.max_bytes, ends=ends, monotonic=self.monotonic)
+        bundle = Bundle(incident, folder)
+        add_flight_recorders(bundle, each_seconds=self.recorder_seconds, monotonic=self.monotonic)
+        add_process_states(bundle)
+        add_stacks(bundle, environ=self.environ, each_seconds=self.stack_seconds, monotonic=self.monotonic)
+        add_black_boxes(bundle)
+        add_terminated_stacks(bundle)
+        add_final_states(bundle)
+        _add_metrics(bundle, self.history)
         folder.use_reserve()
-        with draft.attempt(RANKS_NAME):
-            folder.write(RANKS_NAME, [ranks_file(incident, draft.processes)])
-        verdict = self._judge(draft)
-        self._sign(draft, verdict)
-        return Written(
-            culprits_of(incident, verdict if isinstance(verdict, Verdict) else None),
-            draft.faults,
-            folder.left_bytes,
-        )
+        with bundle.part(RANKS_NAME):
+            folder.write(RANKS_NAME, [ranks_file(bundle)])
+        diagnosis = self._add_verdict(bundle)
+        self._add_manifest(bundle, diagnosis)
+        return BundleResult(root_causes_of(incident, diagnosis), bundle.faults, folder.free_bytes)
 
-    def _judge(self, draft: Draft) -> Verdict | None:
-        """The verdict; verdict.json holds it, or why there is none."""
-        verdict = None
+    def _add_verdict(self, bundle: Bundle) -> BundleDiagnosis | None:
+        """Adds verdict.json: the diagnosis, or why there is none."""
+        diagnosis = None
         try:
-            verdict = diagnose(draft.folder.path, command=self.diagnosis, limits=self.verdict_limits)
-            text = verdict.text
+            diagnosis = diagnose(bundle.folder.path, command=self.diagnosis, limits=self.verdict_limits)
+            text = diagnosis.text
         except EvidenceError as error:
-            draft.fails("verdict", error)
+            bundle.add_fault("verdict", error)
             text = msgspec.json.encode({"error": str(error)}) + b"\n"
-        with draft.attempt("verdict.json"):
-            draft.folder.write("verdict.json", [text])
-        return verdict
+        with bundle.part("verdict.json"):
+            bundle.folder.write("verdict.json", [text])
+        return diagnosis
 
-    def _sign(self, draft: Draft, verdict: Verdict | None) -> None:
-        text = manifest(
-            draft.incident,
-            wall_offset=self.wall() - self.monotonic(),
-            node=self.node,
-            files=draft.folder.files,
-            missing=draft.missing,
-            verdict=None if verdict is None else {"state": verdict.state, "ranks": verdict.ranks},
-        )
-        draft.folder.write(NAME, [text])
+    def _add_manifest(self, bundle: Bundle, diagnosis: BundleDiagnosis | None) -> None:
+        verdict = None if diagnosis is None else {"state": diagnosis.state, "ranks": diagnosis.ranks}
+        wall_offset = self.wall() - self.monotonic()
+        text = manifest(bundle, wall_offset=wall_offset, node=self.node, verdict=verdict)
+        bundle.folder.write(MANIFEST_NAME, [text])
+
+
+def _add_metrics(bundle: Bundle, history: MetricsHistory) -> None:
+    """Adds the agent's metrics of before the run's last progress, and of now."""
+    for name, page in (
+        ("metrics/before.prom", history.before(bundle.incident.since)),
+        ("metrics/after.prom", history.now()),
+    ):
+        if page is None:
+            bundle.add_missing(name, "the agent had no page of its metrics")
+            continue
+        with bundle.part(name):
+            bundle.folder.write(name, _decompressed(page))
+
+
+def _decompressed(page: MetricsPage) -> Iterator[bytes]:
+    compressed, decompressor = io.BytesIO(page.text), zlib.decompressobj(_GZIP)
+    while chunk := compressed.read(CHUNK_BYTES // 16):
+        yield decompressor.decompress(chunk)
+    yield decompressor.flush()

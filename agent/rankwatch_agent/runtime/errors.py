@@ -4,7 +4,7 @@ AgentError
 ├── UserError            a flag, a file or an input cannot be used; exit status 2
 ├── NotApplicable        a collector's source does not exist on this machine
 ├── CollectError         a collector's source exists and could not be read
-│   ├── ExhaustedError       file descriptors or memory have run out (sources.kernel_files)
+│   ├── OutOfDescriptorsError  file descriptors have run out (sources.kernel_files)
 │   ├── WorkerTimeoutError   the NVML worker did not answer in time (sources.gpu)
 │   └── WorkerEndedError     the NVML worker ended (sources.gpu)
 ├── FlightRecorderError  a rank's flight recorder could not be read (training)

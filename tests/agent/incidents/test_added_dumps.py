@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions.incidents import EvidenceFault
-from rankwatch_agent.incidents.dumps import MOST_DUMPS, AddedDumps
+from rankwatch_agent.incidents.dumps import MAX_DUMPS, DumpWatcher
 from rankwatch_agent.incidents.episodes import Incident
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident
@@ -20,14 +20,14 @@ SINCE = 1e9 + 100.0
 class Watched:
     """A directory of dumps and the bundle of an incident of ranks 0 and 1."""
 
-    def __init__(self, folder: Path, left_bytes: int = 1000) -> None:
+    def __init__(self, folder: Path, free_bytes: int = 1000) -> None:
         self.directory, self.bundle = folder / "dumps", folder / "bundle"
         self.directory.mkdir()
         self.bundle.mkdir()
         self._clock = ManualClock()
         self.incident: Incident = incident([condition(0), condition(1)])
-        self._added = AddedDumps(self.directory, monotonic=self._clock)
-        self._added.expect(self.incident, self.bundle, left_bytes)
+        self._added = DumpWatcher(self.directory, monotonic=self._clock)
+        self._added.watch(self.incident, self.bundle, free_bytes)
 
     def dump(self, name: str, content: str = "dump", when: float = SINCE + 50.0) -> None:
         """A dump that is written at this time."""
@@ -37,7 +37,7 @@ class Watched:
     def look(self, *incidents: Incident) -> list[EvidenceFault]:
         """Faults of the next look."""
         self._clock.now += 6.0
-        return list(self._added.add(incidents or [self.incident], 1e9).elements())
+        return list(self._added.collect(incidents or [self.incident], 1e9).elements())
 
     def found(self) -> dict[str, str]:
         """The dumps of the bundle."""
@@ -70,7 +70,7 @@ def test_dumps_of_other_ranks_of_other_times_and_other_files_are_left_alone(tmp_
 
 def test_a_dump_that_does_not_fit_is_counted_once(tmp_path: Path) -> None:
     """The bundle stays within its bound."""
-    watched = Watched(tmp_path, left_bytes=1000)
+    watched = Watched(tmp_path, free_bytes=1000)
     watched.dump("trace_0", "x" * 999)
     watched.dump("trace_1", "x" * 999)
     found = [watched.look() for _ in range(3)]
@@ -80,12 +80,12 @@ def test_a_dump_that_does_not_fit_is_counted_once(tmp_path: Path) -> None:
 
 def test_thousands_of_dumps_are_not_all_tried(tmp_path: Path) -> None:
     """A training process can write as many as it likes."""
-    watched = Watched(tmp_path, left_bytes=1 << 20)
-    for number in range(2 * MOST_DUMPS):
+    watched = Watched(tmp_path, free_bytes=1 << 20)
+    for number in range(2 * MAX_DUMPS):
         watched.dump(f"t{number}_1")
     watched.look()
     watched.look()
-    assert len(watched.found()) == MOST_DUMPS
+    assert len(watched.found()) == MAX_DUMPS
 
 
 def test_after_the_incident_nothing_is_added(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.bundle import EvidenceError
-from rankwatch_agent.incidents.metrics_history import MetricsPages
-from rankwatch_agent.incidents.registry import Culprit
-from rankwatch_agent.incidents.writer import BundleWriter, Written
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.registry import RootCause
+from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
 from support.incidents.incidents import boxed, condition, incident, py_spy, writer
@@ -30,7 +30,7 @@ from support.training.recorder import entry, reply, worker_server
 STAND = "steps(3)\nwith run.phase('data_wait'):\n    ready()\n    time.sleep(1000)"
 
 
-def write(made: BundleWriter, tmp_path: Path, *ranks: RankCondition, **how: Any) -> tuple[Written, Path]:
+def write(made: BundleWriter, tmp_path: Path, *ranks: RankCondition, **how: Any) -> tuple[BundleResult, Path]:
     """A bundle of these ranks."""
     path = tmp_path / "bundle"
     path.mkdir()
@@ -53,14 +53,14 @@ def standing(tmp_path: Path) -> Iterator[RankCondition]:
 
 def test_a_bundle_holds_what_is_known_and_says_what_it_lacks(tmp_path: Path, standing: RankCondition) -> None:
     """Black box, last words, process, counters, verdict, manifest."""
-    pages = MetricsPages()
-    pages.connect(lambda: gzip.compress(b"rankwatch_host_load1 1\n"))
+    pages = MetricsHistory()
+    pages.set_source(lambda: gzip.compress(b"rankwatch_host_load1 1\n"))
     pages.keep()
-    written, bundle = write(writer(pages=pages), tmp_path, standing)
+    written, bundle = write(writer(history=pages), tmp_path, standing)
     copy = Reader(bundle / "blackboxes" / "job" / "0.blackbox")
     assert copy.now().steps_completed == 3
     copy.close()
-    words = (bundle / "stacks" / "0.last_words.txt").read_text()
+    words = (bundle / "stacks" / "0.final_state.txt").read_text()
     assert "rank 0: running" in words and "phase forward" in words and "step " in words
     assert f"Pid:\t{standing.pid}\n" in (bundle / "stacks" / "0.process.txt").read_text()
     for name in ("before", "after"):
@@ -77,7 +77,7 @@ def test_a_bundle_holds_what_is_known_and_says_what_it_lacks(tmp_path: Path, sta
     }
     (told,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
     assert (told["state"], told["open_phase"], told["pid_on_node"]) == ("running", "forward", standing.pid)
-    assert (written.culprits, sum(written.faults.values())) == ((Culprit(1, "hang", ""),), 0)
+    assert (written.root_causes, sum(written.faults.values())) == ((RootCause(1, "hang", ""),), 0)
 
 
 def test_a_lost_rank_is_the_culprit_whatever_the_diagnosis_says(
@@ -86,9 +86,9 @@ def test_a_lost_rank_is_the_culprit_whatever_the_diagnosis_says(
     """Its last words are kept; of a process there is nothing to ask."""
     lost = standing._replace(state=RankState.LOST)
     written, bundle = write(writer(), tmp_path, lost, kind=IncidentKind.LOST_RANK)
-    assert written.culprits == (Culprit(0, "lost", "forward"),)
+    assert written.root_causes == (RootCause(0, "lost", "forward"),)
     assert missing(bundle)["stacks/0.txt"] == "the rank is lost"
-    assert (bundle / "stacks" / "0.last_words.txt").exists()
+    assert (bundle / "stacks" / "0.final_state.txt").exists()
 
 
 def test_py_spy_is_asked_for_the_process_and_not_to_pause_it(tmp_path: Path, standing: RankCondition) -> None:
@@ -104,8 +104,8 @@ def test_py_spy_is_asked_for_the_process_and_not_to_pause_it(tmp_path: Path, sta
     [
         ("echo no permission >&2; exit 1", DEADLINE_SECONDS, "py-spy ended with status 1: no permission"),
         ("sleep 1000 & wait", 0.5, "py-spy did not end within 0.5 s"),
-        ("exit 0", DEADLINE_SECONDS, "py-spy said nothing"),
-        ("exec cat /dev/zero", DEADLINE_SECONDS, "py-spy said more than 1048576 bytes"),
+        ("exit 0", DEADLINE_SECONDS, "py-spy printed nothing"),
+        ("exec cat /dev/zero", DEADLINE_SECONDS, "py-spy printed more than 1048576 bytes"),
     ],
     ids=["fails", "hangs", "silent", "endless"],
 )
@@ -184,13 +184,13 @@ def test_a_hostile_black_box_is_kept_and_costs_nothing_else(
     boxes = bundle / "blackboxes" / "job"
     assert sorted(each.name for each in boxes.iterdir()) == ["0.blackbox", "1.blackbox"]
     assert (boxes / "1.blackbox").read_bytes() == hostile.read_bytes()
-    assert "cannot be read" in (bundle / "stacks" / "1.last_words.txt").read_text()
+    assert "cannot be read" in (bundle / "stacks" / "1.final_state.txt").read_text()
     assert written.faults == {EvidenceFault.BLACK_BOX: 2}  # copy and process of the link
 
 
 def test_a_small_bundle_still_says_what_happened(tmp_path: Path, standing: RankCondition) -> None:
     """The black box does not fit, the verdict and the manifest do."""
-    written, bundle = write(writer(most_bytes=1 << 20), tmp_path, standing)
+    written, bundle = write(writer(max_bytes=1 << 20), tmp_path, standing)
     assert "too large" in missing(bundle)["blackboxes/job/0.blackbox"]
     assert written.faults == {EvidenceFault.SIZE: 1}
     assert json.loads((bundle / "verdict.json").read_text())["state"] == "stalled"
@@ -205,9 +205,9 @@ def test_a_small_bundle_still_says_what_happened(tmp_path: Path, standing: RankC
             ("/bin/sh", "-c", "echo could not read it: no numpy >&2; exit 2"),
             "sh ended with status 2: could not",
         ),
-        (("/bin/sh", "-c", "echo not JSON"), "the diagnosis said no JSON: "),
-        (("/bin/sh", "-c", "echo 7"), "the diagnosis said no JSON object"),
-        (("/bin/sh", "-c", "printf '[%.0s' $(seq 100000)"), "the diagnosis said no JSON: "),
+        (("/bin/sh", "-c", "echo not JSON"), "the diagnosis printed no JSON: "),
+        (("/bin/sh", "-c", "echo 7"), "the diagnosis printed no JSON object"),
+        (("/bin/sh", "-c", "printf '[%.0s' $(seq 100000)"), "the diagnosis printed no JSON: "),
     ],
 )
 def test_a_diagnosis_that_fails_leaves_one_sentence(
@@ -217,7 +217,7 @@ def test_a_diagnosis_that_fails_leaves_one_sentence(
     written, bundle = write(writer(diagnosis=command), tmp_path, standing)
     assert json.loads((bundle / "verdict.json").read_text())["error"].startswith(why)
     assert missing(bundle)["verdict"].startswith(why)
-    assert (written.culprits, written.faults) == ((), {EvidenceFault.VERDICT: 1})
+    assert (written.root_causes, written.faults) == ((), {EvidenceFault.VERDICT: 1})
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_culprits_are_the_ranks_of_the_diagnosis_where_they_can_be(
 ) -> None:
     """A verdict on the whole job names nobody."""
     written, _ = write(writer(diagnosis=("/bin/sh", "-c", f"echo '{said}'")), tmp_path, standing)
-    assert [each.rank for each in written.culprits] == named
+    assert [each.rank for each in written.root_causes] == named
 
 
 def test_more_ranks_than_a_node_has_are_not_looked_at(tmp_path: Path, standing: RankCondition) -> None:
@@ -247,7 +247,7 @@ def test_more_ranks_than_a_node_has_are_not_looked_at(tmp_path: Path, standing: 
         standing._replace(rank=number, path=standing.path.with_name(f"{number}.blackbox"))
         for number in range(3000)
     ]
-    _, bundle = write(writer(most_bytes=1 << 30), tmp_path, *ranks)
+    _, bundle = write(writer(max_bytes=1 << 30), tmp_path, *ranks)
     assert missing(bundle)["2936 ranks"] == "a bundle holds 64"
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch_agent.incidents.episodes import LEAST_OPEN_SECONDS, OLD_NEWS_SECONDS, Episodes
-from rankwatch_agent.incidents.verdict import culprits_of
+from rankwatch_agent.incidents.episodes import MAX_LOSS_AGE_SECONDS, MIN_OPEN_SECONDS, Episodes
+from rankwatch_agent.incidents.verdict import root_causes_of
 from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 
@@ -29,7 +29,7 @@ def test_a_stall_is_longer_than_the_learnt_timeout_and_than_the_floor(moment: fl
 
 
 def test_one_rank_that_goes_on_is_no_stall_and_neither_is_one_of_unknown_history() -> None:
-    """Ended ranks do not count as going on."""
+    """ProcessResult ranks do not count as going on."""
     episodes = Episodes(30.0)
     assert observe(episodes, 500.0, condition(0), condition(1, progress=499.0)) == []
     assert observe(episodes, 500.0, condition(0), condition(1, timeout=None)) == []
@@ -45,7 +45,7 @@ def test_an_episode_is_one_incident_and_the_next_another() -> None:
     assert observe(episodes, 540.0, condition(0, progress=500.5)) == [STALL]
     assert observe(episodes, 541.0, condition(0, progress=540.5)) == []
     assert "job" in episodes.open
-    assert observe(episodes, 541.0 + LEAST_OPEN_SECONDS, condition(0, progress=600.0)) == []
+    assert observe(episodes, 541.0 + MIN_OPEN_SECONDS, condition(0, progress=600.0)) == []
     assert "job" not in episodes.open
     assert episodes.totals == {("job", STALL): 2, ("job", LOST): 0}
 
@@ -69,7 +69,7 @@ def test_ranks_that_are_killed_because_the_run_stands_are_no_second_incident() -
     assert observe(episodes, 200.0, condition(0), condition(1)) == [STALL]
     killed = [condition(number, state=RankState.LOST) for number in (0, 1)]
     assert observe(episodes, 201.0, *killed) == []
-    assert observe(episodes, 200.0 + LEAST_OPEN_SECONDS, *killed) == []
+    assert observe(episodes, 200.0 + MIN_OPEN_SECONDS, *killed) == []
     assert not episodes.open
 
 
@@ -85,8 +85,8 @@ def test_a_rank_that_was_lost_long_before_the_agent_started_is_no_news() -> None
     """One that was lost a moment before is."""
     old, new = Episodes(30.0), Episodes(30.0)
     dead = condition(0, state=RankState.LOST, progress=100.0)
-    assert observe(old, 101.0 + OLD_NEWS_SECONDS, dead, condition(1, progress=700.0)) == []
-    assert observe(new, 99.0 + OLD_NEWS_SECONDS, dead, condition(1, progress=690.0)) == [LOST]
+    assert observe(old, 101.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=700.0)) == []
+    assert observe(new, 99.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=690.0)) == [LOST]
 
 
 def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
@@ -94,8 +94,8 @@ def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
     episodes = Episodes(30.0)
     for number in range(3000):
         observe(episodes, 1000.0 + number, condition(0), run=f"job{number}")
-    assert len(episodes.open) <= LEAST_OPEN_SECONDS + 1
-    assert len(episodes.totals) <= 2 * (LEAST_OPEN_SECONDS + 2)
+    assert len(episodes.open) <= MIN_OPEN_SECONDS + 1
+    assert len(episodes.totals) <= 2 * (MIN_OPEN_SECONDS + 2)
 
 
 def test_ranks_of_before_a_boot_are_no_incident() -> None:
@@ -106,7 +106,7 @@ def test_ranks_of_before_a_boot_are_no_incident() -> None:
 
 def culprits(episodes: Episodes) -> list[int]:
     """Ranks that the open incident names before any evidence is kept."""
-    return [each.rank for each in culprits_of(episodes.open["job"])]
+    return [each.rank for each in root_causes_of(episodes.open["job"])]
 
 
 def test_a_rank_that_an_earlier_attempt_lost_here_is_no_part_of_what_happens_to_the_present_one() -> None:

@@ -27,7 +27,7 @@ def test_what_is_written_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path)
     """Files and the folders between."""
     before = os.umask(0)
     try:
-        BundleFolder(tmp_path, most_bytes=1000).write("a/b/file", [b"one", b"two"])
+        BundleFolder(tmp_path, max_bytes=1000).write("a/b/file", [b"one", b"two"])
     finally:
         os.umask(before)
     assert (tmp_path / "a/b/file").read_bytes() == b"onetwo"
@@ -37,13 +37,13 @@ def test_what_is_written_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path)
 
 def test_a_file_that_does_not_fit_is_left_out_and_its_room_is_free_again(tmp_path: Path) -> None:
     """A quarter is kept for what comes last."""
-    folder = BundleFolder(tmp_path, most_bytes=400)
+    folder = BundleFolder(tmp_path, max_bytes=400)
     assert fault(folder, "large", b"x" * 299, b"xx") is EvidenceFault.SIZE
     folder.write("fits", [b"x" * 300])
     assert fault(folder, "more", b"x") is EvidenceFault.SIZE
     folder.use_reserve()
     folder.write("last", [b"x" * 100])
-    assert (folder.left_bytes, [each.path for each in folder.files]) == (0, ["fits", "last"])
+    assert (folder.free_bytes, [each.path for each in folder.files]) == (0, ["fits", "last"])
 
 
 def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for name in ("link", "file"):
         with pytest.raises(EvidenceError, match="File exists"):
-            BundleFolder(tmp_path, most_bytes=1000).write(name, [b"x"])
+            BundleFolder(tmp_path, max_bytes=1000).write(name, [b"x"])
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "target").exists()
 
@@ -60,7 +60,7 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
 def test_past_its_time_nothing_is_written(tmp_path: Path) -> None:
     """A disk that takes a second for each piece holds nobody for long."""
     clock = ManualClock()
-    folder = BundleFolder(tmp_path, most_bytes=1000, ends=clock.now + 1.0, monotonic=clock)
+    folder = BundleFolder(tmp_path, max_bytes=1000, ends=clock.now + 1.0, monotonic=clock)
     folder.write("in time", [b"x"])
     clock.now += 2.0
     assert fault(folder, "late", b"x") is EvidenceFault.WRITE
@@ -69,7 +69,7 @@ def test_past_its_time_nothing_is_written(tmp_path: Path) -> None:
 def test_a_twentieth_of_a_small_disk_stays_free(tmp_path: Path) -> None:
     """However large a bundle may be."""
     with small_disk(tmp_path / "disk", "1m") as disk:
-        folder = BundleFolder(disk, most_bytes=1 << 30)
+        folder = BundleFolder(disk, max_bytes=1 << 30)
         chunk = bytes(64 << 10)
         assert fault(folder, "large", *[chunk] * 16) is EvidenceFault.NO_SPACE
         folder.write("fits", [chunk] * 15)
@@ -83,7 +83,7 @@ def test_a_write_that_the_system_refuses_leaves_no_file(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        found = fault(BundleFolder(tmp_path, most_bytes=1 << 20), "large", b"x" * 500, b"x" * 600)
+        found = fault(BundleFolder(tmp_path, max_bytes=1 << 20), "large", b"x" * 500, b"x" * 600)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found is EvidenceFault.NO_SPACE

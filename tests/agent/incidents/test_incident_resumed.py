@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankwatch_agent.incidents.collector import IncidentsCollector
-from rankwatch_agent.incidents.registry import Culprit, Finding, IncidentBoard
+from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry, RootCause
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.training.conditions import RunConditions
 from support.incidents.incidents import condition
@@ -13,10 +13,10 @@ from support.incidents.incidents import condition
 
 def test_a_stall_that_is_over_names_nobody_any_more() -> None:
     """It stays open for its minute; the verdict may be of evidence that was taken after it."""
-    moment, conditions, board = 200.0, RunConditions(), IncidentBoard()
+    moment, conditions, registry = 200.0, RunConditions(), IncidentRegistry()
     collector = IncidentsCollector(
         conditions=conditions,
-        board=board,
+        registry=registry,
         stall_seconds=30.0,
         schedule=Schedule(1.0, 5.0),
         monotonic=lambda: moment,
@@ -31,9 +31,9 @@ def test_a_stall_that_is_over_names_nobody_any_more() -> None:
         return [(each.metric.name, each.value) for each in found if each.metric.name in wanted and each.value]
 
     assert series(100.0, 100.0) == [("rankwatch_incident_open", 1.0)]
-    incident = board.next_waiting()
+    incident = registry.next_pending()
     assert incident is not None
-    board.found(incident, Finding(Path("/bundle"), (Culprit(1, "hang", ""),)))
+    registry.set_result(incident, EvidenceResult(Path("/bundle"), (RootCause(1, "hang", ""),)))
     assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
     moment = 201.0
     assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]

@@ -16,8 +16,8 @@ import pytest
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
 from rankwatch_agent.incidents.evidence import build_evidence
-from rankwatch_agent.incidents.metrics_history import MetricsPages
-from rankwatch_agent.incidents.registry import IncidentBoard
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from support.agent.process import agent_process, fetch, until
@@ -58,7 +58,7 @@ def config(tmp_path: Path, *, stall_seconds: float = STALL_SECONDS) -> AgentConf
 def watching(settings: AgentConfig) -> Iterator[Agent]:
     """The agent with its real collectors."""
     shared = build_shared(settings)
-    with Agent(settings, build_collectors(settings, shared), pages=shared.pages) as agent:
+    with Agent(settings, build_collectors(settings, shared), history=shared.history) as agent:
         yield agent
 
 
@@ -159,8 +159,8 @@ def test_a_disk_that_cannot_be_written_is_a_failure_that_names_the_directory(tmp
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         for name in ("there", "missing"):
             settings = AgentConfig(evidence_directory=str(disk / name))
-            collector = build_evidence(settings, board=IncidentBoard(), pages=MetricsPages())
-            with pytest.raises(CollectError, match=rf"could not (make|use) .*/{name}: "):
+            collector = build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory())
+            with pytest.raises(CollectError, match=rf"could not (create|use) .*/{name}: "):
                 collector.collect()
 
 
@@ -168,7 +168,7 @@ def test_where_evidence_has_no_place_none_is_kept(tmp_path: Path) -> None:
     """Not applicable: the setting is empty, or the parent of the directory is missing."""
     for directory in ("", str(tmp_path / "missing" / "evidence")):
         settings = AgentConfig(evidence_directory=directory)
-        collector = build_evidence(settings, board=IncidentBoard(), pages=MetricsPages())
+        collector = build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory())
         with pytest.raises(NotApplicable):
             collector.collect()
     assert list(tmp_path.iterdir()) == []
@@ -178,12 +178,12 @@ def test_a_directory_that_cannot_be_used_fails_and_the_incident_waits(tmp_path: 
     """Its bundle is written once the directory can be used."""
     place = tmp_path / "evidence"
     place.touch()
-    board = IncidentBoard()
+    registry = IncidentRegistry()
     opened = incident([], moment=time.monotonic())
-    board.tell({"job": opened}, [opened])
-    collector = build_evidence(config(tmp_path), board=board, pages=MetricsPages())
+    registry.update({"job": opened}, [opened])
+    collector = build_evidence(config(tmp_path), registry=registry, history=MetricsHistory())
     for _ in range(3):
-        with pytest.raises(CollectError, match=r"could not make .*evidence: File exists"):
+        with pytest.raises(CollectError, match=r"could not create .*evidence: File exists"):
             collector.collect()
     place.unlink()
     collector.collect()

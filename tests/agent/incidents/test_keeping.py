@@ -9,28 +9,28 @@ import pytest
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
-from rankwatch_agent.incidents.evidence import TOO_LATE_SECONDS, EvidenceKeeper
-from rankwatch_agent.incidents.registry import MOST_WAITING, Culprit, IncidentBoard
+from rankwatch_agent.incidents.evidence import MAX_WAIT_SECONDS, EvidenceKeeper
+from rankwatch_agent.incidents.registry import MAX_PENDING, IncidentRegistry, RootCause
 from rankwatch_agent.incidents.store import BundleStore
-from rankwatch_agent.incidents.verdict import culprits_of
+from rankwatch_agent.incidents.verdict import root_causes_of
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident, writer
 
 
 class Kept:
-    """A board, and a keeper with a store below a folder."""
+    """A registry, and a keeper with a store below a folder."""
 
     def __init__(self, folder: Path, *, pause_seconds: float = 300.0, **how: object) -> None:
-        self.board = IncidentBoard()
-        self.store = BundleStore(folder / "evidence", most_bundles=5)
+        self.registry = IncidentRegistry()
+        self.store = BundleStore(folder / "evidence", max_bundles=5)
         self.clock = ManualClock(700.0)
         self.keeper = EvidenceKeeper(
-            self.board, self.store, writer(**how), pause_seconds=pause_seconds, monotonic=self.clock
+            self.registry, self.store, writer(**how), pause_seconds=pause_seconds, monotonic=self.clock
         )
 
     def open(self, *incidents: Incident) -> None:
         """Incidents of different runs that open now."""
-        self.board.tell({each.run: each for each in incidents}, incidents)
+        self.registry.update({each.run: each for each in incidents}, incidents)
 
     def faults(self) -> dict[EvidenceFault, int]:
         """What was counted."""
@@ -46,9 +46,12 @@ def test_an_incident_gets_its_bundle_and_the_log_points_to_it(
     kept.open(opened)
     kept.keeper.keep()
     (name,) = kept.store.bundles()
-    finding = kept.board.finding(opened)
+    finding = kept.registry.result(opened)
     assert finding is not None
-    assert (finding.bundle, finding.culprits) == (tmp_path / "evidence" / name, (Culprit(1, "hang", ""),))
+    assert (finding.bundle, finding.root_causes) == (
+        tmp_path / "evidence" / name,
+        (RootCause(1, "hang", ""),),
+    )
     (record,) = caplog.records
     assert (
         record.getMessage() == f"evidence of run job: stall is kept in {finding.bundle}; it points to rank 1"
@@ -74,29 +77,29 @@ def test_of_a_storm_of_incidents_the_last_few_get_a_bundle(tmp_path: Path) -> No
     kept = Kept(tmp_path)
     opened = [incident([], run=f"job{number}", number=number) for number in range(3000)]
     kept.open(*opened)
-    for _ in range(MOST_WAITING + 5):
+    for _ in range(MAX_PENDING + 5):
         kept.keeper.keep()
-    assert kept.faults() == {EvidenceFault.BUSY: 3000 - MOST_WAITING}
+    assert kept.faults() == {EvidenceFault.BUSY: 3000 - MAX_PENDING}
     assert len(kept.store.bundles()) == 5
-    assert len(kept.keeper.last) == MOST_WAITING
+    assert len(kept.keeper.last) == MAX_PENDING
 
 
 def test_a_bundle_that_cannot_be_written_leaves_nothing_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Here nothing at all may be written; a lost rank is named all the same."""
-    kept = Kept(tmp_path, most_bytes=10, pause_seconds=0.0)
+    kept = Kept(tmp_path, max_bytes=10, pause_seconds=0.0)
     lost = incident([condition(3, state=RankState.LOST)], kind=IncidentKind.LOST_RANK)
     for _ in range(3):
         kept.open(lost)
         kept.keeper.keep()
     assert list((tmp_path / "evidence").iterdir()) == []
-    assert kept.board.finding(lost) is None
+    assert kept.registry.result(lost) is None
     assert kept.faults() == {EvidenceFault.SIZE: 3}
     assert [each.getMessage() for each in caplog.records] == [
         "no evidence of run job: lost_rank is kept: manifest.json would make the bundle too large"
     ]
-    assert [each.rank for each in culprits_of(lost)] == [3]
+    assert [each.rank for each in root_causes_of(lost)] == [3]
 
 
 def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
@@ -104,17 +107,17 @@ def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     opened = incident([])
     kept.open(opened)
-    kept.board.tell({}, [])
+    kept.registry.update({}, [])
     kept.keeper.keep()
     assert len(kept.store.bundles()) == 1
-    assert kept.board.finding(opened) is None
+    assert kept.registry.result(opened) is None
 
 
 def test_an_incident_that_waited_for_long_gets_no_bundle(tmp_path: Path) -> None:
     """The directory was missing for hours: what the processes do by now is no evidence."""
     kept = Kept(tmp_path)
     kept.open(incident([], moment=200.0))
-    kept.clock.now = 200.0 + TOO_LATE_SECONDS + 1.0
+    kept.clock.now = 200.0 + MAX_WAIT_SECONDS + 1.0
     kept.keeper.keep()
     assert kept.store.bundles() == []
     assert kept.faults() == {EvidenceFault.BUSY: 1}

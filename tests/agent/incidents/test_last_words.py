@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.incidents.rank_state import last_words, process_words
+from rankwatch_agent.incidents.rank_state import final_state, process_state
 from support.incidents.incidents import boxed
 from support.training.blackbox import box
 from support.training.ranks import rank
@@ -18,7 +18,7 @@ def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> 
     group = GroupNow(3, "mesh_tp", "0-3", 4, enqueued=17, oldest=195.0, operation="all_reduce")
     with rank(tmp_path, "steps(30)\nready()"):
         told = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
-        lines = last_words(told, 200.0).splitlines()
+        lines = final_state(told, 200.0).splitlines()
     assert lines[:3] == [
         "rank 0: running, 20.0 s without progress",
         "in phase backward for 10.0 s",
@@ -31,7 +31,7 @@ def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> 
 def test_of_a_ring_that_has_gone_round_the_newest_records_are_told(tmp_path: Path) -> None:
     """As that of every run but a short one."""
     with rank(tmp_path, "steps(20000)\nwith run.phase('checkpoint'): pass\nready()"):
-        words = last_words(boxed(box(tmp_path)), 200.0).splitlines()
+        words = final_state(boxed(box(tmp_path)), 200.0).splitlines()
     assert len(words) == 23
     assert "phase checkpoint" in words[3]
 
@@ -40,10 +40,10 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
     """Neither those of a black box nor the name of a process."""
     with rank(tmp_path / "boxes", "steps(1)\nready()"):
         told = boxed(box(tmp_path / "boxes"), open_phase=("\x1b[2Jforward", 190.0))
-        assert "in phase ?[2Jforward" in last_words(told, 200.0)
+        assert "in phase ?[2Jforward" in final_state(told, 200.0)
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "status").write_text("Name:\t\x1b]0;pwned\x07\nState:\tS\n")
-    words = process_words(tmp_path, 7)
+    words = process_state(tmp_path, 7)
     assert words.startswith("== status\nName:\t?]0;pwned?\nState:\tS\n== wchan\n(")
 
 
@@ -59,7 +59,7 @@ def test_a_ring_that_is_too_long_to_read_is_said_to_be(tmp_path: Path) -> None:
     record = layout.RecordKind.PHASE << layout.NAME_BITS
     ring = (struct.pack("<QddQ32s", record, 1.0, 1.0, number, b"") for number in range(capacity))
     told.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + b"".join(ring))
-    assert "the ring is too long" in last_words(told, 200.0)
+    assert "the ring is too long" in final_state(told, 200.0)
 
 
 def test_a_box_that_is_gone_costs_only_its_records(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_a_box_that_is_gone_costs_only_its_records(tmp_path: Path) -> None:
     with rank(tmp_path, "steps(1)\nready()"):
         told = boxed(box(tmp_path))
     told.path.unlink()
-    assert "its records cannot be read: could not open" in last_words(told, 200.0)
+    assert "its records cannot be read: could not open" in final_state(told, 200.0)

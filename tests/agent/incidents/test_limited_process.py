@@ -7,28 +7,30 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rankwatch_agent.incidents.limited_process import NICE, Ended, Limits, run_limited
+from rankwatch_agent.incidents.limited_process import NICE, Limits, ProcessResult, run_limited
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
 
 PATIENT = Limits(seconds=DEADLINE_SECONDS, output_bytes=1000, memory_bytes=1 << 30)
 
 
-def python(code: str, limits: Limits = PATIENT) -> Ended:
+def python(code: str, limits: Limits = PATIENT) -> ProcessResult:
     """Run a program in Python."""
     return run_limited([sys.executable, "-c", code], limits)
 
 
 def test_what_a_program_prints_is_kept() -> None:
     """Stdout alone, and no problem."""
-    assert python("import sys; print('found'); print('noise', file=sys.stderr)") == Ended(b"found\n", "")
+    assert python("import sys; print('found'); print('noise', file=sys.stderr)") == ProcessResult(
+        b"found\n", ""
+    )
 
 
 def test_a_program_that_fails_says_why_in_its_last_line() -> None:
     """With its status; one that cannot be started says so too."""
     ended = python("import sys; print('part'); print('a\\nlast word', file=sys.stderr); sys.exit(3)")
     assert ended.output == b"part\n"
-    assert ended.problem.endswith("ended with status 3: last word")
-    assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).problem
+    assert ended.error.endswith("ended with status 3: last word")
+    assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).error
 
 
 def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> N
         until(lambda: note.exists() and note.read_text().endswith("\n"), "it has started a child")
         until(lambda: past(clock) and hanging.done(), "it is killed")
         ended = hanging.result()
-    assert ended.problem.endswith(f"did not end within {PATIENT.seconds:g} s")
+    assert ended.error.endswith(f"did not end within {PATIENT.seconds:g} s")
     child = int(note.read_text())
     until(lambda: not alive(child), "the child is gone")
 
@@ -60,7 +62,7 @@ def past(clock: ManualClock) -> bool:
 def test_a_child_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
     """It holds the output open, and is killed."""
     ended = python("import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True)")
-    assert ended.problem == ""
+    assert ended.error == ""
     until(lambda: not alive(int(ended.output)), "the child is gone")
 
 
@@ -68,7 +70,7 @@ def test_a_program_that_says_too_much_is_cut_off() -> None:
     """It would go on for ever; what it says on stderr does not count."""
     ended = python("import sys\nwhile True: sys.stderr.write('y' * 5000); sys.stdout.write('x' * 5000)")
     assert ended.output == b"x" * 1000
-    assert ended.problem.endswith("said more than 1000 bytes")
+    assert ended.error.endswith("printed more than 1000 bytes")
 
 
 def test_a_program_gets_no_more_memory_than_its_bound_and_a_lower_priority() -> None:
@@ -78,14 +80,14 @@ def test_a_program_gets_no_more_memory_than_its_bound_and_a_lower_priority() -> 
         f"while resource.getrlimit(resource.RLIMIT_AS)[0] != {PATIENT.memory_bytes}: time.sleep(0.01)\n"
     )
     ended = python(f"{until_bounded}x = bytes(2 << 30)")
-    assert "MemoryError" in ended.problem
+    assert "MemoryError" in ended.error
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     code = (
         "import os, time\n"
         f"while os.getpriority(os.PRIO_PROCESS, 0) != {niceness + NICE}: time.sleep(0.01)\n"
         "while open('/proc/self/oom_score_adj').read() != '1000\\n': time.sleep(0.01)\n"
     )
-    assert python(code).problem == ""
+    assert python(code).error == ""
 
 
 def alive(pid: int) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.incidents.metrics_history import MAX_PAGE_BYTES, PAGE_SECONDS, MetricsPages
+from rankwatch_agent.incidents.metrics_history import MAX_PAGE_BYTES, PAGE_INTERVAL_SECONDS, MetricsHistory
 from support.agent.process import ManualClock
 
 
-def pages(clock: ManualClock) -> MetricsPages:
+def pages(clock: ManualClock) -> MetricsHistory:
     """Pages that say when they were taken."""
-    made = MetricsPages(clock)
-    made.connect(lambda: b"%d" % clock.now)
+    made = MetricsHistory(clock)
+    made.set_source(lambda: b"%d" % clock.now)
     return made
 
 
@@ -23,7 +23,7 @@ def test_the_page_is_from_before_the_moment_and_at_most_about_twice_as_old() -> 
     for ago in (40.0, 120.0, 300.0, 900.0):
         page = kept.before(clock.now - ago)
         assert page is not None
-        assert ago < clock.now - page.moment <= 2 * ago + 2 * PAGE_SECONDS
+        assert ago < clock.now - page.moment <= 2 * ago + 2 * PAGE_INTERVAL_SECONDS
     assert len(kept._pages) <= 9
 
 
@@ -40,9 +40,9 @@ def test_without_an_older_page_the_oldest_there_is_has_to_do() -> None:
 def test_without_an_agent_around_them_there_are_no_pages() -> None:
     """Nor where a page is too large to be kept."""
     clock = ManualClock()
-    kept = MetricsPages(clock)
+    kept = MetricsHistory(clock)
     kept.keep()
     assert (kept.now(), kept.before(2000.0)) == (None, None)
-    kept.connect(lambda: bytes(MAX_PAGE_BYTES + 1))
+    kept.set_source(lambda: bytes(MAX_PAGE_BYTES + 1))
     kept.keep()
     assert kept.before(2000.0) is None

@@ -59,7 +59,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Pat
     collectors = build_collectors(config, shared)
     labels = f'node="n1",phase="data_wait",rank="{asleep}",run="job",state="hang"'
     named = f"rankwatch_incident_root_cause{{{labels}}} 1.0"
-    with job(config.directory, asleep), Agent(config, collectors, pages=shared.pages) as agent:
+    with job(config.directory, asleep), Agent(config, collectors, history=shared.history) as agent:
         # One wait for each stage: all of them take their time on a busy machine.
         for what, line in {"a rank steps": "\nrankwatch_step{", "the run stands": STANDS}.items():
             until(lambda line=line: line in fetch(agent.address, "/metrics").body.decode(), what)

@@ -14,7 +14,7 @@ from support.incidents.incidents import incident
 
 def store(path: Path, most: int = 3) -> BundleStore:
     """An open store."""
-    made = BundleStore(path, most_bundles=most)
+    made = BundleStore(path, max_bundles=most)
     made.open()
     return made
 
@@ -31,7 +31,7 @@ def test_the_directory_is_made_for_the_agent_alone_where_its_parent_is(tmp_path:
 def test_a_directory_of_no_use_is_an_error_that_names_it(tmp_path: Path) -> None:
     """A file in its place; one that is read-only is tried with the agent as a whole."""
     (tmp_path / "file").touch()
-    with pytest.raises(CollectError, match=r"could not make .*file: File exists"):
+    with pytest.raises(CollectError, match=r"could not create .*file: File exists"):
         store(tmp_path / "file")
 
 

@@ -13,11 +13,11 @@ from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file
 
 
-def copy(source: Path, tmp_path: Path, *, most_bytes: int = 1000) -> bytes:
+def copy(source: Path, tmp_path: Path, *, max_bytes: int = 1000) -> bytes:
     """What arrives of a file."""
-    folder = BundleFolder(tmp_path / "bundle", most_bytes=1 << 20)
+    folder = BundleFolder(tmp_path / "bundle", max_bytes=1 << 20)
     folder.path.mkdir(exist_ok=True)
-    copy_file(source, folder, "copy", fault=EvidenceFault.BLACK_BOX, most_bytes=most_bytes)
+    copy_file(source, folder, "copy", fault=EvidenceFault.BLACK_BOX, max_bytes=max_bytes)
     return (folder.path / "copy").read_bytes()
 
 
@@ -25,8 +25,8 @@ def test_a_file_is_copied_whole(tmp_path: Path) -> None:
     """In pieces, where it is large."""
     content = os.urandom(3 << 20)
     (tmp_path / "source").write_bytes(content)
-    folder = BundleFolder(tmp_path, most_bytes=16 << 20)
-    copy_file(tmp_path / "source", folder, "copy", fault=EvidenceFault.BLACK_BOX, most_bytes=4 << 20)
+    folder = BundleFolder(tmp_path, max_bytes=16 << 20)
+    copy_file(tmp_path / "source", folder, "copy", fault=EvidenceFault.BLACK_BOX, max_bytes=4 << 20)
     assert (tmp_path / "copy").read_bytes() == content
 
 

@@ -14,7 +14,7 @@ from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
-from rankwatch_agent.incidents.metrics_history import MetricsPages
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.writer import BundleWriter
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from support.agent.process import DEADLINE_SECONDS
@@ -69,9 +69,9 @@ def boxed(path: Path, **how: object) -> RankCondition:
 def writer(**how: object) -> BundleWriter:
     """A writer of bundles that waits for whatever answers; a test of what does not sets its own deadline."""
     settings = {
-        "pages": MetricsPages(),
+        "history": MetricsHistory(),
         "node": "n1",
-        "most_bytes": 64 << 20,
+        "max_bytes": 64 << 20,
         "diagnosis": NO_DIAGNOSIS,
         "recorder_seconds": DEADLINE_SECONDS,
         "stack_seconds": DEADLINE_SECONDS,
