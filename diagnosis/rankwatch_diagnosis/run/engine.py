@@ -1,4 +1,4 @@
-"""From a directory of black boxes to a verdict about the run."""
+"""The verdict about a run, from a directory of black boxes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rankwatch.conventions import Cause, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.alarm import Severity
 from rankwatch_diagnosis.loss.detection import Findings
-from rankwatch_diagnosis.run import recorders
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.folder import RunFolder, find_run, read_copied_ranks
+from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, progress
-from rankwatch_diagnosis.run.recorders import Recorders
 from rankwatch_diagnosis.run.waiting import (
+    Recorders,
     failed_first,
+    gather_recorders,
     judge_waiting,
     missing_here,
     place_of,
@@ -27,16 +27,24 @@ from rankwatch_diagnosis.run.waiting import (
 )
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
+_STANDS = (State.HANG, State.DESYNC)
+_NAMED = (Cause.SLOW_RANK, Cause.NETWORK)
+LEAST_SLOWDOWN = 1.01
+"""A rank is named from here on: a healthy run varies by less than 1 %, too."""
+_MOST_SHOWN = 1_024
+GONE = "gone"
+"""State of a rank that ended without a reason, where it may be lost or its box may be a copy."""
+
 
 class RunState(StrEnum):
-    """How a run is, by the boxes that were read."""
+    """The state of a run, by the boxes that were read."""
 
     STARTING = "starting"
     RUNNING = "running"
     STALLED = "stalled"
     """Its ranks wait for operations that do not complete, or make no progress."""
     LOST = "lost"
-    """A process of it is gone without a last word, while others live or were ended by that."""
+    """A process of it is gone without giving a reason, while others live or were ended by that."""
     FAILED = "failed"
     """An exception ended ranks."""
     PREEMPTED = "preempted"
@@ -44,12 +52,12 @@ class RunState(StrEnum):
     """SIGTERM ended it."""
     FINISHED = "finished"
     ENDED = "ended"
-    """No process is left, and the boxes do not tell why."""
+    """No process is left, and the boxes do not show why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunVerdict:
-    """State, whom it is to blame on, and everything behind it."""
+    """The state of a run, the ranks to blame for it, and all the evidence."""
 
     run: str
     state: RunState
@@ -68,15 +76,6 @@ class RunVerdict:
     sources: Mapping[str, object]
 
 
-_STANDS = (State.HANG, State.DESYNC)
-_NAMED = (Cause.SLOW_RANK, Cause.NETWORK)
-LEAST_SLOWDOWN = 1.01
-"""From which a rank is named: what costs the run less than 1 % is within what a healthy one varies by."""
-_MOST_SHOWN = 1_024
-GONE = "gone"
-"""State of a rank without a goodbye, where nothing tells whether it was lost or its box is a copy."""
-
-
 def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool = False) -> RunVerdict:
     """Everything about the run in this directory. Raises UserError where there is nothing to diagnose.
 
@@ -86,9 +85,9 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     folder = find_run(directory)
     copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
     boxes = read_boxes(folder.boxes, copied=copied)
-    found = _recorders(folder, boxes)
+    recorders = gather_recorders(folder, boxes)
     limit = stall_seconds(boxes) if stall is None else stall
-    hang = judge_waiting(boxes, found, stall=limit, complete=complete, given=stall is not None)
+    hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
     straggler = _straggler(boxes)
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
@@ -103,30 +102,13 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
         ranks_seen=tuple(_seen(each, boxes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]),
-        sources=_sources(boxes, found, limit),
+        sources=_sources(boxes, recorders, limit),
     )
-
-
-def _recorders(folder: RunFolder, boxes: Boxes) -> Recorders:
-    """Of ranks that live their own answer, of the others what they left."""
-    paths = {path.stem: path for path in folder.boxes}
-    living = () if boxes.copied else boxes.living
-    asked = recorders.ask((each.rank, paths[str(each.rank)]) for each in living if str(each.rank) in paths)
-    answered = {each.rank for each in asked.snapshots}
-    left = {
-        rank: path
-        for rank, path in folder.dumps.items()
-        if rank not in answered
-        and (boxes.copied or rank not in boxes.by_rank or not boxes.by_rank[rank].alive)
-    }
-    files = recorders.read(left)
-    silent = {rank: why for rank, why in (files.broken | asked.broken).items() if rank not in answered}
-    return Recorders([*asked.snapshots, *files.snapshots], silent, asked.live)
 
 
 def _straggler(boxes: Boxes) -> Verdict | None:
     try:
-        # Only here: without NumPy all the rest is told.
+        # Only here: without NumPy there is all but this.
         from rankwatch_diagnosis.run.operation_table import operation_table
         from rankwatch_diagnosis.straggler.engine import diagnose
     except ModuleNotFoundError as error:
@@ -152,12 +134,12 @@ def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
     if boxes.living:
         running = RankState.RUNNING in states or RankState.FINISHED in states
         return RunState.RUNNING if running else RunState.STARTING
-    for state, told in (
+    for state, of_run in (
         (RankState.PREEMPTED, RunState.PREEMPTED),
         (RankState.TERMINATED, RunState.TERMINATED),
     ):
         if state in states:
-            return told
+            return of_run
     return RunState.FINISHED if states == {RankState.FINISHED} else RunState.ENDED
 
 
@@ -186,12 +168,12 @@ def _why(
         first = boxes.by_rank[ranks[0]]
         processes = "the process is" if len(ranks) == 1 else "the processes are"
         it = "it" if len(ranks) == 1 else f"rank {first.rank}"
-        return f"{listed(ranks)}: {processes} gone without a last word; {it} was {where_of(first)}"
+        return f"{listed(ranks)}: {processes} gone without giving a reason; {it} was {where_of(first)}"
     if state is RunState.FAILED and ranks:
         failure = boxes.by_rank[ranks[0]].failure or "an exception"
         return f"{listed(ranks)}: ended by {failure}, outside of a collective; the others fail because of it"
     if state is RunState.FAILED:
-        return "ranks were ended by exceptions, all of them in collectives: none can be told to be the first"
+        return "exceptions ended ranks, all of them in collectives: it is not known which failed first"
     if state is RunState.RUNNING and straggler is not None:
         if straggler.cause is Cause.NONE:
             return "nothing is seen to slow it down"
@@ -201,22 +183,22 @@ def _why(
         cost = f"{straggler.slowdown - 1.0:.1%}"
         return f"it is {cost} slower than it could be; cause: {straggler.cause_and_phase}{where}"
     counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
-    told = ", ".join(
+    states = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
     )
     if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in _STANDS and hang.ranks:
-        return f"{told}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
-    return told
+        return f"{states}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
+    return states
 
 
 def unclear(straggler: Verdict) -> str:
-    """A slowdown that is seen, or a table that shows too little."""
+    """The sentence about a slowdown of uncertain cause, or about too little evidence."""
     suspected = straggler.evidence.get("suspected_ranks")
     if isinstance(suspected, list) and suspected:
         suspects = listed(tuple(each["rank"] for each in suspected))
-        return f"{suspects} may slow it down, but that cannot be told for sure: {straggler.evidence['why']}"
+        return f"{suspects} may slow it down, but that is not certain: {straggler.evidence['why']}"
     why = straggler.evidence.get("why", "too little is seen")
-    return f"whether anything slows it down cannot be told: {why}"
+    return f"it is not known whether anything slows it down: {why}"
 
 
 def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
@@ -229,9 +211,9 @@ def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
             )
         phases = hang.evidence.get("phases")
         if isinstance(phases, Mapping):
-            told = "; ".join(f"{listed(tuple(ranks))} in {phase}" for phase, ranks in phases.items())
-            return f"no rank makes progress: {told}"
-        return f"the ranks stand{where}, and nothing tells whom they wait for"
+            places = "; ".join(f"{listed(tuple(ranks))} in {phase}" for phase, ranks in phases.items())
+            return f"no rank makes progress: {places}"
+        return f"the ranks stand{where}, and nothing shows whom they wait for"
     first = boxes.by_rank.get(hang.ranks[0])
     place = f"; it is {place_of(first, boxes)}" if first is not None and len(hang.ranks) == 1 else ""
     if boxes.world_size == 1:
@@ -260,7 +242,7 @@ def _state_of(box: Box, boxes: Boxes) -> str:
 
 
 def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
-    told: dict[str, object] = {
+    shown: dict[str, object] = {
         "rank": box.rank,
         "host": box.header.identity.host,
         "state": _state_of(box, boxes),
@@ -271,11 +253,11 @@ def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
         "timeout_seconds": box.timeout,
     }
     if boxes.moment is not None and not box.ended:
-        told["idle_seconds"] = round(max(0.0, boxes.moment - box.wall(box.last_progress)), 3)
-    return {name: value for name, value in told.items() if value is not None}
+        shown["idle_seconds"] = round(max(0.0, boxes.moment - box.wall(box.last_progress)), 3)
+    return {name: value for name, value in shown.items() if value is not None}
 
 
-def _sources(boxes: Boxes, found: Recorders, stall: float) -> dict[str, object]:
+def _sources(boxes: Boxes, recorders: Recorders, stall: float) -> dict[str, object]:
     return {
         "boxes": len(boxes.by_rank),
         "world_size": boxes.world_size,
@@ -286,8 +268,8 @@ def _sources(boxes: Boxes, found: Recorders, stall: float) -> dict[str, object]:
         "records_missed": sum(each.missed for each in boxes.by_rank.values()),
         "copies": boxes.copied,
         "liveness_known": boxes.liveness_known,
-        "flight_recorders": len(found.snapshots),
-        "flight_recorders_live": found.live,
+        "flight_recorders": len(recorders.snapshots),
+        "flight_recorders_live": recorders.live,
         "stall_seconds": stall,
     }
 

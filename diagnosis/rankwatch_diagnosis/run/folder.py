@@ -37,7 +37,7 @@ class RunFolder:
 
     @property
     def copied(self) -> bool:
-        """The boxes are copies: that nobody holds their locks says nothing."""
+        """Whether the boxes are copies: that nobody holds their locks shows nothing then."""
         return self.bundle is not None
 
 

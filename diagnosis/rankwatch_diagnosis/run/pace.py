@@ -26,7 +26,7 @@ def progress(boxes: Boxes) -> dict[str, object]:
     tokens = [rate for each in found if (rate := _tokens_per_second(each)) is not None]
     target = max((each.header.target_steps or 0 for each in found), default=0)
     step_seconds = median(pace) if pace else None
-    told: dict[str, object] = {
+    shown: dict[str, object] = {
         "step": max(reached),
         "slowest_rank_step": min(reached),
         "steps_completed": max(each.now.steps_completed for each in found),
@@ -36,8 +36,8 @@ def progress(boxes: Boxes) -> dict[str, object]:
         "tokens_per_second": sum(tokens) if tokens else None,
     }
     if target and step_seconds is not None:
-        told["remaining_seconds"] = max(0, target - 1 - min(reached)) * step_seconds
-    return {name: value for name, value in told.items() if value is not None}
+        shown["remaining_seconds"] = max(0, target - 1 - min(reached)) * step_seconds
+    return {name: value for name, value in shown.items() if value is not None}
 
 
 def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
@@ -55,7 +55,7 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
         seconds[operation].append(taken)
         if failed:
             failures.append({"operation": operation, "step": step, "rank": rank})
-    told: dict[str, object] = {
+    shown: dict[str, object] = {
         "operations": dict(counts),
         "failures": failures[-_MOST_SHOWN:],
         "failure_count": len(failures),
@@ -63,10 +63,10 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
     }
     if good:
         ended, step, rank = max(good)
-        told["last_good"] = {"step": step, "rank": rank, "unix_seconds": round(ended, 3)}
+        shown["last_good"] = {"step": step, "rank": rank, "unix_seconds": round(ended, 3)}
         if moment is not None:
-            told["last_good_age_seconds"] = round(max(0.0, moment - ended), 3)
-    return {name: value for name, value in told.items() if value not in ({}, [])}
+            shown["last_good_age_seconds"] = round(max(0.0, moment - ended), 3)
+    return {name: value for name, value in shown.items() if value not in ({}, [])}
 
 
 def _operations(boxes: Boxes) -> Iterator[tuple[int, str, int, float, bool]]:

@@ -1,4 +1,4 @@
-"""The verdict about a run for a program, and for a person."""
+"""The verdict about a run as JSON, and as lines for a person."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALARMS_SHOWN = 5
 def as_json(verdict: RunVerdict) -> dict[str, object]:
     """The object of `--json`. Numbers that are NaN or infinite become null."""
     hang, straggler = verdict.hang, verdict.straggler
-    told: dict[str, object] = {
+    parts: dict[str, object] = {
         "run": verdict.run,
         "state": verdict.state.value,
         "ranks": verdict.ranks,
@@ -44,7 +44,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "ranks_seen": verdict.ranks_seen,
         "sources": verdict.sources,
     }
-    return {name: _plain(value) for name, value in told.items()}
+    return {name: _plain(value) for name, value in parts.items()}
 
 
 def _straggler_json(found: Verdict) -> dict[str, object]:
@@ -69,7 +69,7 @@ def _plain(value: object) -> object:
 
 
 def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:
-    """One line that says it all, then the evidence. Names out of the boxes may hold anything."""
+    """A headline, then the evidence. Names in the boxes may hold anything, so each line is made printable."""
     head, *rest = map(printable, _lines(verdict))
     colour = _RED if verdict.state in _RED_STATES else _GREEN if verdict.state in _GREEN_STATES else _YELLOW
     yield f"{_BOLD}{colour}{head}{_PLAIN}" if coloured else head
@@ -92,19 +92,19 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
 
 
 def _sources(sources: Mapping[str, object]) -> str:
-    told = f"{sources['boxes']} of {sources['world_size']} ranks on {_count(sources['hosts'], 'host')}"
+    parts = f"{sources['boxes']} of {sources['world_size']} ranks on {_count(sources['hosts'], 'host')}"
     recorders = sources["flight_recorders"]
     if recorders:
-        told += f", {_count(recorders, 'flight recorder')}"
-    return f"{told}, copies of black boxes" if sources["copies"] else told
+        parts += f", {_count(recorders, 'flight recorder')}"
+    return f"{parts}, copies of black boxes" if sources["copies"] else parts
 
 
 def _progress(verdict: RunVerdict) -> str:
     progress = verdict.progress
     target = progress.get("target_steps")
-    told = [f"step {progress['step']}" + (f" of {target}" if target else "")]
+    parts = [f"step {progress['step']}" + (f" of {target}" if target else "")]
     if progress["slowest_rank_step"] != progress["step"]:
-        told.append(f"the slowest rank at {progress['slowest_rank_step']}")
+        parts.append(f"the slowest rank at {progress['slowest_rank_step']}")
     for name, text in (
         ("step_seconds", "{:.4g} s a step"),
         ("tokens_per_second", "{:,.0f} tokens/s"),
@@ -112,19 +112,19 @@ def _progress(verdict: RunVerdict) -> str:
     ):
         # What does not run has no pace.
         if name in progress and (name != "remaining_seconds" or verdict.state is RunState.RUNNING):
-            told.append(text.format(progress[name]))
-    return ", ".join(told)
+            parts.append(text.format(progress[name]))
+    return ", ".join(parts)
 
 
 def _checkpoints(found: Mapping[str, object]) -> str:
     good = found.get("last_good")
     if not isinstance(good, Mapping) and "operations" not in found:
         return "none in the boxes"
-    told = [f"last good one of step {good['step']}" if isinstance(good, Mapping) else "no good one"]
+    parts = [f"last good one of step {good['step']}" if isinstance(good, Mapping) else "no good one"]
     if "last_good_age_seconds" in found:
-        told.append(f"{found['last_good_age_seconds']:,.0f} s old")
-    told.append(_count(found["failure_count"], "failure"))
-    return ", ".join(told)
+        parts.append(f"{found['last_good_age_seconds']:,.0f} s old")
+    parts.append(_count(found["failure_count"], "failure"))
+    return ", ".join(parts)
 
 
 def _loss(verdict: RunVerdict) -> str:
@@ -136,10 +136,10 @@ def _loss(verdict: RunVerdict) -> str:
     if worst is None:
         return f"no alarm in {span}"
     alarms = [each for each in found.alarms if each.severity is worst]
-    told = ", ".join(f"{each.kind.value} at step {each.step}" for each in alarms[:_ALARMS_SHOWN])
+    parts = ", ".join(f"{each.kind.value} at step {each.step}" for each in alarms[:_ALARMS_SHOWN])
     more = f" and {len(alarms) - _ALARMS_SHOWN} more" if len(alarms) > _ALARMS_SHOWN else ""
     calm = "; nothing to do" if worst is Severity.INFO else ""
-    return f"{worst.value}: {told}{more}, in {span}{calm}"
+    return f"{worst.value}: {parts}{more}, in {span}{calm}"
 
 
 def _slowdown(found: Verdict | None) -> str:
@@ -166,7 +166,7 @@ def _waiting(verdict: RunVerdict) -> str:
 
 def _waits(verdict: RunVerdict) -> Iterator[str]:
     if verdict.hang.state is State.SLOW:
-        return  # the moment of a healthy run; whom it catches waiting says nothing
+        return  # a moment of a healthy run: some rank always waits
     reasons = verdict.hang.evidence.get("reasons")
     for rank, reason in list(reasons.items())[:_RANKS_SHOWN] if isinstance(reasons, Mapping) else ():
         yield f"  rank {rank} {reason}"
@@ -194,22 +194,22 @@ def _ranks(verdict: RunVerdict) -> Iterator[str]:
 
 def _notes(verdict: RunVerdict) -> Iterator[str]:
     notes = verdict.hang.evidence.get("notes")
-    told = [str(each) for each in notes] if isinstance(notes, list) else []
+    parts = [str(each) for each in notes] if isinstance(notes, list) else []
     skipped = verdict.sources["boxes_skipped"]
     if isinstance(skipped, Mapping) and skipped:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-        told.append(f"black boxes skipped: {reasons}; first: {verdict.sources['first_skipped']}")
+        parts.append(f"black boxes skipped: {reasons}; first: {verdict.sources['first_skipped']}")
     silent = verdict.hang.evidence.get("flight_recorders_silent")
     if isinstance(silent, Mapping):
         rank, reason = next(iter(silent.items()))
-        told.append(f"{_count(len(silent), 'flight recorder')} told nothing; rank {rank}: {reason}")
+        parts.append(f"{_count(len(silent), 'flight recorder')} gave nothing; rank {rank}: {reason}")
     if verdict.sources["records_missed"]:
-        told.append(f"{verdict.sources['records_missed']:,} records were overwritten or torn")
+        parts.append(f"{verdict.sources['records_missed']:,} records were overwritten or torn")
     if any(each["state"] == GONE for each in verdict.ranks_seen) or verdict.sources["copies"]:
-        told.append("copies, or no process is left: ranks are judged by the last words in their boxes")
-    if told:
+        parts.append("copies, or no process is left: ranks are judged by the final state in their boxes")
+    if parts:
         yield "notes:"
-        yield from (f"  {each}" for each in told)
+        yield from (f"  {each}" for each in parts)
 
 
 def _count(number: object, thing: str) -> str:

@@ -1,17 +1,28 @@
-"""Whom the run waits for: by the last words of its boxes, and by flight recorders where there are any."""
+"""Whom the run waits for: by the final state of its boxes, and by flight recorders where there are any."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 
 from rankwatch.conventions import RankState
+from rankwatch_agent.training.flight_recorder.ask import (
+    FlightRecorderClient,
+    FlightRecorderError,
+    ask_all,
+    main_recorder,
+    socket_beside,
+)
 from rankwatch_agent.training.timeouts import SECTIONS
 from rankwatch_diagnosis.hang.engine import STALL_SECONDS, diagnose
+from rankwatch_diagnosis.hang.from_dump import snapshot_of
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.hang.worker import Reading, read_dumps
 from rankwatch_diagnosis.run.boxes import Box, Boxes
-from rankwatch_diagnosis.run.recorders import Recorders
+from rankwatch_diagnosis.run.folder import RunFolder
 from rankwatch_diagnosis.run.snapshots import box_snapshots
 
 LEAST_STALL_SECONDS = 5.0
@@ -20,13 +31,68 @@ MOST_STALL_SECONDS = 1800.0
 """What the stall alert waits for where nothing is learnt (`stall_fallback_seconds`)."""
 _STANDS = (State.HANG, State.DESYNC)
 _MOST_SHOWN = 64
+ANSWER_SECONDS = 3.0
+"""For one rank to answer: a stopped process never does."""
+DUMP_SECONDS = 10.0
+_AT_ONCE = 16
+_MOST_ASKED = 64
+"""More ranks than a node has; boxes of other nodes have no living ranks."""
+
+
+@dataclass
+class Recorders(Reading):
+    """What the flight recorders gave."""
+
+    live: int = 0
+    """How many ranks answered themselves."""
+
+
+def gather_recorders(folder: RunFolder, boxes: Boxes) -> Recorders:
+    """The flight recorders of living ranks as they answer, and those of other ranks from files."""
+    paths = {path.stem: path for path in folder.boxes}
+    living = () if boxes.copied else boxes.living
+    asked = ask_living((each.rank, paths[str(each.rank)]) for each in living if str(each.rank) in paths)
+    answered = {each.rank for each in asked.snapshots}
+    left = {
+        rank: path
+        for rank, path in folder.dumps.items()
+        if rank not in answered
+        and (boxes.copied or rank not in boxes.by_rank or not boxes.by_rank[rank].alive)
+    }
+    # Pickles or JSON; nothing in them is executed.
+    files = read_dumps(left, deadline_seconds=DUMP_SECONDS) if left else Reading()
+    silent = {rank: why for rank, why in (files.broken | asked.broken).items() if rank not in answered}
+    return Recorders([*asked.snapshots, *files.snapshots], silent, asked.live)
+
+
+def ask_living(boxes: Iterable[tuple[int, Path]]) -> Recorders:
+    """Ask ranks over the sockets beside their boxes; those without a socket are left out."""
+    sockets = ((rank, socket) for rank, path in boxes if (socket := socket_beside(path)) is not None)
+    clients = {
+        rank: FlightRecorderClient(socket, timeout_seconds=ANSWER_SECONDS)
+        for rank, socket in islice(sockets, _MOST_ASKED)
+    }
+    found = Recorders()
+    for rank, answer in ask_all(clients.items(), at_once=_AT_ONCE):
+        client = clients[rank]
+        try:
+            if isinstance(answer, FlightRecorderError):
+                raise answer
+            dump = client.parse(answer[main_recorder(answer)])
+        except FlightRecorderError as error:
+            found.broken[rank] = str(error)
+            continue
+        dump.time_seconds = client.asked_at
+        found.snapshots.append(snapshot_of(dump, rank))
+    found.live = len(found.snapshots)
+    return found
 
 
 def stall_seconds(boxes: Boxes) -> float:
     """Age from which a wait is a stall: what the ranks have learnt of themselves, at least 5 seconds.
 
-    30 seconds where one of them has learnt nothing; half an hour where that one is in its first checkpoint or
-    evaluation, which nothing tells from a hang.
+    30 seconds where one of them has learnt nothing. Half an hour where that one is in its first checkpoint or
+    evaluation, because nothing distinguishes that from a hang.
     """
     found = [_limit(each) for each in boxes.living]
     return min(MOST_STALL_SECONDS, max(LEAST_STALL_SECONDS, *found)) if found else STALL_SECONDS
@@ -42,24 +108,24 @@ def _limit(box: Box) -> float:
 def judge_waiting(
     boxes: Boxes, recorders: Recorders, *, stall: float, complete: bool, given: bool = False
 ) -> HangVerdict:
-    """One verdict of both sources.
+    """One verdict from both sources.
 
     stall: age in seconds from which a wait is a stall; it counts only in boxes that are no copies and while
         a rank lives. A bundle is written at a stall.
     complete: boxes that are not there are missing, and not on other nodes.
-    given: the age was asked for. Else a run of which nothing is learnt yet may start for as long as it likes.
+    given: a person asked for that age. Else a run of which nothing is learnt yet may take long to start.
     """
     timed = boxes.moment is not None and not boxes.copied
-    words = diagnose(box_snapshots(boxes, timed=timed), stall_seconds=stall)
-    found = words
-    evidence: dict[str, object] = {"source": "black boxes", **words.evidence}
+    by_boxes = diagnose(box_snapshots(boxes, timed=timed), stall_seconds=stall)
+    found = by_boxes
+    evidence: dict[str, object] = {"source": "black boxes", **by_boxes.evidence}
     if recorders.snapshots:
-        recorded = diagnose(recorders.snapshots, stall_seconds=stall)
-        if _tells_more(recorded, words):
-            found = recorded
-            evidence = {"source": "flight recorders", **recorded.evidence}
-        if recorded.state is not words.state or recorded.ranks != words.ranks:
-            other = words if found is recorded else recorded
+        by_recorders = diagnose(recorders.snapshots, stall_seconds=stall)
+        if _recorders_count(by_recorders, by_boxes):
+            found = by_recorders
+            evidence = {"source": "flight recorders", **by_recorders.evidence}
+        if by_recorders.state is not by_boxes.state or by_recorders.ranks != by_boxes.ranks:
+            other = by_boxes if found is by_recorders else by_recorders
             evidence["other_source"] = {"state": other.state.value, "ranks": list(other.ranks)}
     if recorders.broken:
         shown = list(recorders.broken.items())[:_MOST_SHOWN]
@@ -72,13 +138,13 @@ def judge_waiting(
     return _with_places(boxes, found)
 
 
-def _tells_more(recorded: HangVerdict, words: HangVerdict) -> bool:
-    """Recorders know sizes, types and order; boxes know sends and receives over gloo, and who is where."""
-    if recorded.state is State.DESYNC:
-        return not (words.state is State.DESYNC and words.ranks and not recorded.ranks)
-    if words.state in _STANDS and words.ranks:
+def _recorders_count(by_recorders: HangVerdict, by_boxes: HangVerdict) -> bool:
+    """Recorders know sizes, types and order, while boxes know sends and receives over gloo."""
+    if by_recorders.state is State.DESYNC:
+        return not (by_boxes.state is State.DESYNC and by_boxes.ranks and not by_recorders.ranks)
+    if by_boxes.state in _STANDS and by_boxes.ranks:
         return False
-    return recorded.state in _STANDS and bool(recorded.ranks or words.state not in _STANDS)
+    return by_recorders.state in _STANDS and bool(by_recorders.ranks or by_boxes.state not in _STANDS)
 
 
 def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bool) -> HangVerdict:
@@ -111,14 +177,14 @@ def _stands_outside(boxes: Boxes, found: HangVerdict, stall: float, *, given: bo
 
 
 def _last_move(box: Box) -> float:
-    """A step that began before a stall may go on after it: whatever the rank does counts."""
+    """Anything that the rank did: a step that began before a stall may go on after it."""
     return max(box.last_progress, box.last_sign, *(each.oldest for each in box.now.groups))
 
 
 def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
-    """Where a process is lost or failed by itself, those that failed after it are its victims.
+    """Leave out victims: ranks that failed after a process was lost or failed by itself.
 
-    And so is whoever failed in a collective: it had come to it, and a peer was gone.
+    A rank that failed in a collective is a victim, too: it had come to the collective, and a peer was gone.
     """
     origins = boxes.lost or failed_first(boxes)
     named = [boxes.by_rank[rank] for rank in found.ranks if rank in boxes.by_rank and rank not in origins]
@@ -130,7 +196,7 @@ def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
     evidence = {**found.evidence, "failed_after_it": victims}
     reasons = evidence.pop("reasons", None)
     if isinstance(reasons, Mapping):
-        # An ended process is in no code, whatever its box shows it to have left out.
+        # An ended process runs no code, whatever its box shows it to have skipped.
         evidence["reasons"] = {
             str(rank): "is gone" if rank in boxes.lost else reasons[str(rank)]
             for rank in kept
@@ -140,14 +206,14 @@ def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
 
 
 def failed_first(boxes: Boxes) -> tuple[int, ...]:
-    """Ranks that an exception ended, and none out of a collective: those fail when another rank is gone."""
+    """Ranks that an exception ended outside of collectives; inside, ranks fail when another one is gone."""
     failed = [each for each in boxes.by_rank.values() if each.state is RankState.FAILED]
     own = tuple(each.rank for each in failed if not each.failed_in_collective)
     return own if len(own) < len(boxes.by_rank) or len(own) == 1 else ()
 
 
 def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) -> HangVerdict:
-    """A rank without a box is on another node, unless the node that it must be on is seen."""
+    """Take ranks without a box to be on other nodes, unless the node that they must be on is seen."""
     here = missing_here(boxes)
     elsewhere = () if complete else tuple(r for r in range(boxes.world_size) if r not in boxes.by_rank)
     elsewhere = tuple(rank for rank in elsewhere if rank not in here)
@@ -163,7 +229,7 @@ def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) ->
         evidence["reasons"] = {str(rank): reasons[str(rank)] for rank in kept if str(rank) in reasons}
     evidence["waits_for_ranks_without_box"] = blamed[:_MOST_SHOWN]
     evidence["notes"] = [
-        *_listed(evidence.get("notes")),
+        *_strings(evidence.get("notes")),
         "the ranks that the others wait for have no black box here: they are on other nodes, or wrote none",
     ]
     state = found.state if kept or found.state is State.INCONCLUSIVE else State.HANG
@@ -190,7 +256,7 @@ def missing_here(boxes: Boxes) -> tuple[int, ...]:
 
 
 def _with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
-    """Say where each culprit is."""
+    """Add where each blamed rank is."""
     places = {}
     for rank in found.ranks[:_MOST_SHOWN]:
         box = boxes.by_rank.get(rank)
@@ -217,5 +283,5 @@ def where_of(box: Box) -> str:
     return f"in {box.open_phase[0] if box.open_phase else 'no phase'}, {step}"
 
 
-def _listed(value: object) -> list[str]:
+def _strings(value: object) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []

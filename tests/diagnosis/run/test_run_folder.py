@@ -14,7 +14,7 @@ from rankwatch_cli.main import main
 from rankwatch_diagnosis.run.boxes import read_boxes
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.folder import find_run
-from rankwatch_diagnosis.run.recorders import ask
+from rankwatch_diagnosis.run.waiting import ask_living
 from rankwatch_diagnosis.simulation.black_boxes import BEGAN_MONOTONIC
 from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
@@ -130,11 +130,11 @@ def test_a_directory_without_a_usable_box_is_one_sentence(
 
 def test_a_recorder_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rank is told as silent, with the reason."""
-    monkeypatch.setattr("rankwatch_diagnosis.run.recorders.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("rankwatch_diagnosis.run.waiting.ANSWER_SECONDS", 0.2)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "3.sock"))
         server.listen()
-        found = ask([(3, tmp_path / "3.blackbox"), (4, tmp_path / "4.blackbox")])
+        found = ask_living([(3, tmp_path / "3.blackbox"), (4, tmp_path / "4.blackbox")])
     assert (found.snapshots, list(found.broken)) == ([], [3])
     assert "timed out" in found.broken[3]
 

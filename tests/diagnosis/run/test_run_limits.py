@@ -10,10 +10,10 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import RunState, diagnose_run
-from rankwatch_diagnosis.run.recorders import Recorders
 from rankwatch_diagnosis.run.waiting import (
     LEAST_STALL_SECONDS,
     MOST_STALL_SECONDS,
+    Recorders,
     judge_waiting,
     stall_seconds,
 )

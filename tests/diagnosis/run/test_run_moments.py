@@ -11,8 +11,7 @@ from rankwatch.conventions import Lifecycle, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
-from rankwatch_diagnosis.run.recorders import Recorders
-from rankwatch_diagnosis.run.waiting import judge_waiting
+from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
 from support.diagnosis.run_boxes import UPTIME_SECONDS, RankBox, boxes_seen, stalled_for
 
 STANDS = (State.HANG, State.DESYNC)

@@ -69,8 +69,8 @@ def test_a_slowdown_whose_cause_cannot_be_told_is_not_called_none() -> None:
         lost_rank_seconds=3.0,
         evidence={"suspected_ranks": [{"rank": 2}], "why": "there are two ranks"},
     )
-    assert unclear(seen) == "rank 2 may slow it down, but that cannot be told for sure: there are two ranks"
+    assert unclear(seen) == "rank 2 may slow it down, but that is not certain: there are two ranks"
     few = replace(seen, evidence={"why": "the table holds 2 steps, a verdict needs 4"})
     assert unclear(few) == (
-        "whether anything slows it down cannot be told: the table holds 2 steps, a verdict needs 4"
+        "it is not known whether anything slows it down: the table holds 2 steps, a verdict needs 4"
     )

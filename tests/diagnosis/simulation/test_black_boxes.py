@@ -16,8 +16,7 @@ from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.operation_table import operation_table
-from rankwatch_diagnosis.run.recorders import Recorders
-from rankwatch_diagnosis.run.waiting import judge_waiting
+from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
 from rankwatch_diagnosis.simulation.black_boxes import check_size, write_job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
