@@ -55,3 +55,8 @@ def gauge(name: str, unit: str, labels: tuple[Label, ...], text: str) -> Metric:
 def info(name: str, labels: tuple[Label, ...], text: str) -> Metric:
     """A metric that is always 1."""
     return Metric(name=name, kind=Kind.INFO, unit="1", labels=labels, help=text)
+
+
+def recorded(name: str, labels: tuple[Label, ...], text: str) -> Record:
+    """The declaration of a recorded series."""
+    return Record(name=name, labels=labels, help=text)

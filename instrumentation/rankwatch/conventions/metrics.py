@@ -6,19 +6,14 @@ declarations. Base units only: seconds and bytes.
 
 from __future__ import annotations
 
-from rankwatch.conventions.attribution import ATTRIBUTION, DCGM
-from rankwatch.conventions.communication import COLLECTIVES
+from rankwatch.conventions.collectives import COLLECTIVES, NCCL_RAS
 from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
-from rankwatch.conventions.gpus import GPUS
+from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
-from rankwatch.conventions.kernel_log import KERNEL_LOG, XIDS
-from rankwatch.conventions.learning import CHECKPOINTS, SCALARS
-from rankwatch.conventions.machines import DISK, HOST, NETWORK
-from rankwatch.conventions.nccl_ras import NCCL_RAS
-from rankwatch.conventions.runs import RANKS, STEPS
+from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, NETWORK, XIDS
+from rankwatch.conventions.runs import CHECKPOINTS, RANKS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
-from rankwatch.conventions.variation import VARIATION
 
 METRICS: tuple[Metric, ...] = (
     *RANKS,

@@ -6,211 +6,115 @@ it comes from, the operations what was done, the last one first in time.
 
 from __future__ import annotations
 
-from rankwatch.conventions.cause_records import CAUSE_RECORDS
-from rankwatch.conventions.collective_records import COLLECTIVE_RECORDS
-from rankwatch.conventions.declaration import Record
+from rankwatch.conventions.declaration import Record, recorded
 from rankwatch.conventions.labels import Label
+from rankwatch.conventions.stall_records import STALL_RECORDS
 
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
 _RANK = (*_RUN, Label.RANK)
-_NODE_RANK = (*_RANK, Label.NODE)
-_MEMBER = (*_NODE_RANK, Label.GROUP, Label.MEMBERS)
 _PLACED = (*_RANK, Label.NODE, Label.STAGE)
 _PHASE = (*_PLACED, Label.PHASE)
-
-
-def _record(name: str, labels: tuple[Label, ...], text: str) -> Record:
-    return Record(name=name, labels=labels, help=text)
-
+_REASON = (*_PLACED, Label.REASON)
+_GROUP = (*_RUN, Label.GROUP, Label.MEMBERS)
+_COLLECTIVE = (*_GROUP, Label.OPERATION, Label.SIZE_CLASS)
 
 _PROGRESS = (
-    _record("rank:rankwatch_rank_running:bool", _RANK, "1 while the rank starts or runs, 0 once it ended."),
-    _record("run:rankwatch_ranks_running:sum", _RUN, "Ranks of the run that start or run; 0 once all ended."),
-    _record(
+    recorded("rank:rankwatch_rank_running:bool", _RANK, "1 while the rank starts or runs, 0 once it ended."),
+    recorded(
+        "run:rankwatch_ranks_running:sum", _RUN, "Ranks of the run that start or run; 0 once all have ended."
+    ),
+    recorded(
         "run:rankwatch_rank_start_timestamp_seconds:min",
         _RUN,
         "Unix time at which the first of the ranks that run was started.",
     ),
-    _record(
+    recorded(
         "run:rankwatch_progress_timestamp_seconds:max",
         _RUN,
         "Unix time at which any rank of the run last made progress, or else the latest start of a rank.",
     ),
-    _record(
+    recorded(
         "run:rankwatch_progress_timeout_seconds:max",
         _RUN,
         "Longest time without progress that is normal for the run: learnt, above a floor, or the fallback.",
     ),
-    _record(
+    recorded(
         "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
         _RUN,
         "Unix time of the run's last good checkpoint, or of its earliest start where it has none.",
     ),
 )
 
-_STALLS = (
-    _record(
-        "run:rankwatch_stall_seconds:max",
-        _RUN,
-        "Time without progress of a run that is past its timeout; no series for all others.",
-    ),
-    _record(
-        "rank:rankwatch_stall_alive:bool", _NODE_RANK, "1 for a rank of a stalled run that starts or runs."
-    ),
-    _record(
-        "rank:rankwatch_stall_waited:bool",
-        _NODE_RANK,
-        "1 for a rank that has waited for long in a stalled run, or had when it ended.",
-    ),
-    _record(
-        "rank_group:rankwatch_collective_last_enqueued:stalled",
-        _MEMBER,
-        "Number of the last collective the rank has enqueued in the group; only of stalled runs.",
-    ),
-    _record(
-        "rank_group:rankwatch_collective_oldest_incomplete_timestamp_seconds:stalled",
-        _MEMBER,
-        "Unix time since which the rank waits in the group; only of stalled runs.",
-    ),
-    _record(
-        "rank:rankwatch_stall_waiting_timestamp_seconds:min",
-        _NODE_RANK,
-        "Unix time since which the rank waits in any process group; only of stalled runs.",
-    ),
-    _record(
-        "group:rankwatch_stall_waiting:share",
-        (*_RUN, Label.GROUP, Label.MEMBERS),
-        "Ranks that wait in the process group over those whose numbers are known; only of stalled runs.",
-    ),
-    _record(
-        "rank_group:rankwatch_collectives_behind:stalled",
-        _MEMBER,
-        "Collectives the rank has not enqueued while another rank of the group has, and some wait there.",
-    ),
-    _record(
-        "rank:rankwatch_stall_disappeared:bool",
-        _NODE_RANK,
-        "1 for a rank that has left a stalled run, or sends nothing any more, while others wait.",
-    ),
-    _record(
-        "rank:rankwatch_stall_not_in_collective:bool",
-        _NODE_RANK,
-        "1 for a live rank of a stalled run that waits in no collective and called none recently.",
-    ),
-    _record(
-        "rank:rankwatch_stall_missing:bool",
-        (*_NODE_RANK, Label.REASON),
-        "1 for a rank that others wait for while it waits for nobody (reason: disappeared, not_enqueued, "
-        "not_in_collective).",
-    ),
-    _record(
-        "run:rankwatch_stall_all_waiting:count",
-        _RUN,
-        "Live ranks of a stalled run; only where all of them wait and none is missing.",
-    ),
-    _record(
-        "rank_group:rankwatch_collective_last_completed:stalled",
-        _MEMBER,
-        "Number of the last collective the rank has completed, by its flight recorder; only of stalled runs.",
-    ),
-    _record(
-        "rank_group:rankwatch_collective_oldest_incomplete_signature:stalled",
-        _MEMBER,
-        "What the rank calls at the place where most of its group stand; only where every rank waits.",
-    ),
-    _record(
-        "rank_group:rankwatch_collectives_mismatched:bool",
-        (*_MEMBER, Label.REASON),
-        "1 for a rank that differs from the majority of its group (reason: operation, number).",
-    ),
-    _record(
-        "run:rankwatch_collectives_desynchronised:bool",
-        _RUN,
-        "1 for a stalled run whose ranks wait in different collectives.",
-    ),
-    _record(
-        "rank:rankwatch_stall_unresponsive:bool",
-        _NODE_RANK,
-        "1 for a live rank of a stalled run whose flight recorder answered before and no longer does.",
-    ),
-    _record(
-        "rank:rankwatch_stall_root_cause:bool",
-        (*_NODE_RANK, Label.REASON),
-        "1 for a rank that a stalled run waits for (reason: disappeared, not_enqueued, not_in_collective, "
-        "unresponsive).",
-    ),
-)
-
 _STEPS = (
-    _record(
+    recorded(
         "rank:rankwatch_rank_stage:info", _PLACED, "Pipeline stage of each rank that has just one; always 1."
     ),
-    _record(
+    recorded(
         "rank:rankwatch_steps:rate", _PLACED, "Steps per second of the rank; no series while it makes none."
     ),
-    _record("rank:rankwatch_step_seconds:mean", _PLACED, "Mean seconds per step of the rank."),
-    _record(
+    recorded("rank:rankwatch_step_seconds:mean", _PLACED, "Mean seconds per step of the rank."),
+    recorded(
         "rank:rankwatch_step_local_seconds:mean",
         _PLACED,
         "Mean seconds per step in which the rank worked and was not blocked in collectives.",
     ),
-    _record(
+    recorded(
         "run:rankwatch_step_seconds:mean", _RUN, "Mean seconds per step of the run: median of its ranks."
     ),
 )
 
 _STRAGGLERS = (
-    _record(
+    recorded(
         "stage:rankwatch_step_local_seconds:median",
         _STAGE,
         "Median of the mean local seconds of the stage's ranks.",
     ),
-    _record("stage:rankwatch_ranks:count", _STAGE, "Ranks of the stage that make steps: the cohort."),
-    _record(
+    recorded("stage:rankwatch_ranks:count", _STAGE, "Ranks of the stage that make steps: the cohort."),
+    recorded(
         "rank:rankwatch_step_work:mean", _PLACED, "Mean tokens per step of the rank, where it reports them."
     ),
-    _record(
+    recorded(
         "rank:rankwatch_step_work:relative",
         _PLACED,
         "Tokens per step of the rank over the median of its stage, where all ranks of the stage report them.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_step_local_seconds:work_adjusted",
         _PLACED,
         "Mean local seconds per step divided by relative work, where that is known.",
     ),
-    _record(
+    recorded(
         "stage:rankwatch_step_local_seconds:work_adjusted_median",
         _STAGE,
         "Median of the work-adjusted local seconds of the stage's ranks.",
     ),
-    _record(
+    recorded(
         "stage:rankwatch_step_local_seconds:work_adjusted_mad",
         _STAGE,
         "Median absolute deviation of the work-adjusted local seconds in the stage.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_step_local_seconds:residual",
         _PLACED,
         "Work-adjusted local seconds of the rank over the median of its stage, minus one.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_step_local_seconds:excess",
         _PLACED,
         "Seconds per step by which the rank's local time exceeds the median of its stage.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_step_local_seconds:high_excess",
         _PLACED,
         "The same, of ranks whose residual is that of a straggler.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_straggler_candidate:slowdown",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of ranks that stand out.",
     ),
-    _record(
+    recorded(
         "rank:rankwatch_straggler:slowdown",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of suspected stragglers.",
@@ -218,31 +122,199 @@ _STRAGGLERS = (
 )
 
 _PHASES = (
-    _record(
+    recorded(
         "rank_phase:rankwatch_step_local_seconds:mean",
         _PHASE,
         "Mean local seconds per step of the rank by phase (compute, data_loading, checkpoint, other).",
     ),
-    _record(
+    recorded(
         "rank_phase:rankwatch_step_local_seconds:excess",
         _PHASE,
         "Seconds per step by which the phase's time exceeds the median of the rank's stage.",
     ),
-    _record(
+    recorded(
         "rank_phase:rankwatch_step_local_seconds:excess_share",
         _PHASE,
         "Share of the rank's positive excess that the phase holds, where the rank stands out.",
     ),
 )
 
+_STAGES = (
+    recorded(
+        "rank:rankwatch_step_compute_seconds:mean",
+        _PLACED,
+        "Mean local seconds per step, waiting for data, checkpoints and evaluation left out.",
+    ),
+    recorded(
+        "stage:rankwatch_step_compute_seconds:median",
+        _STAGE,
+        "Median of the mean compute seconds of the stage's ranks.",
+    ),
+    recorded(
+        "run:rankwatch_stages:count",
+        _RUN,
+        "Pipeline stages of the run.",
+    ),
+    recorded(
+        "stage:rankwatch_step_compute_seconds:others_median",
+        _STAGE,
+        "What the other stages compute: of two stages the other's median, else the median over all stages.",
+    ),
+    recorded(
+        "stage:rankwatch_step_compute_seconds:ratio",
+        _STAGE,
+        "Compute of the stage over that of the others.",
+    ),
+    recorded(
+        "stage:rankwatch_slow_stage:slowdown",
+        _STAGE,
+        "Step time over the step time with the stage at the others' pace; only of stages that are too heavy.",
+    ),
+)
+
+_VARIATION = (
+    recorded(
+        "run:rankwatch_step_waiting:share",
+        _RUN,
+        "Share of the step in which the median rank is blocked in collectives, transfers included.",
+    ),
+    recorded(
+        "rank:rankwatch_step_variation:mean",
+        (*_PLACED, Label.TERM),
+        "Mean over steps of squared relative deviations, by term.",
+    ),
+    recorded(
+        "rank_reason:rankwatch_step_variation:covariance",
+        _REASON,
+        "Variation that local time shares with work, or forward with backward (reason: work, microbatches).",
+    ),
+    recorded(
+        "rank_reason:rankwatch_step_variation:correlation",
+        _REASON,
+        "Correlation of local time with work, and of forward with backward over the microbatches of a step.",
+    ),
+    recorded(
+        "rank_reason:rankwatch_step_variation:sigma",
+        _REASON,
+        "Standard deviation of the step's own time, as a share of it, that work or microbatches explain.",
+    ),
+    recorded(
+        "run_reason:rankwatch_unequal_batches:share",
+        (*_RUN, Label.REASON),
+        "Share of the step that unequal batches cost, by what shows it (work, microbatches, ranks), "
+        "where it passes its test.",
+    ),
+    recorded(
+        "run:rankwatch_unequal_batches:share",
+        _RUN,
+        "Share of the step that unequal batches cost, at most what ranks wait; only where it is too much.",
+    ),
+)
+
+_JITTER = (
+    recorded(
+        "rank:rankwatch_late_step_seconds:mean",
+        _PLACED,
+        "Seconds per step that late steps take beyond what is normal for the rank.",
+    ),
+    recorded(
+        "rank:rankwatch_late_step_seconds:long_mean",
+        _PLACED,
+        "The same, on average over the time for which jitter must last.",
+    ),
+    recorded(
+        "run:rankwatch_late_step_seconds:share",
+        _RUN,
+        "The same over all ranks, as a share of the step.",
+    ),
+    recorded(
+        "run:rankwatch_jitter:share",
+        _RUN,
+        "The same, at most what ranks wait; only where late steps are spread over ranks and cost too much.",
+    ),
+)
+
+_DATA_LOADING = (
+    recorded(
+        "rank:rankwatch_step_data_wait:share",
+        _PLACED,
+        "Share of the step that the rank waits for data.",
+    ),
+    recorded(
+        "run:rankwatch_slow_data_loading:share",
+        _RUN,
+        "Share of the step that the median rank which loads data waits for it; only where most "
+        "wait too long.",
+    ),
+)
+
+_NETWORK = (
+    recorded(
+        "group:rankwatch_collective_transfer_seconds:mean",
+        _COLLECTIVE,
+        "Mean seconds of a collective's last arriver; the least over the nodes.",
+    ),
+    recorded(
+        "group:rankwatch_collective_bus_bytes:mean",
+        _COLLECTIVE,
+        "Mean bus bytes of a collective.",
+    ),
+    recorded(
+        "run:rankwatch_step_local_seconds:median",
+        _RUN,
+        "Median of the mean local seconds of the run's ranks.",
+    ),
+    recorded(
+        "group:rankwatch_collective_transfer_seconds:growth",
+        _COLLECTIVE,
+        "Transfer time over its own median in the past.",
+    ),
+    recorded(
+        "group:rankwatch_network_degraded:share",
+        _COLLECTIVE,
+        "Share of time that the growth of transfers costs; only where the network is to blame.",
+    ),
+)
+
+_COLLECTIVES = (
+    recorded(
+        "rank:rankwatch_collective_wait:share",
+        (*_RUN, Label.RANK, Label.NODE, Label.STAGE),
+        "Seconds the rank waited in collectives for other ranks of its node, over the seconds of its "
+        "steps; the least waiter is the one the others wait for. Collectives that overlap count each, so "
+        "it may be above 1.",
+    ),
+    recorded(
+        "rank_group:rankwatch_collective_wait_seconds:mean",
+        (*_RUN, Label.RANK, Label.NODE, Label.GROUP, Label.MEMBERS),
+        "Mean seconds per collective that the rank waited for the last of its node.",
+    ),
+    recorded(
+        "group:rankwatch_collective_wait_seconds:skew",
+        _GROUP,
+        "Mean seconds per collective by which the first rank of the group arrives before the last one "
+        "of its node; the largest over the nodes.",
+    ),
+    recorded(
+        "group:rankwatch_collective_bus_bandwidth:max",
+        (*_GROUP, Label.OPERATION, Label.SIZE_CLASS),
+        "Bytes per second on the bus while the group transfers, by the formulas of nccl-tests; the "
+        "largest over the nodes, because the last arriver's node waits for none.",
+    ),
+)
+
 RECORDS: tuple[Record, ...] = (
     *_PROGRESS,
-    *_STALLS,
+    *STALL_RECORDS,
     *_STEPS,
     *_STRAGGLERS,
     *_PHASES,
-    *CAUSE_RECORDS,
-    *COLLECTIVE_RECORDS,
+    *_STAGES,
+    *_VARIATION,
+    *_JITTER,
+    *_DATA_LOADING,
+    *_NETWORK,
+    *_COLLECTIVES,
 )
 
 _BY_NAME = {each.name: each for each in RECORDS}

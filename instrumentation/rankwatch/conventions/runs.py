@@ -1,4 +1,4 @@
-"""Metrics of ranks and steps: is the run making progress, and how fast."""
+"""Metrics of a run: its ranks, steps and how they vary, scalars such as the loss, checkpoints."""
 
 from __future__ import annotations
 
@@ -111,4 +111,87 @@ STEPS = (
         "Longest time without progress that is normal for what the rank does now, learnt from its "
         "own history; no series until it is known.",
     ),
+)
+
+VARIATION = (
+    counter(
+        "rankwatch_late_steps_total",
+        "1",
+        _RANK,
+        "Steps whose local time, checkpoint and evaluation left out, took more than 1.25 times its median "
+        "over the 31 steps before, or that times the step's tokens over their median where they are more.",
+    ),
+    counter(
+        "rankwatch_late_step_seconds_total",
+        "seconds",
+        _RANK,
+        "Time of late steps beyond that median.",
+    ),
+    counter(
+        "rankwatch_step_microbatches_total",
+        "1",
+        _RANK,
+        "Microbatches of completed steps that have at least two, each with a forward and a backward phase.",
+    ),
+    counter(
+        "rankwatch_step_variation_total",
+        "1",
+        (*_RANK, Label.TERM),
+        "Sum over steps of squared relative deviations. local, work: of the step's local time and tokens "
+        "from their medians over the 31 steps before. forward, backward: of microbatches from the mean of "
+        "their step (variance). local_and_work, forward_and_backward: of the sum of both, so that the "
+        "covariance is (sum - one - other) / 2.",
+    ),
+)
+
+SCALARS = (
+    gauge("rankwatch_scalar", "1", (*_RANK, Label.NAME), "Last value of a scalar the training loop reports."),
+    counter(
+        "rankwatch_scalar_nonfinite_total",
+        "1",
+        (*_RANK, Label.NAME),
+        "Values of the scalar that were NaN or infinite, counted on every step.",
+    ),
+    counter("rankwatch_loss_spikes_total", "1", _RANK, "Steps whose loss stood far above its trend."),
+    gauge(
+        "rankwatch_loss_trend",
+        "1",
+        _RANK,
+        "Trend of the loss: slow exponential average that leaves spikes out.",
+    ),
+    gauge(
+        "rankwatch_loss_deviation",
+        "1",
+        _RANK,
+        "How far the smoothed loss stands above its trend, in robust standard deviations of its own noise.",
+    ),
+)
+
+CHECKPOINTS = (
+    counter(
+        "rankwatch_checkpoint_operations_total",
+        "1",
+        (*_RANK, Label.OPERATION, Label.OUTCOME),
+        "Checkpoint operations (save, verify, load) by outcome (success, failure).",
+    ),
+    counter(
+        "rankwatch_checkpoint_operation_seconds_total",
+        "seconds",
+        (*_RANK, Label.OPERATION),
+        "Time spent in checkpoint operations.",
+    ),
+    counter(
+        "rankwatch_checkpoint_stage_seconds_total",
+        "seconds",
+        (*_RANK, Label.OPERATION, Label.CHECKPOINT_STAGE),
+        "Time spent in stages of checkpoint operations (serialize, write, fsync, ...).",
+    ),
+    gauge("rankwatch_checkpoint_bytes", "bytes", _RANK, "Size of the last checkpoint saved by the rank."),
+    gauge(
+        "rankwatch_checkpoint_last_good_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "Unix time of the last good checkpoint: verified where the run verifies, else saved.",
+    ),
+    gauge("rankwatch_checkpoint_last_good_step", "1", _RANK, "Step of the last good checkpoint."),
 )
