@@ -113,10 +113,10 @@ NCCL_RAS = (
         "rankwatch_nccl_ras_up",
         "1",
         _SERVICE,
-        "1 where NCCL's RAS service answered with a status, 0 where it listens and gave none; no series "
-        "where nothing listens. The run is empty where the service cannot be told to belong to one.",
+        "1 if NCCL's RAS service answered with a status, 0 if it listens but gave none. No series where "
+        "nothing listens. The run is empty where it is unclear which run the service belongs to.",
     ),
-    info("rankwatch_nccl_info", (*_SERVICE, Label.VERSION), "Version of NCCL, as RAS tells it; always 1."),
+    info("rankwatch_nccl_info", (*_SERVICE, Label.VERSION), "Version of NCCL, as RAS reports it; always 1."),
     gauge(
         "rankwatch_nccl_ras_timeouts",
         "1",
@@ -133,54 +133,54 @@ NCCL_RAS = (
         "rankwatch_nccl_processes_missing",
         "1",
         (*_SERVICE, Label.REASON),
-        "Processes of the job of which RAS knows nothing: dead (not reached for 60 s), unresponsive, left "
-        "(without a communicator that others have).",
+        "Processes of the job without data in RAS: dead (not reached for 60 s), unresponsive, left (without "
+        "a communicator that others have).",
     ),
     gauge(
         "rankwatch_nccl_communicator_state",
         "1",
         (*_COMMUNICATOR, Label.STATE, Label.REASON),
-        "1 for the state of a communicator and its reason, by the launches of its ranks over several answers "
-        "of RAS: desync where they differ and stay so, below_launch where they are equal and the job stands. "
-        "Of the 32 worst and largest communicators.",
+        "1 for the state of a communicator and its reason, from the launches of its ranks over several "
+        "answers: desync if they differ and stay so, below_launch if they are equal and the job stands "
+        "still. For the 32 worst and largest communicators.",
     ),
-    gauge("rankwatch_nccl_communicator_ranks", "1", _COMMUNICATOR, "Ranks a communicator was made with."),
+    gauge("rankwatch_nccl_communicator_ranks", "1", _COMMUNICATOR, "Number of ranks of a communicator."),
     gauge(
         "rankwatch_nccl_communicator_ranks_missing",
         "1",
         _COMMUNICATOR,
-        "Ranks of a communicator of which RAS knows nothing.",
+        "Ranks of a communicator without data in RAS.",
     ),
     gauge(
         "rankwatch_nccl_communicator_ranks_behind",
         "1",
         _COMMUNICATOR,
-        "Ranks of a communicator that have launched fewer collectives than another; normal for a moment.",
+        "Ranks of a communicator that have launched fewer collectives than another. Normal for short times.",
     ),
     gauge(
         "rankwatch_nccl_communicator_launch_spread",
         "1",
         _COMMUNICATOR,
-        "Launches between the rank furthest ahead and the one furthest behind, of the kind of collective in "
-        "which that is most.",
+        "Launches between the rank furthest ahead and the one furthest behind, for the kind of collective "
+        "where they are most.",
     ),
     counter(
         "rankwatch_nccl_communicator_launches_total",
         "1",
         _COMMUNICATOR,
-        "Collectives launched by the rank furthest ahead; told by RAS from NCCL 2.28.7 on.",
+        "Collectives launched by the rank furthest ahead. NCCL 2.28.7 and newer report it.",
     ),
     gauge(
         "rankwatch_nccl_rank_launches_behind",
         "1",
         _COMMUNICATOR_RANK,
-        "Launches by which a rank is behind, in a communicator that is suspect or worse; no series where "
-        "more than eight are. The rank is the global one, empty where RAS and black boxes do not tell it.",
+        "Launches by which a rank is behind, in a communicator that is suspect or worse. No series where "
+        "more than eight ranks are behind. `rank` is the global rank, empty where unknown.",
     ),
     gauge(
         "rankwatch_nccl_rank_missing",
         "1",
         (*_COMMUNICATOR_RANK, Label.REASON),
-        "1 for a rank of which RAS knows nothing, up to eight of a communicator.",
+        "1 for a rank without data in RAS, up to eight of a communicator.",
     ),
 )

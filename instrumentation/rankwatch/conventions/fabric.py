@@ -1,4 +1,4 @@
-"""Metrics of RDMA ports, of pause frames and discards, and of where GPUs and NICs sit."""
+"""Metrics of RDMA ports, of pause frames and discards, and of the distance between GPUs and NICs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ LINKS = (
         "rankwatch_network_link_flaps_total",
         "1",
         _DEVICE,
-        "Times the link's carrier went away (carrier_down_count).",
+        "Times that the link lost its carrier (carrier_down_count).",
     ),
     counter(
         "rankwatch_network_pause_frames_total",
         "1",
         (Label.DEVICE, Label.DIRECTION, Label.PRIORITY),
-        "Pause frames by direction and priority (global: none), from the driver's statistics (ethtool -S).",
+        "Pause frames by direction and priority (global: without priority), from the driver (ethtool -S).",
     ),
     counter(
         "rankwatch_network_pause_seconds_total",
         "seconds",
         (Label.DEVICE, Label.DIRECTION, Label.PRIORITY),
-        "Time the link was paused (receive) or had its peer paused (transmit), from the driver's statistics.",
+        "Time in which the link was paused (receive) or paused its peer (transmit), from the driver.",
     ),
     counter(
         "rankwatch_network_discards_total",
         "1",
         (Label.DEVICE, Label.DIRECTION, Label.COUNTER),
-        "Packets the hardware discarded or a cloud's allowance held back, by the driver's own name of the "
-        "counter.",
+        "Packets that the hardware discarded, or that exceeded a cloud's allowance, by the driver's name of "
+        "the counter.",
     ),
     counter(
         "rankwatch_network_hardware_errors_total",
         "1",
         (Label.DEVICE, Label.COUNTER),
-        "Errors of the wire and of PCIe that the hardware counted, by the driver's own name of the counter.",
+        "Errors of the wire and of PCIe that the hardware counted, by the driver's name of the counter.",
     ),
 )
 
@@ -68,26 +68,26 @@ RDMA = (
         "rankwatch_rdma_port_up",
         "1",
         _PORT,
-        "1 where the port's state is ACTIVE; of EFA, whose ports always say so, where its interface is up.",
+        "1 if the port is ACTIVE. EFA ports always report that: for them, 1 if their interface is up.",
     ),
     gauge(
         "rankwatch_rdma_port_state",
         "1",
         (*_PORT, Label.STATE),
-        "1 for the state the port is in: nop, down, init, armed, active, active_defer.",
+        "1 for the state of the port: nop, down, init, armed, active, active_defer.",
     ),
     gauge(
         "rankwatch_rdma_port_physical_state",
         "1",
         (*_PORT, Label.STATE),
-        "1 for the physical state the port is in: sleep, polling, disabled, training, link_up, "
+        "1 for the physical state of the port: sleep, polling, disabled, training, link_up, "
         "link_error_recovery, phy_test.",
     ),
     gauge(
         "rankwatch_rdma_port_rate_bytes",
         "bytes",
         _PORT,
-        "Speed of the port in bytes per second; absent while the port is not active.",
+        "Speed of the port in bytes per second. No series while the port is not active.",
     ),
     counter(
         "rankwatch_rdma_receive_bytes_total",
@@ -114,29 +114,30 @@ RDMA = (
         "rankwatch_rdma_transmit_wait_ticks_total",
         "1",
         _PORT,
-        "Ticks in which there was data to send and no credit (port_xmit_wait).",
+        "Ticks in which the port had data to send but no credit (port_xmit_wait).",
     ),
     counter(
-        "rankwatch_rdma_link_downed_total", "1", _PORT, "Times the link failed to recover (link_downed)."
+        "rankwatch_rdma_link_downed_total", "1", _PORT, "Times that the link failed to recover (link_downed)."
     ),
     counter(
         "rankwatch_rdma_errors_total",
         "1",
         _COUNTER,
-        "Errors, retransmissions and discards, by the kernel's own name of the counter; an empty port stands "
-        "for the device as a whole.",
+        "Errors, retransmissions and discards, by the kernel's name of the counter. An empty port means the "
+        "device as a whole.",
     ),
     counter(
         "rankwatch_rdma_congestion_total",
         "1",
         _COUNTER,
-        "Signs of congestion control at work (CNP, ECN, slow restart), by the kernel's name; not errors.",
+        "Events of congestion control (CNP, ECN, slow restart), by the kernel's name of the counter. They "
+        "are not errors.",
     ),
     counter(
         "rankwatch_rdma_operations_total",
         "1",
         _COUNTER,
-        "Other counters of the port, by the kernel's name.",
+        "Other counters of the port, by the kernel's name of the counter.",
     ),
 )
 
@@ -144,7 +145,7 @@ AFFINITY = (
     info(
         "rankwatch_gpu_nic_affinity_info",
         (Label.GPU, Label.DEVICE, Label.DISTANCE),
-        "A NIC nearest to the GPU, and what lies between: one PCIe switch (pix), several (pxb), the host "
-        "bridge (phb), the NUMA node (node), or the link between sockets (sys); always 1.",
+        "A NIC nearest to the GPU, and what lies between them: one PCIe switch (pix), several (pxb), the "
+        "host bridge (phb), the NUMA node (node), or the link between sockets (sys); always 1.",
     ),
 )

@@ -265,7 +265,7 @@ ATTRIBUTION = (
     info(
         "rankwatch_gpu_pod_info",
         (Label.GPU, Label.MIG, Label.POD_NAMESPACE, Label.POD_NAME, Label.POD_CONTAINER),
-        "A container that was given the GPU (or a MIG instance of it), as the kubelet lists it; always 1.",
+        "A container that the GPU (or a MIG instance of it) is allocated to, by the kubelet; always 1.",
     ),
     info(
         "rankwatch_gpu_slurm_info",
@@ -282,14 +282,14 @@ ATTRIBUTION = (
         "rankwatch_gpu_allocations_unmatched",
         "1",
         (Label.SOURCE,),
-        "What is in use and belongs to no GPU known here: devices the kubelet gave to a container, files of "
-        "SLURM's job map; also processes on a GPU whose environment may not be read (source slurm).",
+        "Allocations that match no known GPU: devices that the kubelet lists, files of SLURM's job map. "
+        "Source slurm also counts processes on a GPU whose environment the agent may not read.",
     ),
     counter(
         "rankwatch_attribution_failures_total",
         "1",
         (Label.SOURCE,),
-        "Attempts to learn who uses which GPU that failed: calls to the kubelet (shown after the next one "
+        "Failed attempts to find out who uses which GPU: calls to the kubelet (shown after the next call "
         "that succeeds), listings and files of SLURM's job map. The GPUs then have no owner in the metrics.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Metrics of incidents: runs of this node that stand still or lost a rank, and the evidence kept of them."""
+"""Metrics of incidents (runs of this node that stall or lose a rank), and of the evidence kept of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class IncidentKind(StrEnum):
     STALL = "stall"
     """No living rank of the node made progress for longer than its own history allows."""
     LOST_RANK = "lost_rank"
-    """The process of a rank is gone and said no goodbye."""
+    """The process of a rank is gone without an end record."""
 
 
 class EvidenceFault(StrEnum):
-    """Why a bundle, or a part of one, could not be had."""
+    """Why a bundle, or a part of one, is missing."""
 
     NO_SPACE = "no_space"
-    """The file system is full, or would be nearly so."""
+    """The file system is full or nearly full."""
     SIZE = "size"
     """It would have made the bundle larger than it may be."""
     WRITE = "write"
@@ -31,9 +31,9 @@ class EvidenceFault(StrEnum):
     DUMP = "dump"
     VERDICT = "verdict"
     TOO_SOON = "too_soon"
-    """The run had a bundle a short while ago."""
+    """The run had a bundle shortly before."""
     BUSY = "busy"
-    """Too many incidents at once, or the incident is too old for what the node shows now to belong to it."""
+    """Too many incidents at once, or the incident is too old to collect evidence of it."""
 
 
 INCIDENTS = (
@@ -41,15 +41,15 @@ INCIDENTS = (
         "rankwatch_incidents_total",
         "1",
         (Label.RUN, Label.KIND),
-        "Times a run of this node stood still (stall) or lost a rank (lost_rank), seen in its black boxes; "
-        "one for an episode, and one run has one incident at a time.",
+        "Incidents: a run of this node stalled (stall) or lost a rank (lost_rank), by its black boxes. A run "
+        "has one incident at a time.",
     ),
     gauge(
         "rankwatch_incident_open",
         "1",
         (Label.RUN, Label.KIND),
-        "1 while an incident lasts, for at least a minute; 0 otherwise. It ends when progress resumes or "
-        "the run does.",
+        "1 while an incident is open, for at least a minute; 0 otherwise. It ends when progress resumes or "
+        "the run ends.",
     ),
     gauge(
         "rankwatch_incident_root_cause",
@@ -64,14 +64,14 @@ INCIDENTS = (
         "rankwatch_evidence_bundle_timestamp_seconds",
         "seconds",
         (Label.RUN,),
-        "Unix time of the opening of the incident that a run's newest evidence bundle is of.",
+        "Unix time at which the incident of a run's newest evidence bundle was opened.",
     ),
     counter(
         "rankwatch_evidence_errors_total",
         "1",
         (Label.REASON,),
-        "Bundles and parts of bundles that could not be had: no_space, size, write, black_box, "
-        "flight_recorder, stacks, dump, verdict; too_soon and busy where no bundle was tried. The manifest "
-        "of a bundle says what it lacks.",
+        "Missing bundles and parts of bundles: no_space, size, write, black_box, "
+        "flight_recorder, stacks, dump, verdict; too_soon and busy if no bundle was tried. The manifest "
+        "of a bundle lists what it lacks.",
     ),
 )

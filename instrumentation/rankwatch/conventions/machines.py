@@ -13,7 +13,7 @@ HOST = (
         "rankwatch_host_cpu_seconds_total",
         "seconds",
         (Label.MODE,),
-        "CPU time of the host by mode, all CPUs added (/proc/stat).",
+        "CPU time of the host by mode, summed over all CPUs (/proc/stat).",
     ),
     gauge("rankwatch_host_cpus", "1", (), "Logical CPUs online (/proc/stat)."),
     gauge("rankwatch_host_load1", "1", (), "Load average over one minute (/proc/loadavg)."),
@@ -28,13 +28,13 @@ HOST = (
         "rankwatch_host_oom_kills_total",
         "1",
         (),
-        "Processes killed by the kernel for lack of memory (/proc/vmstat oom_kill).",
+        "Processes that the kernel killed because memory ran out (/proc/vmstat oom_kill).",
     ),
     counter(
         "rankwatch_host_pressure_waiting_seconds_total",
         "seconds",
         (Label.RESOURCE,),
-        "Time in which some task waited for cpu, memory or io (/proc/pressure).",
+        "Time in which at least one task waited for cpu, memory or io (/proc/pressure, some).",
     ),
 )
 
@@ -49,20 +49,20 @@ NETWORK = (
         "rankwatch_network_carrier_changes_total",
         "1",
         _DEVICE,
-        "Changes of the link's carrier; two make a flap.",
+        "Changes of the link's carrier. A flap has two of them.",
     ),
-    gauge("rankwatch_network_up", "1", _DEVICE, "1 where the interface's operational state is up."),
+    gauge("rankwatch_network_up", "1", _DEVICE, "1 if the operational state of the interface is up."),
     gauge(
         "rankwatch_network_speed_bytes",
         "bytes",
         _DEVICE,
-        "Speed of the link in bytes per second, where the driver says it.",
+        "Speed of the link in bytes per second, if the driver reports it.",
     ),
     counter(
         "rankwatch_tcp_sent_segments_total",
         "1",
         (),
-        "TCP segments sent, retransmits left out (/proc/net/snmp OutSegs).",
+        "TCP segments sent, without retransmissions (/proc/net/snmp OutSegs).",
     ),
     counter(
         "rankwatch_tcp_retransmitted_segments_total",
@@ -80,7 +80,7 @@ NETWORK = (
         "rankwatch_tcp_listen_drops_total",
         "1",
         (),
-        "Connections dropped by a full listen queue (/proc/net/netstat ListenDrops).",
+        "Connections dropped because a listen queue was full (/proc/net/netstat ListenDrops).",
     ),
 )
 
@@ -96,7 +96,7 @@ DISK = (
         "rankwatch_filesystem_read_only",
         "1",
         _PATH,
-        "1 where the file system that holds the path is mounted read-only.",
+        "1 if the file system that holds the path is mounted read-only.",
     ),
     counter(
         "rankwatch_disk_reads_total",
@@ -114,19 +114,19 @@ DISK = (
         "rankwatch_disk_read_seconds_total",
         "seconds",
         (Label.PATH, Label.DEVICE),
-        "Time spent in reads; over reads it is their mean latency.",
+        "Time spent in reads. Divided by the reads it is their mean latency.",
     ),
     counter(
         "rankwatch_disk_write_seconds_total",
         "seconds",
         (Label.PATH, Label.DEVICE),
-        "Time spent in writes; over writes it is their mean latency.",
+        "Time spent in writes. Divided by the writes it is their mean latency.",
     ),
     counter(
         "rankwatch_disk_io_seconds_total",
         "seconds",
         (Label.PATH, Label.DEVICE),
-        "Time the block device under the path was busy.",
+        "Time in which the block device under the path was busy.",
     ),
 )
 
@@ -173,14 +173,14 @@ KERNEL_LOG = (
         "rankwatch_kernel_log_events_total",
         "1",
         (Label.EVENT,),
-        "Lines of the kernel log (/dev/kmsg) that tell of a known fault of GPU, NIC or host, by event; those "
+        "Lines of the kernel log (/dev/kmsg) that report a known fault of GPU, NIC or host, by event. Lines "
         "since boot that the kernel still holds when the agent starts count too.",
     ),
     counter(
         "rankwatch_kernel_log_records_missed_total",
         "1",
         (),
-        "Records of the kernel log that were overwritten before the agent had read them, by the gaps in "
-        "their numbers.",
+        "Records of the kernel log that were overwritten before the agent read them, from the gaps in their "
+        "sequence.",
     ),
 )
