@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "rankwatch": ROOT / "instrumentation",
     "rankwatch_agent": ROOT / "agent",
+    "rankwatch_diagnosis": ROOT / "diagnosis",
+    "rankwatch_cli": ROOT / "cli",
     "rankwatch_alerts": ROOT / "alerts",
     "rankwatch_dashboards": ROOT / "dashboards",
     "rankwatch_trainer": ROOT / "reference_trainer",
