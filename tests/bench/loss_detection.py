@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from rankwatch_diagnosis.loss.alarm import Alarm, Severity
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Severity
 from rankwatch_diagnosis.loss.detection import detect
-from rankwatch_diagnosis.loss.row import Intake, Row
+from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
 from support.diagnosis.loss_curves import DIVERGING, HEALTHY, STEPS, Curve, curves
 
 
@@ -22,13 +22,13 @@ class Tally(NamedTuple):
     kind: str
     curves: int
     false: int
-    """Curves with a warning or a critical alarm where all was well (before the onset, if there is one)."""
+    """Curves with a warning or a critical anomaly where all was well (before the onset, if there is one)."""
     spikes: int
-    """Alarms of severity info, in all curves."""
+    """Anomalies of severity info, in all curves."""
     first: tuple[int, ...]
-    """Steps from each onset that was found to the alarm's step; sorted."""
+    """Steps from each onset that was found to the anomaly's step; sorted."""
     confirmed: tuple[int, ...]
-    """The same to the step at which the alarm was certain; sorted."""
+    """The same to the step at which the anomaly was certain; sorted."""
 
 
 def tally(kind: str, count: int, seed: int) -> Tally:
@@ -36,22 +36,22 @@ def tally(kind: str, count: int, seed: int) -> Tally:
     false = spikes = 0
     first, confirmed = [], []
     for curve in curves(kind, count, seed):
-        alarms = alarms_of(curve)
-        grave = [alarm for alarm in alarms if alarm.severity != Severity.INFO]
+        anomalies = anomalies_of(curve)
+        grave = [anomaly for anomaly in anomalies if anomaly.severity != Severity.INFO]
         onset = STEPS if curve.onset is None else curve.onset
-        false += any(curve.onset is None or alarm.step < onset for alarm in grave)
-        spikes += len(alarms) - len(grave)
-        found = next((alarm for alarm in grave if alarm.step >= onset), None)
+        false += any(curve.onset is None or anomaly.step < onset for anomaly in grave)
+        spikes += len(anomalies) - len(grave)
+        found = next((anomaly for anomaly in grave if anomaly.step >= onset), None)
         if found is not None and curve.onset is not None:
             first.append(found.step - onset)
             confirmed.append((found.step if found.confirmed_step is None else found.confirmed_step) - onset)
     return Tally(kind, count, false, spikes, tuple(sorted(first)), tuple(sorted(confirmed)))
 
 
-def alarms_of(curve: Curve) -> tuple[Alarm, ...]:
-    """The alarms of one curve, by the detector of the agent and of the command."""
-    rows = (Row(step, loss) for step, loss in zip(curve.steps, curve.losses, strict=True))
-    return detect(rows, Intake()).alarms
+def anomalies_of(curve: Curve) -> tuple[Anomaly, ...]:
+    """The anomalies of one curve, by the detector of the agent and of the command."""
+    rows = (StepValues(step, loss) for step, loss in zip(curve.steps, curve.losses, strict=True))
+    return detect(rows, ReadCounts()).anomalies
 
 
 def table(tallies: Sequence[Tally]) -> str:

@@ -1,21 +1,39 @@
-"""From a file to findings: a table where its first line names step and loss, else a log."""
+"""From a file, plain or gzip, to a verdict: a table where its first line names step and loss, else a log."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import chain
 from pathlib import Path
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.loss.detection import Findings, detect
-from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
-from rankwatch_diagnosis.loss.lines import read_lines
-from rankwatch_diagnosis.loss.log import Extract, default_extract, extract_by, read_log
-from rankwatch_diagnosis.loss.match_limit import MATCH_SECONDS, bounded
-from rankwatch_diagnosis.loss.row import Intake, Row
-from rankwatch_diagnosis.loss.table import delimiter_of, likely_delimiter, read_table
+from rankwatch_diagnosis.loss.detection import LossVerdict, detect
+from rankwatch_diagnosis.loss.detectors import PERSISTENCE_VALUES
+from rankwatch_diagnosis.loss.formats import (
+    MATCH_SECONDS,
+    Extract,
+    ReadCounts,
+    StepValues,
+    bounded,
+    default_extract,
+    delimiter_of,
+    extract_by,
+    likely_delimiter,
+    read_log,
+    read_table,
+)
+from rankwatch_diagnosis.opening import open_bytes
 
+MAX_LINE_BYTES = 16384
+"""A longer line is no row and no line of a log: it is skipped and counted."""
+MAX_FRUITLESS_LINES = 10_000_000
+"""After so many lines without a loss none is expected any more: a few MB of gzip can hold a billion."""
+_HEAD_BYTES = 8192
+_GZIP_MAGIC = b"\x1f\x8b"
 _TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
@@ -26,7 +44,7 @@ def diagnose(
     columns: Mapping[str, str] | None = None,
     persistence: int = PERSISTENCE_VALUES,
     match_seconds: float = MATCH_SECONDS,
-) -> Findings:
+) -> LossVerdict:
     """Judge the losses of a file.
 
     pattern: regular expression with the groups `step` and `loss`, for the lines of a log.
@@ -35,38 +53,86 @@ def diagnose(
     match_seconds: time of the processor that `pattern` may take on one line. In the main thread only.
     Raises UserError where the file cannot be read or holds no loss, or the pattern takes too long.
     """
-    intake = Intake()
+    counts = ReadCounts()
     # A mistake in the pattern is told before a large file is opened.
     limited = bounded(extract_by(pattern), seconds=match_seconds) if pattern is not None else nullcontext()
     with limited as extract:
-        findings = detect(_rows(path, intake, extract, columns or {}), intake, persistence=persistence)
-    if not intake.losses:
-        raise UserError(_no_loss(path, intake, pattern))
-    return findings
+        verdict = detect(_rows(path, counts, extract, columns or {}), counts, persistence=persistence)
+    if not counts.losses:
+        raise UserError(_no_loss(path, counts, pattern))
+    return verdict
 
 
-def _rows(path: Path, intake: Intake, extract: Extract | None, columns: Mapping[str, str]) -> Iterator[Row]:
+def _rows(
+    path: Path, counts: ReadCounts, extract: Extract | None, columns: Mapping[str, str]
+) -> Iterator[StepValues]:
     if extract is not None:
-        yield from read_log(read_lines(path, intake), intake, extract=extract)
+        yield from read_log(read_lines(path, counts), counts, extract=extract)
         return
-    lines = read_lines(path, intake)
+    lines = read_lines(path, counts)
     header = next((line for line in lines if line.strip()), "")
     delimiter = delimiter_of(header)
     if delimiter or columns or path.name.lower().endswith(_TABLE_SUFFIXES):
         delimiter = delimiter or likely_delimiter(header)
-        yield from read_table(header, lines, intake, delimiter=delimiter, columns=columns)
+        yield from read_table(header, lines, counts, delimiter=delimiter, columns=columns)
     else:
-        yield from read_log(chain([header], lines), intake, extract=default_extract)
+        yield from read_log(chain([header], lines), counts, extract=default_extract)
 
 
-def _no_loss(path: Path, intake: Intake, pattern: str | None) -> str:
+def _no_loss(path: Path, counts: ReadCounts, pattern: str | None) -> str:
     text = f"{path} holds no step with a loss"
     if pattern is not None:
         text += " that --pattern finds"
-    if intake.skipped:
-        text += f"; {intake.skipped:,} rows were skipped"
-    if intake.truncated:
+    if counts.skipped:
+        text += f"; {counts.skipped:,} rows were skipped"
+    if counts.truncated:
         text += "; the compressed file is damaged or ends in the middle"
-    if pattern is None and not intake.skipped:
+    if pattern is None and not counts.skipped:
         text += "; expected CSV with the columns step and loss, or a log, if need be with --pattern"
     return text
+
+
+def read_lines(path: Path, counts: ReadCounts, *, most_fruitless: int = MAX_FRUITLESS_LINES) -> Iterator[str]:
+    """Yield the lines; a compressed file that ends in the middle yields what there is.
+
+    most_fruitless: lines that may pass before the first loss.
+    Raises UserError where the file cannot be read, is empty or is binary, or where so many lines
+    pass and `counts` counts no loss yet.
+    """
+    try:
+        with open_bytes(path) as file:
+            yield from _lines(path, file, counts, most_fruitless)
+    except OSError as error:
+        raise UserError(f"could not read {path}: {error.strerror or error}") from error
+
+
+def _lines(path: Path, file: io.BufferedReader, counts: ReadCounts, most_fruitless: int) -> Iterator[str]:
+    compressed = file.peek(2)[:2] == _GZIP_MAGIC
+    source: io.BufferedReader | gzip.GzipFile = gzip.GzipFile(fileobj=file) if compressed else file
+    seen = False
+    # closing(): the decompressor does not close the file it was given, and we do not leave it open.
+    with closing(source):
+        try:
+            if b"\0" in source.peek(_HEAD_BYTES)[:_HEAD_BYTES]:
+                raise UserError(f"{path} is binary or UTF-16, expected CSV or a log in UTF-8")
+            for number, line in enumerate(_bounded(source, counts)):
+                seen = True
+                if number == most_fruitless and not counts.losses:
+                    raise UserError(f"{path} holds no step with a loss in its first {number:,} lines")
+                yield line.decode("utf-8-sig", errors="replace")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            counts.truncated = True
+    if not seen and not counts.truncated and not counts.skipped:
+        raise UserError(f"{path} is empty")
+
+
+def _bounded(source: io.BufferedReader | gzip.GzipFile, counts: ReadCounts) -> Iterator[bytes]:
+    """Lines of at most MAX_LINE_BYTES; the rest of a longer one is read away piece by piece."""
+    whole = True
+    while piece := source.readline(MAX_LINE_BYTES):
+        ended = piece.endswith(b"\n")
+        if whole and (ended or len(piece) < MAX_LINE_BYTES):
+            yield piece
+        elif whole:
+            counts.skipped += 1
+        whole = ended

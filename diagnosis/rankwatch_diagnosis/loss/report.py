@@ -1,19 +1,19 @@
-"""Findings for a person, and for a program."""
+"""The verdict on a loss, for a person and for a program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, WARM_UP_STEPS
-from rankwatch_diagnosis.loss.alarm import Alarm, Kind, Severity, finite
-from rankwatch_diagnosis.loss.detection import MAX_LISTED, Findings
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Kind, Severity, finite
+from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict
 
-SHOWN_ALARMS = 20
-"""Alarms that a person is shown, the gravest first; `--json` lists all."""
+SHOWN_ANOMALIES = 20
+"""Anomalies that a person is shown, the most severe first; `--json` lists all."""
 _ORDER = tuple(reversed(Severity))
 _COLOURS = {Severity.CRITICAL: "\x1b[31m", Severity.WARNING: "\x1b[33m", Severity.INFO: ""}
 _PLAIN = "\x1b[0m"
-_TOLD = {
+_SENTENCES = {
     Kind.NON_FINITE: "the loss is {value:g}",
     Kind.GRADIENT_NON_FINITE: "the gradient norm is {value:g}",
     Kind.UPDATE_NON_FINITE: "the update norm is {value:g}",
@@ -25,94 +25,96 @@ _TOLD = {
 }
 
 
-def as_json(findings: Findings) -> dict[str, object]:
-    """The object of `--json`; the entries of `evidence.episodes` belong to those of `alarms`."""
-    intake = findings.intake
+def as_json(verdict: LossVerdict) -> dict[str, object]:
+    """The object of `--json`; the entries of `evidence.details` belong to those of `anomalies`."""
+    counts = verdict.counts
     return {
-        "alarms": [alarm.as_json() for alarm in findings.alarms],
+        "anomalies": [anomaly.as_json() for anomaly in verdict.anomalies],
         "evidence": {
-            "steps": intake.rows,
-            "first_step": findings.first_step,
-            "last_step": findings.last_step,
-            "skipped_rows": intake.skipped,
-            "repeated_rows": intake.repeated,
-            "restarts": intake.restarts,
-            "truncated": intake.truncated,
-            "alarms_not_listed": findings.unlisted,
+            "steps": counts.rows,
+            "first_step": verdict.first_step,
+            "last_step": verdict.last_step,
+            "skipped_rows": counts.skipped,
+            "repeated_rows": counts.repeated,
+            "restarts": counts.restarts,
+            "truncated": counts.truncated,
+            "anomalies_not_listed": verdict.unlisted,
             "threshold_sigmas": DIVERGENCE_SIGMAS,
-            "persistence_steps": findings.persistence,
-            "episodes": [_episode(findings, alarm) for alarm in findings.alarms],
+            "persistence_steps": verdict.persistence,
+            "details": [_details(verdict, anomaly) for anomaly in verdict.anomalies],
         },
     }
 
 
-def _episode(findings: Findings, alarm: Alarm) -> dict[str, object]:
+def _details(verdict: LossVerdict, anomaly: Anomaly) -> dict[str, object]:
     return {
-        "last_step": alarm.last_step,
-        "steps": alarm.values,
-        "extreme": finite(alarm.highest),
-        "confirmed_step": alarm.confirmed_step,
-        "recovered": alarm.recovered,
+        "last_step": anomaly.last_step,
+        "steps": anomaly.values,
+        "extreme": finite(anomaly.highest),
+        "confirmed_step": anomaly.confirmed_step,
+        "recovered": anomaly.recovered,
         "preceded_by": [
-            {"step": other.step, "kind": str(other.kind)} for other in findings.precursors(alarm)
+            {"step": other.step, "kind": str(other.kind)} for other in verdict.precursors(anomaly)
         ],
     }
 
 
-def as_text(findings: Findings, *, colour: bool) -> str:
-    """The verdict, the gravest alarms, the evidence."""
-    return "\n".join((_verdict(findings, colour=colour), *_listed(findings), *_evidence(findings)))
+def as_text(verdict: LossVerdict, *, colour: bool) -> str:
+    """The verdict, the most severe anomalies, the evidence."""
+    return "\n".join((_headline(verdict, colour=colour), *_listed(verdict), *_evidence(verdict)))
 
 
-def _verdict(findings: Findings, *, colour: bool) -> str:
-    span = f"{findings.intake.rows:,} steps ({findings.first_step} to {findings.last_step})"
-    counts = {each: sum(alarm.severity == each for alarm in findings.alarms) for each in _ORDER}
-    said = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    if not said:
-        return f"no alarm in {span}"
+def _headline(verdict: LossVerdict, *, colour: bool) -> str:
+    span = f"{verdict.counts.rows:,} steps ({verdict.first_step} to {verdict.last_step})"
+    counts = {each: sum(anomaly.severity == each for anomaly in verdict.anomalies) for each in _ORDER}
+    listed = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
+    if not listed:
+        return f"no anomaly in {span}"
     worst = next(severity for severity in _ORDER if counts[severity])
-    text = f"{'no divergence; ' if worst is Severity.INFO else ''}{said} in {span}"
+    text = f"{'no divergence; ' if worst is Severity.INFO else ''}{listed} in {span}"
     return f"{_COLOURS[worst]}{text}{_PLAIN}" if colour and _COLOURS[worst] else text
 
 
-def _listed(findings: Findings) -> Iterator[str]:
-    gravest = sorted(findings.alarms, key=lambda alarm: _ORDER.index(alarm.severity))[:SHOWN_ALARMS]
-    shown = set(map(id, gravest))
-    for alarm in findings.alarms:
-        if id(alarm) in shown:
-            yield f"  {alarm.severity:<8}  step {alarm.step:<8} {_told(alarm)}"
-            for other in findings.precursors(alarm)[:3]:
-                yield f"{'':24}{alarm.step - other.step} steps before: {_told(other)}"
-    if hidden := len(findings.alarms) - len(gravest):
+def _listed(verdict: LossVerdict) -> Iterator[str]:
+    most_severe = sorted(verdict.anomalies, key=lambda anomaly: _ORDER.index(anomaly.severity))[
+        :SHOWN_ANOMALIES
+    ]
+    shown = set(map(id, most_severe))
+    for anomaly in verdict.anomalies:
+        if id(anomaly) in shown:
+            yield f"  {anomaly.severity:<8}  step {anomaly.step:<8} {_sentence(anomaly)}"
+            for other in verdict.precursors(anomaly)[:3]:
+                yield f"{'':24}{anomaly.step - other.step} steps before: {_sentence(other)}"
+    if hidden := len(verdict.anomalies) - len(most_severe):
         yield f"  and {hidden:,} more, see --json"
 
 
-def _told(alarm: Alarm) -> str:
-    text = _TOLD[alarm.kind].format(
-        value=alarm.value, expected=alarm.expected, highest=alarm.highest, values=alarm.values
+def _sentence(anomaly: Anomaly) -> str:
+    text = _SENTENCES[anomaly.kind].format(
+        value=anomaly.value, expected=anomaly.expected, highest=anomaly.highest, values=anomaly.values
     )
-    if not alarm.recovered and alarm.kind is Kind.SPIKE:
+    if not anomaly.recovered and anomaly.kind is Kind.SPIKE:
         return f"{text}; nothing is reported after it"
-    if not alarm.recovered:
+    if not anomaly.recovered:
         return f"{text}; it does not return"
-    return f"{text}; {alarm.values} steps, to step {alarm.last_step}" if alarm.values > 1 else text
+    return f"{text}; {anomaly.values} steps, to step {anomaly.last_step}" if anomaly.values > 1 else text
 
 
-def _evidence(findings: Findings) -> Iterator[str]:
-    intake = findings.intake
+def _evidence(verdict: LossVerdict) -> Iterator[str]:
+    counts = verdict.counts
     yield (
         f"divergence: more than {DIVERGENCE_SIGMAS:g} standard deviations above its trend for "
-        f"{findings.persistence} steps in a row"
+        f"{verdict.persistence} steps in a row"
     )
-    if intake.losses < WARM_UP_STEPS:
+    if counts.losses < WARM_UP_STEPS:
         yield f"too few steps for a trend, which takes {WARM_UP_STEPS}: only NaN and infinity were looked for"
-    if intake.skipped:
-        yield f"{intake.skipped:,} rows skipped: no step, no number, or too long"
-    if intake.repeated:
-        yield f"{intake.repeated:,} rows left out: they repeat the step before them"
-    if intake.restarts:
-        yield f"{intake.restarts:,} restarts: the step went back, and the trend began anew"
-    if intake.truncated:
+    if counts.skipped:
+        yield f"{counts.skipped:,} rows skipped: no step, no number, or too long"
+    if counts.repeated:
+        yield f"{counts.repeated:,} rows left out: they repeat the step before them"
+    if counts.restarts:
+        yield f"{counts.restarts:,} restarts: the step went back, and the trend began anew"
+    if counts.truncated:
         yield "the compressed file is damaged or ends in the middle: judged up to there"
-    if findings.unlisted:
-        yield f"{findings.unlisted:,} alarms beyond {MAX_LISTED:,} of their kind were counted only"
+    if verdict.unlisted:
+        yield f"{verdict.unlisted:,} anomalies beyond {MAX_LISTED:,} of their kind were counted only"

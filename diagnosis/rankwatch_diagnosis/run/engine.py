@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rankwatch.conventions import Cause, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
-from rankwatch_diagnosis.loss.alarm import Severity
-from rankwatch_diagnosis.loss.detection import Findings
+from rankwatch_diagnosis.loss.anomaly import Severity
+from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, progress
@@ -68,7 +68,7 @@ class RunVerdict:
     hang: HangVerdict
     straggler: Verdict | None
     """None where NumPy is not installed."""
-    loss: tuple[int, Findings] | None
+    loss: tuple[int, LossVerdict] | None
     """Rank whose loss was judged, and the findings; None where none is reported."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
@@ -274,9 +274,9 @@ def _sources(boxes: Boxes, recorders: Recorders, stall: float) -> dict[str, obje
     }
 
 
-def worst_alarm(verdict: RunVerdict) -> Severity | None:
-    """Of the loss; None without an alarm."""
+def worst_anomaly(verdict: RunVerdict) -> Severity | None:
+    """Of the loss; None without an anomaly."""
     if verdict.loss is None:
         return None
-    found = {each.severity for each in verdict.loss[1].alarms}
+    found = {each.severity for each in verdict.loss[1].anomalies}
     return next((each for each in reversed(Severity) if each in found), None)

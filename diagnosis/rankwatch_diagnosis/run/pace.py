@@ -9,8 +9,8 @@ from statistics import median
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS, TOKENS
-from rankwatch_diagnosis.loss.detection import Findings, detect
-from rankwatch_diagnosis.loss.row import COLUMNS, Intake, Row
+from rankwatch_diagnosis.loss.detection import LossVerdict, detect
+from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
 RECENT_STEPS = 50
@@ -106,15 +106,15 @@ def _tokens_per_second(box: Box) -> float | None:
 _SCALARS = (RecordKind.SCALAR,)
 
 
-def judge_loss(boxes: Boxes) -> tuple[int, Findings] | None:
+def judge_loss(boxes: Boxes) -> tuple[int, LossVerdict] | None:
     """Rank and findings of the lowest rank that reports a loss; None where none does."""
     for rank, box in boxes.by_rank.items():
         if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
-            return rank, detect(_rows(box), Intake())
+            return rank, detect(_rows(box), ReadCounts())
     return None
 
 
-def _rows(box: Box) -> Iterator[Row]:
+def _rows(box: Box) -> Iterator[StepValues]:
     step: int | None = None
     values: dict[str, float] = {}
     for record in box.records:
@@ -124,8 +124,8 @@ def _rows(box: Box) -> Iterator[Row]:
         value, number = layout.SCALAR.unpack_from(record.payload)
         if number != step:
             if step is not None:
-                yield Row(step, **values)
+                yield StepValues(step, **values)
             step, values = number, {}
         values[name] = value
     if step is not None:
-        yield Row(step, **values)
+        yield StepValues(step, **values)

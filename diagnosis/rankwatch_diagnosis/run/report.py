@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from rankwatch.conventions import Cause
 from rankwatch.settings import printable
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.loss.alarm import Severity, finite
+from rankwatch_diagnosis.loss.anomaly import Severity, finite
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_alarm
+from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_anomaly
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
@@ -17,7 +17,7 @@ _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
 _GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
 _RANKS_SHOWN = 16
 _GROUPS_SHOWN = 5
-_ALARMS_SHOWN = 5
+_ANOMALIES_SHOWN = 5
 
 
 def as_json(verdict: RunVerdict) -> dict[str, object]:
@@ -131,13 +131,13 @@ def _loss(verdict: RunVerdict) -> str:
     if verdict.loss is None:
         return "not reported"
     rank, found = verdict.loss
-    span = f"{found.intake.rows:,} steps of rank {rank}"
-    worst = worst_alarm(verdict)
+    span = f"{found.counts.rows:,} steps of rank {rank}"
+    worst = worst_anomaly(verdict)
     if worst is None:
-        return f"no alarm in {span}"
-    alarms = [each for each in found.alarms if each.severity is worst]
-    parts = ", ".join(f"{each.kind.value} at step {each.step}" for each in alarms[:_ALARMS_SHOWN])
-    more = f" and {len(alarms) - _ALARMS_SHOWN} more" if len(alarms) > _ALARMS_SHOWN else ""
+        return f"no anomaly in {span}"
+    anomalies = [each for each in found.anomalies if each.severity is worst]
+    parts = ", ".join(f"{each.kind.value} at step {each.step}" for each in anomalies[:_ANOMALIES_SHOWN])
+    more = f" and {len(anomalies) - _ANOMALIES_SHOWN} more" if len(anomalies) > _ANOMALIES_SHOWN else ""
     calm = "; nothing to do" if worst is Severity.INFO else ""
     return f"{worst.value}: {parts}{more}, in {span}{calm}"
 

@@ -28,24 +28,22 @@ def test_a_healthy_run_is_one_line_and_what_was_looked_for(
     """The verdict comes first."""
     assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "no alarm in 2,000 steps (0 to 1999)",
+        "no anomaly in 2,000 steps (0 to 1999)",
         "divergence: more than 5 standard deviations above its trend for 30 steps in a row",
     ]
 
 
-def test_json_is_one_object_with_the_alarms_of_the_issue(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Numbers that JSON cannot hold are null."""
     path = tmp_path / "loss.csv"
     path.write_text("step,loss\n" + "".join(f"{step},{'nan' if step == 90 else 2}\n" for step in range(99)))
     assert main(["diagnose", "loss", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found["alarms"] == [
+    assert found["anomalies"] == [
         {"step": 90, "kind": "non_finite", "value": None, "expected": 2.0, "severity": "warning"}
     ]
     assert found["evidence"]["steps"] == 99
-    assert len(found["evidence"]["episodes"]) == 1
+    assert len(found["evidence"]["details"]) == 1
 
 
 def test_a_divergence_is_told_with_its_step_and_what_was_left_out(

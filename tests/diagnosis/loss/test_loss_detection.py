@@ -1,4 +1,4 @@
-"""Alarms of losses: healthy curves raise none, divergences are found, spikes are information."""
+"""Anomalies of losses: healthy curves raise none, divergences are found, spikes are information."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ import pytest
 
 from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_diagnosis.loss.alarm import Alarm, Kind, Severity
-from rankwatch_diagnosis.loss.detection import MAX_LISTED, Findings, detect
-from rankwatch_diagnosis.loss.episode import GAP_VALUES
-from rankwatch_diagnosis.loss.row import Intake, Row
+from rankwatch_diagnosis.loss.anomaly import GAP_VALUES, Anomaly, Kind, Severity
+from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict, detect
+from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
 from support.diagnosis.loss_curves import DIVERGING, HEALTHY, Curve, curves
 
 
-def findings(rows: Iterable[Row]) -> Findings:
-    return detect(rows, Intake())
+def verdict(rows: Iterable[StepValues]) -> LossVerdict:
+    return detect(rows, ReadCounts())
 
 
-def alarms(losses: Iterable[float], begin: int = 0) -> tuple[Alarm, ...]:
-    return findings(Row(step, loss) for step, loss in enumerate(losses, begin)).alarms
+def anomalies(losses: Iterable[float], begin: int = 0) -> tuple[Anomaly, ...]:
+    return verdict(StepValues(step, loss) for step, loss in enumerate(losses, begin)).anomalies
 
 
-def of_curve(curve: Curve) -> tuple[Alarm, ...]:
-    return findings(Row(*pair) for pair in zip(curve.steps, curve.losses, strict=True)).alarms
+def of_curve(curve: Curve) -> tuple[Anomaly, ...]:
+    return verdict(StepValues(*pair) for pair in zip(curve.steps, curve.losses, strict=True)).anomalies
 
 
 def steady(count: int) -> list[float]:
@@ -42,42 +41,47 @@ def test_the_threshold_is_that_of_the_alert() -> None:
 def test_a_healthy_curve_raises_no_alarm_but_information(kind: str) -> None:
     """A few of the curves of tests/bench/loss_detection.py."""
     for curve in curves(kind, 6, seed=1):
-        assert [alarm for alarm in of_curve(curve) if alarm.severity != Severity.INFO] == []
+        assert [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO] == []
 
 
 @pytest.mark.parametrize("kind", DIVERGING)
 def test_a_diverging_curve_is_critical_and_not_before_it_diverges(kind: str) -> None:
     """Each of a few is found within 500 steps."""
     for curve in curves(kind, 4, seed=1):
-        grave = [alarm for alarm in of_curve(curve) if alarm.severity != Severity.INFO]
+        grave = [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO]
         assert curve.onset is not None
         assert 0 <= grave[0].step - curve.onset < 500
-        assert any(alarm.severity is Severity.CRITICAL for alarm in grave)
+        assert any(anomaly.severity is Severity.CRITICAL for anomaly in grave)
 
 
 def test_a_single_spike_is_information_with_value_and_expectation() -> None:
     """It recovers at once."""
     losses = steady(200)
     losses[150] = 6.0
-    (alarm,) = alarms(losses)
-    assert (alarm.step, alarm.kind, alarm.value, alarm.severity) == (150, Kind.SPIKE, 6.0, Severity.INFO)
-    assert alarm.expected == pytest.approx(2.0, abs=0.1)
-    assert alarm.recovered
+    (anomaly,) = anomalies(losses)
+    assert (anomaly.step, anomaly.kind, anomaly.value, anomaly.severity) == (
+        150,
+        Kind.SPIKE,
+        6.0,
+        Severity.INFO,
+    )
+    assert anomaly.expected == pytest.approx(2.0, abs=0.1)
+    assert anomaly.recovered
 
 
-def test_spikes_close_to_each_other_are_one_episode() -> None:
-    """One alarm per episode, not per step."""
+def test_spikes_close_to_each_other_are_one_excursion() -> None:
+    """One anomaly per excursion, not per step."""
     losses = steady(300)
     losses[150] = losses[155] = losses[160] = 6.0
-    (alarm,) = alarms(losses)
-    assert (alarm.step, alarm.last_step, alarm.values) == (150, 160, 3)
+    (anomaly,) = anomalies(losses)
+    assert (anomaly.step, anomaly.last_step, anomaly.values) == (150, 160, 3)
 
 
 def test_a_divergence_that_comes_back_is_a_warning_and_one_that_stays_critical() -> None:
     """What recovers needs nobody at once."""
     high = [3.0] * 100
-    (back,) = (each for each in alarms(steady(200) + high + steady(300)) if each.kind is Kind.DIVERGENCE)
-    (stays,) = (each for each in alarms(steady(200) + high) if each.kind is Kind.DIVERGENCE)
+    (back,) = (each for each in anomalies(steady(200) + high + steady(300)) if each.kind is Kind.DIVERGENCE)
+    (stays,) = (each for each in anomalies(steady(200) + high) if each.kind is Kind.DIVERGENCE)
     assert (back.step, back.severity, back.recovered) == (200, Severity.WARNING, True)
     assert (stays.step, stays.severity, stays.recovered) == (200, Severity.CRITICAL, False)
     assert back.confirmed_step == stays.confirmed_step is not None
@@ -85,16 +89,20 @@ def test_a_divergence_that_comes_back_is_a_warning_and_one_that_stays_critical()
 
 def test_a_rise_that_the_end_of_the_file_cuts_short_is_a_warning() -> None:
     """Ten steps are too few to tell a spike from the start of a divergence."""
-    (alarm,) = alarms(steady(200) + [4.0] * 10)
-    assert (alarm.kind, alarm.severity, alarm.confirmed_step) == (Kind.DIVERGENCE, Severity.WARNING, None)
+    (anomaly,) = anomalies(steady(200) + [4.0] * 10)
+    assert (anomaly.kind, anomaly.severity, anomaly.confirmed_step) == (
+        Kind.DIVERGENCE,
+        Severity.WARNING,
+        None,
+    )
 
 
 def test_a_nan_that_stays_is_critical_and_one_that_passes_a_warning() -> None:
-    """One alarm each."""
+    """One anomaly each."""
     losses = steady(100)
     losses[50] = math.nan
-    (passes,) = alarms(losses)
-    (stays,) = alarms(steady(100) + [math.inf] * 100)
+    (passes,) = anomalies(losses)
+    (stays,) = anomalies(steady(100) + [math.inf] * 100)
     assert (passes.step, passes.kind, passes.severity) == (50, Kind.NON_FINITE, Severity.WARNING)
     assert (stays.step, stays.values, stays.severity) == (100, 100, Severity.CRITICAL)
 
@@ -102,19 +110,21 @@ def test_a_nan_that_stays_is_critical_and_one_that_passes_a_warning() -> None:
 def test_a_run_that_goes_on_from_an_earlier_step_has_the_loss_of_that_step() -> None:
     """A restart is counted, and its higher loss is no divergence."""
     losses = [2.0 + 3.0 * math.exp(-step / 60) + 0.01 * math.sin(7 * step) for step in range(400)]
-    rows = [Row(step, loss) for begin in (0, 40) for step, loss in enumerate(losses) if step >= begin]
-    found = findings(rows)
-    assert (found.alarms, found.intake.restarts) == ((), 1)
+    rows = [StepValues(step, loss) for begin in (0, 40) for step, loss in enumerate(losses) if step >= begin]
+    found = verdict(rows)
+    assert (found.anomalies, found.counts.restarts) == ((), 1)
 
 
 def test_an_update_norm_that_doubles_is_told_with_the_divergence_after_it() -> None:
     """It moves before the loss does."""
     rows = [
-        Row(step, loss, update_norm=0.1 * (1 + 0.1 * math.sin(5 * step)) * (3.0 if step >= 290 else 1.0))
+        StepValues(
+            step, loss, update_norm=0.1 * (1 + 0.1 * math.sin(5 * step)) * (3.0 if step >= 290 else 1.0)
+        )
         for step, loss in enumerate(steady(300) + [3.0] * 60)
     ]
-    found = findings(rows)
-    jump, divergence = found.alarms
+    found = verdict(rows)
+    jump, divergence = found.anomalies
     assert (jump.step, jump.kind, jump.severity) == (290, Kind.UPDATE_NORM_JUMP, Severity.WARNING)
     assert (divergence.step, found.precursors(divergence)) == (300, (jump,))
     assert found.precursors(jump) == ()
@@ -124,12 +134,12 @@ def test_a_gradient_norm_that_jumps_once_is_information() -> None:
     """Odd batches are common."""
     norms = [1.0 + 0.1 * math.sin(5 * step) for step in range(200)]
     norms[120] = 9.0
-    (alarm,) = findings(Row(step, 2.0, grad_norm=norm) for step, norm in enumerate(norms)).alarms
-    assert (alarm.step, alarm.kind, alarm.severity) == (120, Kind.GRADIENT_NORM_JUMP, Severity.INFO)
+    (anomaly,) = verdict(StepValues(step, 2.0, grad_norm=norm) for step, norm in enumerate(norms)).anomalies
+    assert (anomaly.step, anomaly.kind, anomaly.severity) == (120, Kind.GRADIENT_NORM_JUMP, Severity.INFO)
 
 
-def scaled(*scales: float) -> tuple[Alarm, ...]:
-    return findings(Row(step, 2.0, loss_scale=scale) for step, scale in enumerate(scales)).alarms
+def scaled(*scales: float) -> tuple[Anomaly, ...]:
+    return verdict(StepValues(step, 2.0, loss_scale=scale) for step, scale in enumerate(scales)).anomalies
 
 
 def test_a_loss_scale_that_halves_again_and_again_has_collapsed() -> None:
@@ -146,24 +156,24 @@ def test_a_loss_scale_that_finds_its_place_is_no_collapse() -> None:
     assert scaled(*(65536.0 / 2**power for power in range(8)), *[256.0] * 100, *[128.0] * 100) == ()
 
 
-def test_alarms_beyond_the_limit_are_counted_only() -> None:
+def test_anomalies_beyond_the_limit_are_counted_only() -> None:
     """A file of any size takes bounded memory."""
-    episodes, apart = MAX_LISTED + 5, GAP_VALUES + 1
-    norms = (math.inf if step % apart == 0 else 1.0 for step in range(episodes * apart))
-    found = findings(Row(step, grad_norm=norm) for step, norm in enumerate(norms))
-    assert (len(found.alarms), found.unlisted) == (MAX_LISTED, 5)
+    excursions, apart = MAX_LISTED + 5, GAP_VALUES + 1
+    norms = (math.inf if step % apart == 0 else 1.0 for step in range(excursions * apart))
+    found = verdict(StepValues(step, grad_norm=norm) for step, norm in enumerate(norms))
+    assert (len(found.anomalies), found.unlisted) == (MAX_LISTED, 5)
 
 
 def test_several_ranks_in_one_log_count_once() -> None:
     """A row that repeats the step before it is left out and counted."""
-    found = findings(Row(step, 2.0) for step in range(50) for _ in range(4))
-    assert (found.intake.rows, found.intake.repeated, found.alarms) == (50, 150, ())
+    found = verdict(StepValues(step, 2.0) for step in range(50) for _ in range(4))
+    assert (found.counts.rows, found.counts.repeated, found.anomalies) == (50, 150, ())
 
 
 def test_a_divergence_that_comes_back_slowly_is_a_warning() -> None:
     """The trend gets used to the raised level before the loss is back; the verdict waits for it."""
     raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
-    (back,) = (each for each in alarms([*steady(400), *raised]) if each.kind is Kind.DIVERGENCE)
-    (cut,) = (each for each in alarms([*steady(400), *raised[:500]]) if each.kind is Kind.DIVERGENCE)
+    (back,) = (each for each in anomalies([*steady(400), *raised]) if each.kind is Kind.DIVERGENCE)
+    (cut,) = (each for each in anomalies([*steady(400), *raised[:500]]) if each.kind is Kind.DIVERGENCE)
     assert (back.severity, back.recovered) == (Severity.WARNING, True)
     assert (cut.severity, cut.recovered) == (Severity.CRITICAL, False)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import gzip
+import signal
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.loss.lines import MAX_LINE_BYTES, read_lines
-from rankwatch_diagnosis.loss.log import default_extract, extract_by, read_log
-from rankwatch_diagnosis.loss.reading import diagnose
-from rankwatch_diagnosis.loss.row import Intake, Row
-from rankwatch_diagnosis.loss.table import delimiter_of, read_table
+from rankwatch_diagnosis.loss.formats import (
+    ReadCounts,
+    StepValues,
+    default_extract,
+    delimiter_of,
+    extract_by,
+    read_log,
+    read_table,
+)
+from rankwatch_diagnosis.loss.reading import MAX_LINE_BYTES, diagnose, read_lines
 
 
-def rows_of(text: str, **columns: str) -> tuple[list[Row], Intake]:
-    intake = Intake()
+def rows_of(text: str, **columns: str) -> tuple[list[StepValues], ReadCounts]:
+    counts = ReadCounts()
     header, *lines = text.splitlines(keepends=True)
     delimiter = delimiter_of(header) or ","
-    return list(read_table(header, lines, intake, delimiter=delimiter, columns=columns)), intake
+    return list(read_table(header, lines, counts, delimiter=delimiter, columns=columns)), counts
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,7 @@ def rows_of(text: str, **columns: str) -> tuple[list[Row], Intake]:
 )
 def test_the_default_pattern_finds_step_and_loss_in_many_styles(line: str) -> None:
     """Trainers differ; the losses of evaluation are left alone."""
-    (row,) = read_log([line], Intake(), extract=default_extract)
+    (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert (row.step, row.loss) == (12, 3.4)
 
 
@@ -55,9 +61,9 @@ def test_the_default_pattern_finds_step_and_loss_in_many_styles(line: str) -> No
 )
 def test_a_line_that_reports_no_step_passes_by(line: str) -> None:
     """It is no bad row: a log holds other things."""
-    intake = Intake()
-    assert list(read_log([line], intake, extract=default_extract)) == []
-    assert intake.skipped == 0
+    counts = ReadCounts()
+    assert list(read_log([line], counts, extract=default_extract)) == []
+    assert counts.skipped == 0
 
 
 @pytest.mark.parametrize(
@@ -65,24 +71,24 @@ def test_a_line_that_reports_no_step_passes_by(line: str) -> None:
 )
 def test_a_line_made_to_confuse_takes_no_time(line: str) -> None:
     """A pattern that goes back and forth over it would take minutes."""
-    assert list(read_log([line], Intake(), extract=default_extract)) == []
+    assert list(read_log([line], ReadCounts(), extract=default_extract)) == []
 
 
 def test_the_default_pattern_finds_norms_and_loss_scale() -> None:
     """They move before the loss does."""
     line = "step 7 loss: nan | loss scale: 1024.0 | grad norm: inf | update_norm: 0.5"
-    (row,) = read_log([line], Intake(), extract=default_extract)
+    (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert row[2:] == (float("inf"), 0.5, 1024.0)
     assert row.loss != row.loss
 
 
 def test_a_pattern_of_the_user_finds_its_groups() -> None:
     """Text where a number belongs is skipped and counted."""
-    intake = Intake()
+    counts = ReadCounts()
     extract = extract_by(r"n(?P<step>\S+) L(?P<loss>\S+)(?: G(?P<grad_norm>\S+))?")
     lines = ["n5 L2.5 G1.5", "n6 L2.25", "nothing", "n7 Lbad", "n-1 L2"]
-    assert list(read_log(lines, intake, extract=extract)) == [Row(5, 2.5, 1.5), Row(6, 2.25)]
-    assert intake.skipped == 2
+    assert list(read_log(lines, counts, extract=extract)) == [StepValues(5, 2.5, 1.5), StepValues(6, 2.25)]
+    assert counts.skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -101,24 +107,24 @@ def test_a_pattern_that_cannot_serve_is_told(pattern: str, said: str) -> None:
 
 def test_a_table_is_read_by_its_header_with_bad_rows_counted() -> None:
     """Order and case of columns, other columns and quotation marks do not matter."""
-    rows, intake = rows_of(
+    rows, counts = rows_of(
         '"time","Loss","Step"\n1,2.5,3\n"1","2.25","4.0"\n1,,5\n1,x,6\n1,2,-1\n1,2,6.5\n1\n\n1,nan,7\n"1,2,8\n'
     )
-    assert rows[:2] == [Row(3, 2.5), Row(4, 2.25)]
+    assert rows[:2] == [StepValues(3, 2.5), StepValues(4, 2.25)]
     assert [row.step for row in rows[2:]] == [7]
-    assert intake.skipped == 6
+    assert counts.skipped == 6
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_other_delimiters_are_seen_in_the_header(delimiter: str) -> None:
     """Semicolons and tabs."""
-    assert rows_of("step,loss,grad_norm\n1,2,3\n".replace(",", delimiter))[0] == [Row(1, 2.0, 3.0)]
+    assert rows_of("step,loss,grad_norm\n1,2,3\n".replace(",", delimiter))[0] == [StepValues(1, 2.0, 3.0)]
 
 
 def test_columns_of_other_names_are_named_by_the_user() -> None:
     """A row without a loss still has its norm."""
     rows, _ = rows_of("it,train/loss,gn\n1,2,3\n2,,4\n", step="it", loss="train/loss", grad_norm="gn")
-    assert rows == [Row(1, 2.0, 3.0), Row(2, None, 4.0)]
+    assert rows == [StepValues(1, 2.0, 3.0), StepValues(2, None, 4.0)]
 
 
 def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
@@ -131,17 +137,17 @@ def test_compressed_files_are_known_by_their_content(tmp_path: Path) -> None:
     """Whatever they are called; a byte order mark is left out."""
     path = tmp_path / "losses"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
-    assert diagnose(path).intake.rows == 2
+    assert diagnose(path).counts.rows == 2
 
 
 def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_path: Path) -> None:
-    """As a dying machine leaves it; the findings say so."""
+    """As a dying machine leaves it; the verdict says so."""
     path = tmp_path / "losses.csv.gz"
     whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
     path.write_bytes(whole[: len(whole) // 2])
     found = diagnose(path)
-    assert found.intake.truncated
-    assert 1000 < found.intake.rows < 20000
+    assert found.counts.truncated
+    assert 1000 < found.counts.rows < 20000
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,7 @@ def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_pat
     ],
 )
 def test_a_file_without_losses_is_told_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
-    """Never a traceback, never `no alarm`."""
+    """Never a traceback, never `no anomaly`."""
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(UserError, match=said):
@@ -179,14 +185,14 @@ def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) 
     path = tmp_path / "wide.csv.gz"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
     path.write_bytes(gzip.compress(b"step,loss\n1,2\n" + wide + b"\n3,2\n", mtime=0))
-    intake = Intake()
+    counts = ReadCounts()
     tracemalloc.start()
     try:
-        lines = list(read_lines(path, intake))
+        lines = list(read_lines(path, counts))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (lines, intake.skipped) == (["step,loss\n", "1,2\n", "3,2\n"], 1)
+    assert (lines, counts.skipped) == (["step,loss\n", "1,2\n", "3,2\n"], 1)
     assert peak < 1_000_000
 
 
@@ -195,5 +201,25 @@ def test_lines_without_end_and_without_a_loss_are_given_up(tmp_path: Path) -> No
     path = tmp_path / "blank.csv.gz"
     path.write_bytes(gzip.compress(b"step,loss\n" + b"\n" * 5000))
     with pytest.raises(UserError, match="no step with a loss in its first 1,000 lines"):
-        list(read_lines(path, Intake(), most_fruitless=1000))
-    assert len(list(read_lines(path, Intake(losses=1), most_fruitless=1000))) == 5001
+        list(read_lines(path, ReadCounts(), most_fruitless=1000))
+    assert len(list(read_lines(path, ReadCounts(losses=1), most_fruitless=1000))) == 5001
+
+
+def test_a_pattern_that_goes_back_and_forth_for_ever_is_given_up(tmp_path: Path) -> None:
+    """With the line it could not get past; the signal it was ended by is left as it was."""
+    path = tmp_path / "train.log"
+    path.write_text("step 1 loss 2\n" * 1000 + "a" * 27 + "!\n" + "step 2 loss 2\n")
+    pattern = r"step (?P<step>\d+) loss (?P<loss>\S+)|^(a+)+$"
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(UserError, match=r"--pattern takes more than 0\.02 s on the line 'aaaa"):
+        diagnose(path, pattern=pattern, match_seconds=0.02)
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_long_file_is_not_given_up_whose_lines_are_short_work(tmp_path: Path) -> None:
+    """The limit is that of a line: a hundred times as much for the file is no reason."""
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"step {step} loss 2 {'x' * 1000}\n" for step in range(20_000)))
+    verdict = diagnose(path, pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)", match_seconds=0.02)
+    assert verdict.counts.losses == 20_000

@@ -164,5 +164,5 @@ def test_the_human_form_begins_with_the_verdict_and_json_says_the_same(
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["state"], verdict["ranks"], verdict["hang"]["ranks"]) == ("stalled", [2], [2])
     assert verdict["straggler"]["cause"] == "inconclusive"
-    assert verdict["loss"]["alarms"] == []
+    assert verdict["loss"]["anomalies"] == []
     assert verdict["ranks_seen"][2]["phase"] == "data_wait"

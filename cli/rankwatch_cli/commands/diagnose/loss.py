@@ -11,29 +11,29 @@ from pathlib import Path
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
-from rankwatch_diagnosis.loss.divergence import PERSISTENCE_VALUES
+from rankwatch_diagnosis.loss.detectors import PERSISTENCE_VALUES
+from rankwatch_diagnosis.loss.formats import COLUMNS
 from rankwatch_diagnosis.loss.reading import diagnose
 from rankwatch_diagnosis.loss.report import as_json, as_text
-from rankwatch_diagnosis.loss.row import COLUMNS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the alarms of a file; returns 0, with alarms too. Raises UserError where it holds no loss."""
+    """Print the anomalies of a file; returns 0 whatever they are. Raises UserError where it holds no loss."""
     given = _parser().parse_args(arguments)
     if given.persistence < 1:
         raise UserError(f"--persistence is {given.persistence}, expected a whole number >= 1")
     if given.pattern is not None and given.column:
         raise UserError("--column goes with a table, --pattern with a log: give one of them")
-    findings = diagnose(
+    verdict = diagnose(
         given.file,
         pattern=given.pattern,
         columns=dict(map(_column, given.column)),
         persistence=given.persistence,
     )
     if given.json:
-        print(json.dumps(as_json(findings), allow_nan=False))
+        print(json.dumps(as_json(verdict), allow_nan=False))
     else:
-        print(as_text(findings, colour=wants_colour(sys.stdout, os.environ)))
+        print(as_text(verdict, colour=wants_colour(sys.stdout, os.environ)))
     return 0
 
 

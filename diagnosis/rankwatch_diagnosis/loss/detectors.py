@@ -1,0 +1,273 @@
+"""Detectors of NaN and infinity, diverging losses, jumping norms and collapsing loss scales.
+
+Each takes the values of one column in their order, and emits an anomaly when that is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, SPIKE_SIGMAS, LossStatistics
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
+
+FEW_VALUES = 3
+"""Values that are not finite, of which so many are single steps, such as a loss scaler skips."""
+PERSISTENCE_VALUES = 30
+"""Values in a row for which a deviation must last. The alert waits 300 s (`loss_for_seconds`); a file has no
+clock, and 30 steps are 300 s at 10 s a step. Spikes that recover at once stay far below it: three bad batches
+lift the deviation for about six values."""
+RETURN_VALUES = 1000
+"""Values within which a loss that no longer stands out may come back to where it was. The longest average of
+the trend reaches as far; a loss that takes longer has become the trend."""
+JUMP_RATIO = 2.0
+"""A norm below this many times its trend is no jump: norms wander."""
+JUMP_PERSISTENCE_VALUES = 5
+"""Values in a row after which a jump is more than a few odd batches."""
+COLLAPSE_RATIO = 1 / 16
+"""Four halvings from a scale that had held: a healthy scaler halves once and holds."""
+SMALLEST_SCALE = 1.0
+"""A smaller scale makes gradients smaller instead of larger: no number format gains by that."""
+HOLD_VALUES = 50
+"""Values without a halving that end a collapse. A process must also show so many before a collapse counts: a
+scaler begins too high and finds its place by halving."""
+
+
+class _ExcursionDetector:
+    """Emits an anomaly of one kind for each excursion of its values."""
+
+    def __init__(self, emit: Callable[[Anomaly], None], kind: Kind) -> None:
+        self._emit = emit
+        self._kind = kind
+        self._excursion: Excursion | None = None
+
+    def end_process(self) -> None:
+        """The file ends, or the run goes on from an earlier step."""
+        self._conclude(recovered=self._excursion is None or not self._excursion.above_now)
+
+    def _add_outlier(
+        self, step: int, value: float, expected: float, *, above: bool, confirm_after: int
+    ) -> None:
+        if self._excursion is None:
+            self._excursion = Excursion(step, value, expected)
+        self._excursion.add_outlier(step, value, expected, above=above, confirm_after=confirm_after)
+
+    def _add_ordinary(self) -> None:
+        if self._excursion is not None:
+            self._excursion.add_ordinary()
+            if self._excursion.over:
+                self._conclude(recovered=True)
+
+    def _conclude(self, *, recovered: bool) -> None:
+        excursion, self._excursion = self._excursion, None
+        if excursion is not None:
+            severity = self._severity(excursion, recovered=recovered)
+            self._emit(excursion.anomaly(self._kind, severity, recovered=recovered))
+
+    def _severity(self, excursion: Excursion, *, recovered: bool) -> Severity:
+        raise NotImplementedError
+
+
+class NonFiniteDetector(_ExcursionDetector):
+    """Finds NaN and infinity in the values of one column.
+
+    recovered_severity: of up to FEW_VALUES such values after which all was well again.
+    """
+
+    def __init__(self, emit: Callable[[Anomaly], None], kind: Kind, *, recovered_severity: Severity) -> None:
+        super().__init__(emit, kind)
+        self._recovered_severity = recovered_severity
+        self._last = math.nan
+
+    def take(self, step: int, value: float) -> None:
+        """Take the value of a step."""
+        if math.isfinite(value):
+            self._last = value
+            self._add_ordinary()
+        else:
+            self._add_outlier(step, value, self._last, above=True, confirm_after=FEW_VALUES + 1)
+
+    def _severity(self, excursion: Excursion, *, recovered: bool) -> Severity:
+        if not recovered:
+            return Severity.CRITICAL
+        return self._recovered_severity if excursion.values <= FEW_VALUES else Severity.WARNING
+
+
+class NormJumpDetector(_ExcursionDetector):
+    """Finds jumps of the gradient norm or of the update norm, which may come before the loss breaks.
+
+    In a run of 32 billion parameters the update norm of Adam doubled before the loss spiked, and the
+    gradient norm followed (https://github.com/marin-community/marin/issues/1368). The logarithm is compared,
+    because the noise of a norm grows with its size, and with the trend only, because norms may rise slowly
+    in a healthy run.
+    """
+
+    def __init__(self, emit: Callable[[Anomaly], None], kind: Kind) -> None:
+        super().__init__(emit, kind)
+        self._statistics = LossStatistics()
+
+    def take(self, step: int, value: float) -> None:
+        """Take the norm of a step; one that is zero, negative or not finite is ignored here."""
+        if not 0.0 < value < math.inf:
+            return
+        statistics = self._statistics
+        warm, trend, sigma = statistics.warm, statistics.trend, statistics.sigma
+        logarithm = math.log(value)
+        statistics.add(logarithm)
+        ratio = math.log(JUMP_RATIO)
+        above = warm and statistics.recent - trend > max(ratio, DIVERGENCE_SIGMAS * sigma)
+        if above or (warm and logarithm - trend > max(ratio, SPIKE_SIGMAS * sigma)):
+            expected = math.exp(trend)
+            self._add_outlier(step, value, expected, above=above, confirm_after=JUMP_PERSISTENCE_VALUES)
+        else:
+            self._add_ordinary()
+
+    def end_process(self) -> None:
+        """The file ends, or the run goes on from an earlier step."""
+        super().end_process()
+        self._statistics.begin_process()
+
+    def _severity(self, excursion: Excursion, *, recovered: bool) -> Severity:
+        return Severity.INFO if excursion.confirmed_step is None else Severity.WARNING
+
+
+@dataclass
+class _LastingDivergence:
+    """A divergence whose level has become the trend, and which may still come back."""
+
+    excursion: Excursion
+    return_below: float
+    values_left: int = RETURN_VALUES
+
+
+class DivergenceDetector:
+    """Finds spikes and divergences of the loss, by the statistics that the agent keeps of every rank.
+
+    persistence: values in a row for which the deviation must stand above its threshold.
+    """
+
+    def __init__(self, emit: Callable[[Anomaly], None], *, persistence: int = PERSISTENCE_VALUES) -> None:
+        self._emit = emit
+        self._persistence = persistence
+        self._statistics = LossStatistics()
+        self._excursion: Excursion | None = None
+        self._lasting: list[_LastingDivergence] = []
+        self._return_below = math.inf
+        """Recent average below which the loss is back where it was when the excursion began."""
+
+    def take(self, step: int, value: float) -> None:
+        """Take the loss of a step; one that is not finite is left to the NonFiniteDetector."""
+        statistics = self._statistics
+        expected, sigma, spikes = statistics.expected, statistics.sigma, statistics.spikes
+        statistics.add(value)
+        if not math.isfinite(value):
+            return
+        if self._lasting:
+            self._await_return()
+        above = statistics.deviation > DIVERGENCE_SIGMAS
+        if above or statistics.spikes > spikes:
+            if self._excursion is None:
+                self._excursion = Excursion(step, value, expected)
+                self._return_below = expected + 0.5 * DIVERGENCE_SIGMAS * sigma
+            self._excursion.add_outlier(step, value, expected, above=above, confirm_after=self._persistence)
+        elif self._excursion is not None:
+            self._excursion.add_ordinary()
+            if self._excursion.over:
+                self._conclude(ended=False)
+
+    def end_process(self) -> None:
+        """The file ends, or the run goes on from an earlier step."""
+        self._conclude(ended=True)
+        for each in self._lasting:
+            self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.CRITICAL, recovered=False))
+        self._lasting.clear()
+        self._statistics.begin_process()
+
+    def _await_return(self) -> None:
+        """Emit the divergences that have come back, and those for which it is too late."""
+        recent = self._statistics.recent
+        for each in self._lasting:
+            each.values_left -= 1
+            if recent < each.return_below:
+                self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.WARNING, recovered=True))
+            elif not each.values_left:
+                self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.CRITICAL, recovered=False))
+        self._lasting = [each for each in self._lasting if each.values_left and recent >= each.return_below]
+
+    def _conclude(self, *, ended: bool) -> None:
+        excursion, self._excursion = self._excursion, None
+        if excursion is None:
+            return
+        recovered = self._statistics.recent < self._return_below and not (ended and excursion.above_now)
+        if excursion.confirmed_step is not None and not recovered and not ended:
+            self._lasting.append(_LastingDivergence(excursion, self._return_below))
+            return
+        kind, severity = Kind.SPIKE, Severity.INFO
+        if excursion.confirmed_step is not None:
+            kind, severity = Kind.DIVERGENCE, Severity.WARNING if recovered else Severity.CRITICAL
+        elif ended and excursion.above_now:
+            kind, severity = Kind.DIVERGENCE, Severity.WARNING  # too short to tell a spike from its start
+        else:
+            recovered = not (ended and excursion.outlier_now)
+        self._emit(excursion.anomaly(kind, severity, recovered=recovered))
+
+
+class LossScaleDetector:
+    """Finds collapses of the loss scale: a scaler that halves again and again finds only overflow."""
+
+    def __init__(self, emit: Callable[[Anomaly], None]) -> None:
+        self._emit = emit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._last = math.nan
+        self._held = 0
+        """Values since the last halving."""
+        self._settled = False
+        self._first: tuple[int, float, float] | None = None
+        """Step, scale and the scale before, at the first halving."""
+        self._last_step = 0
+        self._halvings = 0
+
+    def take(self, step: int, value: float) -> None:
+        """Take the scale of a step; one that is no positive number is ignored."""
+        if not 0.0 < value < math.inf:
+            return
+        fell = value < self._last
+        before, self._last = self._last, value
+        self._held = 0 if fell else self._held + 1
+        if fell and self._settled:
+            if self._first is None:
+                self._first = (step, value, before)
+            self._last_step, self._halvings = step, self._halvings + 1
+        if self._held >= HOLD_VALUES:
+            self._conclude(value, recovered=True)
+            self._settled = True
+
+    def end_process(self) -> None:
+        """The file ends, or the run goes on from an earlier step."""
+        self._conclude(self._last, recovered=False)
+        self._begin()
+
+    def _conclude(self, scale: float, *, recovered: bool) -> None:
+        first, self._first = self._first, None
+        halvings, self._halvings = self._halvings, 0
+        if first is None:
+            return
+        step, value, before = first
+        if scale > before * COLLAPSE_RATIO:
+            return
+        self._emit(
+            Anomaly(
+                step=step,
+                kind=Kind.LOSS_SCALE_COLLAPSE,
+                value=value,
+                expected=before,
+                severity=Severity.CRITICAL if scale < SMALLEST_SCALE else Severity.WARNING,
+                last_step=self._last_step,
+                values=halvings,
+                highest=scale,
+                recovered=recovered and scale >= SMALLEST_SCALE,
+            )
+        )

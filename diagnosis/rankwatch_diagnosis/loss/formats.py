@@ -1,0 +1,267 @@
+"""The steps of a table or of a trainer's log, and a time limit for a user's regular expression."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+from rankwatch_agent.runtime.errors import UserError
+
+COLUMNS = ("loss", "grad_norm", "update_norm", "loss_scale")
+"""What a row may hold beside its step."""
+_LARGEST_STEP = 2**53
+"""A greater number in a file is no step: floats cannot count beyond it."""
+_MISSING = frozenset({"", "none", "null", "na", "n/a", "-"})
+_DELIMITERS = ",;\t"
+MATCH_SECONDS = 5.0
+"""Time of the processor on one line after which a match is given up, at the latest after twice as long. Lines
+have at most 16 KiB, for which an ordinary pattern takes a small part of that; the length of the file does not
+count."""
+_SHOWN = 40
+Extract = Callable[[str], dict[str, str]]
+"""From a line to the texts found in it, by the name of the column; empty where it reports no step."""
+
+_NUMBER = r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?)(?!\w|\.\d)"
+_TO = r"""["'\]]?\s*(?:[:=#|]\s*)?(?:["'\[(]\s*)?(?:tensor\()?"""
+"""What stands between a name and its number: `loss 3.4`, `loss: 3.4`, `"loss": 3.4`, `step [12/100]`.
+No two parts of a pattern here may match the same text, or a line of blanks would take minutes."""
+_STEP = re.compile(
+    rf"(?:(?<![\w/])|(?<=train/))(?:global[ _]?step|iteration|iter|step)\b{_TO}(\d+)\b", re.IGNORECASE
+)
+_LOSS = re.compile(rf"(?<!\w)(?:([a-z]+)[ _/-])?loss\b{_TO}({_NUMBER})", re.IGNORECASE)
+_OTHERS = {
+    "grad_norm": re.compile(rf"(?<![a-z])grad(?:ient)?[ _-]?norm\b{_TO}({_NUMBER})", re.IGNORECASE),
+    "update_norm": re.compile(rf"(?<![a-z])updates?[ _-]?norm\b{_TO}({_NUMBER})", re.IGNORECASE),
+    "loss_scale": re.compile(rf"(?<![a-z])loss[ _-]?scale\b{_TO}({_NUMBER})", re.IGNORECASE),
+}
+_OTHER_LOSSES = frozenset(
+    (
+        *("val", "valid", "validation", "eval", "evaluation", "test", "dev", "out", "heldout"),
+        *("aux", "auxiliary", "z", "mtp", "balancing", "balance"),
+    )
+)
+"""What stands before `loss` where it is not the loss of training."""
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class StepValues(NamedTuple):
+    """One reported step; None where a value is missing. Values may be NaN or infinite."""
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    update_norm: float | None = None
+    loss_scale: float | None = None
+
+
+@dataclass(kw_only=True)
+class ReadCounts:
+    """Counts of what a file held."""
+
+    rows: int = 0
+    """Rows that were judged."""
+    losses: int = 0
+    """Rows that held a loss."""
+    skipped: int = 0
+    """Rows without a step, without a number, with text where a number belongs, or too long."""
+    repeated: int = 0
+    """Rows of the step before them, as several ranks write into one log."""
+    restarts: int = 0
+    """Times the step went back: the run went on from a checkpoint."""
+    truncated: bool = False
+    """The compressed file ends in the middle."""
+
+
+def to_step(text: str) -> int:
+    """The number of a step, as `12` or `12.0`; raises ValueError."""
+    number = float(text)
+    if not 0 <= number <= _LARGEST_STEP or number != int(number):
+        raise ValueError(f"{text!r} is no step")
+    return int(number)
+
+
+def to_value(text: str) -> float | None:
+    """A number, NaN or infinite; None where there is none; raises ValueError for other text."""
+    try:
+        return float(text)
+    except ValueError:
+        if text.strip().lower() not in _MISSING:
+            raise
+        return None
+
+
+def delimiter_of(header: str) -> str | None:
+    """The delimiter, where the line is the header of a table with a step and a loss; else None."""
+    for delimiter in _DELIMITERS:
+        names = {name.lower() for name in _names(header, delimiter)}
+        if {"step", "loss"} <= names:
+            return delimiter
+    return None
+
+
+def likely_delimiter(header: str) -> str:
+    """The delimiter that occurs most often."""
+    return max(_DELIMITERS, key=header.count)
+
+
+def read_table(
+    header: str, lines: Iterable[str], counts: ReadCounts, *, delimiter: str, columns: Mapping[str, str]
+) -> Iterator[StepValues]:
+    """Yield the rows below the header; rows that hold no numbers are skipped and counted.
+
+    columns: name of ours -> name in the file, for those that differ.
+    Raises UserError where the header lacks a column.
+    """
+    places = _places(_names(header, delimiter), columns)
+    step, *values = places
+    width = max(place for place in places if place is not None) + 1
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            cells = _cells(line, delimiter)
+            row = _row(cells, step, values) if len(cells) >= width else None
+        except (ValueError, csv.Error):
+            row = None
+        if row is None:
+            counts.skipped += 1
+        else:
+            yield row
+
+
+def _places(header: list[str], columns: Mapping[str, str]) -> list[int | None]:
+    """Where each field of a StepValues is found; None for what the table does not have."""
+    places: list[int | None] = []
+    lower = [name.lower() for name in header]
+    for ours in ("step", *COLUMNS):
+        theirs = columns.get(ours, ours)
+        if theirs in header:
+            places.append(header.index(theirs))
+        elif theirs.lower() in lower:
+            places.append(lower.index(theirs.lower()))
+        elif ours in columns or ours in ("step", "loss"):
+            raise UserError(
+                f"the table has no column {theirs!r}; its columns are {_listed(header)}; "
+                "name one with --column, as in --column loss=train/loss"
+            )
+        else:
+            places.append(None)
+    return places
+
+
+def _listed(header: list[str]) -> str:
+    shown = ", ".join(repr(name[:40]) for name in header[:12])
+    return shown + (f" and {len(header) - 12} more" if len(header) > 12 else "")
+
+
+def _row(cells: list[str], step: int | None, places: list[int | None]) -> StepValues | None:
+    values = [None if place is None else to_value(cells[place]) for place in places]
+    if step is None or values.count(None) == len(values):
+        return None
+    return StepValues(to_step(cells[step]), *values)
+
+
+def _names(header: str, delimiter: str) -> list[str]:
+    return [cell.strip() for cell in _cells(header, delimiter)]
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    # Each line by itself: a quotation mark that is never closed must not swallow the rest of the file.
+    if '"' in line:
+        return next(csv.reader([line.strip("\r\n").replace("\r", " ")], delimiter=delimiter), [])
+    return line.split(delimiter)
+
+
+def default_extract(line: str) -> dict[str, str]:
+    """What is found in any order, as `step 12 ... loss 3.4` or `iteration 12/ 500 | lm loss: 2.3E+00`."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+    step = _STEP.search(line)
+    if step is None:
+        return {}
+    found = {name: match[1] for name, pattern in _OTHERS.items() if (match := pattern.search(line))}
+    for match in _LOSS.finditer(line):
+        if (match[1] or "").lower() not in _OTHER_LOSSES:
+            found["loss"] = match[2]
+            break
+    return {"step": step[1], **found} if found else {}
+
+
+def extract_by(pattern: str) -> Extract:
+    """What a regular expression with named groups finds; raises UserError where it cannot serve."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--pattern is no regular expression: {error}") from error
+    missing = [name for name in ("step", "loss") if name not in compiled.groupindex]
+    if missing:
+        raise UserError(
+            f"--pattern has no group (?P<{missing[0]}>...); it needs step and loss, "
+            f"and may have {', '.join(COLUMNS[1:])}"
+        )
+    wanted = [name for name in ("step", *COLUMNS) if name in compiled.groupindex]
+
+    def extract(line: str) -> dict[str, str]:
+        match = compiled.search(line)
+        return {name: match[name] or "" for name in wanted} if match else {}
+
+    return extract
+
+
+def read_log(lines: Iterable[str], counts: ReadCounts, *, extract: Extract) -> Iterator[StepValues]:
+    """Yield the rows; lines that report no step pass by, those with text for a number are counted."""
+    for line in lines:
+        found = extract(line)
+        if not found:
+            continue
+        try:
+            step = to_step(found.pop("step"))
+            yield StepValues(step, **{name: to_value(text) for name, text in found.items()})
+        except ValueError:
+            counts.skipped += 1
+
+
+@contextmanager
+def bounded(extract: Extract, *, seconds: float = MATCH_SECONDS) -> Iterator[Extract]:
+    """Inside, the `extract` it gives raises UserError on a line that takes longer. Main thread only."""
+    watch = _Watch(extract, seconds)
+    before = signal.signal(signal.SIGVTALRM, watch.tick)
+    # Time of this process alone: neither a busy machine nor a slow pipe makes a line long.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+    try:
+        yield watch
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+class _Watch:
+    """Counts for the timer: a line that two ticks find is one too long. Costs no system call for a line."""
+
+    def __init__(self, extract: Extract, seconds: float) -> None:
+        self._extract = extract
+        self._seconds = seconds
+        self._line: str | None = None
+        self._at_last_tick: str | None = None
+
+    def __call__(self, line: str) -> dict[str, str]:
+        self._line = line
+        try:
+            return self._extract(line)
+        finally:
+            self._line = self._at_last_tick = None
+
+    def tick(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the timer's signal."""
+        if self._line is not None and self._line is self._at_last_tick:
+            raise UserError(
+                f"--pattern takes more than {self._seconds:g} s on the line {self._line[:_SHOWN].strip()!r}: "
+                "it may repeat a repetition, as (a+)+ does; write it without"
+            )
+        self._at_last_tick = self._line
