@@ -1,4 +1,4 @@
-"""The real agent on a GPU node: what breaks costs its own series and nobody else's."""
+"""The real agent on a GPU node: a fault costs its own series and no others."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ OF_EACH = {
 }
 """One series of each source."""
 NOT_IN_ORDER = "the NVML worker did not shut the driver down within 1.5 s; it is killed"
-"""On a very busy machine; that it does where it is given the time is held by the driver's own tests."""
+"""Happens on a very busy machine. The tests of `Driver` check the shutdown with enough time."""
 
 
 @pytest.fixture
 def node(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[GpuNode]:
-    """With a deadline short enough to wait for."""
+    """An agent whose deadline is short enough for a test."""
     with gpu_node(tmp_path, fake_driver, "--deadlines-seconds", "gpu=4") as running:
         until(lambda: set(OF_EACH.values()) <= running.families(), "every source is exported")
         yield running
 
 
 def state(node: GpuNode, collector: str) -> str:
-    """State of a collector as it is exported."""
+    """The exported state of a collector."""
     for each in ("ok", "failed", "not_applicable"):
         if f'rankwatch_collector_state{{collector="{collector}",node="n",state="{each}"}}' in node.metrics():
             return each
@@ -52,7 +52,7 @@ def state(node: GpuNode, collector: str) -> str:
 
 
 def remove_host(node: GpuNode) -> None:
-    """The kernel's accounts of the host."""
+    """Make the kernel's counters of the host unreadable."""
     for name in ("stat", "meminfo", "loadavg", "vmstat"):
         (node.tree.procfs / name).unlink(missing_ok=True)
         (node.tree.procfs / name).mkdir()
@@ -60,7 +60,7 @@ def remove_host(node: GpuNode) -> None:
 
 
 def garble(*names: str) -> Callable[[GpuNode], None]:
-    """Files of /proc that hold nonsense."""
+    """Files of /proc that contain garbage."""
 
     def act(node: GpuNode) -> None:
         for name in names:
@@ -76,7 +76,7 @@ def remove_rdma(node: GpuNode) -> None:
 
 
 def remove_kernel_log(node: GpuNode) -> None:
-    """Nobody may read it any more."""
+    """Make the kernel log unreadable."""
     node.kernel_log.unlink()
     node.kernel_log.mkdir()
 
@@ -89,12 +89,12 @@ BREAKS: dict[str, Callable[[GpuNode], None]] = {
     "gpu": lambda node: node.driver.unload(),
     "kernel_log": remove_kernel_log,
 }
-# A bus that cannot be listed takes affinity with it: both read the same directory.
+# gpu_driver is missing: both it and affinity read the PCI bus.
 
 
 @pytest.mark.parametrize("broken", sorted(BREAKS))
-def test_a_broken_source_costs_only_its_own_series(node: GpuNode, broken: str) -> None:
-    """Each in turn; all others stay."""
+def test_broken_source(node: GpuNode, broken: str) -> None:
+    """It costs only its own series."""
     BREAKS[broken](node)
     until(lambda: OF_EACH[broken] not in node.families(), f"the series of {broken} are gone")
     until(lambda: state(node, broken) in ("failed", "not_applicable"), "its collector says so")
@@ -102,8 +102,8 @@ def test_a_broken_source_costs_only_its_own_series(node: GpuNode, broken: str) -
     assert others <= node.families()
 
 
-def test_a_driver_call_that_never_returns_costs_the_gpu_series_and_no_scrape(node: GpuNode) -> None:
-    """It is reported, the worker is replaced, no scrape lacks another source; then the driver recovers."""
+def test_hung_driver_call(node: GpuNode) -> None:
+    """It costs the GPU series but no scrape; it is reported, and a new worker brings the GPUs back."""
     others = {name for source, name in OF_EACH.items() if source != "gpu"}
     node.driver.hang("nvmlDeviceGetPowerUsage", 3)
     scrapes = 0
@@ -130,8 +130,8 @@ def test_a_driver_call_that_never_returns_costs_the_gpu_series_and_no_scrape(nod
     assert "driver unresponsive: no answer within 3.2 s" in log
 
 
-def test_a_lost_gpu_is_exported_as_lost_and_the_others_go_on(node: GpuNode) -> None:
-    """It keeps its identity, and comes back under it."""
+def test_lost_gpu(node: GpuNode) -> None:
+    """It keeps its identity and comes back under it; the others go on."""
     uuid = node.driver.node["gpus"][5]["uuid"]
     up = f'rankwatch_gpu_up{{gpu="{uuid}",node="n"}}'
     node.driver.lose(5)
@@ -145,8 +145,8 @@ def test_a_lost_gpu_is_exported_as_lost_and_the_others_go_on(node: GpuNode) -> N
     until(lambda: node.metrics()[up] == 1, "it is back")
 
 
-def test_an_xid_that_driver_and_kernel_log_both_tell_of_counts_once(node: GpuNode) -> None:
-    """And each that only one of them tells of counts too."""
+def test_xid_from_driver_and_kernel_log(node: GpuNode) -> None:
+    """An error that both report counts once, and one that only one reports counts too."""
     gpu = node.driver.node["gpus"][2]
     name = f'rankwatch_gpu_xid_errors_total{{gpu="{gpu["uuid"]}",node="n",xid="79"}}'
     probe = f'rankwatch_gpu_xid_errors_total{{gpu="{node.driver.node["gpus"][0]["uuid"]}",node="n",xid="31"}}'
@@ -170,8 +170,8 @@ def test_an_xid_that_driver_and_kernel_log_both_tell_of_counts_once(node: GpuNod
     until(lambda: node.metrics()[name] == 2, "the second one is counted")
 
 
-def test_the_driver_is_released_on_a_signal_and_taken_up_on_another(node: GpuNode) -> None:
-    """Between the two no process of ours holds it: the worker has shut it down or was killed."""
+def test_release_and_resume_by_signal(node: GpuNode) -> None:
+    """Between the signals no process of ours uses the driver: the worker shut it down or was killed."""
     (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
     node.agent.process.send_signal(signal.SIGUSR1)
     until(lambda: not Path(f"/proc/{worker}").exists(), "the worker is gone")
@@ -186,8 +186,8 @@ def test_the_driver_is_released_on_a_signal_and_taken_up_on_another(node: GpuNod
 
 
 @pytest.mark.parametrize("hung", [False, True])
-def test_on_sigterm_agent_and_worker_end(node: GpuNode, hung: bool) -> None:
-    """A call that hangs or not; a worker that can, shuts the driver down."""
+def test_sigterm_ends_agent_and_worker(node: GpuNode, hung: bool) -> None:
+    """Also during a hung call. A worker that can shuts the driver down."""
     (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
     if hung:
         node.driver.hang("nvmlDeviceGetUtilizationRates")
@@ -197,8 +197,8 @@ def test_on_sigterm_agent_and_worker_end(node: GpuNode, hung: bool) -> None:
     assert hung or (worker, "nvmlShutdown") in node.driver.calls or NOT_IN_ORDER in log
 
 
-def test_sigterm_goes_before_whatever_else_is_asked_for(node: GpuNode) -> None:
-    """Releasing a driver that hangs takes its time, which the end has not."""
+def test_sigterm_goes_first(node: GpuNode) -> None:
+    """The release of a hung driver takes time, which the end of the agent does not have."""
     process = node.agent.process
     os.kill(process.pid, signal.SIGSTOP)  # so that all of them wait when it goes on
     for each in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
@@ -209,15 +209,15 @@ def test_sigterm_goes_before_whatever_else_is_asked_for(node: GpuNode) -> None:
     assert "the GPU driver is released" not in log
 
 
-def test_what_the_end_may_take_adds_up_to_less_than_five_seconds() -> None:
-    """Each wait at the end has a limit, also where everything hangs at once."""
+def test_end_takes_less_than_five_seconds() -> None:
+    """Every wait at the end has a limit, even if everything hangs at once."""
     server_poll_seconds = 0.5  # of socketserver's serve_forever
     of_agent = STOP_SECONDS + OTLP_STOP_SECONDS + server_poll_seconds + FLUSH_SECONDS
     assert END_SECONDS + KILL_SECONDS + of_agent < 5.0
 
 
-def test_a_worker_does_not_outlive_an_agent_that_was_killed(node: GpuNode) -> None:
-    """Nobody is left holding the driver."""
+def test_worker_ends_with_a_killed_agent(node: GpuNode) -> None:
+    """No process keeps the driver in use."""
     (worker,) = {pid for pid, function in node.driver.calls if function == "nvmlInit"}
     os.kill(node.agent.process.pid, signal.SIGKILL)
     until(lambda: not _running(worker), "the worker has ended")

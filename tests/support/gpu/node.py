@@ -1,4 +1,4 @@
-"""A whole GPU node for the real agent process: fake driver, tree of /proc and /sys, kernel log."""
+"""A GPU node for the real agent process: fake driver, tree of /proc and /sys, kernel log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOOTED = "6,1,1000000,-;nvidia: loading out-of-tree module taints kernel.\n"
 
 
 class GpuNode(NamedTuple):
-    """The agent, and what it looks at."""
+    """The agent, and the parts of the node that it reads."""
 
     agent: AgentProcess
     driver: FakeDriver
@@ -24,13 +24,13 @@ class GpuNode(NamedTuple):
     kernel_log: Path
 
     def metrics(self) -> dict[str, float]:
-        """Sample (name and labels, as served) -> value."""
+        """Sample (name and labels, as exported) -> value."""
         lines = fetch(self.agent.address, "/metrics").body.decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {sample: float(value) for sample, _, value in pairs}
 
     def families(self) -> set[str]:
-        """Names of all series that are served now."""
+        """Names of all exported metrics."""
         return {sample.partition("{")[0] for sample in self.metrics()}
 
 

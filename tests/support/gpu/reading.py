@@ -1,4 +1,4 @@
-"""Readings of a fake driver: in this process for values, from a real worker process for everything else."""
+"""Readings of the fake driver, in this process or from a real worker process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from support.agent.process import DEADLINE_SECONDS, clean_environment, until
 from support.gpu.nvml import FakeDriver
 
 Values = dict[tuple[str, ...], float]
-"""(metric without its common beginning, labels other than the GPU) -> value."""
+"""(metric without rankwatch_gpu_, labels other than the GPU) -> value."""
 LENGTH = struct.Struct(">I")
 NEW_DRIVER = "580.95.05"
 
 
 class Node(NamedTuple):
-    """A fake driver and what reads it in this process."""
+    """A fake driver, and a reader of it in this process."""
 
     driver: FakeDriver
     reader: NodeReader
@@ -42,11 +42,11 @@ class Node(NamedTuple):
         return answer.failure
 
     def values(self, index: int = 0) -> Values:
-        """What one reading says of one GPU."""
+        """The values of one GPU in one reading."""
         return values_of(self.read().gpus[index])
 
     def values_with_activity(self, index: int = 0) -> Values:
-        """The same, from the first reading in which GPM had two samples: they must be 100 ms apart."""
+        """The same from the first reading in which GPM had two samples, which must be 100 ms apart."""
         found: Values = {}
 
         def known() -> bool:
@@ -69,7 +69,7 @@ def node(fake_driver: FakeDriver) -> Iterator[Node]:
 
 
 def values_of(gpu: Gpu) -> Values:
-    """Its samples by name and labels; each only once."""
+    """Its samples by name and labels; no sample may occur twice."""
     found: Values = {}
     for sample in gpu.samples:
         assert sample.labels[0] == gpu.uuid
@@ -80,14 +80,14 @@ def values_of(gpu: Gpu) -> Values:
 
 
 def node_values(reading: Reading) -> Values:
-    """The samples of the node as a whole."""
+    """The samples of the whole node."""
     return {
         (each.metric.removeprefix("rankwatch_gpu_"), *each.labels): each.value for each in reading.samples
     }
 
 
 class Worker:
-    """A worker process, spoken to as the agent does."""
+    """A worker process, used as the agent uses it."""
 
     def __init__(self, environ: Mapping[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -103,11 +103,11 @@ class Worker:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
     def write(self, data: bytes) -> None:
-        """Bytes onto its standard input."""
+        """Write to its standard input."""
         self._stdin.write(data)
 
     def request(self) -> None:
-        """Ask for a reading, without waiting for it."""
+        """Request a reading without waiting for it."""
         message = msgspec.msgpack.encode(Request())
         self.write(LENGTH.pack(len(message)) + message)
 
@@ -116,7 +116,7 @@ class Worker:
         return msgspec.msgpack.decode(self._exactly(*LENGTH.unpack(self._exactly(4))), type=Answer)
 
     def collect(self) -> Answer:
-        """Ask, and the answer."""
+        """Request a reading; returns the answer."""
         self.request()
         return self.answer()
 
@@ -127,12 +127,12 @@ class Worker:
         return answer.reading
 
     def end(self) -> tuple[int, str]:
-        """Close its standard input; exit status and what it wrote to standard error."""
+        """Close its standard input; returns exit status and standard error."""
         self._stdin.close()
         return self.ended()
 
     def ended(self) -> tuple[int, str]:
-        """Wait for its end; exit status and what it wrote to standard error."""
+        """Wait for its end; returns exit status and standard error."""
         assert self.process.stderr
         status = self.process.wait(DEADLINE_SECONDS)
         return status, self.process.stderr.read().decode()

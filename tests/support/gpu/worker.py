@@ -1,6 +1,6 @@
-"""A worker process that does what it is told: answers, hangs, dies, or says what nobody understands.
+"""A worker process that a test controls: it answers, hangs, dies, or breaks the protocol.
 
-Run as a program it is that worker; imported it tells how to start it.
+Run as a program, this is the worker; imported, it gives the command that starts it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 
 def command(act: Path) -> list[str]:
-    """How to start it; it reads the file at each request and does what it says."""
+    """The command that starts it. At each request it does what the file `act` contains."""
     return [sys.executable, __file__, str(act)]
 
 

@@ -1,4 +1,4 @@
-"""A small dcgm-exporter: a real HTTP server that answers as one does, well or badly."""
+"""A small dcgm-exporter: a real HTTP server that gives good and bad answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ UUIDS = ("GPU-aaaaaaaa-0000-1111-2222-333344445555", "GPU-bbbbbbbb-0000-1111-222
 BUS_IDS = ("00000000:3B:00.0", "00000000:5C:00.0")
 
 BLANK_INTEGER = "9223372036854775794"
-"""DCGM's mark for a field that is not supported."""
+"""DCGM's value for a field that is not supported."""
 
 
 class Value(NamedTuple):
-    """One line: field, number of the GPU, value, and labels that come after those of the GPU."""
+    """One line: field, number of the GPU, value, and labels after those of the GPU."""
 
     field: str
     gpu: int
@@ -56,10 +56,10 @@ def _line(each: Value) -> str:
 
 
 class DcgmExporter:
-    """What it answers with may be changed between two requests.
+    """The answer may be changed between two requests.
 
-    mode: `normal` (body), `hang` (takes the request, says nothing), `drip` (a byte now and then), `error`
-    (status 500), `redirect`, `garbage` (no HTTP), `huge` (33 MiB), `cut` (less than announced).
+    mode: `normal` (body), `hang` (no answer), `drip` (a byte now and then), `error` (status 500), `redirect`,
+    `garbage` (no HTTP), `huge` (33 MiB), `cut` (less than announced).
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class DcgmExporter:
 
 @contextmanager
 def dcgm_exporter() -> Iterator[DcgmExporter]:
-    """One that listens on a free loopback port until the end of the block."""
+    """A dcgm-exporter on a free loopback port until the end of the block."""
     exporter = DcgmExporter()
 
     class Answer(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Which sample of DCGM becomes which series."""
+"""Which series a sample of DCGM becomes."""
 
 from __future__ import annotations
 
@@ -50,24 +50,22 @@ def relayed(inventory: GpuInventory, *samples: DcgmSample) -> dict[tuple[str, ..
         ("DCGM_FI_DEV_ENC_UTIL", 7, ("rankwatch_dcgm_field", A, "", "DCGM_FI_DEV_ENC_UTIL", 7)),
     ],
 )
-def test_a_field_becomes_our_metric_in_base_units(
-    field: str, raw: float, expected: tuple[str | float, ...]
-) -> None:
-    """By its old and its new name; one we have no metric for is relayed as it stands."""
+def test_known_fields(field: str, raw: float, expected: tuple[str | float, ...]) -> None:
+    """A field becomes our metric in base units, by its old and its new name. Others are relayed unchanged."""
     ((key, value),) = relayed(node(), sample(field, raw)).items()
     assert (*key, pytest.approx(value)) == expected
 
 
-def test_every_known_field_fits_its_metric() -> None:
-    """As many label values as labels, for the GPU and for an instance."""
+def test_labels_of_known_fields() -> None:
+    """Each has as many label values as its metric has labels, for the GPU and for an instance."""
     for name, known in KNOWN_FIELDS.items():
         assert len(known.metric.labels) == 1 + len(known.extra), name
         if known.mig is not None:
             assert len(known.mig.labels) == 2 + len(known.extra), name
 
 
-def test_what_nvml_gives_is_not_given_twice() -> None:
-    """Series by series: the other GPU's value is relayed."""
+def test_series_of_nvml() -> None:
+    """A series that NVML exports is not relayed; the one of the other GPU is."""
     inventory = node(("rankwatch_gpu_activity_ratio", (A, "graphics")))
     found = relayed(inventory, sample(ACTIVE, 0.5), sample(ACTIVE, 0.25, uuid=B))
     assert found == {("rankwatch_gpu_activity_ratio", B, "graphics"): 0.25}
@@ -75,19 +73,19 @@ def test_what_nvml_gives_is_not_given_twice() -> None:
     assert len(relayed(inventory, sample(ACTIVE, 0.5), sample(ACTIVE, 0.25, uuid=B))) == 2
 
 
-def test_a_gpu_without_uuid_is_known_by_its_address() -> None:
-    """In whatever form it is written."""
+def test_gpu_without_uuid() -> None:
+    """Its address identifies it, in any form."""
     found = relayed(node(), sample(ACTIVE, 0.5, uuid="", bus_id="00000000:3C:00.0"))
     assert found == {("rankwatch_gpu_activity_ratio", B, "graphics"): 0.5}
 
 
-def test_the_value_of_a_shared_gpu_is_one_value() -> None:
-    """dcgm-exporter repeats it for each pod."""
+def test_shared_gpu() -> None:
+    """dcgm-exporter repeats its value for each pod; it is relayed once."""
     assert len(relay([sample("DCGM_FI_DEV_POWER_USAGE", 300)] * 5, node()).series) == 1
 
 
-def test_an_instance_has_its_own_activity_but_no_temperature() -> None:
-    """Its UUID where NVML tells which instance it is; else its number."""
+def test_mig_instance() -> None:
+    """It has its own activity but no temperature. Without its UUID from NVML it goes by its number."""
     info = ("rankwatch_gpu_mig_info", (A, "MIG-x", "1g.10gb", "7", "0"))
     samples = [
         sample(field, value, gpu_instance=instance)
@@ -103,15 +101,15 @@ def test_an_instance_has_its_own_activity_but_no_temperature() -> None:
     }
 
 
-def test_an_instance_with_several_parts_goes_by_its_number() -> None:
-    """Which of them is meant nobody says."""
+def test_gpu_instance_with_compute_instances() -> None:
+    """dcgm-exporter does not say which of them it means, so the number stands for all."""
     infos = [("rankwatch_gpu_mig_info", (A, f"MIG-{part}", "1c.3g", "1", part)) for part in "012"]
     found = relayed(node(*infos), sample(ACTIVE, 0.5, gpu_instance="1"))
     assert list(found) == [("rankwatch_gpu_mig_activity_ratio", A, "gpu_instance 1", "graphics")]
 
 
-def test_links_of_one_gpu_stay_apart() -> None:
-    """By their number, in the name of the field."""
+def test_links() -> None:
+    """The name of the field contains the number of the link."""
     found = relayed(node(), *[sample("DCGM_FI_DEV_NVLINK_X", n, link=str(n)) for n in (1, 2)])
     assert found == {("rankwatch_dcgm_field", A, "", f"DCGM_FI_DEV_NVLINK_X link {n}"): n for n in (1, 2)}
 
@@ -120,7 +118,7 @@ def test_links_of_one_gpu_stay_apart() -> None:
     "value",
     [math.nan, math.inf, 2**31 - 16, 2**31 - 13, 2**32 - 1, 2**47, 2**47 + 3, 2**63 - 16, 2**63 - 1, 2**64],
 )
-def test_marks_for_no_value_have_no_series(value: float) -> None:
+def test_blank_values(value: float) -> None:
     """Not found, not supported, not permitted."""
     assert is_blank(float(value))
     assert relayed(node(), sample("DCGM_FI_DEV_ENC_UTIL", float(value))) == {}
@@ -129,13 +127,13 @@ def test_marks_for_no_value_have_no_series(value: float) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [(ACTIVE, 1.5), (ACTIVE, -0.1), ("DCGM_FI_DEV_GPU_TEMP", 900), (ACTIVE, 100)]
 )
-def test_what_cannot_be_has_no_series(field: str, value: float) -> None:
-    """A ratio above 1, a temperature of the sun."""
+def test_implausible_values(field: str, value: float) -> None:
+    """A ratio above 1, 900 degrees."""
     assert relayed(node(), sample(field, value)) == {}
 
 
-def test_devices_unknown_here_are_counted_not_exported() -> None:
-    """Each once; switches and lines without identity are no GPUs."""
+def test_unknown_devices() -> None:
+    """Each counts once. Switches and lines without identity are no GPUs."""
     samples = [
         sample(ACTIVE, 0.5, uuid="GPU-z"),
         sample("DCGM_FI_DEV_GPU_TEMP", 40, uuid="GPU-z"),
@@ -147,8 +145,8 @@ def test_devices_unknown_here_are_counted_not_exported() -> None:
     assert (result.series, result.unmatched) == ((), {"GPU-z", "0000:99:00.0"})
 
 
-def test_where_nvml_shows_no_gpu_those_of_dcgm_are_exported() -> None:
-    """Under the name it gives them."""
+def test_nvml_shows_no_gpu() -> None:
+    """GPUs are exported under the names from dcgm-exporter."""
     samples = (sample(ACTIVE, 0.5, uuid="GPU-z"), sample(ACTIVE, 0.25, uuid="", bus_id="00000000:3B:00.0"))
     result = relay(samples, node(gpus=()))
     assert {series.labels for series in result.series} == {
@@ -158,8 +156,8 @@ def test_where_nvml_shows_no_gpu_those_of_dcgm_are_exported() -> None:
     assert (result.unmatched, result.adopted) == (frozenset(), {"GPU-z", "0000:3b:00.0"})
 
 
-def test_a_field_is_wanted_by_all_its_names() -> None:
-    """Whichever the setting uses."""
+def test_names_of_a_field() -> None:
+    """The setting may use the old or the new name."""
     both = {"DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"}
     assert [all_names((name,)) for name in sorted(both)] == [both, both]
     assert all_names(("X",)) == {"X"}

@@ -1,4 +1,4 @@
-"""The driver as the agent uses it, over real worker processes that misbehave."""
+"""The driver as the agent uses it, with real worker processes that misbehave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = DEADLINE_SECONDS
 
 @dataclass
 class Bench:
-    """A driver over a worker that does what `act` says."""
+    """A driver whose worker does what `act` sets."""
 
     driver: Driver
     file: Path
@@ -82,10 +82,8 @@ def test_one_worker_answers_again_and_again(bench: Bench) -> None:
     assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
-def test_a_call_that_never_returns_costs_a_killed_worker_a_count_and_an_event(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The worker is gone, nothing is left behind, and the log has an event to search for."""
+def test_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker is killed without a trace, the hang is counted, and the log has an event to search for."""
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
     bench.hang()
@@ -95,8 +93,8 @@ def test_a_call_that_never_returns_costs_a_killed_worker_a_count_and_an_event(
     assert events == ["driver_unresponsive"]
 
 
-def test_a_hung_driver_is_asked_again_after_pauses_that_grow(tmp_path: Path) -> None:
-    """No worker is started in between, and the pause has an end."""
+def test_pauses_after_hangs(tmp_path: Path) -> None:
+    """They grow up to a limit, and no worker is started meanwhile."""
     clock, file = ManualClock(), tmp_path / "act"
     file.write_text("hang")
     command = fake_worker.command(file)
@@ -111,8 +109,8 @@ def test_a_hung_driver_is_asked_again_after_pauses_that_grow(tmp_path: Path) -> 
         clock.now += 1.0
 
 
-def test_a_driver_that_comes_back_is_used_again(bench: Bench) -> None:
-    """After the pause, by a new worker, and the pause is short again."""
+def test_driver_comes_back(bench: Bench) -> None:
+    """A new worker uses it after the pause, and the next pause is short again."""
     bench.hang()
     bench.act("answer")
     bench.clock.now += FIRST_PAUSE_SECONDS
@@ -120,8 +118,8 @@ def test_a_driver_that_comes_back_is_used_again(bench: Bench) -> None:
     assert bench.driver.status() == (DriverState.IN_USE, 1, 2, 1)
 
 
-def test_a_worker_that_left_of_itself_is_replaced_without_a_failure(bench: Bench) -> None:
-    """As it does when the driver was replaced under the library it holds."""
+def test_worker_exits(bench: Bench) -> None:
+    """It does so when the driver was replaced under its library; no collection fails."""
     bench.act("leave")
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
@@ -139,8 +137,8 @@ def test_a_worker_that_left_of_itself_is_replaced_without_a_failure(bench: Bench
         ("huge", "announced an answer of 4294967295 bytes"),
     ],
 )
-def test_a_worker_that_dies_or_talks_nonsense_is_replaced(bench: Bench, what: str, said: str) -> None:
-    """A crash inside the driver's library is the worker's, not the agent's."""
+def test_worker_dies_or_breaks_the_protocol(bench: Bench, what: str, said: str) -> None:
+    """A crash inside the driver's library hits the worker, not the agent."""
     bench.act(what)
     with pytest.raises(CollectError, match=said):
         bench.driver.collect(LONG)
@@ -151,15 +149,15 @@ def test_a_worker_that_dies_or_talks_nonsense_is_replaced(bench: Bench, what: st
 
 
 def test_half_an_answer_is_a_hang(bench: Bench) -> None:
-    """What stops in the middle is not waited for longer than what never starts."""
+    """The deadline holds for the whole answer."""
     bench.driver.collect(LONG)
     bench.act("half")
     with pytest.raises(CollectError, match="driver unresponsive"):
         bench.driver.collect(0.2)
 
 
-def test_a_failure_of_the_driver_keeps_the_worker(bench: Bench) -> None:
-    """It tries again by itself at the next question."""
+def test_driver_fails(bench: Bench) -> None:
+    """The worker stays and tries again at the next request."""
     bench.act("fail")
     assert bench.driver.collect(LONG).failure
     assert bench.driver.status() == (DriverState.UNAVAILABLE, 0, 1, 0)
@@ -168,15 +166,14 @@ def test_a_failure_of_the_driver_keeps_the_worker(bench: Bench) -> None:
     assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
 
 
-def test_a_lost_gpu_is_not_visible(bench: Bench) -> None:
-    """It is told of, and does not count."""
+def test_lost_gpu_is_not_visible(bench: Bench) -> None:
     bench.act("lost")
     bench.driver.collect(LONG)
     assert bench.driver.status().visible == 0
 
 
-def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench) -> None:
-    """So that its module can be unloaded."""
+def test_release_and_resume(bench: Bench) -> None:
+    """Without a worker the driver's module can be unloaded."""
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
     bench.driver.release()
@@ -189,8 +186,8 @@ def test_a_released_driver_has_no_worker_until_it_is_taken_up_again(bench: Bench
     assert bench.driver.status() == (DriverState.IN_USE, 0, 2, 1)
 
 
-def test_releasing_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the worker itself, which ends of itself then where it is given the time."""
+def test_release_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker does it and then exits, if it gets the time."""
     for name, value in fake_driver.environ.items():
         monkeypatch.setenv(name, value)
     driver = Driver(worker_command(None), end_seconds=LONG)
@@ -200,8 +197,8 @@ def test_releasing_shuts_the_driver_down(fake_driver: FakeDriver, monkeypatch: p
     assert (init, shutdown, first) == ("nvmlInit", "nvmlShutdown", second)
 
 
-def test_releasing_does_not_wait_for_a_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """The question in progress ends, and is no hang; the log tells of the worker that was killed."""
+def test_release_during_a_hung_call(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The request ends at once and is no hang; the log names the worker that was killed."""
     bench.act("hang")
     ended: list[Exception] = []
 
@@ -223,8 +220,8 @@ def test_releasing_does_not_wait_for_a_hung_call(bench: Bench, caplog: pytest.Lo
     assert bench.driver.status() == (DriverState.RELEASED, 0, 1, 0)
 
 
-def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
-    """Neither process nor file descriptor, whatever comes."""
+def test_close(bench: Bench) -> None:
+    """Neither a process nor a file descriptor is left, and nothing starts again."""
     before = open_files()
     bench.driver.collect(LONG)
     pid = worker_pid(bench)
@@ -236,14 +233,13 @@ def test_after_the_end_nothing_is_left_and_nothing_starts(bench: Bench) -> None:
     assert open_files() <= before
 
 
-def test_a_worker_that_cannot_be_started_is_one_sentence() -> None:
-    """No Python, no process."""
+def test_worker_cannot_be_started() -> None:
     with pytest.raises(CollectError, match="could not start the NVML worker: No such file"):
         Driver(["/nonexistent"]).collect(1.0)
 
 
-def test_taking_up_a_driver_that_is_in_use_waits_for_no_hung_call_and_changes_nothing(bench: Bench) -> None:
-    """Whoever waits for it could not hear SIGTERM meanwhile."""
+def test_resume_of_a_driver_in_use(bench: Bench) -> None:
+    """It changes nothing and waits for no hung call: a thread that waits could not hear SIGTERM."""
     bench.driver.collect(LONG)
     bench.act("hang")
 
@@ -253,7 +249,7 @@ def test_taking_up_a_driver_that_is_in_use_waits_for_no_hung_call_and_changes_no
 
     asking = threading.Thread(target=ask)
     asking.start()
-    until(bench.driver._request_lock.locked, "the question is asked")
+    until(bench.driver._request_lock.locked, "the request is made")
     bench.driver.resume()
     assert bench.driver.status() == (DriverState.IN_USE, 0, 1, 1)
     bench.driver.release()

@@ -1,4 +1,4 @@
-"""The GPUs that the PCI bus says should be here."""
+"""The GPUs that the PCI bus shows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def device(sysfs: Path, address: str, *, vendor: str = "0x10de", kind: str = "0x
     return path
 
 
-def test_only_nvidia_display_controllers_are_gpus(tmp_path: Path) -> None:
-    """Not its NVSwitches and audio functions, not others' cards, no virtual functions."""
+def test_which_devices_are_gpus(tmp_path: Path) -> None:
+    """No NVSwitches, audio functions, other vendors' cards or virtual functions."""
     device(tmp_path, GPU)
     device(tmp_path, "0000:1c:00.0", kind="0x030000")
     device(tmp_path, "0000:05:00.0", kind="0x068000")
@@ -34,8 +34,8 @@ def test_only_nvidia_display_controllers_are_gpus(tmp_path: Path) -> None:
     assert PciGpus(tmp_path).expected() == {GPU, "0000:1c:00.0"}
 
 
-def test_a_gpu_that_leaves_the_bus_is_still_expected(tmp_path: Path) -> None:
-    """Else the worst fault would look like a smaller node."""
+def test_gpu_leaves_the_bus(tmp_path: Path) -> None:
+    """It is still expected: otherwise the worst fault would look like a smaller node."""
     path = device(tmp_path, GPU)
     gpus = PciGpus(tmp_path)
     gpus.expected()
@@ -43,8 +43,8 @@ def test_a_gpu_that_leaves_the_bus_is_still_expected(tmp_path: Path) -> None:
     assert gpus.expected() == {GPU}
 
 
-def test_a_gpu_handed_to_a_virtual_machine_is_not_expected_until_it_comes_back(tmp_path: Path) -> None:
-    """It is bound to vfio-pci meanwhile."""
+def test_gpu_in_a_virtual_machine(tmp_path: Path) -> None:
+    """It is bound to vfio-pci meanwhile and is not expected until it comes back."""
     path, gpus = device(tmp_path, GPU), PciGpus(tmp_path)
     (path / "driver").symlink_to("../../drivers/vfio-pci")
     assert gpus.expected() == frozenset()
@@ -53,8 +53,8 @@ def test_a_gpu_handed_to_a_virtual_machine_is_not_expected_until_it_comes_back(t
     assert gpus.expected() == {GPU}
 
 
-def test_a_device_that_appears_later_is_seen(tmp_path: Path) -> None:
-    """Hot-plugged, or its address given to another device."""
+def test_device_appears(tmp_path: Path) -> None:
+    """Hot-plugged, or at the address of a former device."""
     path = device(tmp_path, GPU, vendor="0x8086")
     gpus = PciGpus(tmp_path)
     assert gpus.expected() == frozenset()
@@ -64,14 +64,13 @@ def test_a_device_that_appears_later_is_seen(tmp_path: Path) -> None:
     assert gpus.expected() == {GPU}
 
 
-def test_a_machine_without_a_pci_bus_is_not_applicable(tmp_path: Path) -> None:
-    """There is nothing to expect."""
+def test_no_pci_bus(tmp_path: Path) -> None:
     with pytest.raises(NotApplicable):
         PciGpus(tmp_path).expected()
 
 
-def test_a_device_that_does_not_tell_what_it_is_is_asked_again(tmp_path: Path) -> None:
-    """Once there are file descriptors again, for instance: a node must not lose its GPUs for good by that."""
+def test_unreadable_device(tmp_path: Path) -> None:
+    """It is read again: a shortage of file descriptors must not cost a node its GPUs for good."""
     vendor = device(tmp_path, GPU) / "vendor"
     vendor.rename(tmp_path / "vendor")
     vendor.mkdir()

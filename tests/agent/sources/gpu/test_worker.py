@@ -1,4 +1,4 @@
-"""The NVML worker as a process: what it says, and that it ends whatever the driver does."""
+"""The NVML worker as a process: it answers, and it ends even if the driver hangs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def functions_called(driver: FakeDriver) -> list[str]:
     return [function for _, function in driver.calls]
 
 
-def test_a_worker_answers_each_request(fake_driver: FakeDriver) -> None:
-    """With every GPU, its values and its processes."""
+def test_answers(fake_driver: FakeDriver) -> None:
+    """Each has every GPU, its values and its processes."""
     with worker_process(fake_driver.environ) as worker:
         for _ in range(3):
             reading = worker.read()
@@ -47,15 +47,15 @@ def test_a_worker_answers_each_request(fake_driver: FakeDriver) -> None:
     assert functions_called(fake_driver) == ["nvmlInit", "nvmlShutdown"]
 
 
-def test_the_library_can_be_named(fake_driver: FakeDriver) -> None:
+def test_library_argument(fake_driver: FakeDriver) -> None:
     """For a driver that lies where the system's loader does not look."""
     library = str(fake_driver.library)
     with worker_process(fake_driver.environ_without_path, "--library", library) as worker:
         assert len(worker.read().gpus) == 8
 
 
-def test_a_library_that_is_not_there_is_an_absent_driver(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    """The worker goes on, for the library may come."""
+def test_missing_library(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    """The driver is absent; the worker goes on, because the library may come."""
     missing = tmp_path / "libnvidia-ml.so.1"
     with worker_process(fake_driver.environ_without_path, "--library", str(missing)) as worker:
         failure = worker.collect().failure
@@ -66,8 +66,7 @@ def test_a_library_that_is_not_there_is_an_absent_driver(fake_driver: FakeDriver
         assert len(worker.read().gpus) == 8
 
 
-def test_no_driver_at_all_is_absent() -> None:
-    """A node without GPUs."""
+def test_no_driver() -> None:
     with worker_process({"LD_LIBRARY_PATH": "/nonexistent"}) as worker:
         failure = worker.collect().failure
         if failure is None:
@@ -76,8 +75,8 @@ def test_no_driver_at_all_is_absent() -> None:
         assert worker.end() == (0, "")
 
 
-def test_a_hanging_wait_for_events_does_not_stop_readings(fake_driver: FakeDriver) -> None:
-    """It is a thread of its own; the end of input ends the process all the same."""
+def test_hung_wait_for_events(fake_driver: FakeDriver) -> None:
+    """It has a thread of its own. The end of input still ends the process."""
     fake_driver.hang("nvmlEventSetWait")
     with worker_process(fake_driver.environ) as worker:
         for _ in range(3):
@@ -86,7 +85,7 @@ def test_a_hanging_wait_for_events_does_not_stop_readings(fake_driver: FakeDrive
 
 
 def hangs(pid: int) -> bool:
-    """Whether a thread of the process is in a call that never returns; the fake driver names it so."""
+    """Whether a thread of the process is in a call that never returns; the fake driver renames it then."""
     names = []
     for comm in Path(f"/proc/{pid}/task").glob("*/comm"):
         with suppress(OSError):  # the thread has ended meanwhile
@@ -94,8 +93,8 @@ def hangs(pid: int) -> bool:
     return "nvml hangs\n" in names
 
 
-def test_a_driver_that_goes_while_the_wait_hangs_is_left_to_a_new_process(fake_driver: FakeDriver) -> None:
-    """Nothing can be shut down under a thread that is in the driver."""
+def test_driver_goes_during_a_hung_wait(fake_driver: FakeDriver) -> None:
+    """Nothing can be shut down under a thread in the driver, so a new process has to go on."""
     fake_driver.hang("nvmlEventSetWait")
     with worker_process(fake_driver.environ) as worker:
         worker.read()
@@ -106,8 +105,8 @@ def test_a_driver_that_goes_while_the_wait_hangs_is_left_to_a_new_process(fake_d
     assert "nvmlShutdown" not in functions_called(fake_driver)
 
 
-def test_the_end_of_input_during_a_hanging_call_ends_the_process(fake_driver: FakeDriver) -> None:
-    """The call is given a while, then the process leaves without it."""
+def test_end_of_input_during_a_hung_call(fake_driver: FakeDriver) -> None:
+    """The call gets some time, then the process exits without it."""
     with worker_process(fake_driver.environ) as worker:
         fake_driver.hang("nvmlInit")  # the one call that shows when it begins
         worker.request()
@@ -116,8 +115,7 @@ def test_the_end_of_input_during_a_hanging_call_ends_the_process(fake_driver: Fa
     assert functions_called(fake_driver) == ["nvmlInit"]
 
 
-def test_the_end_of_input_during_a_hanging_shutdown_ends_the_process(fake_driver: FakeDriver) -> None:
-    """nvmlShutdown may be what hangs."""
+def test_end_of_input_during_a_hung_shutdown(fake_driver: FakeDriver) -> None:
     fake_driver.hang("nvmlShutdown")
     with worker_process(fake_driver.environ) as worker:
         worker.read()
@@ -133,8 +131,8 @@ def test_the_end_of_input_during_a_hanging_shutdown_ends_the_process(fake_driver
         LENGTH.pack(2) + msgspec.msgpack.encode({})[:1] + b"x",
     ],
 )
-def test_what_is_no_request_ends_the_process_in_order(fake_driver: FakeDriver, garbage: bytes) -> None:
-    """With one sentence, and the driver is shut down."""
+def test_bad_request(fake_driver: FakeDriver, garbage: bytes) -> None:
+    """The process shuts the driver down and ends with one line of log."""
     with worker_process(fake_driver.environ) as worker:
         worker.read()
         worker.write(garbage)
@@ -145,39 +143,39 @@ def test_what_is_no_request_ends_the_process_in_order(fake_driver: FakeDriver, g
     assert functions_called(fake_driver) == ["nvmlInit", "nvmlShutdown"]
 
 
-def test_an_unknown_request_is_no_request(fake_driver: FakeDriver) -> None:
-    """An agent of another version speaks to it."""
+def test_unknown_request(fake_driver: FakeDriver) -> None:
+    """An agent of another version may send it."""
     message = msgspec.msgpack.encode({"what": "dance"})
     with worker_process(fake_driver.environ) as worker:
         worker.write(LENGTH.pack(len(message)) + message)
         assert worker.ended()[0] == 1
 
 
-def test_half_a_request_is_the_end_of_input(fake_driver: FakeDriver) -> None:
-    """The agent died while it wrote."""
+def test_half_a_request(fake_driver: FakeDriver) -> None:
+    """The agent died while it wrote: this is the end of input."""
     with worker_process(fake_driver.environ) as worker:
         worker.write(LENGTH.pack(10) + b"abc")
         assert worker.end() == (0, "")
 
 
-def test_an_interrupt_from_the_terminal_is_left_to_the_agent(fake_driver: FakeDriver) -> None:
-    """Ctrl-C reaches the whole group; the agent ends the worker in order."""
+def test_sigint_is_ignored(fake_driver: FakeDriver) -> None:
+    """Ctrl-C reaches the whole process group, but the agent ends the worker in order."""
     with worker_process(fake_driver.environ) as worker:
         worker.read()
         worker.process.send_signal(signal.SIGINT)
         assert len(worker.read().gpus) == 8
 
 
-def test_a_termination_ends_it_without_noise(fake_driver: FakeDriver) -> None:
-    """Also where the parent ignored the signal."""
+def test_sigterm(fake_driver: FakeDriver) -> None:
+    """It ends the worker without output."""
     with worker_process(fake_driver.environ) as worker:
         worker.read()
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ended() == (-signal.SIGTERM, "")
 
 
-def test_an_agent_that_does_not_listen_any_more_ends_it(fake_driver: FakeDriver) -> None:
-    """The driver is shut down."""
+def test_agent_is_gone(fake_driver: FakeDriver) -> None:
+    """The worker shuts the driver down and ends."""
     with worker_process(fake_driver.environ) as worker:
         worker.read()
         assert worker.process.stdout
@@ -187,10 +185,8 @@ def test_an_agent_that_does_not_listen_any_more_ends_it(fake_driver: FakeDriver)
     assert functions_called(fake_driver) == ["nvmlInit", "nvmlShutdown"]
 
 
-def test_what_a_library_prints_does_not_get_between_the_answers(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
-    """Standard output of the process is not that of the messages."""
+def test_library_prints(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    """Standard output of the process is not the stream of answers."""
     (tmp_path / "loud").mkdir()
     source, library = tmp_path / "loud.c", tmp_path / "loud/libloud.so"
     source.write_text(_LOUD)
@@ -201,7 +197,6 @@ def test_what_a_library_prints_does_not_get_between_the_answers(
 
 
 def test_xids_are_in_the_next_answer(fake_driver: FakeDriver) -> None:
-    """Also where that answer is a failure."""
     found: list[int] = []
 
     def told(worker: Worker) -> bool:
@@ -217,8 +212,8 @@ def test_xids_are_in_the_next_answer(fake_driver: FakeDriver) -> None:
     assert set(found) == {79}
 
 
-def test_a_reading_is_small_and_quick_to_repeat(fake_driver: FakeDriver) -> None:
-    """A reading costs no thread, no open file and no memory that stays."""
+def test_readings_leak_nothing(fake_driver: FakeDriver) -> None:
+    """A reading leaves no thread, no open file and no memory behind."""
     with worker_process(fake_driver.environ) as worker:
         for _ in range(20):
             worker.read()
@@ -239,8 +234,8 @@ def _held(pid: int) -> tuple[int, int, int]:
     return int(status["Threads"]), files, int(status["VmRSS"].split()[0]) * 1024
 
 
-def test_the_worker_imports_little() -> None:
-    """Its memory is the price of being able to kill it."""
+def test_imports() -> None:
+    """Its memory comes on top of the agent's."""
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTS], env=clean_environment(), capture_output=True, text=True, check=True
     )
@@ -250,13 +245,13 @@ def test_the_worker_imports_little() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--library"], ["--library", ""], ["x"], ["--library", "a", "b"]])
-def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
-    """One line says how it is used."""
+def test_wrong_arguments(arguments: list[str]) -> None:
+    """One line shows the usage."""
     with pytest.raises(ValueError, match="usage: "):
         parse_library(arguments)
 
 
-def test_the_library_is_optional() -> None:
-    """Without it the system's loader finds the driver."""
+def test_no_arguments() -> None:
+    """Without the argument the system's loader finds the driver."""
     assert parse_library([]) is None
     assert parse_library(["--library", "/a/b"]) == Path("/a/b")

@@ -1,4 +1,4 @@
-"""NVLink 5 errors are told apart by subcode and registers, as NVIDIA's table has it."""
+"""The action for an NVLink 5 error, by its subcode and registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RULES = load_rules()
 
 
 def action(text: str) -> str | None:
-    """Of a line behind its address; None where no rule holds it."""
+    """The action for a line, given without its address; None where no rule covers it."""
     error = parse_nvlink5(f"NVRM: Xid (PCI:0018:01:00): {text}")
     assert error is not None
     rule = rule_for(RULES, error)
@@ -38,8 +38,8 @@ def action(text: str) -> str | None:
         ("74, NVLink: fatal error detected on link 14(0x100000, 0x0)", None),
     ],
 )
-def test_a_line_holds_subcode_link_and_registers(text: str, expected: Nvlink5Error | None) -> None:
-    """In the forms of drivers before and after R575."""
+def test_parse_line(text: str, expected: Nvlink5Error | None) -> None:
+    """In the forms of drivers before and since R575."""
     assert parse_nvlink5(f"NVRM: Xid (PCI:0018:01:00): {text}") == expected
 
 
@@ -63,13 +63,13 @@ def test_a_line_holds_subcode_link_and_registers(text: str, expected: Nvlink5Err
         ("145, RLW_NEW Fatal XC0 i0 Link 12 (0x000000e2 0x00000001)", None),
     ],
 )
-def test_what_to_do_depends_on_the_registers(text: str, expected: str | None) -> None:
-    """What the table does not hold is not guessed."""
+def test_action(text: str, expected: str | None) -> None:
+    """It depends on the registers. Without a rule nothing is guessed."""
     assert action(text) == expected
 
 
-def test_at_most_one_rule_fits_an_error() -> None:
-    """Their order does not matter."""
+def test_rules_do_not_overlap() -> None:
+    """At most one rule covers an error, so their order does not matter."""
     for one in RULES:
         for subcode in one.subcodes:
             for detail in one.details:
@@ -78,8 +78,8 @@ def test_at_most_one_rule_fits_an_error() -> None:
                     assert [rule for rule in RULES if rule.fits(error)] == [one]
 
 
-def test_every_rule_is_of_a_code_of_the_table_and_uses_its_words() -> None:
-    """144 to 150, each with a rule at least."""
+def test_rules_match_the_table() -> None:
+    """Every code of 144 to 150 has a rule, and every action occurs in the table of codes."""
     actions = {meaning.action for meaning in load_table(None).values()}
     assert {rule.xid for rule in RULES} == set(range(144, 151))
     assert {rule.action for rule in RULES} <= actions

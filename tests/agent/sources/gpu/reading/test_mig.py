@@ -14,14 +14,14 @@ MIB = 1 << 20
 
 
 def cut(node: Node, index: int = 0) -> tuple[str, str]:
-    """Cut a GPU in two; the UUIDs of the instances."""
+    """Cut a GPU in two; returns the UUIDs of the instances."""
     node.driver.update(lambda fake: split_into_instances(fake["gpus"][index]))
     first, second = (each["uuid"] for each in node.driver.node["gpus"][index]["mig"]["devices"])
     return first, second
 
 
-def test_instances_have_identity_memory_and_activity(node: Node) -> None:
-    """All of them series of their GPU."""
+def test_instances(node: Node) -> None:
+    """Identity, memory and activity, labelled by GPU and instance."""
     first, second = cut(node)
     node.values_with_activity(0)
     values = node.values_with_activity(0)
@@ -33,8 +33,8 @@ def test_instances_have_identity_memory_and_activity(node: Node) -> None:
     assert values["mig_activity_ratio", second, "sm"] == 0.22
 
 
-def test_the_gpu_as_a_whole_has_no_utilisation_or_activity_then(node: Node) -> None:
-    """It is not said to lack the feature: the mode is what keeps it from telling."""
+def test_whole_gpu(node: Node) -> None:
+    """It has no utilisation and activity, but does not lack the feature: the mode hides it."""
     uuids = cut(node)
     gpu = node.read().gpus[0]
     values = values_of(gpu)
@@ -46,8 +46,8 @@ def test_the_gpu_as_a_whole_has_no_utilisation_or_activity_then(node: Node) -> N
     assert gpu.mig_uuids == uuids
 
 
-def test_compute_instances_of_one_gpu_instance_have_no_activity_of_their_own(node: Node) -> None:
-    """GPM measures the GPU instance: given to both, it would count twice."""
+def test_compute_instances(node: Node) -> None:
+    """GPM measures the GPU instance: counted for both, its activity would count twice."""
     cut(node)
     node.driver.update(
         lambda fake: fake["gpus"][0]["mig"]["devices"][1].update(gpu_instance=1, compute_instance=1)
@@ -58,8 +58,7 @@ def test_compute_instances_of_one_gpu_instance_have_no_activity_of_their_own(nod
     assert not [key for key in node.values(0) if key[0] == "mig_activity_ratio"]
 
 
-def test_a_gpu_without_mig_has_no_series_of_it(node: Node) -> None:
-    """Most have none."""
+def test_no_mig(node: Node) -> None:
     assert not [key for key in node.values(0) if key[0].startswith("mig")]
 
 
@@ -72,10 +71,8 @@ def test_a_gpu_without_mig_has_no_series_of_it(node: Node) -> None:
         (None, None, ""),
     ],
 )
-def test_the_profile_is_in_the_name_or_computed(
-    name: str | None, slices: tuple[int, int, int] | None, expected: str
-) -> None:
-    """From slices and memory, as nvidia-smi writes it."""
+def test_profile(name: str | None, slices: tuple[int, int, int] | None, expected: str) -> None:
+    """From the name, else from slices and memory, as nvidia-smi writes it."""
     attributes = slices and SimpleNamespace(
         computeInstanceSliceCount=slices[0], gpuInstanceSliceCount=slices[1], memorySizeMB=slices[2]
     )

@@ -1,4 +1,4 @@
-"""The meanings of XID codes, shipped and corrected."""
+"""The table of XID codes, shipped and overridden."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.xid.meanings import SEVERITIES, SEVERITY_IN_LOG, XidMeaning, load_table
 
 
-def test_the_shipped_table_knows_the_codes_that_matter() -> None:
-    """Those that cost a node are critical and say what to do; floods of 45 are not."""
+def test_shipped_table() -> None:
+    """Codes that cost a node are critical and have an action; floods of 45 are not critical."""
     table = load_table(None)
     assert table[79].severity == "critical"
     assert table[79].action == "reboot_node"
@@ -22,8 +22,8 @@ def test_the_shipped_table_knows_the_codes_that_matter() -> None:
     assert {each.severity for each in table.values()} == set(SEVERITIES)
 
 
-def test_an_override_corrects_single_fields(tmp_path: Path) -> None:
-    """Other fields and codes stay; a code nobody knew has defaults for the rest."""
+def test_override(tmp_path: Path) -> None:
+    """It replaces single fields; the rest of an unknown code has defaults."""
     override = tmp_path / "xid.toml"
     override.write_text('109 = { severity = "warning" }\n[999]\nmeaning = "ours"\naction = "open_ticket"\n')
     shipped, table = load_table(None), load_table(override)
@@ -49,8 +49,8 @@ def test_an_override_corrects_single_fields(tmp_path: Path) -> None:
         ("79 = ", "could not parse"),
     ],
 )
-def test_a_wrong_override_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    """It names the file, the key and what was expected."""
+def test_wrong_override(tmp_path: Path, text: str, sentence: str) -> None:
+    """The error names the file, the key and what was expected."""
     override = tmp_path / "xid.toml"
     override.write_text(text)
     with pytest.raises(UserError, match=sentence) as caught:
@@ -58,7 +58,7 @@ def test_a_wrong_override_is_one_sentence(tmp_path: Path, text: str, sentence: s
     assert str(override) in str(caught.value)
 
 
-def test_a_missing_override_is_an_error(tmp_path: Path) -> None:
-    """A table somebody asked for is not silently left out."""
+def test_missing_override(tmp_path: Path) -> None:
+    """A table that the operator asked for is not silently left out."""
     with pytest.raises(UserError, match="could not read XID table"):
         load_table(tmp_path / "none.toml")

@@ -25,15 +25,15 @@ _UNITS = [each for each in vars(units).values() if isinstance(each, Unit)]
         (units.CELSIUS, -7, -7.0),
     ],
 )
-def test_a_value_is_scaled_without_rounding(unit: Unit, raw: int, base: float) -> None:
+def test_scale(unit: Unit, raw: int, base: float) -> None:
     """412345 mW are 412.345 W, not 412.34500000000003."""
     assert unit.convert(raw) == base
 
 
 @pytest.mark.parametrize("unit", _UNITS)
 @pytest.mark.parametrize("raw", [2**32 - 1, 2**64 - 1, 9223372036854775792, math.nan, math.inf, -(10**30)])
-def test_a_sentinel_is_no_value_in_any_unit(unit: Unit, raw: float) -> None:
-    """4294967295 and 9223372036854775792 have been exported as measurements by other tools."""
+def test_sentinels(unit: Unit, raw: float) -> None:
+    """Other tools have exported 4294967295 and 9223372036854775792 as measurements."""
     assert unit.convert(raw) is None
 
 
@@ -49,6 +49,6 @@ def test_a_sentinel_is_no_value_in_any_unit(unit: Unit, raw: float) -> None:
         (units.FLAG, 2),
     ],
 )
-def test_a_value_outside_its_unit_is_no_value(unit: Unit, raw: int) -> None:
+def test_out_of_range(unit: Unit, raw: int) -> None:
     """Just past the limit."""
     assert unit.convert(raw) is None

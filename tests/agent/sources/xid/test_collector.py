@@ -1,4 +1,4 @@
-"""The XID collector."""
+"""The collector `xid`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def collector(*gpus: GpuIdentity) -> tuple[XidCollector, GpuInventory, XidCounte
     return XidCollector(inventory=inventory, xids=xids, schedule=Schedule(5, 5)), inventory, xids
 
 
-def test_every_severity_of_every_gpu_is_0_from_the_start() -> None:
-    """The first error is then an increase."""
+def test_severities_start_at_0() -> None:
+    """So the first error is an increase."""
     xid, _, _ = collector(GPU)
     assert values([xid.collect()]) == {
         ("rankwatch_gpu_xid_events_total", "GPU-a", severity): 0
@@ -30,8 +30,8 @@ def test_every_severity_of_every_gpu_is_0_from_the_start() -> None:
     }
 
 
-def test_an_error_has_a_count_a_time_and_a_meaning() -> None:
-    """Under the code that occurred."""
+def test_error() -> None:
+    """It has a count, a time and a meaning."""
     xid, _, xids = collector(GPU)
     xids.add("nvml", "GPU-a", 79, 1234.5)
     found = values([xid.collect()])
@@ -43,8 +43,8 @@ def test_an_error_has_a_count_a_time_and_a_meaning() -> None:
     assert found[("rankwatch_xid_info", *meaning)] == 1
 
 
-def test_an_error_at_an_address_moves_to_the_gpu_once_that_is_known() -> None:
-    """And stays there when the driver no longer shows the GPU."""
+def test_gpu_becomes_known() -> None:
+    """Errors at its address move to it, and stay when the driver no longer shows the GPU."""
     xid, inventory, xids = collector()
     xids.add("kernel_log", "0000:3b:00.0", 79, None, severity="critical")
     found = values([xid.collect()])
@@ -59,8 +59,8 @@ def test_an_error_at_an_address_moves_to_the_gpu_once_that_is_known() -> None:
     assert ("rankwatch_gpu_xid_errors_total", "0000:3b:00.0", "79") not in found
 
 
-def test_codes_beyond_the_limit_are_one_series() -> None:
-    """Without a meaning, which only a code has."""
+def test_many_codes() -> None:
+    """Codes beyond the limit share one series, which has no meaning."""
     xid, _, xids = collector(GPU)
     for code in range(1, MAX_CODES + 3):
         xids.add("kernel_log", "GPU-a", code, 1.0, severity="info")
@@ -70,7 +70,6 @@ def test_codes_beyond_the_limit_are_one_series() -> None:
     assert len([key for key in found if key[0] == "rankwatch_xid_info"]) == MAX_CODES
 
 
-def test_a_node_without_gpu_and_errors_is_not_applicable() -> None:
-    """Nothing to watch."""
+def test_no_gpu_and_no_errors() -> None:
     with pytest.raises(NotApplicable):
         collector()[0].collect()

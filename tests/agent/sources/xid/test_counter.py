@@ -1,4 +1,4 @@
-"""Counting XID errors that two sources tell of."""
+"""Counts of XID errors that two sources report."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def counter(clock: ManualClock | None = None) -> XidCounter:
     return XidCounter(TABLE, monotonic=clock or ManualClock())
 
 
-def test_an_error_both_sources_tell_of_counts_once() -> None:
-    """The larger count is right; the latest time is kept."""
+def test_error_from_both_sources() -> None:
+    """It counts once: the larger count is exported, with the latest time."""
     xids = counter()
     xids.add("kernel_log", "GPU-a", 79, 100.0, severity="critical")
     xids.add("nvml", "GPU-a", 79, 101.0)
@@ -37,16 +37,16 @@ def test_an_error_both_sources_tell_of_counts_once() -> None:
     assert xids.severities()["GPU-a", "critical"] == 2
 
 
-def test_a_code_no_table_holds_is_a_warning() -> None:
-    """It is to be looked up."""
+def test_unknown_code() -> None:
+    """It is a warning, to be looked up."""
     xids = counter()
     xids.add("nvml", "GPU-a", 4242, 1.0)
     assert xids.severities() == {("GPU-a", "warning"): 1}
     assert xids.meaning(4242).action == "look_up"
 
 
-def test_the_log_says_how_severe_an_nvlink_error_is_even_when_nvml_is_first() -> None:
-    """Nonfatal in the log wins over the table's critical."""
+def test_severity_from_the_log() -> None:
+    """Nonfatal in the log wins over critical in the table, even if NVML reports first."""
     clock = ManualClock()
     xids = counter(clock)
     xids.add("nvml", "GPU-a", 145, 1.0)
@@ -58,8 +58,8 @@ def test_the_log_says_how_severe_an_nvlink_error_is_even_when_nvml_is_first() ->
     assert xids.counts()[0].errors == 1
 
 
-def test_without_a_log_the_table_says_how_severe_an_nvlink_error_is() -> None:
-    """After some patience; a log that comes later changes nothing that was exported."""
+def test_severity_without_a_log() -> None:
+    """The table decides after a wait; a later log changes nothing that was exported."""
     clock = ManualClock()
     xids = counter(clock)
     xids.add("nvml", "GPU-a", 145, 1.0)
@@ -69,8 +69,8 @@ def test_without_a_log_the_table_says_how_severe_an_nvlink_error_is() -> None:
     assert xids.severities() == {("GPU-a", "critical"): 1}
 
 
-def test_what_was_counted_at_an_address_becomes_the_gpus_own() -> None:
-    """An error that NVML told of by UUID and the log by address counts once after all; later ones too."""
+def test_identify() -> None:
+    """Errors counted by address and by UUID become one count, later ones too."""
     xids = counter()
     xids.add("kernel_log", "0000:3b:00.0", 79, 100.0, severity="critical")
     xids.add("kernel_log", "0000:3b:00.0", 13, 90.0, severity="application")
@@ -82,8 +82,8 @@ def test_what_was_counted_at_an_address_becomes_the_gpus_own() -> None:
     assert xids.counts()[1] == XidCount("GPU-a", 79, 2, 110.0)
 
 
-def test_codes_and_gpus_are_bounded() -> None:
-    """Further ones are counted together, so that garbage in a log cannot fill the database."""
+def test_limits() -> None:
+    """All others share one count, so that garbage in a log cannot fill the database."""
     xids = counter()
     for xid in range(1, 3 * MAX_CODES):
         xids.add("kernel_log", "GPU-a", xid, 1.0, severity="info")

@@ -1,4 +1,4 @@
-"""All GPUs of a node: complete, lost, back again, and the driver that comes and goes."""
+"""All GPUs of a node: complete, lost, back again, and a driver that comes and goes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OF_THE_AGENT = {
     "rankwatch_gpu_driver_unresponsive_total",
     "rankwatch_gpu_worker_starts_total",
 }
-"""What the agent knows itself, also while the driver does not answer."""
+"""What the agent itself knows, also while the driver does not answer."""
 
 
 def test_every_declared_metric_is_read(node: Node) -> None:
-    """With the labels that are declared, so that nothing was forgotten on either side."""
+    """With the declared labels, so that nothing is missing on either side."""
     node.driver.update(lambda fake: split_into_instances(fake["gpus"][7]))
     node.driver.set(5, "power.usage_mw", 4294967295)
     declared = {each.name for each in GPUS} - OF_THE_AGENT
@@ -45,8 +45,8 @@ def all_samples(reading: Reading) -> list[Sample]:
     return [*reading.samples, *(sample for gpu in reading.gpus for sample in gpu.samples)]
 
 
-def test_a_gpu_has_an_identity(node: Node) -> None:
-    """The minor number is not the index, and the address is in the kernel's form."""
+def test_identity(node: Node) -> None:
+    """The minor number is not the index, and the address has the kernel's form."""
     gpu = node.read().gpus[2]
     fake = node.driver.node["gpus"][2]
     assert (gpu.uuid, gpu.index, gpu.minor_number) == (fake["uuid"], 2, 6)
@@ -54,20 +54,20 @@ def test_a_gpu_has_an_identity(node: Node) -> None:
     assert values_of(gpu)["info", "2", "0000:3b:00.0", gpu.model, "hopper", fake["serial"]] == 1.0
 
 
-def test_the_driver_has_versions(node: Node) -> None:
+def test_driver_versions(node: Node) -> None:
     """CUDA's number is written as people write it."""
     assert node_values(node.read())["driver_info", "580.95.05", "13.580.95.05", "12.8"] == 1.0
 
 
-def test_a_gpu_without_a_serial_number_has_an_identity(node: Node) -> None:
+def test_no_serial_number(node: Node) -> None:
     """The label is empty."""
     node.driver.unsupport("nvmlDeviceGetSerial", 0)
     gpu = node.read().gpus[0]
     assert values_of(gpu)["info", "0", gpu.pci_bus_id, gpu.model, "hopper", ""] == 1.0
 
 
-def test_a_lost_gpu_keeps_its_identity_and_nothing_else(node: Node) -> None:
-    """The driver does not tell even the UUID of a lost GPU; the others go on."""
+def test_lost_gpu(node: Node) -> None:
+    """It keeps its identity alone, although the driver answers not even for its UUID; the others go on."""
     before = node.read().gpus[3]
     node.driver.lose(3)
     reading = node.read()
@@ -85,7 +85,7 @@ def test_a_lost_gpu_keeps_its_identity_and_nothing_else(node: Node) -> None:
     assert len(values_of(reading.gpus[4])) > 50
 
 
-def test_a_gpu_that_is_back_is_read_again(node: Node) -> None:
+def test_gpu_comes_back(node: Node) -> None:
     """Under the same UUID."""
     node.read()
     node.driver.lose(3)
@@ -96,8 +96,8 @@ def test_a_gpu_that_is_back_is_read_again(node: Node) -> None:
     assert values_of(gpu)["power_watts",] == 613.25
 
 
-def test_a_gpu_that_the_driver_does_not_show_any_more_is_lost(node: Node) -> None:
-    """It vanished from the count, and the others have other numbers now."""
+def test_gpu_vanishes(node: Node) -> None:
+    """The count is smaller and the other GPUs have new numbers."""
     uuids = [gpu.uuid for gpu in node.read().gpus]
     taken: list[dict[str, object]] = []
     node.driver.update(lambda fake: taken.append(fake["gpus"].pop(2)))
@@ -110,8 +110,7 @@ def test_a_gpu_that_the_driver_does_not_show_any_more_is_lost(node: Node) -> Non
     assert values_of(found[uuids[3]])["power_watts",] == 613.25
 
 
-def test_a_gpu_that_appears_is_read(node: Node) -> None:
-    """After the driver has looked again."""
+def test_gpu_appears(node: Node) -> None:
     kept: list[dict[str, object]] = []
     node.driver.update(lambda fake: kept.append(fake["gpus"].pop()))
     assert len(node.read().gpus) == 7
@@ -119,15 +118,15 @@ def test_a_gpu_that_appears_is_read(node: Node) -> None:
     assert len(node.read().gpus) == 8
 
 
-def test_a_gpu_that_was_lost_from_the_start_is_told(node: Node) -> None:
-    """It has no UUID to export anything under."""
+def test_gpu_lost_from_the_start(node: Node) -> None:
+    """It has no UUID to be exported under, so a warning is logged."""
     node.driver.lose(0)
     reading = node.read()
     assert len(reading.gpus) == 7
     assert reading.warnings == ("GPU number 0 cannot be identified: GPU is lost",)
 
 
-def test_no_gpu_at_all_is_a_failure(node: Node) -> None:
+def test_no_gpu(node: Node) -> None:
     """A broken device mount must not look like a healthy idle node."""
     node.driver.update(lambda fake: fake["gpus"].clear())
     failure = node.fail()
@@ -136,8 +135,8 @@ def test_no_gpu_at_all_is_a_failure(node: Node) -> None:
     assert failure.gpus == ()
 
 
-def test_all_gpus_lost_is_a_failure_that_names_them(node: Node) -> None:
-    """The driver is initialised anew at each collection until one is back."""
+def test_all_gpus_lost(node: Node) -> None:
+    """The driver is initialised again in each reading until one is back."""
     node.read()
     for index in range(8):
         node.driver.lose(index)
@@ -147,8 +146,8 @@ def test_all_gpus_lost_is_a_failure_that_names_them(node: Node) -> None:
     assert sum(gpu.up for gpu in node.read().gpus) == 1
 
 
-def test_a_missing_driver_is_absent_and_seen_when_it_comes(node: Node) -> None:
-    """nvmlInit is tried again at each collection."""
+def test_missing_driver(node: Node) -> None:
+    """nvmlInit is called again in each reading."""
     node.driver.unload()
     failure = node.fail()
     assert failure.absent
@@ -157,22 +156,22 @@ def test_a_missing_driver_is_absent_and_seen_when_it_comes(node: Node) -> None:
     assert len(node.read().gpus) == 8
 
 
-def test_a_driver_that_fails_is_not_absent(node: Node) -> None:
-    """Something is there, and it is broken."""
+def test_failing_driver(node: Node) -> None:
+    """It is there and broken, so it is not absent."""
     node.driver.write_text("{ broken")
     assert not node.fail().absent
 
 
-def test_a_reload_of_the_driver_costs_one_reading(node: Node) -> None:
-    """The next one initialises it again; counts of NVLinks do not start anew."""
+def test_reload_of_the_driver(node: Node) -> None:
+    """One reading fails. NVLink counts go on."""
     before = node.values(0)
     node.driver.reload()
     assert node.fail().message == "could not count the GPUs: Uninitialized"
     assert node.values(0)["nvlink_bytes_total", "transmit"] == before["nvlink_bytes_total", "transmit"]
 
 
-def test_a_driver_replaced_under_the_library_needs_a_new_process(node: Node) -> None:
-    """The library in this process stays what it was."""
+def test_driver_is_replaced(node: Node) -> None:
+    """The library in this process stays the old one, so a new process is needed."""
     node.read()
     assert not node.reader.needs_new_process
     node.driver.reload()
@@ -185,8 +184,8 @@ def test_a_driver_replaced_under_the_library_needs_a_new_process(node: Node) -> 
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetCount", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetFieldValues"]
 )
-def test_an_uninitialised_driver_is_noticed_in_any_call(node: Node, function: str) -> None:
-    """And initialised again at the next reading."""
+def test_uninitialised_driver(node: Node, function: str) -> None:
+    """Any call notices it, and the next reading initialises the driver again."""
     node.read()
     node.driver.fail(function, pynvml.NVML_ERROR_UNINITIALIZED)
     assert "Uninitialized" in node.fail().message
@@ -194,8 +193,8 @@ def test_an_uninitialised_driver_is_noticed_in_any_call(node: Node, function: st
     assert len(node.read().gpus) == 8
 
 
-def test_lost_gpus_are_looked_for_by_initialising_anew_now_and_then(node: Node) -> None:
-    """Each 60th reading while one is lost."""
+def test_driver_is_initialised_for_lost_gpus(node: Node) -> None:
+    """In every 60th reading with a lost GPU."""
     node.read()
     node.driver.lose(1)
     for _ in range(61):
@@ -203,8 +202,8 @@ def test_lost_gpus_are_looked_for_by_initialising_anew_now_and_then(node: Node) 
     assert [function for _, function in node.driver.calls].count("nvmlInit") == 2
 
 
-def test_closing_shuts_the_driver_down(node: Node) -> None:
-    """Once, and the next reading starts it again."""
+def test_close(node: Node) -> None:
+    """The driver is shut down once, and the next reading starts it again."""
     node.read()
     node.reader.close()
     node.reader.close()

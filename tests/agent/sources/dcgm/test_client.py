@@ -1,4 +1,4 @@
-"""Reading the text of dcgm-exporter, whose label values are not escaped."""
+"""The parser for the text of dcgm-exporter, whose label values are not escaped."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def read(line: str) -> tuple[DcgmSample, ...]:
         f',pod="{"x" * 100_000}"',
     ],
 )
-def test_odd_labels_cost_nothing(labels: str) -> None:
-    """Quotes, braces, backslashes, a forged identity: what stands first counts."""
+def test_odd_labels(labels: str) -> None:
+    """Quotes, braces, backslashes, a forged identity: what comes first counts."""
     assert read(f"{FIELD}{{{HEAD}{labels}}} 41") == (SAMPLE,)
 
 
-def test_a_line_may_end_in_a_timestamp_or_a_carriage_return() -> None:
-    """Proxies add them."""
+def test_end_of_line() -> None:
+    """Proxies add timestamps and carriage returns."""
     assert read(f"{FIELD}{{{HEAD}}} 4.1e1 1700000000000\r\n") == (SAMPLE,)
 
 
-def test_instances_and_links_are_told_apart() -> None:
-    """Links have a label of their own for the identity."""
+def test_instances_and_links() -> None:
+    """Lines of links have another label for the identity."""
     labels = f'{HEAD},GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
     assert read(f"{FIELD}{{{labels}}} 41") == (SAMPLE._replace(gpu_instance="7"),)
     link = 'nvlink="3",gpu="0",gpu_uuid="GPU-a",pci_bus_id="00000000:3B:00.0"'
@@ -49,20 +49,20 @@ def test_instances_and_links_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("line", [FIELD, f"{FIELD}{{{HEAD}", f"{FIELD}{{{HEAD}}} N/A", f"{FIELD}{{{HEAD}}}"])
-def test_a_broken_line_costs_only_itself(line: str) -> None:
-    """The next one is read."""
+def test_broken_line(line: str) -> None:
+    """It costs only itself."""
     assert read(f"{line}\n{FIELD}{{{HEAD}}} 41\n") == (SAMPLE,)
 
 
-def test_fields_nobody_asked_for_are_only_counted() -> None:
-    """Their number says whether this is dcgm-exporter at all."""
+def test_unwanted_fields() -> None:
+    """Their number shows whether this is dcgm-exporter at all."""
     text = f"# HELP DCGM_X x\nDCGM_X{{{HEAD}}} 1\nnode_load1 3\nOTHER{{a}} 1\n{FIELD}{{{HEAD}}} 41\n"
     answer = parse_answer(text.encode(), {FIELD})
     assert (len(answer.samples), answer.fields, answer.cut) == (1, 2, False)
 
 
-def test_an_answer_beyond_the_limits_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By wanted samples and by lines."""
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is cut by wanted samples and by lines."""
     line = f"{FIELD}{{{HEAD}}} 41\n".encode()
     monkeypatch.setattr(client, "MAX_SAMPLES", 3)
     assert parse_answer(line * 5, {FIELD})[0::2] == ((SAMPLE,) * 3, True)
@@ -72,6 +72,6 @@ def test_an_answer_beyond_the_limits_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
 
 @settings(deadline=None)  # a busy machine is no fault of the parser
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: f"{FIELD}{{{text}}} 1".encode()))
-def test_no_text_upsets_the_parser(text: bytes) -> None:
-    """It gives samples or none."""
+def test_any_text(text: bytes) -> None:
+    """It gives samples or none, never an exception."""
     parse_answer(text, {FIELD})

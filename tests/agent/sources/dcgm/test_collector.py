@@ -1,4 +1,4 @@
-"""The relay from a dcgm-exporter, which may hang, fail or talk nonsense."""
+"""The collector `dcgm` with an exporter that may hang, fail or send garbage."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def collector(url: str, *, known: int = 2, deadline: float = 20.0) -> DcgmCollec
     )
 
 
-def test_the_wanted_fields_are_relayed(exporter: DcgmExporter) -> None:
-    """Under our names where we have one; temperatures are NVML's business."""
+def test_relayed_fields(exporter: DcgmExporter) -> None:
+    """A field with a metric of ours becomes that metric. Temperatures come from NVML."""
     assert values([collector(exporter.url).collect()]) == {
         ("rankwatch_gpu_activity_ratio", UUIDS[0], "graphics"): 0.87453,
         ("rankwatch_gpu_activity_ratio", UUIDS[1], "graphics"): 0.125,
@@ -54,23 +54,21 @@ def test_the_wanted_fields_are_relayed(exporter: DcgmExporter) -> None:
     assert exporter.paths == ["/metrics"]
 
 
-def test_unescaped_labels_cost_nothing(exporter: DcgmExporter) -> None:
-    """A pod may be called whatever it likes."""
+def test_unescaped_labels(exporter: DcgmExporter) -> None:
+    """The name of a pod may contain anything."""
     exporter.body = exposition(*(each._replace(extra=',pod="a"b} 3",hpc_job="\\"') for each in NORMAL))
     assert len(collector(exporter.url).collect().series) == 6
 
 
-def test_gpus_of_the_exporter_that_nvml_does_not_show_are_counted(exporter: DcgmExporter) -> None:
-    """Beside those it shows."""
+def test_gpu_unknown_to_nvml(exporter: DcgmExporter) -> None:
+    """It is counted and not exported."""
     found = values([collector(exporter.url, known=1).collect()])
     assert found["rankwatch_dcgm_gpus_unmatched",] == 1
     assert ("rankwatch_gpu_activity_ratio", UUIDS[1], "graphics") not in found
 
 
-def test_where_nvml_shows_nothing_the_exporter_speaks_alone(
-    exporter: DcgmExporter, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And the log says so once, when NVML had time to start."""
+def test_nvml_shows_no_gpu(exporter: DcgmExporter, caplog: pytest.LogCaptureFixture) -> None:
+    """The exporter's GPUs are exported. One warning is logged, after NVML had time to start."""
     dcgm = collector(exporter.url, known=0)
     with caplog.at_level(logging.WARNING):
         found = [values([dcgm.collect()]) for _ in range(5)]
@@ -89,42 +87,42 @@ def test_where_nvml_shows_nothing_the_exporter_speaks_alone(
         ("cut", "cut off"),
     ],
 )
-def test_a_bad_answer_is_one_clear_error(exporter: DcgmExporter, mode: str, message: str) -> None:
-    """It names the endpoint; the next good answer counts again."""
+def test_bad_answer(exporter: DcgmExporter, mode: str, message: str) -> None:
+    """The error names the endpoint, and the next good answer is used."""
     dcgm = collector(exporter.url)
     exporter.mode = mode
     with pytest.raises(CollectError, match=message) as caught:
         dcgm.collect()
     assert exporter.url in str(caught.value)
-    assert exporter.paths == ["/metrics"], "nothing else was asked for"
+    assert exporter.paths == ["/metrics"], "nothing else was requested"
     exporter.mode = "normal"
     assert dcgm.collect().series
 
 
 @pytest.mark.parametrize("mode", ["hang", "drip"])
-def test_an_exporter_that_does_not_end_is_given_up(exporter: DcgmExporter, mode: str) -> None:
-    """Within the deadline of the whole answer, whatever each byte takes."""
+def test_endless_answer(exporter: DcgmExporter, mode: str) -> None:
+    """The deadline holds for the whole answer, no matter how often a byte comes."""
     exporter.mode = mode
     with pytest.raises(CollectError, match="timed out"):
         collector(exporter.url, deadline=SHORT).collect()
 
 
 @pytest.mark.parametrize("body", [b"", b"node_load1 1\n", b"\xff\xfe{}{}\n" * 100, b"<html></html>"])
-def test_an_answer_without_dcgm_is_no_success(exporter: DcgmExporter, body: bytes) -> None:
-    """dcgm-exporter answers 200 and nothing while it reloads: silence is not health."""
+def test_answer_without_fields(exporter: DcgmExporter, body: bytes) -> None:
+    """dcgm-exporter answers 200 without fields while it reloads: silence is not health."""
     exporter.body = body
     with pytest.raises(CollectError, match="no field of DCGM"):
         collector(exporter.url).collect()
 
 
-def test_fields_nobody_wants_are_no_failure(exporter: DcgmExporter) -> None:
-    """It is dcgm-exporter, and it is well."""
+def test_answer_without_wanted_fields(exporter: DcgmExporter) -> None:
+    """The exporter works, so this is no failure."""
     exporter.body = exposition(Value("DCGM_FI_DEV_GPU_TEMP", 0, "41"))
     assert values([collector(exporter.url).collect()]) == {("rankwatch_dcgm_gpus_unmatched",): 0}
 
 
-def test_nobody_there_is_a_failure() -> None:
-    """The endpoint was set, so something should listen."""
+def test_no_exporter() -> None:
+    """The endpoint is set, so something should listen."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -132,8 +130,7 @@ def test_nobody_there_is_a_failure() -> None:
             collector(f"http://127.0.0.1:{port}").collect()
 
 
-def test_no_endpoint_is_not_applicable() -> None:
-    """The default."""
+def test_no_endpoint() -> None:
     with pytest.raises(NotApplicable, match="no dcgm_endpoint is set"):
         collector("").collect()
 
@@ -149,8 +146,8 @@ def test_no_endpoint_is_not_applicable() -> None:
         "http://a..b/",
     ],
 )
-def test_a_wrong_endpoint_is_refused_at_the_start(url: str) -> None:
-    """Not at the first collection."""
+def test_wrong_endpoint(url: str) -> None:
+    """It is refused at the start, not at the first collection, and a password is not shown."""
     with pytest.raises(FieldError, match="dcgm_endpoint") as caught:
         collector(url)
     assert "secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Activity between two readings, and the suspicion that it cannot be true."""
+"""Utilisation, the activity of the units between two readings, and PCIe throughput."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from support.gpu.reading import Node, values_of
 UNITS = ("graphics", "sm", "sm_occupancy", "integer", "tensor", "dram", "fp64", "fp32", "fp16")
 
 
+def test_utilization(node: Node) -> None:
+    """Per cent become shares of 1."""
+    values = node.values(2)
+    assert values["utilization_ratio",] == 0.92
+    assert values["memory_controller_utilization_ratio",] == 0.42
+
+
 def test_activity_needs_two_readings(node: Node) -> None:
-    """The first one only keeps a sample; nothing sleeps for a second."""
+    """The first reading only keeps a sample, because no reading may sleep."""
     assert not [key for key in node.values(1) if key[0] in ("activity_ratio", "pcie_throughput_bytes")]
     values = node.values_with_activity(1)
     assert {key[1] for key in values if key[0] == "activity_ratio"} == set(UNITS)
@@ -25,8 +32,8 @@ def test_activity_needs_two_readings(node: Node) -> None:
     assert values["pcie_throughput_bytes", "receive"] == 2001 * (1 << 20)
 
 
-def test_a_reading_right_after_another_keeps_the_older_sample(fake_driver: FakeDriver) -> None:
-    """Samples less than 100 ms apart are of no use; what follows is measured from the older one."""
+def test_samples_too_close_together(fake_driver: FakeDriver) -> None:
+    """Within 100 ms the older sample stays, and the next value is measured from it."""
     clock = ManualClock()  # a slow machine takes 100 ms for a reading
     with fake_driver.in_this_process():
         node = Node(fake_driver, NodeReader(monotonic=clock, event_wait_milliseconds=20))
@@ -46,8 +53,8 @@ def test_a_reading_right_after_another_keeps_the_older_sample(fake_driver: FakeD
     assert values["activity_ratio", "sm"] == 0.2  # the mean of the first and the last
 
 
-def test_full_load_is_one(node: Node) -> None:
-    """GPM computes a hair more than 100 % now and then; far more is no measurement."""
+def test_full_load(node: Node) -> None:
+    """GPM sometimes reports slightly more than 100 %; far more is implausible."""
     node.driver.set(0, "gpm.metrics.2", 100.4)
     node.driver.set(0, "gpm.metrics.5", 250.0)
     values = node.values_with_activity(0)
@@ -55,16 +62,16 @@ def test_full_load_is_one(node: Node) -> None:
     assert ("activity_ratio", "tensor") not in values
 
 
-def test_a_unit_that_gpm_does_not_know_costs_only_itself(node: Node) -> None:
-    """It has no series."""
+def test_missing_unit(node: Node) -> None:
+    """A unit that GPM lacks costs only its own series."""
     node.driver.set(0, "gpm.metrics.11", None)
     values = node.values_with_activity(0)
     assert ("activity_ratio", "fp64") not in values
     assert ("activity_ratio", "fp32") in values
 
 
-def test_a_gpu_without_gpm_is_asked_for_its_pcie_throughput(node: Node) -> None:
-    """The call that takes 20 ms is made for no other GPU."""
+def test_pcie_throughput_without_gpm(node: Node) -> None:
+    """The call takes 20 ms, so it is made only for GPUs without GPM."""
     node.driver.set(0, "gpm.supported", 0)
     reading = node.read()
     values = values_of(reading.gpus[0])
@@ -75,15 +82,15 @@ def test_a_gpu_without_gpm_is_asked_for_its_pcie_throughput(node: Node) -> None:
 
 
 def still(node: Node, *, tensor: float = 0.0) -> None:
-    """A GPU that claims full utilisation while its units do nothing."""
+    """A GPU that reports full utilisation while its units do nothing."""
     node.driver.set(0, "utilization.gpu", 100)
     for number in (2, 10):
         node.driver.set(0, f"gpm.metrics.{number}", 0.0)
     node.driver.set(0, "gpm.metrics.5", tensor)
 
 
-def test_full_utilisation_without_any_activity_is_suspect_the_second_time(node: Node) -> None:
-    """Once may be a kernel that only begins."""
+def test_counters_suspect(node: Node) -> None:
+    """In the second reading: a single one may catch a kernel that has only begun."""
     still(node)
     found: list[float] = []
 
@@ -96,15 +103,15 @@ def test_full_utilisation_without_any_activity_is_suspect_the_second_time(node: 
     assert found == [0.0, 1.0, 1.0]
 
 
-def test_a_little_activity_is_not_suspect(node: Node) -> None:
-    """Exactly 0 is the mark of counters that nobody feeds."""
+def test_little_activity_is_not_suspect(node: Node) -> None:
+    """Counters that nobody updates are exactly 0."""
     still(node, tensor=0.01)
     for _ in range(3):
         assert node.values_with_activity(0)["counters_suspect",] == 0.0
 
 
-def test_nothing_is_suspected_where_activity_is_not_known(node: Node) -> None:
-    """No series rather than 0."""
+def test_unknown_activity_is_not_suspect(node: Node) -> None:
+    """There is no series then, not a 0."""
     node.driver.set(0, "gpm.supported", 0)
     node.driver.set(0, "utilization.gpu", 100)
     assert [("counters_suspect",) in node.values(0) for _ in range(3)] == [False] * 3

@@ -1,4 +1,4 @@
-"""What holds the clocks down."""
+"""Power, temperature, clocks, and what holds the clocks down."""
 
 from __future__ import annotations
 
@@ -7,7 +7,30 @@ import pytest
 from support.gpu.reading import Node, node_values
 
 
-def test_throttle_time_is_told_in_seconds_by_reason(node: Node) -> None:
+def test_power_temperature_and_clocks(node: Node) -> None:
+    """In watts, joules, degrees and hertz."""
+    assert (
+        node.values(3).items()
+        >= {
+            ("temperature_celsius", "core"): 58.0,
+            ("temperature_celsius", "memory"): 73.0,
+            ("temperature_margin_celsius",): 29.0,
+            ("power_watts",): 613.25,
+            ("power_limit_watts",): 670.0,
+            ("energy_joules_total",): 5_003_000.0,
+            ("clock_hertz", "graphics"): 1.745e9,
+            ("clock_hertz", "sm"): 1.746e9,
+            ("clock_hertz", "memory"): 2.603e9,
+            ("clock_hertz", "video"): 1.445e9,
+            ("clock_max_hertz", "graphics"): 1.98e9,
+            ("clock_max_hertz", "sm"): 1.979e9,
+            ("clock_max_hertz", "memory"): 2.619e9,
+            ("clock_max_hertz", "video"): 1.545e9,
+        }.items()
+    )
+
+
+def test_throttle_time(node: Node) -> None:
     """NVML counts nanoseconds."""
     found = {key[1]: value for key, value in node.values(1).items() if key[0] == "throttle_seconds_total"}
     assert found == {
@@ -23,14 +46,14 @@ def test_throttle_time_is_told_in_seconds_by_reason(node: Node) -> None:
     }
 
 
-def test_a_driver_that_gives_the_numbers_another_meaning_is_not_asked(node: Node) -> None:
-    """In the 570 series 269 to 271 are settings of power smoothing."""
+def test_throttle_time_of_an_old_driver(node: Node) -> None:
+    """In the 570 series, fields 269 to 271 are settings of power smoothing."""
     node.driver.update(lambda fake: fake["driver"].update(version="570.124.06"))
     assert ("throttle_seconds_total", "hw_thermal_slowdown") not in node.values(1)
 
 
-def test_each_reason_that_the_gpu_knows_is_active_or_not(node: Node) -> None:
-    """A reason it does not know has no series."""
+def test_active_throttle_reasons(node: Node) -> None:
+    """A reason that the GPU does not know has no series."""
     node.driver.set(0, "clocks_event_reasons.supported", 0x1 | 0x4 | 0x40)
     node.driver.set(0, "clocks_event_reasons.current", 0x40)
     found = {key[1]: value for key, value in node.values(0).items() if key[0] == "throttle_active"}
@@ -38,8 +61,8 @@ def test_each_reason_that_the_gpu_knows_is_active_or_not(node: Node) -> None:
 
 
 @pytest.mark.parametrize("mask", [0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
-def test_a_sentinel_is_no_set_of_reasons(node: Node, mask: int) -> None:
-    """Else every reason would be active."""
+def test_sentinel_is_no_mask(node: Node, mask: int) -> None:
+    """Otherwise every reason would be active."""
     node.driver.set(0, "clocks_event_reasons.current", mask)
     reading = node.read()
     assert not [sample for sample in reading.gpus[0].samples if "throttle_active" in sample.metric]

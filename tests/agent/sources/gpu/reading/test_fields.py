@@ -1,4 +1,4 @@
-"""Field values by their type, and what their errors mean."""
+"""Field values by type, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HIGH = 0xDEADBEEF << 32
         (99, 1, None),
     ],
 )
-def test_a_value_is_read_by_its_type(kind: int, raw: int, value: float | None) -> None:
-    """The driver writes only the bytes of the type; the rest of the union is whatever was there."""
+def test_value_types(kind: int, raw: int, value: float | None) -> None:
+    """The driver writes only the bytes of the type; the rest of the union is garbage."""
     assert decode_value(kind, raw) == value
 
 
-def test_a_field_without_support_costs_only_itself(node: Node) -> None:
+def test_unsupported_field(node: Node) -> None:
     """The feature stays supported while another of its fields answers."""
     node.driver.unsupport(74, 0)
     values = node.values(0)
@@ -40,8 +40,8 @@ def test_a_field_without_support_costs_only_itself(node: Node) -> None:
     assert values["throttle_seconds_total", "thermal"] == 110.0
 
 
-def test_a_feature_of_which_no_field_answers_is_not_supported(node: Node) -> None:
-    """And no warning is written for it."""
+def test_feature_without_fields(node: Node) -> None:
+    """No warning is logged."""
     node.driver.unsupport(82)
     reading = node.read()
     assert "memory_temperature" in reading.gpus[0].unsupported
@@ -49,8 +49,8 @@ def test_a_feature_of_which_no_field_answers_is_not_supported(node: Node) -> Non
     assert reading.warnings == ()
 
 
-def test_a_driver_older_than_a_field_does_not_support_it(node: Node) -> None:
-    """It calls the number an invalid argument."""
+def test_field_unknown_to_the_driver(node: Node) -> None:
+    """An old driver answers that the id is an invalid argument."""
     node.driver.fail(230, pynvml.NVML_ERROR_INVALID_ARGUMENT)
     node.driver.fail(226, pynvml.NVML_ERROR_INVALID_ARGUMENT)
     node.driver.fail(227, pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -59,8 +59,8 @@ def test_a_driver_older_than_a_field_does_not_support_it(node: Node) -> None:
     assert reading.warnings == ()
 
 
-def test_a_field_that_fails_is_told_once_for_its_feature(node: Node) -> None:
-    """It is asked for again at the next reading."""
+def test_failing_field(node: Node) -> None:
+    """One warning for the feature; the next reading queries it again."""
     node.driver.fail(82, pynvml.NVML_ERROR_UNKNOWN, 3)
     reading = node.read()
     assert reading.warnings == (
@@ -70,8 +70,8 @@ def test_a_field_that_fails_is_told_once_for_its_feature(node: Node) -> None:
     assert node.values(3)["temperature_celsius", "memory"] == 73.0
 
 
-def test_a_driver_without_field_values_costs_only_the_fields(node: Node) -> None:
-    """The call as a whole is not supported."""
+def test_no_field_values(node: Node) -> None:
+    """Without the whole call only the fields are missing."""
     node.driver.unsupport("nvmlDeviceGetFieldValues")
     values = node.values(0)
     assert ("temperature_celsius", "memory") not in values

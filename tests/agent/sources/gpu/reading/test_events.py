@@ -1,4 +1,4 @@
-"""XID errors as NVML tells them."""
+"""XID errors from NVML's events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listen(node: Node) -> None:
     """Start, and wait until errors arrive: only later ones are delivered for sure.
 
     The first to arrive may have come through the set of events that the listener is about to replace, so
-    that two have to; and after the last one none of the probes is still on its way.
+    two have to arrive. After the last probe none of them is still on its way.
     """
     node.read()
 
@@ -46,8 +46,8 @@ def listen(node: Node) -> None:
     until(lambda: LAST_PROBE in [each.xid for each in node.read().xids], "the last probe came")
 
 
-def test_an_xid_is_told_once_with_its_gpu(node: Node) -> None:
-    """Two equal ones are two."""
+def test_xid(node: Node) -> None:
+    """Each error comes once, with its GPU; two equal ones are two."""
     listen(node)
     begin = time.time()
     node.driver.xid(2, 79)
@@ -62,16 +62,16 @@ def test_an_xid_is_told_once_with_its_gpu(node: Node) -> None:
     assert not node.read().xids
 
 
-def test_xid_0_is_no_error(node: Node) -> None:
-    """NVML delivers it now and then."""
+def test_xid_0(node: Node) -> None:
+    """NVML delivers it now and then; it is no error."""
     listen(node)
     node.driver.xid(2, 0)
     node.driver.xid(2, 31)
     assert [each.xid for each in collected(node, 1)] == [31]
 
 
-def test_xids_of_the_others_are_told_after_a_gpu_is_lost(node: Node) -> None:
-    """The thread listens to those that are left."""
+def test_xids_after_a_gpu_is_lost(node: Node) -> None:
+    """The listener goes on with the GPUs that are left."""
     listen(node)
     node.driver.lose(0)
     node.read()
@@ -80,8 +80,8 @@ def test_xids_of_the_others_are_told_after_a_gpu_is_lost(node: Node) -> None:
     assert [each.xid for each in collected(node, 1)] == [94]
 
 
-def test_a_gpu_that_cannot_tell_xids_does_not_keep_the_others_from_it(node: Node) -> None:
-    """It is left out."""
+def test_gpu_without_xid_events(node: Node) -> None:
+    """It does not keep the others from delivering theirs."""
     node.driver.set(0, "event_types", 0)
     listen(node)
     node.driver.xid(1, 13)
@@ -89,8 +89,8 @@ def test_a_gpu_that_cannot_tell_xids_does_not_keep_the_others_from_it(node: Node
     assert "xid_events" in node.read().gpus[0].unsupported
 
 
-def test_a_flood_of_xids_is_bounded_and_told(fake_driver: FakeDriver) -> None:
-    """The oldest go first, and the log says how many."""
+def test_flood_of_xids(fake_driver: FakeDriver) -> None:
+    """The oldest are dropped, and a warning says how many."""
     told = itertools.count()
     last: list[int] = []
 

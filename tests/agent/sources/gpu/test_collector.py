@@ -1,4 +1,4 @@
-"""The collectors `gpu` and `gpu_driver` over real worker processes."""
+"""The collectors `gpu` and `gpu_driver` with real worker processes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     driver.close()
 
 
-def test_a_gpu_is_exported_and_known_to_the_others(node: Node) -> None:
-    """Its values, that it is up, and who it is."""
+def test_gpu(node: Node) -> None:
+    """It is exported, and published for the other collectors."""
     assert values([node.gpu.collect()]) == {
         ("rankwatch_gpu_up", UUID): 1,
         ("rankwatch_gpu_power_watts", UUID): 300,
@@ -57,8 +57,8 @@ def test_a_gpu_is_exported_and_known_to_the_others(node: Node) -> None:
     assert ("rankwatch_gpu_power_watts", (UUID,)) in node.inventory.exported()
 
 
-def test_a_lost_gpu_stays_known_and_is_exported_as_lost(node: Node) -> None:
-    """It does not become a smaller node."""
+def test_lost_gpu(node: Node) -> None:
+    """It stays known and is exported as lost, so the node does not look smaller."""
     node.gpu.collect()
     node.act.write_text("lost")
     assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 0
@@ -66,8 +66,8 @@ def test_a_lost_gpu_stays_known_and_is_exported_as_lost(node: Node) -> None:
     assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
 
 
-def test_a_gpu_that_a_new_worker_has_never_seen_is_still_exported_as_lost(node: Node) -> None:
-    """A hang often takes GPU and worker together; the agent remembers for both."""
+def test_gpu_unknown_to_a_new_worker(node: Node) -> None:
+    """A hang often takes GPU and worker together, so the agent remembers the GPUs."""
     node.gpu.collect()
     node.act.write_text("empty")
     assert values([node.gpu.collect()]) == {("rankwatch_gpu_up", UUID): 0}
@@ -75,15 +75,15 @@ def test_a_gpu_that_a_new_worker_has_never_seen_is_still_exported_as_lost(node: 
     assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 1
 
 
-def test_when_all_gpus_are_lost_each_is_exported_as_lost(node: Node) -> None:
-    """The driver shows none, and the node is not taken for one without GPUs."""
+def test_all_gpus_lost(node: Node) -> None:
+    """The node must not look like one without GPUs."""
     node.act.write_text("all lost")
     assert values([node.gpu.collect()]) == {("rankwatch_gpu_up", UUID): 0}
     assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
 
 
-def test_while_the_driver_fails_its_state_and_the_expected_gpus_are_still_told(node: Node) -> None:
-    """The collector of values has none; that of the driver speaks."""
+def test_driver_fails(node: Node) -> None:
+    """The values are gone, but the driver's state and the expected GPUs are exported."""
     node.gpu.collect()
     node.act.write_text("fail")
     with pytest.raises(CollectError, match="the driver fails"):
@@ -98,8 +98,8 @@ def test_while_the_driver_fails_its_state_and_the_expected_gpus_are_still_told(n
     }
 
 
-def test_a_node_without_a_gpu_starts_no_worker(node: Node, tmp_path: Path) -> None:
-    """The agent idles there and costs nothing for what is not."""
+def test_no_gpu(node: Node, tmp_path: Path) -> None:
+    """No worker is started, and nothing is exported about a driver that is not needed."""
     (tmp_path / "bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
     with pytest.raises(NotApplicable, match="no NVIDIA GPU"):
         node.gpu.collect()

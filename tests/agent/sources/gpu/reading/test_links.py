@@ -1,0 +1,174 @@
+"""PCIe, NVLink and the NVLink fabric."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from rankwatch_agent.sources.gpu.reading.links import LinkTotal, fabric_faults
+from support.gpu.nvml_node import blackwell_node
+from support.gpu.reading import Node, node_values, values_of
+
+LINKS = 18
+TRANSMIT = ("nvlink_bytes_total", "transmit")
+
+
+def test_pcie_link(node: Node) -> None:
+    """A degraded link shows against its maximum."""
+    node.driver.set(1, "pcie.generation", 1)
+    node.driver.set(1, "pcie.width", 8)
+    assert (
+        node.values(1).items()
+        >= {
+            ("pcie_generation",): 1.0,
+            ("pcie_generation_max",): 5.0,
+            ("pcie_width",): 8.0,
+            ("pcie_width_max",): 16.0,
+            ("pcie_replays_total",): 4.0,
+        }.items()
+    )
+
+
+def test_nvlink_sums(node: Node) -> None:
+    """KiB become bytes. GPU 1 sends 10^9 + 10^6 + 10^3 * link KiB."""
+    values = node.values(1)
+    links = sum(range(LINKS))
+    assert values["nvlinks",] == LINKS
+    assert values["nvlinks_active",] == LINKS
+    assert values[TRANSMIT] == 1024 * (LINKS * 1_001_000_000 + 1000 * links)
+    assert values["nvlink_bytes_total", "receive"] == 1024 * (LINKS * 2_001_000_000 + 1000 * links)
+    assert values["nvlink_errors_total", "replay"] == LINKS * 1 + links
+    assert values["nvlink_errors_total", "recovery"] == LINKS * 11 + links
+    assert values["nvlink_errors_total", "crc"] == LINKS * 21 + links
+    assert not [key for key in values if key[0] == "nvlink_errors_total" and key[1] == "symbol"]
+
+
+def test_nvlink_goes_down(node: Node) -> None:
+    """The link is not read any more, and its last value stays in the sum."""
+    before = node.values(0)[TRANSMIT]
+    node.driver.set(0, "nvlinks.5", {**node.driver.node["gpus"][0]["nvlinks"][5], "active": 0})
+    node.driver.set(0, "fields.138", [None if link == 5 else 10**10 for link in range(LINKS)])
+    values = node.values(0)
+    assert values["nvlinks",] == LINKS
+    assert values["nvlinks_active",] == LINKS - 1
+    assert values[TRANSMIT] == 1024 * (17 * 10**10 + 1_000_000_000 + 5_000)
+    assert values[TRANSMIT] > before
+
+
+def test_nvlink_counter_reset() -> None:
+    """The sum goes on from its last value, so a rate sees only what came after the reset."""
+    total = LinkTotal()
+    total.update(0, 1000.0)
+    total.update(1, 50.0)
+    total.update(0, 10.0)
+    assert total.sum() == 1060.0
+
+
+def test_nvlink_5(node: Node) -> None:
+    """Its fields count bytes, and other errors."""
+    fake = blackwell_node(1)
+    fake["driver"]["version"] = "580.95.05"
+    node.driver.update(lambda node: (node.clear(), node.update(fake)))
+    reading = node.read()
+    values, links = values_of(reading.gpus[0]), sum(range(LINKS))
+    assert values[TRANSMIT] == LINKS * 2000 + links
+    assert values["nvlink_bytes_total", "receive"] == LINKS * 4000 + links
+    assert {key[1]: value for key, value in values.items() if key[0] == "nvlink_errors_total"} == {
+        "malformed_packet": LINKS * 6000 + links,
+        "buffer_overrun": LINKS * 7000 + links,
+        "effective": LINKS * 19000 + links,
+        "symbol": LINKS * 21000 + links,
+        "link_recovery_failed": LINKS * 14000 + links,
+    }
+    assert {"nvlink_bytes", "nvlink_errors"} <= set(reading.gpus[0].supported)
+
+
+def test_no_nvlink(node: Node) -> None:
+    """The feature is unsupported, and nothing is logged."""
+    node.driver.unsupport("nvmlDeviceGetNvLinkState", 2)
+    reading = node.read()
+    assert not [key for key in values_of(reading.gpus[2]) if key[0].startswith("nvlink")]
+    assert "nvlink" in reading.gpus[2].unsupported
+    assert node_values(reading)["supported", reading.gpus[2].model, "nvlink"] == 0.0
+    assert reading.warnings == ()
+
+
+def test_unreadable_nvlink_counts_as_down(node: Node) -> None:
+    """A warning is logged, and the ports stay known when they are probed again."""
+    node.read()
+    node.driver.fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_UNKNOWN, 0)
+    reading = node.read()
+    assert values_of(reading.gpus[0])["nvlinks_active",] == 0.0
+    assert {node.values(0)["nvlinks",] for _ in range(60)} == {LINKS}  # also when ports are looked for again
+    assert reading.warnings == (f"GPU {reading.gpus[0].uuid}: could not read nvlink: Unknown Error",)
+
+
+def test_nvlink_becomes_unsupported(node: Node) -> None:
+    """A mode of the GPU may remove the links; that is no fault of a link."""
+    node.read()
+    node.driver.unsupport("nvmlDeviceGetNvLinkState", 0)
+    reading = node.read()
+    assert not [key for key in values_of(reading.gpus[0]) if key[0].startswith("nvlink")]
+    assert "nvlink" in reading.gpus[0].unsupported
+
+
+def test_nvlink_unreadable_from_the_start(node: Node) -> None:
+    """There is no series until the ports can be read."""
+    node.driver.fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_UNKNOWN, 0)
+    assert not [key for key in node.values(0) if key[0].startswith("nvlink")]
+    node.driver.update(lambda fake: fake["gpus"][0]["errors"].clear())
+    assert node.values(0)["nvlinks",] == LINKS
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "name"),
+    [(1, 0, "not_started"), (2, 0, "in_progress"), (3, 0, "completed"), (3, 999, "failed")],
+)
+def test_fabric_state(node: Node, state: int, status: int, name: str) -> None:
+    """A completed probe with an error has failed."""
+    node.driver.set(0, "fabric.state", state)
+    node.driver.set(0, "fabric.status", status)
+    assert {key: value for key, value in node.values(0).items() if key[0] == "fabric_state"} == {
+        ("fabric_state", name): 1.0
+    }
+
+
+def test_no_fabric(node: Node) -> None:
+    node.driver.set(0, "fabric.state", 0)
+    reading = node.read()
+    assert not [key for key in values_of(reading.gpus[0]) if key[0].startswith("fabric")]
+    assert "fabric" in reading.gpus[0].unsupported
+
+
+def test_unknown_fabric_state(node: Node) -> None:
+    """A newer driver may have states that we do not know."""
+    node.driver.set(0, "fabric.state", 77)
+    assert node_values(node.read())["readings_rejected_total", "fabric"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (0x0, {}),
+        (0xFFFFFFFF, {}),
+        (0b01, {"degraded_bandwidth": True}),
+        (0b10, {"degraded_bandwidth": False}),
+        (0b01 << 4, {"route_unhealthy": True}),
+        (1 << 8, {"incorrect_configuration": False}),
+        (5 << 8, {"incorrect_configuration": True}),
+        (0b10 << 12, {"no_partition": True}),
+        (0b01 << 12, {"no_partition": False}),
+        (0b10 << 14, {"fabric_manager_disconnected": True}),
+    ],
+)
+def test_fabric_health_mask(mask: int, said: dict[str, bool]) -> None:
+    """Each reason has two or four bits: unknown, healthy or faulty."""
+    assert dict(fabric_faults(mask)) == said
+
+
+def test_fabric_faults(node: Node) -> None:
+    """A fault that the driver denies is 0."""
+    node.driver.set(6, "fabric.health_mask", 0b01 | 0b10 << 2)
+    values = node.values(6)
+    assert values["fabric_degraded", "degraded_bandwidth"] == 1.0
+    assert values["fabric_degraded", "route_recovery"] == 0.0
