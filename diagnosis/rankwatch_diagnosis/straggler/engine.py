@@ -37,17 +37,17 @@ _TURN = 2
 """Shortest windows that a slow rank must last where ranks are late in turn and that costs more."""
 
 
-def diagnose(table: OperationTable, *, limits: Thresholds = DEFAULT) -> Verdict:
+def diagnose(table: OperationTable) -> Verdict:
     """What slows the run down. Of several causes the one that costs most; the others are in the evidence."""
     if len(table) == 0:
         return _abstain("the table is empty")
     steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
     counts = {"steps": steps, "ranks": ranks, "operations": len(table)}
-    if steps < limits.steps:
-        return _abstain(f"the table holds {steps} steps, a verdict needs {limits.steps}", counts)
+    if steps < DEFAULT.steps:
+        return _abstain(f"the table holds {steps} steps, a verdict needs {DEFAULT.steps}", counts)
     if ranks < _LEAST_RANKS:
         return _abstain("the table holds one rank, without a peer to compare it with", counts)
-    case = Case(with_stages(table), limits)
+    case = Case(with_stages(table), DEFAULT)
     try:
         found = list(_candidates(case))
     except SparseTableError as error:

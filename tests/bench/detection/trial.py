@@ -16,7 +16,7 @@ from .baselines import baseline_names
 from .mixture import labelled, run, slow_compute
 
 PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
-"""Steps since the fault began, at which a worker is looked for to learn the delay."""
+"""Steps since the fault began after which a slow rank is looked for, to measure the delay."""
 
 
 @dataclass(frozen=True, kw_only=True)
