@@ -45,7 +45,7 @@ class RuleConfig:
     `straggler_residual` is the floor for a cohort that hardly spreads."""
     straggler_cost: float = 0.03
     """Least share of the step that the excess takes: slower work that costs nothing raises no alert."""
-    straggler_cohort_ranks: int = 3
+    straggler_stage_ranks: int = 3
     """Fewest ranks of a stage to name one among them: of two, nobody can say which is off."""
     straggler_for_seconds: float = 360.0
     """Persistence of a straggler. Longer than `step_window_seconds`, so that one slow event inside the
@@ -53,7 +53,7 @@ class RuleConfig:
     straggler_critical_slowdown: float = 1.5
     """Slowdown of the run from which a straggler is critical: 1.5 wastes a third of the machines."""
     phase_share: float = 0.5
-    """Least share of the rank's excess that a phase takes to be named as the cause."""
+    """Least share of the rank's excess that a phase must hold to be named."""
 
     cause_cost: float = 0.05
     """Least share of the step that a cause without a rank takes. More than a straggler's: there is no node
@@ -65,7 +65,7 @@ class RuleConfig:
     head make the end stages heavier by design, and planners accept about 10 %."""
     stage_every_rank_ratio: float = 1.10
     """The same ratio for the fastest rank of the stage: below it, single ranks are slow, not the stage."""
-    stage_cohort_ranks: int = 2
+    stage_ranks: int = 2
     """Fewest ranks in each stage: with one rank, a slow stage and a slow rank look the same."""
     unequal_batches_sigma: float = 0.05
     """Least spread of microbatches or of steps that forward and backward share or that work explains.
@@ -79,12 +79,12 @@ class RuleConfig:
     jitter_rank_share: float = 0.5
     """Largest share of the lateness that one rank may hold. With more, that rank is the cause."""
     network_growth: float = 1.5
-    """Transfer time, relative to its own past, from which the network is the cause. Shared fabrics vary by
-    10 to 20 % from hour to hour, and one node of a group sees part of the waiting."""
+    """Transfer time, relative to its baseline, from which the network is the cause. Shared fabrics vary by 10
+    to 20 % from hour to hour, and one node of a group sees part of the waiting."""
     network_baseline_seconds: float = 21600.0
-    """Length of the past whose median transfer time is the reference."""
+    """Time over which the median transfer time is the baseline."""
     network_min_baseline_seconds: float = 1800.0
-    """Least length of that past: a run that has just begun has none."""
+    """Least history for a baseline: a run that has just begun has none."""
 
     stall_floor_seconds: float = 60.0
     """Least time without progress that is a stall, however short the learnt timeout."""
@@ -93,7 +93,7 @@ class RuleConfig:
     default of PyTorch's process groups. Lower it if none of these takes that long."""
     stall_for_seconds: float = 30.0
     """How long a run must stay past its timeout; twice as long if no rank can be named."""
-    stall_most_named_ranks: float = 16.0
+    stall_most_named_ranks: int = 16
     """Most ranks named in one stall: two nodes of 8. With more, the alert names no ranks."""
 
     confirm_seconds: float = 30.0
@@ -102,7 +102,7 @@ class RuleConfig:
     loss_deviation: float = 5.0
     """How far the smoothed loss must be above its trend, in robust standard deviations."""
     loss_for_seconds: float = 300.0
-    """Persistence of a diverging loss: spikes that recover are normal."""
+    """How long a loss must diverge; spikes that recover are normal."""
 
     checkpoint_age_budget_seconds: float = 3600.0
     """Age of the last good checkpoint from which an alert is raised: the work that a crash would lose."""
@@ -136,7 +136,7 @@ class RuleConfig:
     """Time before it repeats an unchanged notification."""
 
     def __post_init__(self) -> None:
-        """Refuse values that would make rules that can never fire, or always do."""
+        """Refuse values with which a rule could never fire, or always would."""
         for name, value in asdict(self).items():
             if isinstance(value, int | float):
                 self._check_number(name, value)

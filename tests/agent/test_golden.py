@@ -24,7 +24,7 @@ _CHANGING = (
     "process_",
     "rankwatch_agent_info",
     "rankwatch_collector_runs_total",
-    "rankwatch_collector_broken_parts_total",
+    "rankwatch_collector_read_errors_total",
     "_duration_seconds{",
     "_timestamp_seconds{",
 )

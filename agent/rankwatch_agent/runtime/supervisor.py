@@ -20,7 +20,7 @@ _DURATION = metric("rankwatch_collector_duration_seconds")
 _LAST_SUCCESS = metric("rankwatch_collector_last_success_timestamp_seconds")
 _INTERVAL = metric("rankwatch_collector_interval_seconds")
 _RUNS = metric("rankwatch_collector_runs_total")
-_BROKEN_PARTS = metric("rankwatch_collector_broken_parts_total")
+_BROKEN_PARTS = metric("rankwatch_collector_read_errors_total")
 
 
 @dataclass(frozen=True, slots=True)

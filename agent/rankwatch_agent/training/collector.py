@@ -101,7 +101,7 @@ class RanksCollector:
                 series.extend(make.of(rank))
             series.extend(rendezvous.series(run))
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
-        faults = metric("rankwatch_blackbox_faults_total")
+        faults = metric("rankwatch_blackbox_read_errors_total")
         series.extend(
             Series(faults, (reason,), count) for reason, count in discovery.faults.by_reason.items()
         )

@@ -114,7 +114,7 @@ def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
     yield _one("rankwatch_step_seconds_total", key, steps.seconds)
     yield _one("rankwatch_step_local_seconds_total", key, steps.local_seconds)
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
-    yield from _by("rankwatch_section_seconds_total", key, steps.section_seconds)
+    yield from _by("rankwatch_outside_step_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
     yield from _by("rankwatch_work_total", key, totals.steps.work_done.by_unit)
     variation = steps.variation

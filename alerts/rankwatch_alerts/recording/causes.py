@@ -111,7 +111,7 @@ def _slow_stage_rule(config: RuleConfig) -> RecordingRule:
               > on (cluster, run) group_left () ({config.cause_cost:g} * run:rankwatch_step_seconds:mean)
             )
             and on (cluster, run)
-            (min by (cluster, run) (stage:rankwatch_ranks:count) >= {config.stage_cohort_ranks})
+            (min by (cluster, run) (stage:rankwatch_ranks:count) >= {config.stage_ranks})
         """,
     )
 

@@ -242,6 +242,6 @@ def _candidate_rule(config: RuleConfig) -> RecordingRule:
               run:rankwatch_jitter:share
             )
             and on ({STAGE})
-            (stage:rankwatch_ranks:count >= {config.straggler_cohort_ranks})
+            (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks})
         """,
     )

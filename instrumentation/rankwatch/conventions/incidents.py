@@ -12,7 +12,7 @@ class IncidentKind(StrEnum):
     """What kind of incident it is."""
 
     STALL = "stall"
-    """No living rank of the node made progress for longer than its own history allows."""
+    """No live rank of the node made progress for longer than its own history allows."""
     LOST_RANK = "lost_rank"
     """The process of a rank is gone without an end record."""
 
@@ -55,8 +55,8 @@ INCIDENTS = (
         "rankwatch_incident_root_cause",
         "1",
         (Label.RUN, Label.RANK, Label.STATE, Label.PHASE),
-        "1 for a rank that the diagnosis of the evidence names, up to 16 of an incident, while it is open. "
-        "The state is that of the run (hang, desync, ...), or lost; the phase is the one that was open, "
+        "1 for a rank that the verdict on the evidence names, up to 16 of an incident, while it is open. "
+        "`state` is that of the run (hang, desync, ...), or lost; `phase` is the open phase of the rank, "
         "empty where it is not known.",
     ),
     gauge("rankwatch_evidence_bundles", "1", (), "Evidence bundles kept on this node."),

@@ -17,7 +17,7 @@ RANKS = (
         "rankwatch_rank_state",
         "1",
         (*_RANK, Label.STATE),
-        "1 for the present state of the rank; other states have no series.",
+        "1 for the current state of the rank; other states have no series.",
     ),
     gauge(
         "rankwatch_rank_start_timestamp_seconds",
@@ -55,7 +55,7 @@ RANKS = (
 
 STEPS = (
     gauge("rankwatch_step", "1", _RANK, "Number of the last completed training step."),
-    gauge("rankwatch_target_steps", "1", _RANK, "Number of steps the run wants to reach, where it says so."),
+    gauge("rankwatch_target_steps", "1", _RANK, "Steps that the run wants to reach, where it reports them."),
     counter("rankwatch_steps_total", "1", _RANK, "Training steps completed while the agent watched."),
     counter("rankwatch_step_seconds_total", "seconds", _RANK, "Time spent in completed steps."),
     counter(
@@ -80,10 +80,10 @@ STEPS = (
         "Time of phases on the GPU's own clock (CUDA events), where there is a GPU.",
     ),
     counter(
-        "rankwatch_section_seconds_total",
+        "rankwatch_outside_step_seconds_total",
         "seconds",
         (*_RANK, Label.PHASE),
-        "Time in phases outside of any step, such as checkpoints and evaluation between steps.",
+        "Time in phases outside of steps, such as checkpoints and evaluation between steps.",
     ),
     Metric(
         name="rankwatch_step_duration_seconds",
@@ -96,7 +96,7 @@ STEPS = (
         "rankwatch_work_total",
         "1",
         (*_RANK, Label.UNIT),
-        "Work of the steps counted, and outside of steps, in the run's own units (samples, tokens).",
+        "Work done, inside and outside of the counted steps, in the run's own units (samples, tokens).",
     ),
     gauge(
         "rankwatch_progress_timestamp_seconds",
@@ -109,7 +109,7 @@ STEPS = (
         "seconds",
         _RANK,
         "Longest time without progress that is normal for what the rank does now, learnt from its "
-        "own history; no series until it is known.",
+        "own history; no series until that is known.",
     ),
 )
 

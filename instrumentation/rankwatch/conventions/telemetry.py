@@ -1,4 +1,4 @@
-"""Metrics about the telemetry itself: black boxes and the agent. Silence is never read as health."""
+"""Metrics of the telemetry itself: black boxes, the agent, its exports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BLACK_BOXES = (
         "Errors inside the instrumentation of the rank, swallowed so that training goes on.",
     ),
     counter(
-        "rankwatch_blackbox_faults_total",
+        "rankwatch_blackbox_read_errors_total",
         "1",
         (Label.REASON,),
-        "Black-box files that could not be read, by reason; each file counts once per reason.",
+        "Black boxes that could not be read, by reason; each file counts once per reason.",
     ),
-    gauge("rankwatch_blackboxes", "1", (), "Black boxes the agent follows."),
+    gauge("rankwatch_blackboxes", "1", (), "Black boxes that the agent reads."),
 )
 
 AGENT = (
@@ -70,10 +70,10 @@ AGENT = (
         "Runs of the collector by outcome (ok, failed, not_applicable, deadline).",
     ),
     counter(
-        "rankwatch_collector_broken_parts_total",
+        "rankwatch_collector_read_errors_total",
         "1",
         (Label.COLLECTOR,),
-        "Files, lines or devices the collector had to leave out of a run because they could not be read.",
+        "Files, lines or devices that a run of the collector left out because it could not read them.",
     ),
 )
 

@@ -69,7 +69,7 @@ class Lifecycle(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     EXITED = "exited"
-    """The interpreter ended in order, but nobody said `finished`."""
+    """The interpreter ended in order, but the run did not report `finished`."""
 
 
 class RankState(StrEnum):
@@ -86,7 +86,7 @@ class RankState(StrEnum):
     TERMINATED = "terminated"
     """SIGTERM ended it, for example from torchrun after another rank had died."""
     LOST = "lost"
-    """The process is gone and said no goodbye: SIGKILL, OOM killer, segmentation fault."""
+    """The process is gone without having reported an end: SIGKILL, OOM killer, segmentation fault."""
 
 
 ENDED_STATES: frozenset[RankState] = frozenset(RankState) - {RankState.STARTING, RankState.RUNNING}

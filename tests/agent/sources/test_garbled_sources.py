@@ -144,7 +144,7 @@ def test_broken_parts_are_counted_over_all_runs(tmp_path: Path) -> None:
     supervisor.start()
     try:
         until(
-            lambda: health().get(("rankwatch_collector_broken_parts_total", "host"), 0) >= 4, "two runs ended"
+            lambda: health().get(("rankwatch_collector_read_errors_total", "host"), 0) >= 4, "two runs ended"
         )
         assert health()["rankwatch_collector_state", "host", "ok"] == 1
     finally:

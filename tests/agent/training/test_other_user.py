@@ -59,7 +59,7 @@ def test_a_run_that_is_closed_to_the_agent_is_a_fault_and_no_silence(directory: 
         with as_nobody():
             collected = collector.collect()
         assert values(collected, "rankwatch_blackboxes") == {(): 0}
-        assert values(collected, "rankwatch_blackbox_faults_total") == {("unreadable",): 1}
+        assert values(collected, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1}
         (directory / closed).chmod(mode)
         os.utime(directory / "job")
         with as_nobody():

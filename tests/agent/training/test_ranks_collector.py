@@ -38,7 +38,9 @@ with run.step():
 """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code):
-        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+        collection = _settled(
+            collector, lambda each: bool(values(each, "rankwatch_outside_step_seconds_total"))
+        )
     seen = [(each.metric.name, each.labels) for each in collection.series]
     assert len(seen) == len(set(seen))
     for each in collection.series:
@@ -150,7 +152,9 @@ with run.evaluation(): ready()
         step = _total(collection, "rankwatch_progress_timeout_seconds")
         assert step >= 5 * 0.01
         go_on(process)
-        collection = _settled(collector, lambda each: bool(values(each, "rankwatch_section_seconds_total")))
+        collection = _settled(
+            collector, lambda each: bool(values(each, "rankwatch_outside_step_seconds_total"))
+        )
         assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
 
 
@@ -239,7 +243,7 @@ def test_odd_files_are_counted_once_and_named_in_the_log_once(
             collection = collector.collect()
             os.utime(run)  # has the directory listed again
     assert state(collection) == {"0": "running"}
-    assert values(collection, "rankwatch_blackbox_faults_total") == {
+    assert values(collection, "rankwatch_blackbox_read_errors_total") == {
         ("garbage",): 1.0,
         ("truncated",): 1.0,
         ("symlink",): 1.0,
@@ -282,7 +286,7 @@ def test_a_box_that_is_cut_short_while_followed_costs_only_itself(tmp_path: Path
         os.truncate(tmp_path / "job" / "1.blackbox", 5000)
         for _ in range(2):
             assert state(collection := collector.collect()) == {"0": "running"}
-    assert values(collection, "rankwatch_blackbox_faults_total") == {("truncated",): 1.0}
+    assert values(collection, "rankwatch_blackbox_read_errors_total") == {("truncated",): 1.0}
 
 
 def test_more_names_than_are_exported_become_one(tmp_path: Path) -> None:
@@ -324,7 +328,7 @@ def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_cras
                     file.write(box)
         collection = collector.collect()
     assert state(collection)["0"] == "running"
-    assert sum(values(collection, "rankwatch_blackbox_faults_total").values()) == 6.0
+    assert sum(values(collection, "rankwatch_blackbox_read_errors_total").values()) == 6.0
 
 
 def test_a_phase_whose_end_was_overwritten_is_not_open(tmp_path: Path) -> None:
@@ -355,4 +359,4 @@ def test_a_rank_that_cannot_be_asked_costs_only_itself(
         monkeypatch.setattr(RankFollower, "poll", poll)
         collection = collector.collect()
     assert len(values(collection, "rankwatch_rank_state")) == 1
-    assert values(collection, "rankwatch_blackbox_faults_total") == {("unreadable",): 1.0}
+    assert values(collection, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1.0}
