@@ -1,4 +1,4 @@
-"""Failures inside rankwatch: swallowed, counted in the black box, told once in the log.
+"""Failures inside rankwatch: caught, counted in the black box, logged once.
 
 The training process is sacred: once a run is under way nothing in here may end it.
 """
@@ -23,26 +23,26 @@ class Failures:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.strict = True
-        """Whether wrong use raises: until the first step has ended. After that it is only told,
-        because a branch first taken at step 10,000 must not end the run."""
+        """Wrong use raises until the first step has ended. After that it is only logged, because a branch
+        first taken at step 10,000 must not end the run."""
 
     def note(self, what: str, error: BaseException) -> None:
         """Count the failure; log it if it is the first of its kind."""
         self._writer.integers[Now.ERRORS] += 1
         kind = f"{what}: {type(error).__name__}"
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             _log.warning(
-                "rankwatch could not %s: %s: %s (training goes on; told once)",
+                "rankwatch could not %s: %s: %s (training goes on; logged once)",
                 what,
                 type(error).__name__,
                 error,
             )
 
     def misuse(self, message: str) -> None:
-        """Raise UsageError while it can still be a surprise-free error, else count and log."""
+        """Raise UsageError until the first step has ended; after that count and log."""
         if self.strict:
             raise UsageError(message)
         self.note("follow the calls of the training loop", UsageError(message))
@@ -56,7 +56,7 @@ S = TypeVar("S", bound=_Guarded)
 
 
 def guarded(what: str) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """Decorates a method that the training thread calls: only UsageError leaves it."""
+    """Decorate a method that the training thread calls: it raises nothing but UsageError."""
 
     def decorate(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(method)
@@ -65,7 +65,7 @@ def guarded(what: str) -> Callable[[Callable[Concatenate[S, P], None]], Callable
                 method(self, *args, **kwargs)
             except UsageError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the one place where training is shielded from us
+            except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
                 self._failures.note(what, error)
 
         return call

@@ -1,4 +1,4 @@
-"""The last words of a process: its end in order, its end by SIGTERM, and its forked children."""
+"""The end of a process, by itself or by SIGTERM, and its forked children."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ TERMINATED_SUFFIX = ".terminated"
 """File beside the black box that receives every thread's stack when SIGTERM arrives."""
 
 
-def on_exit(farewell: Callable[[type[BaseException] | None], None]) -> Callable[[], None]:
-    """Call `farewell` when the interpreter ends, with the type of the exception that ended it, if one did.
+def on_exit(record: Callable[[type[BaseException] | None], None]) -> Callable[[], None]:
+    """Call `record` when the interpreter exits, with the type of the exception that ended it, if any.
 
-    Returns a call that takes this back.
+    Returns a function that cancels this.
     """
 
-    def leave() -> None:
-        farewell(getattr(sys, "last_type", None))
+    def exiting() -> None:
+        record(getattr(sys, "last_type", None))
 
-    atexit.register(leave)
-    return lambda: atexit.unregister(leave)
+    atexit.register(exiting)
+    return lambda: atexit.unregister(exiting)
 
 
 def on_fork(silence: Callable[[], None]) -> None:
-    """Call `silence`, a method, in every child that is forked from now on: it is not the rank.
+    """Call the method `silence` in every child that is forked from now on, because a child is not the rank.
 
-    Held weakly: a fork hook cannot be taken back, and must not keep a run that has ended.
+    The method is held weakly: a fork hook cannot be removed, and must not keep a run alive that has ended.
     """
     method = weakref.WeakMethod(silence)
 
@@ -45,12 +45,11 @@ def on_fork(silence: Callable[[], None]) -> None:
 
 
 class StacksOnSigterm:
-    """Has the stacks of all threads written to `path` when SIGTERM arrives, then lets it do its work.
+    """Writes the stacks of all threads to `path` when SIGTERM arrives, then lets the signal act as before.
 
-    faulthandler's handler is C: it runs while Python hangs in a collective, and ends the process (or
-    calls the handler that was there) just as before. Without it every rank that torchrun terminates
-    after one has died would look as dead as that one.
-    """
+    faulthandler's handler is in C: it runs while Python hangs in a collective, and then ends the process or
+    calls the handler that it replaced. Without it, the ranks that torchrun terminates after one has died
+    would look as dead as that one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,10 +59,10 @@ class StacksOnSigterm:
         faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
 
     def release(self) -> None:
-        """Take the handler back: also in a forked child, whose SIGTERM is not the rank's.
+        """Remove the handler, also in a forked child, whose SIGTERM is not the rank's.
 
-        Where the trainer has set a handler since, ours is gone already; to unregister it would put
-        back what was there before, and the trainer would no longer hear SIGTERM.
+        If the trainer has installed a handler since, ours is gone already. Unregistering would then restore
+        the handler before ours, and the trainer would miss SIGTERM.
         """
         if signal.getsignal(signal.SIGTERM) == self._found:
             faulthandler.unregister(signal.SIGTERM)

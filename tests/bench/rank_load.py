@@ -43,7 +43,7 @@ class Collectives:
         now = time.monotonic()
         for _ in range(_COLLECTIVES):
             count = self._group.collective(self._operation)
-            self._group.under_way(count, now - 0.001)
+            self._group.in_flight(count, now - 0.001)
             self._writer.append(
                 RecordKind.COLLECTIVE, self._operation, now - 0.001, now,
                 layout.COLLECTIVE, _BUCKET_BYTES, count, self._group.number, 0, 0.0,

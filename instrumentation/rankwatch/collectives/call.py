@@ -1,4 +1,4 @@
-"""One operation on its way: from before it is enqueued to its record in the black box."""
+"""One operation, from just before it is enqueued to its record in the black box."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NOWHERE: dict[int, Any] = {}
 
 
 class Call:
-    """A collective, send or receive; says in the tables of its group that it is about to be enqueued.
+    """A collective, send or receive. Creating it updates the tables of its group in the black box.
 
-    followed: whether its end will be told; a send or receive is under way only once a thread waits for it.
+    followed: True if the end will be seen. A send or receive is in flight only once a thread waits for it.
 
-    It is recorded once: by the first that sees its end, which is its future or a wait for it.
+    Whoever sees the end first, the future or a wait, writes the record. There is only one.
     """
 
     __slots__ = (
@@ -30,11 +30,11 @@ class Call:
         "_dropped",
         "_group",
         "_operator",
+        "_seen_by_wait",
         "_size",
         "_storages",
         "_unrecorded",
         "_unresolved",
-        "_wait_tells",
         "_waited",
         "_writer",
         "asynchronous",
@@ -56,13 +56,13 @@ class Call:
         self._operator = operator
         self._size = operator.input_bytes(arguments)
         self._waited = 0.0
-        self._wait_tells = self._dropped = False
+        self._seen_by_wait = self._dropped = False
         self._awaited: dict[int, Call] = _NOWHERE
         self._unresolved: dict[Call, Any] | None = None
         self._storages: Sequence[int] = ()
-        self._unrecorded = [True]  # who takes it out writes the record: one atomic step, so no lock
+        self._unrecorded = [True]  # whoever pops the item writes the record: an atomic step instead of a lock
         self.output: Any = None
-        """Held for whoever watches over the operation's output."""
+        """Weak reference to the output, held while its end matters."""
         self.enqueued = enqueued
         if operator.point_to_point:
             self._blocking = self.asynchronous = True
@@ -70,78 +70,77 @@ class Call:
             return
         place = operator.asynchronous
         self.asynchronous = asynchronous = len(arguments) <= place or bool(arguments[place])
-        """Whether the caller goes on, and may wait for it later."""
+        """True if the caller goes on and may wait for it later."""
         self._blocking = not asynchronous
         if followed:
-            self._count = group.collective_under_way(self, operator.number, enqueued)
+            self._count = group.collective_in_flight(self, operator.number, enqueued)
         else:
             self._count = group.collective(operator.number)
 
     @property
     def lives_by_output(self) -> bool:
-        """Whether only the end of its output tells that nobody will wait for it."""
-        return self._wait_tells and not self._operator.point_to_point
+        """True if only the end of its output shows that nobody will wait for it."""
+        return self._seen_by_wait and not self._operator.point_to_point
 
     def refused(self) -> None:
-        """It was not enqueued, and has no record: its arguments were refused."""
+        """The arguments were refused: it was not enqueued and gets no record."""
         self._group.complete(self)
         if not self._operator.point_to_point:
             self._group.refused(self._count)
 
     def complete(self, future: Any) -> None:
-        """It is complete; `future`, where there is one, knows how it went."""
+        """It is complete. `future`, if there is one, holds an error that it ended with."""
         ended = _clock()
         try:
             self._record(self.enqueued, ended, future is not None and _failed(future))
-        finally:  # whatever fails: what is complete must not stand in the tables as under way
+        finally:  # even on an error: what is complete must not stay in the tables as in flight
             self._group.complete(self)
 
     def wait_only(self) -> None:
-        """Only a wait for it, if there is one, will tell when it ends: until then it counts for nothing."""
-        self._wait_tells = True
+        """Only a wait for it, if there is one, shows its end. Until then it does not count as in flight."""
+        self._seen_by_wait = True
         self._group.complete(self)
 
     def expect(self, awaited: dict[int, Call], storages: Sequence[int]) -> None:
-        """It stands in `awaited` under these storages until it has its record."""
+        """Enter it in `awaited` under these storages until it has its record."""
         self._awaited, self._storages = awaited, storages
         for each in storages:
             before = awaited.get(each)
             awaited[each] = self
             if before is not None and before is not self:
                 before.outputs_gone()
-        if not self._unrecorded:  # it has ended meanwhile, perhaps before all of them were entered
+        if not self._unrecorded:  # it ended meanwhile, perhaps before all storages were entered
             self._storages = storages
-            self._expect_nothing()
+            self._forget_outputs()
 
     def expect_when_asked(self, unresolved: dict[Call, Any], outputs: Any) -> None:
-        """It stands in `unresolved` with its outputs until somebody asks for their storages, or it has its
-        record."""
+        """Enter it in `unresolved` with its outputs, until their storages are needed or it has its record."""
         self._unresolved = unresolved
         unresolved[self] = outputs
-        if not self._unrecorded:  # it has ended meanwhile
+        if not self._unrecorded:  # it ended meanwhile
             unresolved.pop(self, None)
 
     def wait_began(self, moment: float) -> None:
-        """A thread waits for it; of several waits the first counts."""
+        """A thread begins to wait for it. The first of several waits counts."""
         if not self._waited and not self._blocking:
             self._waited = moment
-        if self._wait_tells:
-            self._group.under_way(self, moment if self._operator.point_to_point else self.enqueued)
+        if self._seen_by_wait:
+            self._group.in_flight(self, moment if self._operator.point_to_point else self.enqueued)
 
     def wait_ended(self, began: float, ended: float, *, failed: bool) -> None:
-        """The wait is over. A send or receive counts from where the thread began to wait for it: what the
-        thread did before that is its own work."""
-        if failed and not self._wait_tells:
-            return  # the wait may have lost patience only: how it ends the future tells
+        """The wait is over. A send or receive counts from the beginning of the wait: before it, the thread
+        did work of its own."""
+        if failed and not self._seen_by_wait:
+            return  # perhaps only the wait timed out; the future shows how the operation ends
         try:
             self._record(began if self._operator.point_to_point else self.enqueued, ended, failed)
         finally:
             self._group.complete(self)
 
-    def let_go(self) -> None:
-        """Nobody waits for its work; unless a thread waits for its output, or there is a future, its end
-        will not be known."""
-        if not self._wait_tells:
+    def abandoned(self) -> None:
+        """Nobody will wait for its work. Its end stays unknown, unless a thread waits for its output or
+        there is a future."""
+        if not self._seen_by_wait:
             return
         if self._storages and self.lives_by_output:
             self._dropped = True
@@ -150,11 +149,11 @@ class Call:
 
     def outputs_gone(self) -> None:
         """No thread can wait for its outputs any more."""
-        self._expect_nothing()
+        self._forget_outputs()
         if self._dropped:
             self._record(self.enqueued, self.enqueued, failed=False, flags=layout.UNTIMED)
 
-    def _expect_nothing(self) -> None:
+    def _forget_outputs(self) -> None:
         awaited = self._awaited
         for each in self._storages:
             if awaited.get(each) is self:
@@ -165,12 +164,12 @@ class Call:
     def _record(self, start: float, end: float, failed: bool, *, flags: int = 0) -> None:
         try:
             self._unrecorded.pop()
-        except IndexError:  # it has its record
+        except IndexError:  # it has its record already
             return
         if self._unresolved is not None:
             self._unresolved.pop(self, None)
         if self._storages:
-            self._expect_nothing()
+            self._forget_outputs()
         operator = self._operator
         flags |= operator.flags
         if self._blocking:

@@ -8,14 +8,14 @@ from typing import Any
 
 
 def keep_from_compiler(function: Any) -> Any:
-    """The function, or one around it, that torch.compile leaves alone: under a compiled model it would
-    compile it too, and all it calls, and warn.
+    """Return the function, or one around it, in a form that torch.compile leaves alone.
 
-    Not by `torch.compiler.disable`: that imports the compiler, which takes a second.
+    Under a compiled model torch would otherwise compile the function and all that it calls, and warn.
+    `torch.compiler.disable` is not used because it imports the compiler, which takes a second.
     """
     torch: Any = importlib.import_module("torch")
-    function._torchdynamo_disable = True  # what `disable` sets: a call of it is not inlined
-    with contextlib.suppress(AttributeError):  # another torch may know another way
+    function._torchdynamo_disable = True  # `disable` sets this too: calls are not inlined
+    with contextlib.suppress(AttributeError):  # another release of torch may do it in another way
         frames = torch._C._dynamo.eval_frame
         if not hasattr(frames, "set_code_exec_strategy"):
             return _with_compiler_off(function, frames)
@@ -25,7 +25,7 @@ def keep_from_compiler(function: Any) -> Any:
 
 
 def _with_compiler_off(function: Any, frames: Any) -> Any:
-    """For torch 2.6, which can be told to skip a function, but not also what that calls."""
+    """For torch 2.6, which can skip a function, but not the functions that it calls."""
     switch = frames.set_eval_frame
 
     def uncompiled(*arguments: Any, **named: Any) -> Any:

@@ -1,8 +1,8 @@
 """The process groups in which the rank communicates, and their tables in the black box.
 
-A group is known by PyTorch's own name for it, which no other group has; its label is the description
-that the trainer gave (`default_pg`, `mesh_tp`), which all groups of one mesh dimension share. Two groups
-of one label but with other members have two numbers of names in the black box, with the same text.
+A group is identified by PyTorch's name for it, which is unique. Its label is the description that the trainer
+gave (`default_pg`, `mesh_tp`), which all groups of one mesh dimension share. Two groups with one label but
+other members have two numbers of names in the black box, with the same text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.members import members_text
 
 _MOST_KNOWN = 1024
-"""Groups kept before those that are gone are let go of."""
+"""Groups that are remembered before destroyed ones are forgotten."""
 _TRIES = 8
 
 
 class Group:
-    """One process group: its counters, and its words in the black box where there is room for them.
+    """One process group: its counters, and its row in the tables of the black box.
 
-    number: of its name. place: its row in the tables, None past the last.
+    number: of its name. place: its row, None if the tables are full.
     """
 
     def __init__(self, writer: Writer, number: int, place: int | None) -> None:
@@ -35,8 +35,8 @@ class Group:
         self._collectives = itertools.count()
         self._point_to_point = itertools.count()
         self._incomplete: dict[object, float] = {}
-        self.process_group: Callable[[], Any] = _nobody
-        """Gives the process group it counts for; None once that is gone."""
+        self.process_group: Callable[[], Any] = _no_group
+        """Returns the process group that it counts for; None once that is gone."""
         self._has_row = place is not None
         row = place or 0
         self._enqueued_word = Now.GROUP_ENQUEUED + row
@@ -48,12 +48,12 @@ class Group:
         self.process_group = weakref.ref(process_group)
 
     def gone(self) -> bool:
-        """Whether PyTorch has forgotten the process group."""
+        """True once PyTorch has destroyed the process group."""
         process_group = self.process_group()
         return process_group is None or process_group not in _world().pg_map
 
     def collective(self, operation: int) -> int:
-        """One more collective is enqueued; its number, from 0."""
+        """Count one more enqueued collective; returns its number, from 0."""
         count = next(self._collectives)
         if self._has_row:
             integers = self._writer.integers
@@ -61,8 +61,8 @@ class Group:
             integers[self._enqueued_word] = count + 1
         return count
 
-    def collective_under_way(self, call: object, operation: int, since: float) -> int:
-        """One more collective is enqueued, whose end will be told; its number, as `collective` gives it."""
+    def collective_in_flight(self, call: object, operation: int, since: float) -> int:
+        """Count one more enqueued collective whose end will be seen; returns its number, as `collective`."""
         count = next(self._collectives)
         incomplete = self._incomplete
         incomplete[call] = since
@@ -76,26 +76,26 @@ class Group:
         return count
 
     def refused(self, count: int) -> None:
-        """The collective with this number was not enqueued: its arguments were refused."""
+        """Take back the collective with this number: its arguments were refused."""
         self._collectives = itertools.count(count)
         if self._has_row:
             self._writer.integers[self._enqueued_word] = count
 
     def point_to_point(self, operation: int) -> int:
-        """One more send or receive is enqueued; its number among these, from 0."""
+        """Count one more enqueued send or receive; returns its number among these, from 0."""
         if self._has_row:
             self._writer.integers[self._operation_word] = operation
         return next(self._point_to_point)
 
-    def under_way(self, operation: object, since: float) -> None:
-        """The operation is not complete; `since` is on the monotonic clock."""
+    def in_flight(self, operation: object, since: float) -> None:
+        """The operation is not complete. `since` is on the monotonic clock."""
         incomplete = self._incomplete
         incomplete[operation] = since
         if len(incomplete) == 1 and self._has_row:
             self._writer.floats[self._oldest_word] = since
 
     def complete(self, operation: object) -> None:
-        """It is complete; on any thread."""
+        """The operation is complete. Any thread may call this."""
         incomplete = self._incomplete
         incomplete.pop(operation, None)
         if not self._has_row:
@@ -104,8 +104,8 @@ class Group:
             self._writer.floats[self._oldest_word] = 0.0
             if not incomplete:
                 return
-        # Several threads may be here at once, and hold no lock: each looks again after it has written,
-        # so that the last one to write leaves what is true.
+        # Several threads may be here at once, and no lock is held. Each checks again after it has written,
+        # so that the last one to write leaves the right value.
         oldest = self._oldest()
         self._writer.floats[self._oldest_word] = oldest
         for _ in range(_TRIES):
@@ -117,50 +117,50 @@ class Group:
             self._writer.floats[self._oldest_word] = oldest
 
     def forget(self) -> None:
-        """Nothing is under way any more: this is a forked child."""
+        """Forget what is in flight, in a forked child."""
         self._incomplete.clear()
 
     def _oldest(self) -> float:
         for _ in range(_TRIES):
             try:
                 return next(iter(self._incomplete.values()), 0.0)
-            except RuntimeError:  # another thread has come between
+            except RuntimeError:  # another thread changed it meanwhile
                 continue
         return 0.0
 
 
 class Groups:
-    """Finds the group of an operation; enters it into the black box at its first one."""
+    """Finds the group of an operation, and enters it into the black box at its first operation."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._known: dict[str, Group] = {}
-        self._met: dict[int, Group] = {}
+        self._by_id: dict[int, Group] = {}
         self._rows: dict[tuple[str, str], Group] = {}
         self._labels: set[str] = set()
         self._next_place = itertools.count().__next__
         self._entered: list[int] = []
 
     def of(self, process_group: Any) -> Group:
-        """The group."""
-        met = self._met.get(id(process_group))
-        if met is not None and met.process_group() is process_group:
-            return met
+        """The group that counts for this process group."""
+        found = self._by_id.get(id(process_group))
+        if found is not None and found.process_group() is process_group:
+            return found
         name = process_group.group_name
         group = self._known.get(name)
         if group is None or group.process_group() is not process_group:
-            group = self._meet(name, process_group, group)
+            group = self._register(name, process_group, group)
         return group
 
     def forget(self) -> None:
-        """This is a forked child."""
+        """Forget what is in flight, in a forked child."""
         for group in list(self._known.values()):
             group.forget()
 
-    def _meet(self, name: str, process_group: Any, known: Group | None) -> Group:
+    def _register(self, name: str, process_group: Any, known: Group | None) -> Group:
         world = _world()
         if known is not None and process_group not in world.pg_map:
-            return known  # not made by PyTorch's own functions: its Python object comes and goes
+            return known  # not created by PyTorch's own functions: its Python object comes and goes
         ranks = world.pg_group_ranks.get(process_group, ())
         label = process_group.group_desc
         if not label or label == "undefined":
@@ -170,14 +170,14 @@ class Groups:
         if len(self._known) >= _MOST_KNOWN:
             self._known = {each: other for each, other in self._known.items() if not other.gone()}
         self._known[name] = group
-        if len(self._met) >= _MOST_KNOWN:
-            self._met = {}
-        self._met[id(process_group)] = group  # an address may come again: so the object is compared
+        if len(self._by_id) >= _MOST_KNOWN:
+            self._by_id = {}
+        self._by_id[id(process_group)] = group  # ids may be reused, so the object is compared
         return group
 
     def _row(self, label: str, members: str, size: int) -> Group:
-        """The row of a group that was destroyed and made anew goes on; of two that live at once and look
-        the same the second has a number added to its label."""
+        """A group that was destroyed and created again keeps its row. Of two that are alive and look the
+        same, the second has a number added to its label."""
         text = label
         for again in itertools.count(2):
             row = self._rows.get((text, members))
@@ -201,12 +201,13 @@ class Groups:
         integers[Now.GROUP_MEMBERS + place] = writer.name_number(members) if members else 0
         integers[Now.GROUP_SIZE + place] = size
         self._entered.append(place)
-        while integers[Now.GROUPS] < len(self._entered):  # another thread may have written less meanwhile
+        # Another thread may write a smaller number meanwhile.
+        while integers[Now.GROUPS] < len(self._entered):
             integers[Now.GROUPS] = len(self._entered)
         return group
 
 
-def _nobody() -> None: ...
+def _no_group() -> None: ...
 
 
 def _world() -> Any:

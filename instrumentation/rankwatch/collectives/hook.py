@@ -1,14 +1,14 @@
 """Every collective of the process, seen at PyTorch's dispatcher.
 
-All collectives, also those of DDP's C++ reducer, of FSDP and of DTensor, pass through the operators
-`c10d::*`. A kernel at the key BackendSelect of each one notes the time and hands on to the backend's kernel
-below it, so that nothing is re-implemented. That key is in force for every device and in inference mode, and
-lies below autograd, tracing and fake tensors: what arrives there is about to be enqueued for real.
+All collectives pass through the operators `c10d::*`, also those of DDP's C++ reducer, FSDP and DTensor. Each
+operator gets a kernel at the dispatch key BackendSelect, which takes the time and calls the backend's kernel
+below it, so nothing is re-implemented. That key is active for every device and in inference mode. It lies
+below autograd, tracing and fake tensors, so whatever arrives there is about to be enqueued for real.
 
-On CPU (gloo) the completion of a collective comes from the future of the work, on a backend thread, or from
-the wait for its output (see `tensor_waits`), whichever is seen first; that of a send or receive from the wait
-for it (see `waiting`). On CUDA (NCCL) only the arrival is noted, on the GPU's clock, and the tables of the
-group are written: durations there come from the flight recorder.
+On CPU (gloo) the end of a collective is seen by the future of its work, on a backend thread, or by the wait
+for its output (`tensor_waits`), whichever comes first. The end of a send or receive is seen by the wait for
+it (`waiting`). On CUDA (NCCL) only the arrival is recorded, on the GPU's clock, and the tables of the group
+are written; the durations come from the flight recorder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.call import Call
 from rankwatch.collectives.compiler import keep_from_compiler
+from rankwatch.collectives.exit import ExitWait
 from rankwatch.collectives.groups import Groups
-from rankwatch.collectives.leaving import Leaving
 from rankwatch.collectives.operators import FUNCTIONAL, OPERATIONS, POINT_TO_POINT, Operator
 from rankwatch.collectives.tensor_waits import TensorWaits
 from rankwatch.collectives.waiting import Waiting
@@ -47,7 +47,7 @@ class CollectiveHook:
         self._groups = Groups(writer)
         self._below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         self._futures: set[object] = set()
-        self._leaving = Leaving(self._futures)
+        self._exit_wait = ExitWait(self._futures)
         self._waiting = Waiting(c10d.Work, failures)
         self._tensor_waits = TensorWaits(failures)
         self._library = torch.library.Library("c10d", "IMPL")
@@ -57,14 +57,14 @@ class CollectiveHook:
                 self._install(packet.default, operator, name)
 
     def remove(self) -> None:
-        """Take the kernels out again."""
+        """Remove the kernels."""
         self._library._destroy()
         self._waiting.remove()
         self._tensor_waits.remove()
-        self._leaving.cancel()
+        self._exit_wait.cancel()
 
     def forget(self) -> None:
-        """Wait for nothing: in a forked child no collective completes."""
+        """Stop waiting, in a forked child: no collective completes there."""
         self._futures.clear()
         self._waiting.forget()
         self._tensor_waits.forget()
@@ -94,8 +94,10 @@ class CollectiveHook:
         self._library.impl(short, keep_from_compiler(kernel), "BackendSelect", with_keyset=True)
 
     def _begin(self, operator: Operator, arguments: tuple[Any, ...]) -> Call | None:
-        """Note that an operation is about to be enqueued: before that, because already to enqueue it may
-        block. None where its end is not to be followed."""
+        """Record that an operation is about to be enqueued. This comes first, because enqueuing it may block.
+
+        Returns None if its end cannot be followed.
+        """
         enqueued = time.monotonic()
         try:
             tensor = operator.tensor(arguments)
@@ -104,12 +106,12 @@ class CollectiveHook:
             on_cpu = tensor.is_cpu
             if not on_cpu:
                 if tensor.is_meta:
-                    return None  # it has no memory, as fake tensors have none: nothing travels
+                    return None  # no memory, as of fake tensors: nothing is transferred
                 if tensor.is_cuda:
                     self._arrived()
             group = self._groups.of(self._group_of(arguments[operator.group]))
             call = Call(self._writer, group, operator, arguments, enqueued, on_cpu)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may keep the trainer from its collective
+        except Exception as error:  # noqa: BLE001 - the trainer's collective must go on
             self._failures.note(_FOLLOW, error)
             return None
         return call if on_cpu else None
@@ -125,14 +127,14 @@ class CollectiveHook:
     def _guard(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - the trainer is to see its own exception, or none
+        except Exception as error:  # noqa: BLE001 - the trainer must see its own exception, or none
             self._failures.note(_FOLLOW, error)
 
     def _follow(self, call: Call, operator: Operator, arguments: tuple[Any, ...], result: Any) -> None:
         """Have the record written when the operation completes."""
         try:
             boxed = result[-1] if type(result) is tuple and result else result
-            if boxed is None or type(boxed) is tuple:  # a monitored barrier: it has blocked, and is complete
+            if boxed is None or type(boxed) is tuple:  # a monitored barrier has blocked and is complete
                 call.complete(None)
                 return
             work = self._work_of(boxed)
@@ -146,11 +148,11 @@ class CollectiveHook:
                 if operator.functional:
                     self._tensor_waits.expect(call, arguments[0])
             elif future is not None:
-                return  # it will have ended before the caller goes on, and its future tells
+                return  # it ends before the caller goes on, and its future is enough
             self._waiting.follow(work, call)
-        except Exception as error:  # noqa: BLE001 - the operation is under way: training must go on
+        except Exception as error:  # noqa: BLE001 - the operation is in flight: training must go on
             self._failures.note(_FOLLOW, error)
-            self._guard(call.wait_only)  # nobody may ever tell its end: it must not look hung for ever
+            self._guard(call.wait_only)  # its end may never be seen, and it must not look hung for ever
 
     def _complete(self, call: Call, future: Any) -> None:
         self._futures.discard(call)
@@ -168,6 +170,6 @@ def _future(work: Any) -> Any:
 
 
 def _redispatch(operator: Any) -> Any:
-    """What `operator.redispatch` calls, where this torch has it: one Python frame less."""
+    """What `operator.redispatch` calls, if this torch has it: that saves a Python frame."""
     handle = getattr(operator, "_handle", None)
     return getattr(handle, "redispatch_boxed", operator.redispatch)

@@ -1,4 +1,4 @@
-"""The operators `c10d::*`: what each is called, and where it keeps what we want of its arguments."""
+"""The operators `c10d::*`: the collective each runs, and the places of its arguments."""
 
 from __future__ import annotations
 
@@ -50,16 +50,17 @@ FUNCTIONAL = frozenset(
         "recv_",
     )
 )
-"""Operators that functional collectives run, for whose outputs `wait_tensor` waits. The outputs come first,
-one tensor or a list."""
+"""Operators that functional collectives run. `wait_tensor` waits for their outputs, which come first, one
+tensor or a list."""
 
 _ASYNCHRONOUS = ("async_op", "asyncOp")
-"""The second is that of torch before 2.8, where few operators have it: of the others `Work.wait` tells."""
+"""The second is the name before torch 2.8, where few operators have it; `Work.wait` shows it for the
+others."""
 _INPUTS = ("input_tensors", "inputs", "input_tensor", "input", "input_list", "tensors", "tensor")
 
 
 class Operator:
-    """Where an operator keeps what we want of its arguments."""
+    """The places of an operator's arguments."""
 
     __slots__ = ("_inputs", "asynchronous", "flags", "functional", "group", "number", "point_to_point", "tag")
 
@@ -74,14 +75,14 @@ class Operator:
         """Flags that all its records have."""
         self.point_to_point = point_to_point
         self.functional = functional
-        """Whether functional collectives run it: then its first argument is what it writes to."""
+        """True if functional collectives run it; its first argument is then its output."""
         self.group = arguments.index("process_group")
         """Place of the process group; all tensors come before it."""
         self._inputs = next(arguments.index(each) for each in _INPUTS if each in arguments)
         named = next((each for each in _ASYNCHRONOUS if each in arguments), None)
         self.asynchronous = sys.maxsize if named is None else arguments.index(named)
-        """Place of the flag whether the caller goes on meanwhile. A last argument that has its default (here:
-        that it does) is not among those that a kernel is given."""
+        """Place of the flag that lets the caller go on. A kernel does not receive trailing arguments that
+        have their default value, which is True here."""
 
     def input_bytes(self, arguments: Sequence[Any]) -> int:
         """Bytes of the rank's input."""
@@ -96,7 +97,7 @@ class Operator:
             return _bytes(tensors)
 
     def tensor(self, arguments: Sequence[Any]) -> Any:
-        """A tensor of the call, which tells the device; None where it has none."""
+        """A tensor of the call, which has the device; None if there is none."""
         first = arguments[0]
         if type(first) is list and first and type(first[0]) is not list:
             return first[0]
@@ -113,6 +114,6 @@ class Operator:
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, list):
         return sum(map(_bytes, tensors)) if len(tensors) != 1 else _bytes(tensors[0])
-    if tensors.is_sparse:  # has no `nbytes`; what travels is its parts
+    if tensors.is_sparse:  # has no `nbytes`; its parts are transferred
         return _bytes([tensors._indices(), tensors._values()])
     return int(tensors.nbytes)

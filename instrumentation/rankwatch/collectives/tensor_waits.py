@@ -1,9 +1,9 @@
 """Functional collectives: the thread waits for their output, not for their work.
 
 DTensor, and with it tensor and sequence parallelism, calls the operators `_c10d_functional::*`. They enqueue
-a collective of `c10d`, and `_c10d_functional::wait_tensor` waits, in C++, for the work that belongs to the
-storage of a tensor. The variants with autograd come this way too. A kernel at the key BackendSelect of that
-operator, as at those of the collectives, tells the call when the wait began and when it was over.
+a collective of `c10d`, and `_c10d_functional::wait_tensor` waits in C++ for the work that belongs to the
+storage of a tensor. The variants with autograd do the same. A kernel at the key BackendSelect of that
+operator informs the call of the beginning and the end of the wait.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rankwatch.collectives.compiler import keep_from_compiler
 from rankwatch.failures import Failures
 
 MOST_AWAITED = 1024
-"""Storages that may be waited for; of those beyond no wait is seen."""
+"""Most storages whose waits are seen."""
 _FOLLOW = "follow the wait for a tensor"
 
 
 class TensorWaits:
-    """Tells calls of the waits for their outputs.
+    """Informs calls of the waits for their outputs.
 
-    A call is known by the address of its output's storage. That address belongs to it as long as it is
-    under way, because the backend holds the tensors; a call whose future tells its end leaves then. One
-    whose end only a wait tells stays until its output is freed. The addresses of the former are asked for
-    when a thread waits for a tensor: under DDP none ever does.
+    A call is identified by the address of its output's storage. The address belongs to the call while it is
+    in flight, because the backend holds the tensors. A call with a future is dropped when the future ends. A
+    call whose end only a wait shows stays until its output is freed. The addresses of calls with a future are
+    looked up only when a thread waits for a tensor, which never happens under DDP.
     """
 
     def __init__(self, failures: Failures) -> None:
@@ -44,35 +44,35 @@ class TensorWaits:
             self._install(packet.default)
 
     def expect(self, call: Call, outputs: Any) -> None:
-        """A thread may wait for the tensors, one or a list, which the call writes to."""
+        """A thread may wait for these tensors, one or a list, which the call writes to."""
         if len(self._awaited) + len(self._unresolved) >= MOST_AWAITED:
             return
         if not call.lives_by_output:
             call.expect_when_asked(self._unresolved, outputs)
             return
-        if self._unresolved:  # first what was enqueued first: of two with one storage the later counts
+        if self._unresolved:  # in the order of enqueuing: of two calls with one storage the later counts
             self._resolve()
         if self._enter(call, outputs):
             first = outputs[0] if isinstance(outputs, list) else outputs
             call.output = weakref.ref(first, partial(self._gone, call))
 
     def remove(self) -> None:
-        """Take the kernel out again; what is still awaited will not be seen to end."""
+        """Remove the kernel. The end of outputs that are still awaited will not be seen."""
         self._library._destroy()
         self._unresolved.clear()
         for call in list(self._awaited.values()):
             self._gone(call, None)
 
     def forget(self) -> None:
-        """This is a forked child: what was awaited is the parent's."""
+        """Forget the parent's calls in a forked child."""
         self._awaited.clear()
         self._unresolved.clear()
 
     def _resolve(self) -> None:
-        """Enter what may be waited for under the addresses of its outputs, in the order of the enqueues."""
+        """Enter the calls under the addresses of their outputs, in the order of enqueuing."""
         for call in list(self._unresolved):
             outputs = self._unresolved.pop(call, None)
-            if outputs is not None:  # else it has ended meanwhile
+            if outputs is not None:  # otherwise it ended meanwhile
                 self._enter(call, outputs)
 
     def _enter(self, call: Call, outputs: Any) -> bool:
@@ -108,7 +108,7 @@ class TensorWaits:
                 return None
             began = time.monotonic()
             call.wait_began(began)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may keep the trainer from its wait
+        except Exception as error:  # noqa: BLE001 - the trainer's wait must go on
             self._failures.note(_FOLLOW, error)
             return None
         return call, began
@@ -122,5 +122,5 @@ class TensorWaits:
     def _gone(self, call: Call, _: object) -> None:
         try:
             call.outputs_gone()
-        except Exception as error:  # noqa: BLE001 - called by destructors
+        except Exception as error:  # noqa: BLE001 - called from destructors
             self._failures.note(_FOLLOW, error)

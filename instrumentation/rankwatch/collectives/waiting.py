@@ -1,10 +1,10 @@
-"""The waits for works: when they block the thread, and operations whose end shows only there.
+"""Waits for works: when they block the thread, and the end of operations that shows only there.
 
-On gloo the work of a send, a receive or a reduce-scatter has no future, and no thread runs it: it ends inside
-`work.wait()`, on the thread that waits. Of the other asynchronous ones the wait tells since when the thread
-was blocked. So `Work.wait` is replaced while the hook is installed. PyTorch's own callers in Python all come
-this way: `dist.send`, `dist.recv`, what `isend`, `irecv` and `batch_isend_irecv` return, the schedules of
-`torch.distributed.pipelining`, FSDP. For those in C++ see `tensor_waits`.
+On gloo the work of a send, a receive or a reduce-scatter has no future, and no thread runs it. It ends inside
+`work.wait()`, on the waiting thread. For the other asynchronous operations the wait shows since when the
+thread was blocked. So `Work.wait` is replaced while the hook is installed. All of PyTorch's callers in Python
+use it: `dist.send`, `dist.recv`, what `isend`, `irecv` and `batch_isend_irecv` return, the schedules of
+`torch.distributed.pipelining`, and FSDP. `tensor_waits` covers callers in C++.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOLLOW = "follow the wait for an operation"
 _thread = threading.get_ident
 
 MOST_FOLLOWED = 1024
-"""Operations that may be waited for later; those beyond are let go at once."""
+"""Most operations that are followed to their wait; further ones count as abandoned at once."""
 
 
 class _Followed(weakref.ref[Any]):
@@ -37,10 +37,9 @@ class _Followed(weakref.ref[Any]):
 class Waiting:
     """Follows works to the end of their `wait`.
 
-    A work is known by its Python object. PyTorch makes a new one each time it hands a work to Python,
-    unless one lives already: so the last one of each thread is held until the thread has it in its hands,
-    that is until its next send or receive, or the end of its wait. The others live as long as the trainer
-    keeps them.
+    A work is identified by its Python object. PyTorch creates a new object each time it passes a work to
+    Python, unless one is alive. So the last object of each thread is kept alive until the thread holds it
+    itself: until its next send or receive, or the end of its wait. The trainer keeps the others alive.
     """
 
     def __init__(self, work_class: Any, failures: Failures) -> None:
@@ -52,11 +51,11 @@ class Waiting:
         self._ours = work_class.wait = self._replacement(work_class.wait)
 
     def follow(self, work: Any, call: Call) -> None:
-        """Tell the call of the wait for its work, or that it is let go: by the trainer, or by `remove`."""
+        """Have the call informed of the wait for its work, or that the trainer or `remove` abandons it."""
         self._in_hand[_thread()] = work
         followed = self._followed
         if len(followed) >= MOST_FOLLOWED:
-            call.let_go()
+            call.abandoned()
             return
         known = _Followed(work, self._gone)
         known.key = key = id(work)
@@ -64,25 +63,25 @@ class Waiting:
         followed[key] = known
 
     def remove(self) -> None:
-        """Put the `wait` that was found back, unless somebody else has replaced ours since."""
+        """Restore the original `wait`, unless somebody else has replaced ours."""
         if self._work_class.__dict__["wait"] is self._ours:
             self._work_class.wait = self._found
         for key in list(self._followed):
             if known := self._followed.pop(key, None):
-                self._guard(known.call.let_go)
+                self._guard(known.call.abandoned)
         self._in_hand.clear()
 
     def forget(self) -> None:
-        """This is a forked child: what was followed is the parent's. What is in hand stays: to destroy
-        a work may take a lock that a thread of the parent held."""
+        """Forget the parent's works in a forked child. The objects in hand stay alive: destroying a work may
+        take a lock that a thread of the parent held."""
         self._followed.clear()
 
     def _replacement(self, original: Any) -> Any:
         followed = self._followed
         take = followed.pop
 
-        # The names matter. For a work written in Python, pybind11 sees that a `wait` with this very
-        # `self` calls it, and does not call back.
+        # The names matter: they let pybind11 see that the `wait` of a work written in Python calls itself
+        # with this very `self`, so it does not call back.
         def wait(self: Any, *arguments: Any, **named: Any) -> Any:
             known = take(id(self), None) if followed else None
             if known is None:
@@ -120,10 +119,10 @@ class Waiting:
 
     def _gone(self, known: _Followed) -> None:
         if self._followed.pop(known.key, None) is not None:
-            self._guard(known.call.let_go)
+            self._guard(known.call.abandoned)
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - called by destructors
+        except Exception as error:  # noqa: BLE001 - called from destructors
             self._failures.note(_FOLLOW, error)

@@ -34,7 +34,7 @@ def test_the_65th_group_has_no_row_and_is_numbered_all_the_same(recording: Recor
     found = [groups.of(each) for each in made]
     for group in found:
         assert group.collective(1) == 0
-        group.under_way(group, 1.0)
+        group.in_flight(group, 1.0)
     assert [group.name for group in recording.groups] == [f"g{each}" for each in range(layout.MAX_GROUPS)]
     assert len({group.number for group in found}) == len(found)
     for group in found:
@@ -84,7 +84,7 @@ def test_the_oldest_is_right_after_threads_have_completed_in_any_order(
 
     def work(lane: list[object]) -> None:
         for at, each in enumerate(lane):
-            group.under_way(each, 1.0 + at)
+            group.in_flight(each, 1.0 + at)
             if at % 3 == 2:
                 for done in (lane[at - 1], each, lane[at - 2]):
                     group.complete(done)
@@ -95,8 +95,8 @@ def test_the_oldest_is_right_after_threads_have_completed_in_any_order(
     for thread in threads:
         thread.join()
     assert recording.groups[0].oldest == 0.0
-    group.under_way("first", 7.0)
-    group.under_way("second", 8.0)
+    group.in_flight("first", 7.0)
+    group.in_flight("second", 8.0)
     assert recording.groups[0].oldest == 7.0
     group.complete("first")
     assert recording.groups[0].oldest == 8.0

@@ -107,7 +107,7 @@ def test_a_refused_collective_raises_as_it_would_have(recording: Recording, hook
 
 
 @pytest.mark.parametrize(
-    ("part", "what"), [(Operator, "tensor"), (Operator, "input_bytes"), (Group, "collective_under_way")]
+    ("part", "what"), [(Operator, "tensor"), (Operator, "input_bytes"), (Group, "collective_in_flight")]
 )
 def test_a_failure_before_the_collective_is_counted_and_the_collective_runs(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: type, what: str
@@ -230,9 +230,9 @@ def test_a_forked_child_leaves_the_groups_of_the_rank_alone(
     dist.all_reduce(torch.ones(1))
     until(lambda: recording.groups[0].oldest == 0.0, "the end of what the parent had under way")
     group = hook._groups.of(dist.group.WORLD)
-    group.under_way("parent's", 5.0)
+    group.in_flight("parent's", 5.0)
     recording.writer.detach()
     hook.forget()
-    group.under_way("child's", 6.0)
+    group.in_flight("child's", 6.0)
     assert recording.groups[0].oldest == 5.0
     assert recording.writer.floats[384] == 6.0

@@ -21,21 +21,21 @@ class Told:
     """Stands for a call: writes down what it is told."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.told: list[Any] = []
+        self.noted: list[Any] = []
         self.fails = fails
 
     def wait_began(self, moment: float) -> None:
-        self._tell("began")
+        self._note("began")
 
     def wait_ended(self, began: float, ended: float, *, failed: bool) -> None:
         assert began <= ended
-        self._tell("failed" if failed else "ended")
+        self._note("failed" if failed else "ended")
 
-    def let_go(self) -> None:
-        self._tell("let go")
+    def abandoned(self) -> None:
+        self._note("abandoned")
 
-    def _tell(self, what: str) -> None:
-        self.told.append(what)
+    def _note(self, what: str) -> None:
+        self.noted.append(what)
         if self.fails:
             raise ArithmeticError(what)
 
@@ -69,9 +69,9 @@ def test_a_wait_is_told_from_its_begin_to_its_end(follower: Waiting) -> None:
         call = Told()
         work = group._reduce_scatter_base(torch.ones(1), torch.ones(1))
         follower.follow(work, call)  # type: ignore[arg-type]
-        assert call.told == []
+        assert call.noted == []
         work.wait()
-        assert call.told == ["began", "ended"]
+        assert call.noted == ["began", "ended"]
 
 
 def test_a_wait_that_fails_raises_as_it_would_have(follower: Waiting) -> None:
@@ -83,24 +83,24 @@ def test_a_wait_that_fails_raises_as_it_would_have(follower: Waiting) -> None:
     follower.follow(work, call)  # type: ignore[arg-type]
     with pytest.raises(Exception, match=r"[Tt]ime"):
         work.wait(timedelta(milliseconds=1))
-    assert call.told == ["began", "failed"]
+    assert call.noted == ["began", "failed"]
 
 
-def test_a_work_that_nobody_waits_for_is_let_go(follower: Waiting) -> None:
+def test_abandoned_work(follower: Waiting) -> None:
     """When the trainer has dropped it and the next one is enqueued, or when the hook is taken out."""
     first, second, third = Told(), Told(), Told()
     follower.follow(Plain(), first)  # type: ignore[arg-type]
-    assert first.told == []
+    assert first.noted == []
     kept = Plain()
     follower.follow(kept, second)  # type: ignore[arg-type]
-    assert first.told == ["let go"]
+    assert first.noted == ["abandoned"]
     follower.follow(Plain(), third)  # type: ignore[arg-type]
-    assert second.told == []
+    assert second.noted == []
     follower.remove()
-    assert (second.told, third.told) == (["let go"], ["let go"])
+    assert (second.noted, third.noted) == (["abandoned"], ["abandoned"])
     follower.remove()
     del kept
-    assert second.told == ["let go"]
+    assert second.noted == ["abandoned"]
 
 
 def test_what_is_followed_is_bounded(follower: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_what_is_followed_is_bounded(follower: Waiting, monkeypatch: pytest.Monk
     works, calls = [Plain() for _ in range(3)], [Told() for _ in range(3)]
     for work, call in zip(works, calls, strict=True):
         follower.follow(work, call)  # type: ignore[arg-type]
-    assert [call.told for call in calls] == [[], [], ["let go"]]
+    assert [call.noted for call in calls] == [[], [], ["abandoned"]]
 
 
 def test_our_own_failures_are_counted_and_the_wait_goes_on(follower: Waiting, recording: Recording) -> None:
