@@ -69,13 +69,13 @@ def fetch(endpoint: Endpoint, timeout_seconds: float) -> bytes:
     try:
         head, body = _exchange(endpoint, time.monotonic() + timeout_seconds)
     except OSError as error:
-        raise CollectError(f"could not ask {endpoint}: {error}") from None
+        raise CollectError(f"could not query {endpoint}: {error}") from None
     status, *lines = head.decode("latin-1").split("\r\n")
     words = status.split()
     if len(words) < 2 or not words[0].startswith("HTTP/1."):
-        raise CollectError(f"could not ask {endpoint}: the answer is no HTTP")
+        raise CollectError(f"could not query {endpoint}: the answer is not HTTP")
     if words[1] != "200":
-        raise CollectError(f"could not ask {endpoint}: it answered with status {words[1]!r:.20}")
+        raise CollectError(f"could not query {endpoint}: it answered with status {words[1]!r:.20}")
     fields = {
         name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
@@ -105,7 +105,7 @@ def _exchange(endpoint: Endpoint, deadline: float) -> tuple[bytes, bytes]:
                 raise CollectError(f"could not read {endpoint}: more than {MAX_ANSWER_BYTES} bytes")
     end = answer.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
     if end < 0:
-        raise CollectError(f"could not ask {endpoint}: the answer is no HTTP")
+        raise CollectError(f"could not query {endpoint}: the answer is not HTTP")
     return bytes(answer[:end]), bytes(memoryview(answer)[end + 4 :])
 
 

@@ -118,7 +118,7 @@ class GpuCollector:
 
     def _warn(self, message: str) -> None:
         if self._log_limit.allows(message):
-            logger.warning("collector gpu goes on without a part: %s", message)
+            logger.warning("collector gpu: part of the reading failed: %s", message)
 
 
 class GpuDriverCollector:

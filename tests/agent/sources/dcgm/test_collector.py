@@ -82,7 +82,7 @@ def test_nvml_shows_no_gpu(exporter: DcgmExporter, caplog: pytest.LogCaptureFixt
     [
         ("error", "status '500'"),
         ("redirect", "status '302'"),
-        ("garbage", "no HTTP"),
+        ("garbage", "not HTTP"),
         ("huge", "more than 16777216 bytes"),
         ("cut", "cut off"),
     ],
@@ -126,7 +126,7 @@ def test_no_exporter() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        with pytest.raises(CollectError, match=f"could not ask http://127.0.0.1:{port}/metrics"):
+        with pytest.raises(CollectError, match=f"could not query http://127.0.0.1:{port}/metrics"):
             collector(f"http://127.0.0.1:{port}").collect()
 
 
