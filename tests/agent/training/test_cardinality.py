@@ -25,15 +25,21 @@ PULLS = 2
 VARIATION_TERMS = 6
 
 
-def test_the_fixed_part_of_the_formula_is_what_the_declarations_add_up_to() -> None:
-    """A new per-rank metric changes the page."""
+def test_fixed_part() -> None:
+    """The fixed part of the formula is what the declarations add up to.
+
+    A new per-rank metric changes the page.
+    """
     plain = [each for each in METRICS if each.labels == OWN]
     fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS
     assert fixed == _published_fixed_part()
 
 
-def test_collectives_and_groups_have_the_series_that_the_formula_says() -> None:
-    """The black box knows no signature; else each of a group's figures comes from both sources."""
+def test_collectives_and_groups() -> None:
+    """Collectives and groups have the series that the formula says.
+
+    The black box knows no signature; else each of a group's figures comes from both sources.
+    """
     pair = {*OWN, Label.GROUP, Label.MEMBERS, Label.OPERATION}
     place = {*OWN, Label.GROUP, Label.MEMBERS, Label.SOURCE}
     of_pair = sum(set(each.labels) == pair for each in METRICS)
@@ -43,8 +49,11 @@ def test_collectives_and_groups_have_the_series_that_the_formula_says() -> None:
     ]
 
 
-def test_a_rank_has_no_more_series_than_the_formula_says(tmp_path: Path) -> None:
-    """Counted on a rank that uses phases, scalars, units, checkpoints and an evaluation."""
+def test_series_of_a_rank(tmp_path: Path) -> None:
+    """A rank has no more series than the formula says.
+
+    Counted on a rank that uses phases, scalars, units, checkpoints and an evaluation.
+    """
     code = """
 steps(25)
 with run.step():

@@ -78,8 +78,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield Node(tmp_path, stack)
 
 
-def test_a_healthy_rank_is_asked_once_a_minute(node: Node) -> None:
-    """A pull copies its whole ring; in between the last answer stands."""
+def test_healthy_rank_is_asked_seldom(node: Node) -> None:
+    """A healthy rank is asked once a minute.
+
+    A pull copies its whole ring; in between the last answer stands.
+    """
     seen = []
     for _ in range(60):
         node.told(0.1, 0.1)
@@ -91,8 +94,11 @@ def test_a_healthy_rank_is_asked_once_a_minute(node: Node) -> None:
     assert node.pulls() == [2, 2]
 
 
-def test_a_suspect_run_is_asked_at_once_and_then_every_few_seconds(node: Node) -> None:
-    """All of its ranks: the one that is late must be told from those that wait."""
+def test_suspect_run_is_asked_often(node: Node) -> None:
+    """A suspect run is asked at once and then every few seconds.
+
+    All of its ranks: the one that is late must be told from those that wait.
+    """
     node.told(0.1, 0.1)
     node.collect()
     node.collect(after=10.0)
@@ -116,8 +122,11 @@ def test_a_suspect_run_is_asked_at_once_and_then_every_few_seconds(node: Node) -
     assert node.pulls() == [4, 4]
 
 
-def test_when_a_rank_is_lost_those_that_live_are_asked_and_it_is_not(node: Node) -> None:
-    """Where it stood at its last pull is not where it ended."""
+def test_lost_rank_is_not_asked(node: Node) -> None:
+    """When a rank is lost those that live are asked and it is not.
+
+    Where it stood at its last pull is not where it ended.
+    """
     node.told(0.1, 0.1)
     node.collect()
     node.told(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
@@ -126,8 +135,11 @@ def test_when_a_rank_is_lost_those_that_live_are_asked_and_it_is_not(node: Node)
     assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
 
 
-def test_both_recorders_of_a_torch_with_cuda_are_read(node: Node) -> None:
-    """NCCL and other backends each have one, with record ids of its own."""
+def test_two_recorders(node: Node) -> None:
+    """Both recorders of a torch with CUDA are read.
+
+    NCCL and other backends each have one, with record ids of its own.
+    """
     names = {"process_group": ["2", "cpu"], "profiling_name": "gloo:all_reduce"}
     gloo = completed(0, collective_seq_id=3, **names)
     node.recorders[0] = {OTHER: reply(gloo, enqueued=3, done=3), **node.recorders[0]}
@@ -140,8 +152,11 @@ def test_both_recorders_of_a_torch_with_cuda_are_read(node: Node) -> None:
     assert values(collection, "rankwatch_flight_recorder_entries_total") == {("job", "0"): 2, ("job", "1"): 1}
 
 
-def test_wait_and_transfer_of_nccl_come_from_timed_entries(node: Node) -> None:
-    """The last arriver spent the least time in it; sends take no part."""
+def test_nccl_wait_and_transfer(node: Node) -> None:
+    """Wait and transfer of NCCL come from timed entries.
+
+    The last arriver spent the least time in it; sends take no part.
+    """
     for recorder, milliseconds in zip(node.recorders, (5.0, 2.0), strict=True):
         send = completed(1, 9.0, is_p2p=True, profiling_name="nccl:send 0->1")
         recorder[NCCL] = reply(completed(0, milliseconds), send, enqueued=1, done=1)
@@ -157,8 +172,11 @@ def test_wait_and_transfer_of_nccl_come_from_timed_entries(node: Node) -> None:
     assert values(collection, "rankwatch_collectives_total")["job", "0", "default_pg", "0-1", "send"] == 1.0
 
 
-def test_what_the_black_box_counts_is_not_exported_twice(node: Node) -> None:
-    """A group with two backends: the whole counts, not the sample."""
+def test_no_double_counting(node: Node) -> None:
+    """What the black box counts is not exported twice.
+
+    A group with two backends: the whole counts, not the sample.
+    """
     for recorder in node.recorders:
         recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
     node.told(0.1, 0.1, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
@@ -168,8 +186,11 @@ def test_what_the_black_box_counts_is_not_exported_twice(node: Node) -> None:
     assert values(collection, "rankwatch_collective_last_enqueued")
 
 
-def test_members_of_a_gloo_group_are_those_of_the_black_box(node: Node) -> None:
-    """Gloo's recorder leaves the configuration of groups empty."""
+def test_gloo_members(node: Node) -> None:
+    """Members of a gloo group are those of the black box.
+
+    Gloo's recorder leaves the configuration of groups empty.
+    """
     for recorder in node.recorders:
         recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
     node.told(0.1, 0.1, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
@@ -177,8 +198,11 @@ def test_members_of_a_gloo_group_are_those_of_the_black_box(node: Node) -> None:
     assert labels == {("job", str(rank), "default_pg", "0-7", "flight_recorder") for rank in range(2)}
 
 
-def test_a_rank_that_does_not_answer_shows_no_old_place(node: Node) -> None:
-    """Its peers go on: an old number would make it look behind."""
+def test_silent_rank_has_no_position(node: Node) -> None:
+    """A rank that does not answer shows no old place.
+
+    Its peers go on: an old number would make it look behind.
+    """
     node.collect()
     del node.recorders[0][NCCL]
     collection = node.collect(after=60.0)
@@ -187,8 +211,8 @@ def test_a_rank_that_does_not_answer_shows_no_old_place(node: Node) -> None:
     assert values(collection, "rankwatch_collectives_total")["job", "0", *PLACE[:2], "all_reduce"] == 1.0
 
 
-def test_ranks_that_are_gone_are_forgotten(node: Node) -> None:
-    """Their sockets are removed by those who served them."""
+def test_forgotten_ranks(node: Node) -> None:
+    """Ranks that are gone are forgotten. Their sockets are removed by those who served them."""
     node.collect()
     for path in node.directory.glob("*/*.sock"):
         path.unlink()
@@ -196,16 +220,22 @@ def test_ranks_that_are_gone_are_forgotten(node: Node) -> None:
         node.collect(after=10.0)
 
 
-def test_a_run_that_stands_for_long_is_asked_ever_less_often(node: Node) -> None:
-    """Each answer copies a whole ring, and after ten minutes it says what it said before."""
+def test_long_stall_is_asked_less_often(node: Node) -> None:
+    """A run that stands for long is asked ever less often.
+
+    Each answer copies a whole ring, and after ten minutes it says what it said before.
+    """
     for _ in range(3600):
         node.told(7.0, 7.0)
         node.collect()
     assert 120 < node.pulls()[0] < 160, "12 in each minute would be 720"
 
 
-def test_sockets_of_ranks_that_ended_do_not_crowd_out_the_living(tmp_path: Path) -> None:
-    """A job that crashed and was started again all day leaves one with each run."""
+def test_stale_sockets(tmp_path: Path) -> None:
+    """Sockets of ranks that ended do not crowd out the living.
+
+    A job that crashed and was started again all day leaves one with each run.
+    """
     conditions = RunConditions()
     with ExitStack() as stack:
         for number in range(70):
@@ -217,8 +247,11 @@ def test_sockets_of_ranks_that_ended_do_not_crowd_out_the_living(tmp_path: Path)
     assert asked == ["/handler/", f"/handler/{NCCL}"]
 
 
-def test_a_link_in_place_of_a_run_leads_nowhere(tmp_path: Path) -> None:
-    """Whoever may make one would have the agent speak to any socket."""
+def test_symlinked_run(tmp_path: Path) -> None:
+    """A link in place of a run leads nowhere.
+
+    Whoever may make one would have the agent speak to any socket.
+    """
     with worker_server(tmp_path / "elsewhere" / "0.sock", lambda: {NCCL: reply()}) as asked:
         directory = tmp_path / "runs"
         directory.mkdir()

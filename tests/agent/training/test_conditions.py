@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rankwatch.conventions import RankState
+from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 
 
@@ -16,8 +19,8 @@ def condition(
     return RankCondition(rank, path, state, last_progress, timeout, open_phase=None, pid=1)
 
 
-def test_a_rank_is_suspect_after_half_of_its_learnt_timeout() -> None:
-    """Not at the half itself."""
+def test_suspect_after_half_timeout() -> None:
+    """A rank is suspect after half of its learnt timeout. Not at the half itself."""
     conditions = RunConditions()
     conditions.update({"job": [condition(0, 100.0), condition(1, 101.0)]}, 105.0)
     assert conditions.runs["job"].suspected_since is None
@@ -26,8 +29,8 @@ def test_a_rank_is_suspect_after_half_of_its_learnt_timeout() -> None:
     assert conditions.runs["job"].suspected_since == 105.5
 
 
-def test_suspicion_keeps_its_beginning_and_ends_with_progress() -> None:
-    """A second stall begins anew."""
+def test_suspicion_begins_and_ends() -> None:
+    """Suspicion keeps its beginning and ends with progress. A second stall begins anew."""
     conditions = RunConditions()
     since = []
     for last, moment in ((100.0, 106.0), (100.0, 107.0), (107.5, 108.0), (107.5, 120.0)):
@@ -36,8 +39,8 @@ def test_suspicion_keeps_its_beginning_and_ends_with_progress() -> None:
     assert since == [106.0, 106.0, None, 120.0]
 
 
-def test_a_lost_rank_makes_all_that_live_suspect() -> None:
-    """They wait for it, though none is late yet."""
+def test_lost_rank_makes_run_suspect() -> None:
+    """A lost rank makes all that live suspect. They wait for it, though none is late yet."""
     conditions = RunConditions()
     lost = condition(2, 100.0, state=RankState.LOST)
     conditions.update({"job": [condition(1, 100.0), lost, condition(0, 100.0)]}, 101.0)
@@ -47,8 +50,11 @@ def test_a_lost_rank_makes_all_that_live_suspect() -> None:
     assert run.suspected_since == 101.0
 
 
-def test_ranks_that_ended_and_ranks_without_history_are_not_suspect() -> None:
-    """Nobody waits for the first, and nothing is known of the second."""
+def test_never_suspect() -> None:
+    """Ranks that ended and ranks without history are not suspect.
+
+    Nobody waits for the first, and nothing is known of the second.
+    """
     conditions = RunConditions()
     ended = condition(0, 100.0, state=RankState.FINISHED)
     conditions.update({"job": [ended, condition(1, 100.0, timeout=None)]}, 1000.0)
@@ -56,11 +62,34 @@ def test_ranks_that_ended_and_ranks_without_history_are_not_suspect() -> None:
     assert ended.idle_seconds(1000.0) == 0.0
 
 
-def test_a_run_that_was_forgotten_is_gone() -> None:
-    """And a reader that still holds the old report is not disturbed."""
+def test_forgotten_run() -> None:
+    """A run that was forgotten is gone. And a reader that still holds the old report is not disturbed."""
     conditions = RunConditions()
     conditions.update({"job": [condition(0, 100.0)]}, 101.0)
     held = conditions.runs
     conditions.update({}, 102.0)
     assert not conditions.runs
     assert replace(held["job"]) == held["job"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "kept"),
+    [
+        (Lifetime(0.0, 50.0, ended=True, took_part=True), False),
+        (Lifetime(0.0, 50.0, ended=True, took_part=False), True),
+        (Lifetime(0.0, 150.0, ended=True, took_part=True), True),
+        (Lifetime(-2000.0, -1990.0, ended=True, took_part=False), False),
+        (Lifetime(0.0, 50.0, ended=False, took_part=True), True),
+    ],
+    ids=["took part", "died on the way", "ended later", "long before", "alive"],
+)
+def test_present_attempt(lost: Lifetime, kept: bool) -> None:
+    """Ranks left behind had met others before the present ones started, or began too long ago to wait for."""
+    present = Lifetime(100.0, 300.0, ended=False, took_part=True)
+    assert in_present_attempt([lost, present]) == [kept, True]
+
+
+def test_attempt_without_living_ranks() -> None:
+    """Nothing shows which of the dead belong together."""
+    dead = [Lifetime(start, start + 1.0, ended=True, took_part=True) for start in (0.0, 9000.0)]
+    assert in_present_attempt(dead) == [True, True]

@@ -25,8 +25,8 @@ def after(values: list[float]) -> LossStatistics:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_healthy_curve_never_stands_above_its_trend(seed: int) -> None:
-    """At no step of 1,000, and with hardly a spike."""
+def test_healthy_curve(seed: int) -> None:
+    """A healthy curve never stands above its trend. At no step of 1,000, and with hardly a spike."""
     statistics = LossStatistics()
     for value in curve(seed, 1000):
         statistics.add(value)
@@ -36,8 +36,8 @@ def test_a_healthy_curve_never_stands_above_its_trend(seed: int) -> None:
     assert statistics.sigma == pytest.approx(0.05, rel=0.5)
 
 
-def test_a_single_spike_is_counted_and_soon_forgotten() -> None:
-    """It recovers at once: information, no divergence."""
+def test_single_spike() -> None:
+    """A single spike is counted and soon forgotten. It recovers at once: information, no divergence."""
     statistics = after(curve(1, 400))
     before = statistics.trend
     statistics.add(before + 5.0)
@@ -48,8 +48,11 @@ def test_a_single_spike_is_counted_and_soon_forgotten() -> None:
     assert statistics.trend == pytest.approx(before, abs=0.1)
 
 
-def test_a_divergence_is_seen_within_twenty_steps_and_stays() -> None:
-    """A loss that climbs stands ever further above its trend."""
+def test_divergence() -> None:
+    """A divergence is seen within twenty steps and stays.
+
+    A loss that climbs stands ever further above its trend.
+    """
     statistics = after(curve(3, 400))
     level = statistics.trend
     for step in range(20):
@@ -60,8 +63,11 @@ def test_a_divergence_is_seen_within_twenty_steps_and_stays() -> None:
         assert statistics.deviation > 6.0
 
 
-def test_a_drift_that_takes_the_trend_along_is_seen_against_the_lowest_level() -> None:
-    """A loss that grows by a thousandth of itself with each step."""
+def test_slow_drift() -> None:
+    """A drift that takes the trend along is seen against the lowest level.
+
+    A loss that grows by a thousandth of itself with each step.
+    """
     losses = [loss * (1.0 + 0.001 * max(0, step - 400)) for step, loss in enumerate(curve(5, 800))]
     assert not after(losses[:400]).deviation > 3.0
     statistics = after(losses)
@@ -70,8 +76,11 @@ def test_a_drift_that_takes_the_trend_along_is_seen_against_the_lowest_level() -
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_carried_over_from_step_to_step_is_no_divergence(seed: int) -> None:
-    """Neighbours are alike then, but the averages sway."""
+def test_correlated_noise(seed: int) -> None:
+    """Noise carried over from step to step is no divergence.
+
+    Neighbours are alike then, but the averages sway.
+    """
     source, carried = random.Random(seed), 0.0
     statistics = LossStatistics()
     for step in range(1500):
@@ -80,8 +89,11 @@ def test_noise_carried_over_from_step_to_step_is_no_divergence(seed: int) -> Non
         assert not statistics.deviation > DIVERGENCE_SIGMAS
 
 
-def test_another_process_begins_with_another_trend() -> None:
-    """It may go on from an earlier step, with the higher loss of that step; totals go on."""
+def test_new_process_new_trend() -> None:
+    """Another process begins with another trend.
+
+    It may go on from an earlier step, with the higher loss of that step; totals go on.
+    """
     statistics = after([*curve(6, 300), 9.0, math.nan])
     trend = statistics.trend
     statistics.begin_process()
@@ -93,8 +105,8 @@ def test_another_process_begins_with_another_trend() -> None:
     assert (statistics.count, statistics.spikes, statistics.nonfinite) == (341, 1, 1)
 
 
-def test_a_rank_that_restarts_begins_with_another_trend() -> None:
-    """The totals of the rank tells its statistics."""
+def test_restarted_rank_new_trend() -> None:
+    """A rank that restarts begins with another trend. The totals of the rank tells its statistics."""
     totals = RankTotals(lambda _: None, max_names=10)
     for value in curve(7, 100):
         totals.loss.add(value)
@@ -103,19 +115,22 @@ def test_a_rank_that_restarts_begins_with_another_trend() -> None:
     assert math.isnan(totals.loss.deviation)
 
 
-def test_values_that_are_not_finite_are_counted_and_leave_the_rest_alone() -> None:
-    """NaN must not poison an average."""
+def test_nonfinite_values() -> None:
+    """Values that are not finite are counted and leave the rest alone. NaN must not poison an average."""
     statistics = after([*curve(4, 100), math.nan, math.inf, -math.inf])
     assert statistics.nonfinite == 3
     assert math.isfinite(statistics.trend)
     assert math.isfinite(statistics.deviation)
 
 
-def test_a_constant_loss_has_no_deviation() -> None:
-    """Zero noise is no reason to divide by it."""
+def test_constant_loss() -> None:
+    """A constant loss has no deviation. Zero noise is no reason to divide by it."""
     assert after([2.0] * 100).deviation == pytest.approx(0.0)
 
 
-def test_a_loss_near_the_end_of_all_numbers_leaves_no_nan() -> None:
-    """The distance of two such values is infinite, and infinity minus itself is NaN."""
+def test_huge_loss() -> None:
+    """A loss near the end of all numbers leaves no nan.
+
+    The distance of two such values is infinite, and infinity minus itself is NaN.
+    """
     assert math.isfinite(after([1e308, -1e308, 1e308, 1.0, 2.0] * 20).trend)

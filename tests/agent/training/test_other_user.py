@@ -42,16 +42,22 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         path.chmod(mode)
 
 
-def test_a_trainer_with_a_strict_umask_is_still_seen(directory: Path) -> None:
-    """A black box tells nothing secret, and the agent has a user of its own."""
+def test_strict_umask(directory: Path) -> None:
+    """A trainer with a strict umask is still seen.
+
+    A black box tells nothing secret, and the agent has a user of its own.
+    """
     with rank(directory, "steps(1); ready()", before="os.umask(0o077)"), as_nobody():
         collected = RanksCollector(directory=directory).collect()
     assert values(collected, "rankwatch_blackboxes") == {(): 1}
 
 
 @pytest.mark.parametrize("closed", ["job", "job/0.blackbox"])
-def test_a_run_that_is_closed_to_the_agent_is_a_fault_and_no_silence(directory: Path, closed: str) -> None:
-    """Else a node whose runs cannot be read looks like one without runs; once it is opened it is read."""
+def test_closed_run(directory: Path, closed: str) -> None:
+    """A run that is closed to the agent is a fault and no silence.
+
+    Else a node whose runs cannot be read looks like one without runs; once it is opened it is read.
+    """
     collector = RanksCollector(directory=directory)
     with rank(directory, "steps(1); ready()"):
         mode = (directory / closed).stat().st_mode

@@ -42,8 +42,8 @@ def until(collector: RanksCollector, good: Callable[[Collection], bool]) -> Coll
     return collection
 
 
-def test_ranks_of_a_node_are_compared(tmp_path: Path) -> None:
-    """Wait by rank, transfer by node, from two processes."""
+def test_ranks_are_compared(tmp_path: Path) -> None:
+    """Ranks of a node are compared. Wait by rank, transfer by node, from two processes."""
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.5)\nreduce(1, 0.5)\nready()", number=0, world=4),
@@ -64,8 +64,11 @@ def test_ranks_of_a_node_are_compared(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_collective_bus_bytes_total") == {large: 2 * (1 << 20) * 1.5}
 
 
-def test_the_place_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
-    """Last enqueued, last completed, and since when the oldest one is open."""
+def test_position_of_hanging_rank(tmp_path: Path) -> None:
+    """The place of a hanging rank is shown.
+
+    Last enqueued, last completed, and since when the oldest one is open.
+    """
     collector = RanksCollector(directory=tmp_path)
     place = ("job", "0", *GROUP, "black_box")
     before = time.time()
@@ -80,8 +83,11 @@ def test_the_place_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
     assert before - 1.0 < since < time.time() + 1.0
 
 
-def test_a_lost_ranks_last_words_stay_and_a_finished_ones_do_not(tmp_path: Path) -> None:
-    """Where the first stood is what the others wait for."""
+def test_position_of_ended_ranks(tmp_path: Path) -> None:
+    """A lost rank's final position stay and a finished rank's does not.
+
+    Where the first stood is what the others wait for.
+    """
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nenqueue(1)\nready()", number=0, world=2) as lost,
@@ -101,8 +107,8 @@ def test_a_lost_ranks_last_words_stay_and_a_finished_ones_do_not(tmp_path: Path)
     assert values(collection, "rankwatch_collective_last_completed") == {place: 1.0}
 
 
-def test_a_rank_that_ended_is_not_waited_for(tmp_path: Path) -> None:
-    """The others are compared without it, and not kept for ever."""
+def test_ended_rank_is_left_out(tmp_path: Path) -> None:
+    """A rank that ended is not waited for. The others are compared without it, and not kept for ever."""
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, COLLECTIVES + "reduce(0, 0.1)\nready()", number=0, world=2) as lost,
@@ -119,8 +125,11 @@ def test_a_rank_that_ended_is_not_waited_for(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_collective_transfers_total") == {("job", *AT, "large"): 2.0}
 
 
-def test_a_restarted_rank_is_compared_from_its_first_collective_on(tmp_path: Path) -> None:
-    """Numbers begin anew with the process; totals go on."""
+def test_restarted_rank_is_compared(tmp_path: Path) -> None:
+    """A restarted rank is compared from its first collective on.
+
+    Numbers begin anew with the process; totals go on.
+    """
     collector = RanksCollector(directory=tmp_path)
     code = COLLECTIVES + "reduce(0, {})\nready()"
     for _ in range(2):
@@ -135,8 +144,8 @@ def test_a_restarted_rank_is_compared_from_its_first_collective_on(tmp_path: Pat
     )
 
 
-def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
-    """With what the black box tells about it."""
+def test_stalled_run_is_suspect(tmp_path: Path) -> None:
+    """A rank that stands still makes its run suspect. With what the black box tells about it."""
     conditions, moment = RunConditions(), [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, conditions=conditions, monotonic=lambda: moment[0])
     code = COLLECTIVES + "steps(20, 0.01)\nreduce(0, 0.1)\nready()"
@@ -162,8 +171,11 @@ def test_a_rank_that_stands_still_makes_its_run_suspect(tmp_path: Path) -> None:
     assert conditions.runs["job"].suspected_since is None
 
 
-def test_a_rank_killed_before_its_first_record_is_kept_as_lost(tmp_path: Path) -> None:
-    """It has no sign of life but its start, and that was just now."""
+def test_killed_before_first_record(tmp_path: Path) -> None:
+    """A rank killed before its first record is kept as lost.
+
+    It has no sign of life but its start, and that was just now.
+    """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()") as process:
         collector.collect()

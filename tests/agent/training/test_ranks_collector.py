@@ -22,8 +22,11 @@ from rankwatch_agent.training.follower import RankFollower
 from support.training.ranks import go_on, rank, state, values
 
 
-def test_every_declared_metric_of_a_rank_can_be_exported(tmp_path: Path) -> None:
-    """A rank that uses the whole interface gives each series once, with the labels declared."""
+def test_every_rank_metric(tmp_path: Path) -> None:
+    """Every declared metric of a rank can be exported.
+
+    A rank that uses the whole interface gives each series once, with the labels declared.
+    """
     code = """
 steps(25)
 with run.checkpoint("save") as operation:
@@ -52,8 +55,8 @@ with run.step():
     assert declared - elsewhere <= {name for name, _ in seen}
 
 
-def test_steps_and_their_parts_add_up(tmp_path: Path) -> None:
-    """Phases sum to the steps; work, loss and target come along."""
+def test_steps_add_up(tmp_path: Path) -> None:
+    """Steps and their parts add up. Phases sum to the steps; work, loss and target come along."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(10, 0.002)\nrun.finish()\nready()"):
         collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 10)
@@ -68,8 +71,8 @@ def test_steps_and_their_parts_add_up(tmp_path: Path) -> None:
     assert histogram.buckets[-1] == (math.inf, 10)
 
 
-def test_states_follow_the_life_of_a_rank(tmp_path: Path) -> None:
-    """Starting, running, finished."""
+def test_states(tmp_path: Path) -> None:
+    """States follow the life of a rank. Starting, running, finished."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()\nsteps(1)\nready()\nrun.finish()\nready()") as process:
         assert state(collector.collect()) == {"0": "starting"}
@@ -79,8 +82,11 @@ def test_states_follow_the_life_of_a_rank(tmp_path: Path) -> None:
         assert state(collector.collect()) == {"0": "finished"}
 
 
-def test_a_rank_that_was_killed_is_lost_and_one_that_was_terminated_is_not(tmp_path: Path) -> None:
-    """torchrun terminates the others after one has died: only that one is lost."""
+def test_killed_and_terminated(tmp_path: Path) -> None:
+    """A rank that was killed is lost and one that was terminated is not.
+
+    torchrun terminates the others after one has died: only that one is lost.
+    """
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(1)\nready()", number=0, world=2) as first,
@@ -95,8 +101,8 @@ def test_a_rank_that_was_killed_is_lost_and_one_that_was_terminated_is_not(tmp_p
         assert state(collector.collect()) == {"0": "terminated", "1": "lost"}
 
 
-def test_a_rank_that_failed_tells_the_type_of_the_exception(tmp_path: Path) -> None:
-    """As a counter by type."""
+def test_failure_type(tmp_path: Path) -> None:
+    """A rank that failed shows the type of the exception. As a counter by type."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()\nraise MemoryError") as process:
         go_on(process)
@@ -106,8 +112,8 @@ def test_a_rank_that_failed_tells_the_type_of_the_exception(tmp_path: Path) -> N
     assert values(collection, "rankwatch_rank_failures_total") == {("job", "0", "MemoryError"): 1.0}
 
 
-def test_a_restarted_rank_goes_on_counting(tmp_path: Path) -> None:
-    """Counters do not fall back, and the restart is counted."""
+def test_restarted_rank(tmp_path: Path) -> None:
+    """A restarted rank goes on counting. Counters do not fall back, and the restart is counted."""
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(3)\nready()") as process:
         collector.collect()
@@ -120,8 +126,8 @@ def test_a_restarted_rank_goes_on_counting(tmp_path: Path) -> None:
         assert values(collection, "rankwatch_rank_starts_total") == {("job", "0"): 2.0}
 
 
-def test_the_open_phase_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
-    """The innermost one, and since when."""
+def test_open_phase(tmp_path: Path) -> None:
+    """The open phase of a hanging rank is shown. The innermost one, and since when."""
     collector = RanksCollector(directory=tmp_path)
     code = (
         "steps(2)\nrun.begin_step()\nrun.begin_phase('backward')\nrun.begin_phase('communication')\nready()"
@@ -134,8 +140,11 @@ def test_the_open_phase_of_a_hanging_rank_is_told(tmp_path: Path) -> None:
     assert before - 1.0 < since < time.time() + 1.0
 
 
-def test_the_timeout_of_progress_is_learnt(tmp_path: Path) -> None:
-    """Unknown at first; then five times the longest step; within an evaluation that of evaluations."""
+def test_progress_timeout(tmp_path: Path) -> None:
+    """The timeout of progress is learnt.
+
+    Unknown at first; then five times the longest step; within an evaluation that of evaluations.
+    """
     collector = RanksCollector(directory=tmp_path)
     code = """
 steps(4)
@@ -158,8 +167,11 @@ with run.evaluation(): ready()
         assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
 
 
-def test_an_ended_run_is_forgotten_and_its_files_removed(tmp_path: Path) -> None:
-    """After the retention, and not while its process still lives on."""
+def test_ended_run_is_removed(tmp_path: Path) -> None:
+    """An ended run is forgotten and its files removed.
+
+    After the retention, and not while its process still lives on.
+    """
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=100.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
@@ -171,10 +183,11 @@ def test_an_ended_run_is_forgotten_and_its_files_removed(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_is_resumed_while_its_old_files_are_removed_keeps_its_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The new process has put its box in the place of the old one just before that is removed."""
+def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is resumed while its old files are removed keeps its new ones.
+
+    The new process has put its box in the place of the old one just before that is removed.
+    """
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
@@ -194,8 +207,11 @@ def test_a_run_that_is_resumed_while_its_old_files_are_removed_keeps_its_new_one
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["0.blackbox"]
 
 
-def test_a_rank_that_appears_in_the_tick_of_a_listing_is_found(tmp_path: Path) -> None:
-    """Its directory has the same mtime as when it was listed."""
+def test_rank_in_tick_of_listing(tmp_path: Path) -> None:
+    """A rank that appears in the tick of a listing is found.
+
+    Its directory has the same mtime as when it was listed.
+    """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "ready()", world=2):
         collector.collect()
@@ -205,10 +221,11 @@ def test_a_rank_that_appears_in_the_tick_of_a_listing_is_found(tmp_path: Path) -
             assert set(state(collector.collect())) == {"0", "1"}
 
 
-def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An agent without the right to remove them still forgets the run, and says so once."""
+def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files that cannot be removed are left and not taken up again.
+
+    An agent without the right to remove them still forgets the run, and says so once.
+    """
     moment = [time.monotonic()]
     collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
     with rank(tmp_path, "run.finish()\nready()"):
@@ -222,10 +239,11 @@ def test_files_that_cannot_be_removed_are_left_and_not_taken_up_again(
     assert sum("could not remove" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_odd_files_are_counted_once_and_named_in_the_log_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The healthy rank beside them is exported all the same."""
+def test_odd_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Odd files are counted once and named in the log once.
+
+    The healthy rank beside them is exported all the same.
+    """
     run = tmp_path / "odd"
     run.mkdir()
     (run / "0.blackbox").write_bytes(os.urandom(8192))
@@ -255,8 +273,11 @@ def test_odd_files_are_counted_once_and_named_in_the_log_once(
     assert str(run / "1.blackbox") in caplog.text
 
 
-def test_a_thousand_runs_do_not_crowd_out_the_newest(tmp_path: Path) -> None:
-    """At most `max_runs` are followed, the newest first; the others are counted."""
+def test_thousand_runs(tmp_path: Path) -> None:
+    """A thousand runs do not crowd out the newest.
+
+    At most `max_runs` are followed, the newest first; the others are counted.
+    """
     for number in range(1000):
         run = tmp_path / f"old{number}"
         run.mkdir()
@@ -267,14 +288,17 @@ def test_a_thousand_runs_do_not_crowd_out_the_newest(tmp_path: Path) -> None:
         assert state(collection) == {"0": "running"}
 
 
-def test_a_missing_directory_is_no_fault(tmp_path: Path) -> None:
-    """No job has run on this node yet."""
+def test_missing_directory(tmp_path: Path) -> None:
+    """A missing directory is no fault. No job has run on this node yet."""
     collection = RanksCollector(directory=tmp_path / "none").collect()
     assert values(collection, "rankwatch_blackboxes") == {(): 0.0}
 
 
-def test_a_box_that_is_cut_short_while_followed_costs_only_itself(tmp_path: Path) -> None:
-    """Its rank disappears, the fault is counted, the other rank stays."""
+def test_truncated_box(tmp_path: Path) -> None:
+    """A box that is cut short while followed costs only itself.
+
+    Its rank disappears, the fault is counted, the other rank stays.
+    """
     collector = RanksCollector(directory=tmp_path)
     with (
         rank(tmp_path, "steps(2)\nready()", number=0, world=2),
@@ -289,8 +313,11 @@ def test_a_box_that_is_cut_short_while_followed_costs_only_itself(tmp_path: Path
     assert values(collection, "rankwatch_blackbox_read_errors_total") == {("truncated",): 1.0}
 
 
-def test_more_names_than_are_exported_become_one(tmp_path: Path) -> None:
-    """A trainer that puts the step into the name of a scalar does not fill the database."""
+def test_too_many_names(tmp_path: Path) -> None:
+    """More names than are exported become one.
+
+    A trainer that puts the step into the name of a scalar does not fill the database.
+    """
     collector = RanksCollector(directory=tmp_path, max_names=5)
     with rank(tmp_path, "for each in range(50): run.scalar(f'loss/{each}\\n\"', each)\nready()"):
         collection = collector.collect()
@@ -313,8 +340,11 @@ def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> C
         time.sleep(0.05)
 
 
-def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_crash(tmp_path: Path) -> None:
-    """Quotes, newlines, bytes that are no UTF-8, and a very long name."""
+def test_odd_run_names(tmp_path: Path) -> None:
+    """A run directory with an odd name is a fault or a label and never a crash.
+
+    Quotes, newlines, bytes that are no UTF-8, and a very long name.
+    """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(2)\nready()"):
         content = (tmp_path / "job" / "0.blackbox").read_bytes()
@@ -331,8 +361,11 @@ def test_a_run_directory_with_an_odd_name_is_a_fault_or_a_label_and_never_a_cras
     assert sum(values(collection, "rankwatch_blackbox_read_errors_total").values()) == 6.0
 
 
-def test_a_phase_whose_end_was_overwritten_is_not_open(tmp_path: Path) -> None:
-    """An agent that starts late has missed the end of an evaluation of long ago."""
+def test_overwritten_phase_end(tmp_path: Path) -> None:
+    """A phase whose end was overwritten is not open.
+
+    An agent that starts late has missed the end of an evaluation of long ago.
+    """
     code = "with run.evaluation(): pass\nsteps(8000)\nrun.begin_step()\nrun.begin_phase('backward')\n"
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, code + "run.end_phase('backward')\nready()"):
@@ -342,10 +375,11 @@ def test_a_phase_whose_end_was_overwritten_is_not_open(tmp_path: Path) -> None:
     assert values(collection, "rankwatch_rank_phase_start_timestamp_seconds") == {}
 
 
-def test_a_rank_that_cannot_be_asked_costs_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run's directory that is closed to the agent must not cost the other runs their series."""
+def test_rank_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that cannot be asked costs only itself.
+
+    A run's directory that is closed to the agent must not cost the other runs their series.
+    """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "steps(1)\nready()"), rank(tmp_path, "steps(1)\nready()", run="other"):
         assert len(values(collector.collect(), "rankwatch_rank_state")) == 2
@@ -360,3 +394,19 @@ def test_a_rank_that_cannot_be_asked_costs_only_itself(
         collection = collector.collect()
     assert len(values(collection, "rankwatch_rank_state")) == 1
     assert values(collection, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1.0}
+
+
+GPU = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
+
+
+def test_rank_gpu(tmp_path: Path) -> None:
+    """A rank whose GPU is known is joined to it.
+
+    Before that there is no series, and none after the end of the rank: another run may have the GPU.
+    """
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, f"steps(1); ready(); run._writer.set_gpu('{GPU}'); ready()") as process:
+        assert values(collector.collect(), "rankwatch_rank_gpu_info") == {}
+        go_on(process)
+        assert values(collector.collect(), "rankwatch_rank_gpu_info") == {("job", "0", GPU): 1}
+    assert values(collector.collect(), "rankwatch_rank_gpu_info") == {}

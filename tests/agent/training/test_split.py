@@ -13,48 +13,57 @@ from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 
 
-def test_what_no_phase_claims_is_other() -> None:
-    """Four seconds, of which one is nobody's."""
+def test_unclaimed_time() -> None:
+    """Time that no phase claims is `other`: of four seconds one is nobody's."""
     parts, _ = split_step(10.0, 14.0, [(10.0, 12.0, "forward"), (12.5, 13.5, "backward")], [])
     assert parts == pytest.approx({"forward": 2.0, "backward": 1.0, "communication": 0.0, "other": 1.0})
 
 
-def test_an_inner_phase_is_taken_out_of_the_outer_one() -> None:
-    """Each moment counts once."""
+def test_nested_phases() -> None:
+    """An inner phase is taken out of the outer one, so that each moment counts once."""
     phases = [(1.0, 2.0, "data_wait"), (3.0, 3.5, "data_wait"), (0.0, 4.0, "forward")]
     parts, _ = split_step(0.0, 4.0, phases, [])
     assert parts == pytest.approx({"data_wait": 1.5, "forward": 2.5, "communication": 0.0, "other": 0.0})
 
 
-def test_a_blocking_collective_is_communication_wherever_it_happens() -> None:
-    """Inside a phase and outside of any."""
+def test_blocking_collectives() -> None:
+    """A blocking collective is communication inside a phase and outside of any."""
     parts, _ = split_step(0.0, 4.0, [(0.0, 2.0, "forward")], [(1.0, 1.5, True), (3.0, 4.5, True)])
     assert parts == pytest.approx({"forward": 1.5, "communication": 1.5, "other": 1.0})
 
 
-def test_overlapped_buckets_block_from_the_last_enqueue_to_the_last_completion() -> None:
+def test_overlapped_buckets() -> None:
     """DDP enqueues buckets while it computes; only what follows the last of them is waiting."""
     buckets = [(1.0, 2.0, False), (2.0, 5.0, False), (3.0, 4.0, False)]
     parts, _ = split_step(0.0, 6.0, [(0.0, 6.0, "backward")], buckets)
     assert parts == pytest.approx({"backward": 4.0, "communication": 2.0, "other": 0.0})
 
 
-def test_waits_that_were_seen_are_taken_out_beside_buckets_that_run_on() -> None:
-    """A wait that was seen blocks from its begin, as a blocking collective does; of the asynchronous ones in
-    the same phase only what follows the last enqueue is taken to block, and nothing counts twice."""
+def test_waits_beside_buckets() -> None:
+    """Waits that were seen are taken out beside buckets that run on.
+
+    A wait that was seen blocks from its begin, as a blocking collective does; of the asynchronous ones in the
+    same phase only what follows the last enqueue is taken to block, and nothing counts twice.
+    """
     waits = [(1.0, 2.0, True), (3.0, 3.5, True), (5.5, 6.5, True)]
     buckets = [(0.5, 4.0, False), (5.0, 6.0, False)]
     parts, _ = split_step(0.0, 8.0, [(0.0, 8.0, "backward")], [*waits, *buckets])
     assert parts == pytest.approx({"backward": 5.0, "communication": 3.0, "other": 0.0})
 
 
-def test_a_completion_noticed_late_does_not_reach_beyond_its_phase() -> None:
-    """The callback waits for the interpreter; the training thread has gone on."""
+def test_late_completion() -> None:
+    """The callback waits for the interpreter, but the training thread has left the phase."""
     parts, _ = split_step(0.0, 3.0, [(0.0, 2.0, "backward")], [(1.0, 2.8, False)])
     assert parts == pytest.approx({"backward": 1.0, "communication": 1.0, "other": 1.0})
 
 
-def test_the_slow_rank_and_its_victim_have_the_same_step_and_different_own_work() -> None:
+def test_overlapped_outside_phases() -> None:
+    """A thread that goes on into the next phase is not blocked any more."""
+    parts, _ = split_step(0.0, 4.0, [(2.0, 3.0, "forward")], [(1.0, 2.8, False)])
+    assert parts == pytest.approx({"forward": 1.0, "communication": 1.0, "other": 2.0})
+
+
+def test_slow_rank_and_victim() -> None:
     """Step time names nobody; own work does."""
     victim, _ = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.0, 1.5, False)])
     culprit, _ = split_step(0.0, 1.5, [(0.0, 1.5, "backward")], [(1.48, 1.5, False)])
@@ -72,10 +81,8 @@ pairs = st.tuples(times, times).map(sorted)
     collectives=st.lists(st.tuples(pairs, st.booleans()), max_size=8),
     outer=st.booleans(),
 )
-def test_the_parts_always_sum_to_the_step(
-    cuts: list[float], collectives: list[tuple[list[float], bool]], outer: bool
-) -> None:
-    """Whatever lies in it, nothing is counted twice and nothing is negative."""
+def test_parts_sum(cuts: list[float], collectives: list[tuple[list[float], bool]], outer: bool) -> None:
+    """Whatever lies in a step, its parts sum to it, and none is negative."""
     start, end = cuts[0], cuts[-1]
     phases = [(a, b, f"p{i % 3}") for i, (a, b) in enumerate(itertools.pairwise(cuts))]
     if outer:
@@ -86,15 +93,16 @@ def test_the_parts_always_sum_to_the_step(
     assert all(value >= -1e-9 for value in parts.values())
 
 
-def test_a_phase_that_is_itself_named_other_keeps_its_time() -> None:
-    """A trainer may declare that name."""
+def test_phase_named_other() -> None:
+    """A trainer may declare a phase of that name; it keeps its time."""
     parts, _ = split_step(0.0, 4.0, [(0.0, 1.0, "other")], [])
     assert parts == pytest.approx({"other": 4.0, "communication": 0.0})
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_the_work_grows_with_the_number_of_phases_not_with_its_square(blocking: bool) -> None:
-    """Pipeline schedules have thousands; the square of 4,096 took most of a second for each step."""
+def test_split_cost(blocking: bool) -> None:
+    """Pipeline schedules have thousands of phases; the square of 4,096 took most of a second for each
+    step."""
 
     def lines(count: int) -> int:
         phases = [(1.0 + i / count, 1.0 + (i + 0.5) / count, "a") for i in range(count)]

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from rankwatch_agent.training.steps import StepAssembler
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.steps import StepAssembler, Unsettled, WorkTotals
 from rankwatch_agent.training.timeouts import LearntTimeouts
+from rankwatch_agent.training.variation import OpenSteps, StepParts
+from support.agent.process import until
+from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
+from support.training.ranks import go_on, rank, values
 
 
-def test_phases_of_the_far_future_are_not_looked_at_with_each_step() -> None:
-    """A box that held 4,096 of them and many steps kept the agent busy for 15 s at each poll."""
+def test_phases_of_far_future() -> None:
+    """Phases of the far future are not looked at with each step.
+
+    A box that held 4,096 of them and many steps kept the agent busy for 15 s at each poll.
+    """
 
     def lines(far: int) -> int:
         steps = StepAssembler(LearntTimeouts(), lambda _: None)
@@ -26,8 +39,11 @@ def test_phases_of_the_far_future_are_not_looked_at_with_each_step() -> None:
     assert lines(400) - lines(0) < 20 * 400, "each looked at a few times, not 200 times"
 
 
-def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
-    """A step is settled when the next one arrives, whose phases arrived before."""
+def test_phases_of_next_step() -> None:
+    """Phases of the step to come are kept for it.
+
+    A step is settled when the next one arrives, whose phases arrived before.
+    """
     steps = StepAssembler(LearntTimeouts(), lambda _: None)
     for number in range(3):
         steps.unsettled.phases.append((float(number), number + 0.25, "forward"))
@@ -37,9 +53,12 @@ def test_phases_of_the_step_to_come_are_kept_for_it() -> None:
     assert steps.section_seconds == {}
 
 
-def test_pauses_between_steps_are_learnt_as_normal() -> None:
-    """A slow loader that is not wrapped would look like a stall before each step; so would an evaluation
-    that is not told."""
+def test_pauses_between_steps() -> None:
+    """Pauses between steps are learnt as normal.
+
+    A slow loader that is not wrapped would look like a stall before each step; so would an evaluation that is
+    not told.
+    """
     progress = LearntTimeouts()
     steps = StepAssembler(progress, lambda _: None)
     for number in range(20):
@@ -47,8 +66,8 @@ def test_pauses_between_steps_are_learnt_as_normal() -> None:
     assert progress.timeout(None) == 50.0
 
 
-def test_a_told_checkpoint_between_steps_makes_no_step_longer() -> None:
-    """It has a history of its own."""
+def test_checkpoint_between_steps() -> None:
+    """A recorded checkpoint between steps makes no step longer. It has a history of its own."""
     progress = LearntTimeouts()
     steps = StepAssembler(progress, lambda _: None)
     for number in range(20):
@@ -56,3 +75,231 @@ def test_a_told_checkpoint_between_steps_makes_no_step_longer() -> None:
         steps.step(10.0 * number, 10.0 * number + 1.0, number)
     assert progress.timeout(None) == 5.0
     assert progress.timeout("checkpoint") == 50.0
+
+
+START, END, UNTIL = 10.0, 20.0, 30.0
+MOMENTS = st.integers(5, 35).map(float)
+PHASES = st.lists(st.tuples(MOMENTS, MOMENTS).map(sorted).map(lambda at: (at[0], at[1], "forward")))
+
+
+@BUSY_MACHINE
+@given(before=PHASES, after=PHASES)
+def test_phase_order(before: list[tuple[float, float, str]], after: list[tuple[float, float, str]]) -> None:
+    """Where a phase belongs does not depend on when it was recorded.
+
+    One of another thread may come behind the record of its step.
+    """
+    unsettled = Unsettled()
+    unsettled.phases.extend(before)
+    unsettled.step_recorded()
+    unsettled.phases.extend(after)
+    inside, outside = unsettled.take_phases(START, END, UNTIL)
+    told = [*before, *after]
+    kept = [each for each in told if END <= each[0] < UNTIL]
+    assert unsettled.phases == kept
+    assert inside == [each for each in told if each not in kept and each[0] >= START and each[1] <= END]
+    assert outside == [each for each in told if each not in kept and each not in inside]
+
+
+@BUSY_MACHINE
+@given(st.lists(st.tuples(MOMENTS, st.just(40.0), st.booleans())))
+def test_collective_of_step(
+    told: list[tuple[float, float, bool]],
+) -> None:
+    """A collective belongs to the step that enqueued it. Those of the next step are kept for it."""
+    unsettled = Unsettled()
+    unsettled.collectives.extend(told)
+    assert unsettled.take_collectives(START, END, UNTIL) == sorted(
+        each for each in told if START <= each[0] < END
+    )
+    assert unsettled.collectives == sorted(each for each in told if END <= each[0] < UNTIL)
+
+
+def test_cost_of_later_phases() -> None:
+    """The phases of the step to come cost nothing when a step is settled.
+
+    A step is settled when the next one ends, so the phases of that one are there each time.
+    """
+
+    def lines(to_come: int) -> int:
+        unsettled = Unsettled()
+        unsettled.step_recorded()
+        unsettled.phases.extend((END + number, END + number, "forward") for number in range(to_come))
+        return lines_run(lambda: unsettled.take_phases(START, END, END + to_come))
+
+    assert lines(1000) == lines(1)
+
+
+def test_unsettled_is_bounded() -> None:
+    """What waits for a step that does not end is bounded.
+
+    The oldest are let go, and the step that is to be settled loses no more than them.
+    """
+    unsettled = Unsettled()
+    unsettled.phases.extend((START, END, f"phase {number}") for number in range(5000))
+    unsettled.collectives.extend((float(number), 1e9, False) for number in range(5000))
+    unsettled.step_recorded()
+    gone = unsettled.drop_oldest()
+    assert [name for _, _, name in gone] == [f"phase {number}" for number in range(904)]
+    assert (len(unsettled.phases), unsettled.collectives[0][0]) == (4096, 904.0)
+    assert len(unsettled.take_phases(START, END, UNTIL)[0]) == 4096
+
+
+def test_work_by_step() -> None:
+    """Work is counted to the step whose number it bears.
+
+    The next step's work arrives before this step is settled.
+    """
+    done: list[StepParts] = []
+    steps = OpenSteps(done.append)
+    steps.work(1, 100.0)
+    steps.work(2, 300.0)
+    steps.work(1, 50.0)
+    steps.ended(1)
+    steps.ended(2)
+    steps.ended(3)
+    assert [each.work for each in done] == [150.0, 300.0, 0.0]
+
+
+def test_gpu_step_completion() -> None:
+    """A step on a GPU is complete once the GPU reports a later one.
+
+    The host ends a step long before the device does.
+    """
+    done: list[StepParts] = []
+    steps = OpenSteps(done.append)
+    steps.device_phase(1, "forward", 1.0)
+    steps.of(1).local_seconds += 0.25
+    steps.ended(1)
+    steps.device_phase(1, "backward", 2.0)
+    assert done == []
+    steps.device_phase(2, "forward", 1.0)
+    (step,) = done
+    assert (step.local_seconds, step.forward_seconds, step.backward_seconds) == (3.25, [1.0], [2.0])
+
+
+def test_open_steps_are_bounded() -> None:
+    """Steps that never end and microbatches without end are bounded.
+
+    A hostile box may claim any number of either.
+    """
+    steps = OpenSteps(lambda _: None)
+    for number in range(100_000):
+        steps.work(number, 1.0)
+        steps.device_phase(7, "forward", 1.0)
+    assert len(steps._steps) == 64
+    assert len(steps.of(7).forward_seconds) <= 4096
+
+
+def test_checkpoint_in_step() -> None:
+    """A checkpoint in a step makes it neither late nor uneven.
+
+    Sections of a known kind are told apart from the step's own time.
+    """
+    steps = StepAssembler(LearntTimeouts(), lambda _: None)
+    for number in range(40):
+        start = 10.0 * number
+        last = 5.0 if number == 30 else 0.0
+        for phase in ("forward", "forward", "backward", "backward"):
+            steps.unsettled.phases.append((start, start + 0.25, phase))
+            start += 0.25
+        if last:
+            steps.unsettled.phases.append((start, start + last, "checkpoint"))
+        steps.step(10.0 * number, start + last, number)
+    steps.settle(1e6, 1e6)
+    variation = steps.variation
+    assert (variation.late_steps, variation.microbatches) == (0, 80)
+    assert steps.local_seconds == 45.0
+    assert max(variation.terms.values()) < 1e-12
+
+
+TOKENS = ("job", "0", "tokens")
+OPEN_STEP = """
+for _ in range(4):
+    with run.step():
+        run.work(tokens=64)
+        ready()
+ready()
+"""
+
+
+def test_work_of_counted_steps(tmp_path: Path) -> None:
+    """At every moment, the work is that of the steps counted.
+
+    The work of the step that is open waits for it, or a rate over few steps is off by one.
+    """
+    collector = RanksCollector(directory=tmp_path)
+
+    def counted() -> float:
+        collection = collector.collect()
+        (steps,) = values(collection, "rankwatch_steps_total").values()
+        assert values(collection, "rankwatch_work_total").get(TOKENS, 0.0) == 64 * steps
+        return steps
+
+    with rank(tmp_path, OPEN_STEP) as process:
+        for _ in range(4):
+            counted()
+            go_on(process)
+        until(lambda: counted() == 4, "the last step is settled")
+
+
+def test_work_outside_steps() -> None:
+    """Work outside of steps counts at once.
+
+    Before the first step, in a run that has none, and between two steps.
+    """
+    work = WorkTotals()
+    work.add(-1, "samples", 1.0)
+    assert work.by_unit == {"samples": 1.0}
+    work.add(7, "samples", 2.0)
+    work.settle(7)
+    work.add(7, "samples", 4.0)
+    assert work.by_unit == {"samples": 7.0}
+
+
+def test_work_of_lost_step() -> None:
+    """Work of a step whose record was lost counts with the next one.
+
+    The box overwrites records that nobody read in time.
+    """
+    work = WorkTotals()
+    work.add(1, "tokens", 1.0)
+    work.add(2, "tokens", 2.0)
+    work.add(3, "tokens", 4.0)
+    work.settle(2)
+    assert work.by_unit == {"tokens": 3.0}
+
+
+def test_work_of_dead_process() -> None:
+    """Of a process that died only the work of ended steps counts. The next process does the rest again."""
+    work = WorkTotals()
+    work.add(8, "tokens", 1.0)
+    work.add(9, "tokens", 2.0)
+    work.begin_process(pending=8)
+    work.settle(8)
+    assert work.by_unit == {"tokens": 1.0}
+
+
+def test_work_of_next_process() -> None:
+    """The last step of a process that died counts none of the work of the next.
+
+    That goes back some steps, and may die in one of them as well; then its work is done once more.
+    """
+    work = WorkTotals()
+    work.add(9, "tokens", 1.0)
+    work.begin_process(pending=9)
+    work.add(8, "tokens", 2.0)
+    work.begin_process(pending=9)
+    work.add(8, "tokens", 4.0)
+    work.settle(9)
+    assert work.by_unit == {"tokens": 1.0}
+    work.settle(8)
+    assert work.by_unit == {"tokens": 5.0}
+
+
+def test_work_is_bounded() -> None:
+    """Work of steps that never end does not pile up. A box may hold any numbers."""
+    work = WorkTotals()
+    for number in range(1000):
+        work.add(number, "tokens", 1.0)
+    assert work.by_unit["tokens"] > 900.0

@@ -28,19 +28,22 @@ def _after(*steps: float, progress: LearntTimeouts | None = None, start: float =
     return progress
 
 
-def test_the_longest_step_times_five_is_the_timeout() -> None:
-    """The first steps of a process are left out."""
+def test_step_timeout() -> None:
+    """The longest step times five is the timeout. The first steps of a process are left out."""
     assert _after(1.0, 2.0, 2.0).timeout("forward") == FACTOR * 2.0
 
 
-def test_one_freak_step_is_no_lesson_and_two_are() -> None:
-    """A stall of twenty minutes must not allow a hundred; what comes twice is normal."""
+def test_outlier_steps() -> None:
+    """One freak step is no lesson and two are.
+
+    A stall of twenty minutes must not allow a hundred; what comes twice is normal.
+    """
     assert _after(*[1.0] * 50, 1200.0, *[1.0] * 50).timeout(None) == FACTOR * 1.0
     assert _after(*[1.0] * 50, 1200.0, 1200.0).timeout(None) == FACTOR * 1200.0
 
 
-def test_a_step_that_an_exception_ended_is_no_lesson() -> None:
-    """It holds the timeout of a collective."""
+def test_failed_step() -> None:
+    """A step that an exception ended is no lesson. It holds the timeout of a collective."""
     progress = _after(1.0, 1.0)
     for ended in (2000.0, 4000.0):
         progress.step_failed(ended)
@@ -48,8 +51,8 @@ def test_a_step_that_an_exception_ended_is_no_lesson() -> None:
     assert progress.timeout(None) == FACTOR * 1.0
 
 
-def test_while_a_first_process_starts_nothing_is_known() -> None:
-    """Compilation has no history."""
+def test_first_start() -> None:
+    """While a first process starts nothing is known. Compilation has no history."""
     progress = LearntTimeouts()
     progress.begin_process(0.0)
     for ended in (100.0, 101.0, 102.0, 103.0, 104.0):
@@ -59,8 +62,11 @@ def test_while_a_first_process_starts_nothing_is_known() -> None:
     assert progress.timeout(None) == FACTOR * 1.0
 
 
-def test_a_restart_is_allowed_what_starts_have_taken() -> None:
-    """From its beginning through its first steps; then the steps count again."""
+def test_restart() -> None:
+    """A restart is allowed what starts have taken.
+
+    From its beginning through its first steps; then the steps count again.
+    """
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout(None) == FACTOR * 10.0
@@ -73,8 +79,11 @@ def test_a_restart_is_allowed_what_starts_have_taken() -> None:
     assert progress.timeout(None) == max(FACTOR * 10.0, LONGEST_FACTOR * 300.0)
 
 
-def test_the_last_step_of_the_process_before_is_none_of_the_start() -> None:
-    """It is settled only when the new process has begun."""
+def test_step_of_previous_process() -> None:
+    """The last step of the process before is none of the start.
+
+    It is settled only when the new process has begun.
+    """
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     progress.step(1.0, 999.0)
@@ -84,8 +93,11 @@ def test_the_last_step_of_the_process_before_is_none_of_the_start() -> None:
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
-def test_a_section_has_a_timeout_of_its_own_beside_that_of_steps(phase: str) -> None:
-    """Unknown until the first one has ended; the single longest one is allowed half as much again."""
+def test_section_timeout(phase: str) -> None:
+    """A section has a timeout of its own beside that of steps.
+
+    Unknown until the first one has ended; the single longest one is allowed half as much again.
+    """
     progress = _after(1.0, 1.0)
     assert progress.timeout(phase) is None
     progress.section(phase, 30.0)
@@ -95,8 +107,11 @@ def test_a_section_has_a_timeout_of_its_own_beside_that_of_steps(phase: str) -> 
     assert progress.timeout("forward") == FACTOR * 1.0
 
 
-def test_a_load_at_a_restart_belongs_to_the_start() -> None:
-    """Checkpoints are loaded more slowly than they are saved, or never were."""
+def test_load_at_restart() -> None:
+    """A load at a restart belongs to the start.
+
+    Checkpoints are loaded more slowly than they are saved, or never were.
+    """
     progress = _after(1.0, 1.0)
     progress.begin_process(1000.0)
     assert progress.timeout("checkpoint") == FACTOR * 10.0
@@ -104,8 +119,8 @@ def test_a_load_at_a_restart_belongs_to_the_start() -> None:
     assert progress.timeout("checkpoint") == FACTOR * 10.0 + FACTOR * 2.0
 
 
-def test_times_that_are_none_teach_nothing() -> None:
-    """Records may hold anything."""
+def test_invalid_times() -> None:
+    """Times that are none teach nothing. Records may hold anything."""
     longest = Longest()
     for seconds in (-1.0, math.nan, math.inf):
         longest.add(seconds)
@@ -128,10 +143,13 @@ def _settled(collector: RanksCollector, steps: int) -> Collection:
     return found[-1]
 
 
-def test_a_long_checkpoint_of_a_real_rank_does_not_pass_the_timeout_learnt_from_the_one_before(
+def test_real_long_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """While it saves, it is allowed five times the save before; afterwards five steps again."""
+    """A long checkpoint of a real rank does not pass the timeout learnt from the one before.
+
+    While it saves, it is allowed five times the save before; afterwards five steps again.
+    """
     collector = RanksCollector(directory=tmp_path)
     code = """
 steps(8, 0.01)
@@ -158,8 +176,11 @@ ready()
         assert afterwards < while_saving
 
 
-def test_a_real_rank_that_restarts_is_allowed_its_start_and_not_its_steps(tmp_path: Path) -> None:
-    """The agent sees both processes; a start takes longer than a step."""
+def test_real_restart(tmp_path: Path) -> None:
+    """A real rank that restarts is allowed its start and not its steps.
+
+    The agent sees both processes; a start takes longer than a step.
+    """
     collector = RanksCollector(directory=tmp_path)
     with rank(tmp_path, "time.sleep(0.3)\nsteps(8, 0.001)\nready()") as process:
         _settled(collector, 8)
@@ -178,8 +199,11 @@ def test_a_real_rank_that_restarts_is_allowed_its_start_and_not_its_steps(tmp_pa
     assert again < of_start
 
 
-def test_a_real_step_that_an_exception_ended_teaches_nothing(tmp_path: Path) -> None:
-    """As a collective's timeout does at the end of a hang."""
+def test_real_failed_step(tmp_path: Path) -> None:
+    """A real step that an exception ended teaches nothing.
+
+    As a collective's timeout does at the end of a hang.
+    """
     collector = RanksCollector(directory=tmp_path)
     code = """
 steps(8, 0.001)

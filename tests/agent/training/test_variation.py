@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.variation import LEAST_STEPS, RunningMedian, StepParts, Variation
 from support.fuzzing import BUSY_MACHINE
+from support.training.ranks import rank, values
 
 
 def _settled(local: float = 1.0, work: float = 0.0) -> Variation:
@@ -28,8 +33,8 @@ def _covariance(variation: Variation, one: str, other: str) -> float:
 
 @BUSY_MACHINE
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.integers(1, 31))
-def test_a_running_median_is_the_median_of_the_last_values(values: list[float], span: int) -> None:
-    """Of an even number the upper one."""
+def test_running_median(values: list[float], span: int) -> None:
+    """A running median is the median of the last values. Of an even number the upper one."""
     median = RunningMedian(span)
     for each in values:
         median.add(each)
@@ -38,40 +43,49 @@ def test_a_running_median_is_the_median_of_the_last_values(values: list[float], 
     assert median.value == last[len(last) // 2]
 
 
-def test_a_step_half_again_as_long_is_late_by_the_other_half() -> None:
-    """Its excess over the median is counted; the next ordinary one is not late."""
+def test_late_step() -> None:
+    """A step half again as long is late by the other half.
+
+    Its excess over the median is counted; the next ordinary one is not late.
+    """
     variation = _settled(2.0)
     variation.add(StepParts(3.0))
     variation.add(StepParts(2.0))
     assert (variation.late_steps, variation.late_seconds) == (1, 1.0)
 
 
-def test_steps_that_differ_by_a_fifth_are_not_late() -> None:
-    """Noise of a few percent is far below."""
+def test_ordinary_steps() -> None:
+    """Steps that differ by a fifth are not late. Noise of a few percent is far below."""
     variation = _settled()
     for local in (1.2, 0.8, 1.24):
         variation.add(StepParts(local))
     assert (variation.late_steps, variation.late_seconds) == (0, 0.0)
 
 
-def test_the_first_steps_are_not_judged() -> None:
-    """They compile and fill caches: nothing is known to compare them with."""
+def test_first_steps() -> None:
+    """The first steps are not judged. They compile and fill caches: nothing is known to compare them with."""
     variation = Variation()
     for local in (30.0, 9.0, *[1.0] * LEAST_STEPS):
         variation.add(StepParts(local))
     assert variation.late_steps == 0
 
 
-def test_a_change_of_level_is_normal_after_half_a_span() -> None:
-    """A rank that has become slow for good is a straggler, not late again and again."""
+def test_change_of_level() -> None:
+    """A change of level is normal after half a span.
+
+    A rank that has become slow for good is a straggler, not late again and again.
+    """
     variation = _settled()
     for _ in range(200):
         variation.add(StepParts(2.0))
     assert variation.late_steps <= 16
 
 
-def test_a_step_with_more_work_is_not_late() -> None:
-    """Three times the tokens may take three times as long; half of them excuse nothing."""
+def test_step_with_more_work() -> None:
+    """A step with more work is not late.
+
+    Three times the tokens may take three times as long; half of them excuse nothing.
+    """
     variation = _settled(work=100.0)
     variation.add(StepParts(3.0, 300.0))
     assert variation.late_steps == 0
@@ -79,8 +93,11 @@ def test_a_step_with_more_work_is_not_late() -> None:
     assert (variation.late_steps, variation.late_seconds) == (1, 0.5)
 
 
-def test_time_that_follows_work_covaries_with_it() -> None:
-    """Deviations of +20 % and -20 % in both: each term 0.08, the covariance as much."""
+def test_time_follows_work() -> None:
+    """Time that follows work covaries with it.
+
+    Deviations of +20 % and -20 % in both: each term 0.08, the covariance as much.
+    """
     variation = _settled(work=100.0)
     variation.add(StepParts(1.2, 120.0))
     variation.add(StepParts(0.8, 80.0))
@@ -88,15 +105,18 @@ def test_time_that_follows_work_covaries_with_it() -> None:
     assert _covariance(variation, "local", "work") == pytest.approx(0.08)
 
 
-def test_without_tokens_nothing_is_said_of_work() -> None:
-    """Unknown is no series, not a zero."""
+def test_no_tokens() -> None:
+    """Without tokens nothing is said of work. Unknown is no series, not a zero."""
     variation = _settled()
     variation.add(StepParts(1.2))
     assert variation.terms == {}
 
 
-def test_unequal_microbatches_covary_in_forward_and_backward() -> None:
-    """One is 20 % longer than the mean and one 20 % shorter, in both: a variance of 0.08."""
+def test_unequal_microbatches() -> None:
+    """Unequal microbatches covary in forward and backward.
+
+    One is 20 % longer than the mean and one 20 % shorter, in both: a variance of 0.08.
+    """
     variation = Variation()
     variation.add(StepParts(3.0, forward_seconds=[1.2, 0.8], backward_seconds=[2.4, 1.6]))
     assert variation.microbatches == 2
@@ -104,8 +124,11 @@ def test_unequal_microbatches_covary_in_forward_and_backward() -> None:
     assert _covariance(variation, "forward", "backward") == pytest.approx(0.08)
 
 
-def test_noise_of_forward_and_backward_does_not_covary() -> None:
-    """Each phase varies by 10 % on its own: the covariance is small against either variance."""
+def test_independent_noise() -> None:
+    """Noise of forward and backward does not covary.
+
+    Each phase varies by 10 % on its own: the covariance is small against either variance.
+    """
     noise = random.Random(3)
     variation = Variation()
     for _ in range(500):
@@ -116,17 +139,21 @@ def test_noise_of_forward_and_backward_does_not_covary() -> None:
 
 
 @pytest.mark.parametrize(("forward", "backward"), [([1.0], [2.0]), ([1.0, 2.0], [3.0]), ([], [])])
-def test_steps_without_matching_microbatches_tell_nothing_of_them(
-    forward: list[float], backward: list[float]
-) -> None:
-    """One microbatch has no peer; where the counts differ, order does not say which belongs to which."""
+def test_unmatched_microbatches(forward: list[float], backward: list[float]) -> None:
+    """Steps without matching microbatches show nothing of them.
+
+    One microbatch has no peer; where the counts differ, order does not say which belongs to which.
+    """
     variation = Variation()
     variation.add(StepParts(1.0, forward_seconds=forward, backward_seconds=backward))
     assert (variation.microbatches, variation.terms) == (0, {})
 
 
-def test_one_freak_step_counts_no_more_than_one_of_twice_the_time() -> None:
-    """A pause of minutes would hide all other steps of a window."""
+def test_freak_step() -> None:
+    """One freak step counts no more than one of twice the time.
+
+    A pause of minutes would hide all other steps of a window.
+    """
     variation = _settled(work=100.0)
     variation.add(StepParts(1000.0, 100.0))
     assert variation.terms["local"] == 1.0
@@ -145,8 +172,8 @@ def test_one_freak_step_counts_no_more_than_one_of_twice_the_time() -> None:
         max_size=40,
     )
 )
-def test_no_step_makes_a_sum_shrink_or_be_no_number(steps: list[StepParts]) -> None:
-    """Durations and amounts come from an untrusted file."""
+def test_sums_only_grow(steps: list[StepParts]) -> None:
+    """No step makes a sum shrink or be no number. Durations and amounts come from an untrusted file."""
     variation = Variation()
     before = [0.0]
     for step in steps:
@@ -155,3 +182,60 @@ def test_no_step_makes_a_sum_shrink_or_be_no_number(steps: list[StepParts]) -> N
         assert all(math.isfinite(each) for each in sums)
         assert sum(sums) >= sum(before)
         before = sums
+
+
+_OWN_TIME = """
+import rankwatch.steps
+moment = time.monotonic()
+def sleep(seconds):
+    global moment
+    moment += seconds
+time.sleep, time.monotonic = sleep, lambda: moment
+rankwatch.steps._clock = time.monotonic
+"""
+"""The rank's time passes only while it sleeps: a busy machine would make its microbatches unequal too."""
+
+_UNEQUAL = """
+for number in range(12):
+    with run.step():
+        for factor in (1, 3):
+            with run.phase("forward"): time.sleep(0.004 * factor)
+            with run.phase("backward"): time.sleep(0.008 * factor)
+        if number == 10:
+            with run.phase("data_wait"): time.sleep(0.5)
+        run.work(tokens=64)
+with run.evaluation(): ready()
+"""
+
+
+def _series(tmp_path: Path, code: str) -> Collection:
+    """What the agent exports once the last step is settled, some half a second after its end."""
+    with rank(tmp_path, code, before=_OWN_TIME):
+        collector = RanksCollector(directory=tmp_path, monotonic=lambda: time.monotonic() + 60.0)
+        return collector.collect()
+
+
+def test_variation_series(tmp_path: Path) -> None:
+    """Unequal microbatches covary and the late step is counted.
+
+    One forward and backward are three times as long as the others: a variance of 0.5, all of it shared.
+    """
+    found = _series(tmp_path, _UNEQUAL)
+    steps = values(found, "rankwatch_steps_total")["job", "0"]
+    assert values(found, "rankwatch_step_microbatches_total")["job", "0"] == 2 * steps
+    assert values(found, "rankwatch_late_steps_total")["job", "0"] == 1
+    assert values(found, "rankwatch_late_step_seconds_total")["job", "0"] == pytest.approx(0.5)
+    terms = {labels[2]: value / steps for labels, value in _terms(found).items()}
+    shared = (terms["forward_and_backward"] - terms["forward"] - terms["backward"]) / 2
+    assert (terms["forward"], terms["backward"], shared) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_variation_series_without_terms(tmp_path: Path) -> None:
+    """A rank with one microbatch and no work has no terms. What cannot be told has no series."""
+    found = _series(tmp_path, "for _ in range(12):\n    with run.step(): pass\nready()")
+    assert _terms(found) == {}
+    assert values(found, "rankwatch_step_microbatches_total") == {("job", "0"): 0}
+
+
+def _terms(collection: Collection) -> dict[tuple[str, ...], float]:
+    return values(collection, "rankwatch_step_variation_total")

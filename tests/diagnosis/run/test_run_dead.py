@@ -21,8 +21,11 @@ def copied(directory: Path) -> Path:
     return copy
 
 
-def test_a_copy_of_a_healthy_run_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was caught waiting had waited for milliseconds when they were copied, whenever that was."""
+def test_copy_of_healthy_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a healthy run is no stall.
+
+    Whoever was caught waiting had waited for milliseconds when they were copied, whenever that was.
+    """
     stalled_for(tmp_path / "run", 0.02)
     copy = copied(tmp_path)
     real = time.time
@@ -31,8 +34,11 @@ def test_a_copy_of_a_healthy_run_is_no_stall(tmp_path: Path, monkeypatch: pytest
     assert (verdict.state, verdict.ranks, verdict.hang.ranks) == (RunState.ENDED, (), ())
 
 
-def test_a_copy_of_a_stalled_run_names_its_culprit(tmp_path: Path) -> None:
-    """However soon after the stall it is made; and where the run was dead for long, by its last words."""
+def test_copy_of_stalled_run(tmp_path: Path) -> None:
+    """A copy of a stalled run names its root cause.
+
+    However soon after the stall it is made; and where the run was dead for long, by its last words.
+    """
     stalled_for(tmp_path / "young" / "run", 8.0)
     stalled_for(tmp_path / "old" / "run", 800.0)
     for name in ("young", "old"):
@@ -40,33 +46,45 @@ def test_a_copy_of_a_stalled_run_names_its_culprit(tmp_path: Path) -> None:
         assert (verdict.state, verdict.ranks) == (RunState.STALLED, (1,)), name
 
 
-def test_a_copy_of_a_living_run_with_a_failed_rank_calls_nobody_lost(tmp_path: Path) -> None:
-    """The others lived: that nobody holds the lock of a copy says nothing."""
+def test_copy_with_failed_rank(tmp_path: Path) -> None:
+    """A copy of a living run with a failed rank calls nobody lost.
+
+    The others lived: that nobody holds the lock of a copy says nothing.
+    """
     boxes = stalled_for(tmp_path / "run", 0.5)
     boxes[1].says(Lifecycle.FAILED, 0.4, "ZeroDivisionError")
     verdict = diagnose_run(copied(tmp_path), stall=5.0)
     assert (verdict.state, verdict.ranks) == (RunState.FAILED, (1,))
 
 
-def test_a_copy_of_a_living_run_with_a_terminated_rank_calls_nobody_lost(tmp_path: Path) -> None:
-    """As it is while a launcher sends SIGTERM to one after the other."""
+def test_copy_with_terminated_rank(tmp_path: Path) -> None:
+    """A copy of a living run with a terminated rank calls nobody lost.
+
+    As it is while a launcher sends SIGTERM to one after the other.
+    """
     stalled_for(tmp_path / "run", 0.5)
     (tmp_path / "run" / "job" / "1.terminated").write_text("stacks")
     assert diagnose_run(copied(tmp_path), stall=5.0).state is not RunState.LOST
 
 
-def test_of_a_dead_run_the_rank_that_failed_by_itself_is_named_and_not_those_killed_after_it(
+def test_first_failure_of_dead_run(
     tmp_path: Path,
 ) -> None:
-    """A launcher kills those that do not end; a lost rank explains only failures in collectives."""
+    """Of a dead run, the rank that failed by itself is named and not those killed after it.
+
+    A launcher kills those that do not end; a lost rank explains only failures in collectives.
+    """
     boxes = stalled_for(tmp_path, 100.0)
     boxes[1].says(Lifecycle.FAILED, 99.0, "ZeroDivisionError")
     verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks) == (RunState.FAILED, (1,))
 
 
-def test_a_rank_that_failed_in_a_collective_is_not_waited_for(tmp_path: Path) -> None:
-    """It had come to it: it failed because a peer was gone. Here one ended by SIGTERM."""
+def test_failed_in_collective(tmp_path: Path) -> None:
+    """A rank that failed in a collective is not waited for.
+
+    It had come to it: it failed because a peer was gone. Here one ended by SIGTERM.
+    """
     boxes = stalled_for(tmp_path, 100.0)
     boxes[0].completes(6, 100.0, 99.0, failed=True)
     boxes[0].enqueues(6)
@@ -79,8 +97,11 @@ def test_a_rank_that_failed_in_a_collective_is_not_waited_for(tmp_path: Path) ->
     assert 0 not in verdict.hang.ranks
 
 
-def test_a_box_of_an_earlier_start_is_not_a_lost_rank_of_the_present_one(tmp_path: Path) -> None:
-    """While the run starts again, ranks that are on their way have only the boxes of their dead processes."""
+def test_box_of_earlier_attempt(tmp_path: Path) -> None:
+    """A box of an earlier attempt is not a lost rank of the present one.
+
+    While the run starts again, ranks that are on their way have only the boxes of their dead processes.
+    """
     stalled_for(tmp_path, 8.0)
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path, stall=5.0)
@@ -88,8 +109,11 @@ def test_a_box_of_an_earlier_start_is_not_a_lost_rank_of_the_present_one(tmp_pat
     assert verdict.sources["boxes_skipped"] == {"of an earlier attempt": 2}
 
 
-def test_a_rank_that_died_before_it_did_anything_with_the_others_is_lost(tmp_path: Path) -> None:
-    """Whether they began before or after its end."""
+def test_died_before_taking_part(tmp_path: Path) -> None:
+    """A rank that died before it did anything with the others is lost.
+
+    Whether they began before or after its end.
+    """
     RankBox(tmp_path, 1)
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path)

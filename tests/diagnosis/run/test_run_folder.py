@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.layout import Now
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES
+from rankwatch.identity import Identity
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.run.boxes import read_boxes
@@ -31,8 +35,8 @@ def hung(directory: Path, kind: HangKind = HangKind.SLEEP) -> SimulatedHang:
     return hang
 
 
-def test_a_runs_directory_and_the_one_above_it_are_the_same_run(tmp_path: Path) -> None:
-    """As long as there is one run in it."""
+def test_run_and_parent(tmp_path: Path) -> None:
+    """A run's directory and the one above it are the same run. As long as there is one run in it."""
     hung(tmp_path)
     assert find_run(tmp_path) == find_run(tmp_path / "job")
     shutil.copytree(tmp_path / "job", tmp_path / "other")
@@ -40,8 +44,11 @@ def test_a_runs_directory_and_the_one_above_it_are_the_same_run(tmp_path: Path) 
         find_run(tmp_path)
 
 
-def test_a_bundle_is_read_with_its_flight_recorders(tmp_path: Path) -> None:
-    """Raw replies by handler or one recorder alone; they know of sizes what boxes do not."""
+def test_bundle_with_recorders(tmp_path: Path) -> None:
+    """A bundle is read with its flight recorders.
+
+    Raw replies by handler or one recorder alone; they know of sizes what boxes do not.
+    """
     hang = hung(tmp_path / "blackboxes", HangKind.OTHER_SIZE)
     assert diagnose_run(tmp_path).ranks == ()
     recorders = tmp_path / "flight_recorder"
@@ -57,8 +64,11 @@ def test_a_bundle_is_read_with_its_flight_recorders(tmp_path: Path) -> None:
     assert verdict.sources["copies"] is True
 
 
-def test_a_bundle_tells_which_ranks_lived_when_they_were_copied(tmp_path: Path) -> None:
-    """And when that was: a copy alone knows neither."""
+def test_bundle_ranks(tmp_path: Path) -> None:
+    """A bundle shows which ranks lived when they were copied.
+
+    And when that was: a copy alone knows neither.
+    """
     hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
     ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
     told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
@@ -75,8 +85,11 @@ def test_a_bundle_tells_which_ranks_lived_when_they_were_copied(tmp_path: Path) 
     assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
 
 
-def test_broken_boxes_and_dumps_are_skipped_and_counted(tmp_path: Path) -> None:
-    """Those that are left give the verdict; the broken rank is missing on a node that is seen."""
+def test_broken_boxes_and_dumps(tmp_path: Path) -> None:
+    """Broken boxes and dumps are skipped and counted.
+
+    Those that are left give the verdict; the broken rank is missing on a node that is seen.
+    """
     hung(tmp_path)
     run = tmp_path / "job"
     (run / "0.blackbox").write_bytes(b"no black box")
@@ -94,8 +107,8 @@ def test_broken_boxes_and_dumps_are_skipped_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\x7f", b"\x01"])
-def test_a_torn_box_costs_only_itself(byte: bytes, tmp_path: Path) -> None:
-    """Whatever its bytes are: every page of it is overwritten in turn."""
+def test_torn_box(byte: bytes, tmp_path: Path) -> None:
+    """A torn box costs only itself. Whatever its bytes are: every page of it is overwritten in turn."""
     hung(tmp_path)
     path = tmp_path / "job" / "1.blackbox"
     whole = path.read_bytes()
@@ -113,10 +126,10 @@ def test_a_torn_box_costs_only_itself(byte: bytes, tmp_path: Path) -> None:
         ("0.blackbox", "none of the 1 black boxes can be used"),
     ],
 )
-def test_a_directory_without_a_usable_box_is_one_sentence(
+def test_unusable_directory(
     made: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2."""
+    """A directory without a usable box is one sentence. Exit status 2."""
     run = tmp_path / "run"
     if made is not None:
         run.mkdir()
@@ -128,8 +141,8 @@ def test_a_directory_without_a_usable_box_is_one_sentence(
     assert said.err.count("\n") == 1
 
 
-def test_a_recorder_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rank is told as silent, with the reason."""
+def test_silent_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder that never answers is given up. Its rank is told as silent, with the reason."""
     monkeypatch.setattr("rankwatch_diagnosis.run.waiting.ANSWER_SECONDS", 0.2)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "3.sock"))
@@ -139,8 +152,8 @@ def test_a_recorder_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: 
     assert "timed out" in found.broken[3]
 
 
-def test_two_boxes_of_one_rank_and_boxes_of_another_run_are_counted(tmp_path: Path) -> None:
-    """One of them counts."""
+def test_two_boxes_of_a_rank(tmp_path: Path) -> None:
+    """Two boxes of one rank and boxes of another run are counted. One of them counts."""
     hung(tmp_path)
     run = tmp_path / "job"
     shutil.copy(run / "1.blackbox", run / "9.blackbox")
@@ -148,10 +161,11 @@ def test_two_boxes_of_one_rank_and_boxes_of_another_run_are_counted(tmp_path: Pa
     assert (list(boxes.by_rank), boxes.skipped) == ([0, 1, 2, 3], {"second of a rank": 1})
 
 
-def test_the_human_form_begins_with_the_verdict_and_json_says_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """State, rank, group and phase in one line; no colours where no terminal is."""
+def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The human form begins with the verdict and JSON says the same.
+
+    State, rank, group and phase in one line; no colours where no terminal is.
+    """
     hung(tmp_path, HangKind.STUCK_DATA)
     assert main(["diagnose", "run", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -166,3 +180,39 @@ def test_the_human_form_begins_with_the_verdict_and_json_says_the_same(
     assert verdict["straggler"]["cause"] == "inconclusive"
     assert verdict["loss"]["anomalies"] == []
     assert verdict["ranks_seen"][2]["phase"] == "data_wait"
+
+
+def lying(directory: Path, *, size: int, enqueued: int, oldest: float, members: str, world: int = 4) -> None:
+    """Rank 0 of a run, with one group of these words."""
+    writer = Writer(directory, Identity(run="job", world_size=world), phases=PHASES, capacity=256)
+    integers = writer.integers
+    integers[Now.GROUP_NAME] = writer.new_name("default_pg")
+    integers[Now.GROUP_MEMBERS] = writer.new_name(members)
+    integers[Now.GROUP_SIZE] = size
+    integers[Now.GROUP_ENQUEUED] = enqueued
+    integers[Now.GROUP_OPERATION] = writer.name_number("all_reduce")
+    writer.floats[Now.GROUP_OLDEST] = oldest
+    integers[Now.STEP] = -(2**62)
+    integers[Now.CHECKPOINT_STEP] = 2**62
+    writer.floats[Now.CHECKPOINT_ENDED] = 5.0
+    integers[Now.GROUPS] = 1
+    writer.unlock()
+
+
+@pytest.mark.parametrize("enqueued", [0, 2**40, 2**63 - 1, -5])
+@pytest.mark.parametrize("oldest", [0.0, 7.0, float("nan"), 1e300])
+@pytest.mark.parametrize("members", ["0-3", "0-9999999", "5-7", "", "1-9999999/9999999"])
+def test_hostile_numbers(enqueued: int, oldest: float, members: str, tmp_path: Path) -> None:
+    """Any number of collectives and members gives a verdict.
+
+    No rank is named that the box alone could name but falsely: at most those of its own group.
+    """
+    lying(tmp_path, size=4, enqueued=enqueued, oldest=oldest, members=members)
+    assert set(diagnose_run(tmp_path, complete=True).ranks) <= {0, 1, 2, 3}
+
+
+def test_hostile_world_size(tmp_path: Path) -> None:
+    """A world of billions is refused. Each of its ranks would be listed as missing."""
+    lying(tmp_path, size=2**31 - 1, enqueued=3, oldest=7.0, members="", world=2**31 - 1)
+    with pytest.raises(UserError, match="claims more than 131072 ranks"):
+        diagnose_run(tmp_path)

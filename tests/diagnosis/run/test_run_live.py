@@ -33,8 +33,11 @@ def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerd
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("wrong", "state"), [("asleep", "hang"), ("gathers", "desync")])
-def test_a_rank_that_holds_up_a_living_run_is_named(wrong: str, state: str, tmp_path: Path) -> None:
-    """With the phase that it is in; the flight recorders of all ranks answer meanwhile."""
+def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
+    """A rank that holds up a living run is named.
+
+    With the phase that it is in; the flight recorders of all ranks answer meanwhile.
+    """
     with gloo_run(tmp_path, {1: wrong}):
         verdict = verdict_when(tmp_path, lambda each: each.state is RunState.STALLED and bool(each.ranks))
     assert (verdict.ranks, verdict.hang.state.value) == ((1,), state)
@@ -47,10 +50,11 @@ def test_a_rank_that_holds_up_a_living_run_is_named(wrong: str, state: str, tmp_
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("wrong", "state"), [("killed", RunState.LOST), ("raises", RunState.FAILED)])
-def test_a_rank_that_dies_is_named_and_not_those_that_fail_after_it(
-    wrong: str, state: RunState, tmp_path: Path
-) -> None:
-    """Gloo lets the others fail as soon as its connection is gone."""
+def test_live_death(wrong: str, state: RunState, tmp_path: Path) -> None:
+    """A rank that dies is named and not those that fail after it.
+
+    Gloo lets the others fail as soon as its connection is gone.
+    """
     with gloo_run(tmp_path, {2: wrong}):
         verdict = verdict_when(tmp_path, lambda each: each.state is state)
     assert verdict.ranks == (2,)
@@ -62,8 +66,8 @@ def test_a_rank_that_dies_is_named_and_not_those_that_fail_after_it(
 
 
 @pytest.mark.e2e
-def test_a_living_run_with_a_slow_rank_is_running_and_names_it(tmp_path: Path) -> None:
-    """Boxes are read while they are written."""
+def test_live_slow_rank(tmp_path: Path) -> None:
+    """A living run with a slow rank is running and names it. Boxes are read while they are written."""
     with gloo_run(tmp_path, {2: "slow"}, at=10_000, steps=10_000):
         verdict = verdict_when(tmp_path, lambda each: bool(each.ranks))
     assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (2,))

@@ -22,8 +22,8 @@ def judged(boxes: Boxes, *, stall: float = 5.0) -> HangVerdict:
     return judge_waiting(boxes, Recorders(), stall=stall, complete=False)
 
 
-def test_a_rank_that_does_not_come_for_longer_than_the_limit_is_named(tmp_path: Path) -> None:
-    """And for less than that nobody."""
+def test_late_rank_is_named(tmp_path: Path) -> None:
+    """A rank that does not come for longer than the limit is named. And for less than that nobody."""
     stalled_for(tmp_path, 8.0)
     seen = dict.fromkeys(range(3), 0.0)
     assert judged(boxes_seen(tmp_path, seen)).ranks == (1,)
@@ -31,16 +31,22 @@ def test_a_rank_that_does_not_come_for_longer_than_the_limit_is_named(tmp_path: 
 
 
 @pytest.mark.parametrize("late", [(0, 2), (1,)])
-def test_the_time_that_reading_takes_makes_no_wait_older(late: tuple[int, ...], tmp_path: Path) -> None:
-    """Some boxes are read 7 seconds after the others: who waits, or who is waited for."""
+def test_reading_takes_time(late: tuple[int, ...], tmp_path: Path) -> None:
+    """The time that reading takes makes no wait older.
+
+    Some boxes are read 7 seconds after the others: who waits, or who is waited for.
+    """
     stalled_for(tmp_path, 8.0)
     seen = {rank: 0.0 if rank in late else 7.0 for rank in range(3)}
     found = judged(boxes_seen(tmp_path, seen))
     assert (found.state in STANDS, found.ranks) == (False, ())
 
 
-def test_a_collective_that_ends_while_its_box_is_read_is_no_receive_from_everyone(tmp_path: Path) -> None:
-    """The words are older than the records: what they call open has its record, and nothing else is open."""
+def test_collective_ends_while_read(tmp_path: Path) -> None:
+    """A collective that ends while its box is read is no receive from everyone.
+
+    The words are older than the records: what they call open has its record, and nothing else is open.
+    """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].completes(6, 8.0, 0.0)
     found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
@@ -48,24 +54,33 @@ def test_a_collective_that_ends_while_its_box_is_read_is_no_receive_from_everyon
     assert 2 not in found.ranks
 
 
-def test_a_receive_that_ends_while_its_box_is_read_is_not_waited_in(tmp_path: Path) -> None:
-    """Its record comes before the words are taken back. No peer is known, so it would accuse everyone."""
+def test_receive_ends_while_read(tmp_path: Path) -> None:
+    """A receive that ends while its box is read is not waited in.
+
+    Its record comes before the words are taken back. No peer is known, so it would accuse everyone.
+    """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[0].receives(8.0, 0.0)
     found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
     assert not [each for each in found.groups if "recv" in each.operation]
 
 
-def test_a_rank_that_comes_at_last_does_not_make_those_that_waited_the_culprits(tmp_path: Path) -> None:
-    """Its words say that it has called, and not yet that the call is open: it looks as if it had left it."""
+def test_last_arrival(tmp_path: Path) -> None:
+    """A rank that comes at last does not make those that waited the root cause.
+
+    Its words say that it has called, and not yet that the call is open: it looks as if it had left it.
+    """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].enqueues(6)
     found = judged(boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0)))
     assert not {0, 2} & set(found.ranks)
 
 
-def test_those_that_waited_long_and_have_just_been_served_are_not_stuck(tmp_path: Path) -> None:
-    """Rank 1 came a moment ago and has left the collective; rank 0 was read before it had."""
+def test_just_served(tmp_path: Path) -> None:
+    """Those that waited long and have just been served are not stuck.
+
+    Rank 1 came a moment ago and has left the collective; rank 0 was read before it had.
+    """
     boxes = stalled_for(tmp_path, 8.0)
     boxes[1].completes(6, 0.01, 0.0)
     boxes[1].enqueues(6)
@@ -73,8 +88,8 @@ def test_those_that_waited_long_and_have_just_been_served_are_not_stuck(tmp_path
     assert (found.state in STANDS, found.ranks) == (False, ())
 
 
-def test_a_clock_that_was_set_makes_no_wait_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A box of this host is read by the clock that goes on."""
+def test_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set makes no wait old. A box of this host is read by the clock that goes on."""
     monkeypatch.setattr("socket.gethostname", lambda: "node")
     real, uptime = time.time, time.monotonic
     stalled_for(tmp_path, 100.0)
@@ -84,8 +99,8 @@ def test_a_clock_that_was_set_makes_no_wait_old(tmp_path: Path, monkeypatch: pyt
     assert all(abs(each.seen_wall - real()) < 600.0 for each in found.by_rank.values())
 
 
-def test_a_step_counts_as_progress_where_its_record_is_overwritten(tmp_path: Path) -> None:
-    """The words tell when the last one ended."""
+def test_overwritten_step(tmp_path: Path) -> None:
+    """A step counts as progress where its record is overwritten. The words tell when the last one ended."""
     box = RankBox(tmp_path, 0, world=1)
     box.steps(6, 3.0, 2.0)
     for _ in range(2_000):
@@ -94,8 +109,11 @@ def test_a_step_counts_as_progress_where_its_record_is_overwritten(tmp_path: Pat
     assert found.last_progress == pytest.approx(box.now - 2.0)
 
 
-def test_the_last_word_is_read_behind_slots_that_were_never_filled(tmp_path: Path) -> None:
-    """Threads that ended between taking a slot and filling it: a reader waits at each for some polls."""
+def test_holes_in_ring(tmp_path: Path) -> None:
+    """The final state is read behind slots that were never filled.
+
+    Threads that ended between taking a slot and filling it: a reader waits at each for some polls.
+    """
     box = RankBox(tmp_path, 0, world=1)
     for step in range(3):
         box.writer.next_slot()

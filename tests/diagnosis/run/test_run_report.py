@@ -27,8 +27,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def test_only_a_run_that_goes_on_has_time_left(run: Path) -> None:
-    """A pace says nothing about a run that stands."""
+def test_time_left(run: Path) -> None:
+    """Only a run that goes on has time left. A pace says nothing about a run that stands."""
     stalled = diagnose_run(run)
     running = replace(stalled, state=RunState.RUNNING)
     assert "remaining_seconds" in stalled.progress
@@ -36,8 +36,11 @@ def test_only_a_run_that_goes_on_has_time_left(run: Path) -> None:
     assert any("left at this pace" in line for line in lines(running))
 
 
-def test_ranks_that_wait_for_a_moment_are_not_shown_as_waiting_for_somebody(run: Path) -> None:
-    """In a healthy run some rank is always last."""
+def test_momentary_waits(run: Path) -> None:
+    """Ranks that wait for a moment are not shown as waiting for somebody.
+
+    In a healthy run some rank is always last.
+    """
     stalled = diagnose_run(run)
     slow = replace(stalled, hang=replace(stalled.hang, state=State.SLOW))
     assert any("it waits for rank 3" in line for line in lines(stalled))
@@ -47,8 +50,11 @@ def test_ranks_that_wait_for_a_moment_are_not_shown_as_waiting_for_somebody(run:
     )
 
 
-def test_a_run_that_was_terminated_tells_whom_it_waited_for_at_its_end(run: Path) -> None:
-    """Someone, or a watchdog, has ended a run that hung: the boxes still know the rank."""
+def test_terminated_run(run: Path) -> None:
+    """A run that was terminated shows whom it waited for at its end.
+
+    Someone, or a watchdog, has ended a run that hung: the boxes still know the rank.
+    """
     for box in list(run.iterdir()):
         box.with_suffix(TERMINATED_SUFFIX).write_text("Current thread (most recent call first):\n")
     verdict = diagnose_run(run)
@@ -58,8 +64,11 @@ def test_a_run_that_was_terminated_tells_whom_it_waited_for_at_its_end(run: Path
     )
 
 
-def test_a_slowdown_whose_cause_cannot_be_told_is_not_called_none() -> None:
-    """The suspects and the reason are in the first sentence."""
+def test_unclear_slowdown() -> None:
+    """A slowdown whose cause is not known is not called none.
+
+    The suspects and the reason are in the first sentence.
+    """
     seen = Verdict(
         cause=Cause.INCONCLUSIVE,
         ranks=(),

@@ -8,14 +8,26 @@ import pytest
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
-from rankwatch.conventions import PHASES
+from rankwatch.conventions import PHASES, Cause, SlowPhase
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
-from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.engine import RunState, diagnose_run
+from rankwatch_diagnosis.run.waiting import (
+    LEAST_STALL_SECONDS,
+    MOST_STALL_SECONDS,
+    Recorders,
+    judge_waiting,
+    stall_seconds,
+)
 from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.shape import JobShape
+from rankwatch_diagnosis.straggler.verdict import Verdict
+from support.diagnosis.run_boxes import RankBox, boxes_seen
+from support.training.ranks import rank
 
 
 def hung(directory: Path, shape: JobShape, fault: HangFault) -> Path:
@@ -25,30 +37,39 @@ def hung(directory: Path, shape: JobShape, fault: HangFault) -> Path:
     return directory / "job"
 
 
-def test_ranks_of_other_nodes_are_not_blamed_for_having_no_box_here(tmp_path: Path) -> None:
-    """The culprit is among them, and that is what is said; with --complete their absence is evidence."""
+def test_ranks_of_other_nodes(tmp_path: Path) -> None:
+    """Ranks of other nodes are not blamed for having no box here.
+
+    The culprit is among them, and that is what is said; with --complete their absence is evidence.
+    """
     run = hung(tmp_path, JobShape(data_parallel=16), HangFault(ranks=(12,)))
-    for rank in range(8, 16):
-        (run / f"{rank}.blackbox").unlink()
+    for number in range(8, 16):
+        (run / f"{number}.blackbox").unlink()
     verdict = diagnose_run(run)
     assert (verdict.state.value, verdict.ranks) == ("stalled", ())
     assert "of which there is no black box" in verdict.why
     assert verdict.hang.missing_ranks == tuple(range(8, 16))
     (run / "7.blackbox").unlink()
-    for rank in (8, 9, 10, 11, 13, 14, 15):
-        assert rank in diagnose_run(run).hang.missing_ranks
+    for number in (8, 9, 10, 11, 13, 14, 15):
+        assert number in diagnose_run(run).hang.missing_ranks
 
 
-def test_one_box_that_is_missing_on_a_seen_node_is_evidence(tmp_path: Path) -> None:
-    """Its neighbours wait for it, and nobody with a box explains that."""
+def test_missing_box(tmp_path: Path) -> None:
+    """One box that is missing on a seen node is evidence.
+
+    Its neighbours wait for it, and nobody with a box explains that.
+    """
     run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(3,)))
     (run / "3.blackbox").unlink()
     verdict = diagnose_run(run)
     assert (verdict.state.value, verdict.ranks) == ("stalled", (3,))
 
 
-def test_the_last_rank_of_a_node_is_evidence_only_where_all_boxes_are_here(tmp_path: Path) -> None:
-    """Nothing else tells how many ranks a node holds."""
+def test_missing_last_box(tmp_path: Path) -> None:
+    """The last rank of a node is evidence only where all boxes are here.
+
+    Nothing else tells how many ranks a node holds.
+    """
     run = hung(tmp_path, JobShape(data_parallel=8), HangFault(ranks=(7,)))
     (run / "7.blackbox").unlink()
     assert diagnose_run(run).ranks == ()
@@ -56,10 +77,11 @@ def test_the_last_rank_of_a_node_is_evidence_only_where_all_boxes_are_here(tmp_p
 
 
 @pytest.mark.parametrize("culprit", range(8))
-def test_a_rank_that_stops_in_a_pipeline_is_told_from_those_that_wait_in_receives(
-    culprit: int, tmp_path: Path
-) -> None:
-    """A box does not tell the peer of a receive; whoever waits is no culprit."""
+def test_stop_in_pipeline(culprit: int, tmp_path: Path) -> None:
+    """A rank that stops in a pipeline is distinguished from those that wait in receives.
+
+    A box does not tell the peer of a receive; whoever waits is no culprit.
+    """
     shape = JobShape(data_parallel=2, pipeline_parallel=4)
     fault = HangFault(kind=HangKind.SLEEP, ranks=(culprit,), plane=Plane.PIPELINE, occurrence=2)
     assert diagnose_run(hung(tmp_path, shape, fault)).ranks == (culprit,)
@@ -79,16 +101,89 @@ def nccl_rank(directory: Path, rank: int, enqueued: int) -> None:
     writer.unlock()
 
 
-def test_without_completions_the_rank_that_enqueued_least_is_waited_for(tmp_path: Path) -> None:
-    """As with NCCL, whose ends only the flight recorder knows."""
-    for rank, enqueued in enumerate((12, 12, 10, 12)):
-        nccl_rank(tmp_path, rank, enqueued)
+def test_nccl_fewest_enqueued(tmp_path: Path) -> None:
+    """Without completions, the rank that enqueued least is waited for.
+
+    As with NCCL, whose ends only the flight recorder knows.
+    """
+    for number, enqueued in enumerate((12, 12, 10, 12)):
+        nccl_rank(tmp_path, number, enqueued)
     verdict = diagnose_run(tmp_path)
     assert (verdict.hang.state.value, verdict.ranks) == ("hang", (2,))
 
 
-def test_without_completions_equal_counts_say_nothing(tmp_path: Path) -> None:
-    """A stall of devices or links looks like health."""
-    for rank in range(4):
-        nccl_rank(tmp_path, rank, 12)
+def test_nccl_equal_counts(tmp_path: Path) -> None:
+    """Without completions, equal counts say nothing. A stall of devices or links looks like health."""
+    for number in range(4):
+        nccl_rank(tmp_path, number, 12)
     assert (diagnose_run(tmp_path).hang.state.value, diagnose_run(tmp_path).ranks) == ("ok", ())
+
+
+STANDS = (State.HANG, State.DESYNC)
+
+
+def judged(boxes: Boxes, *, stall: float) -> HangVerdict:
+    """Whom they wait for."""
+    return judge_waiting(boxes, Recorders(), stall=stall, complete=False)
+
+
+@pytest.mark.parametrize(("slowdown", "named"), [(1.004, ()), (1.02, (1,))])
+def test_small_slowdown(
+    slowdown: float, named: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that costs a run less than one percent is not named.
+
+    What the straggler engine found is told all the same, with its cause.
+    """
+    found = Verdict(cause=Cause.SLOW_RANK, phase=SlowPhase.COMPUTE, ranks=(1,), slowdown=slowdown)
+    monkeypatch.setattr("rankwatch_diagnosis.run.engine._straggler", lambda _: found)
+    with rank(tmp_path, "steps(2); ready()", world=2):
+        verdict = diagnose_run(tmp_path)
+    assert (verdict.state, verdict.ranks, verdict.straggler) == (RunState.RUNNING, named, found)
+    assert "cause: slow_rank (compute)" in verdict.why
+    assert ("rank 1" in verdict.why) is bool(named)
+
+
+def learnt(directory: Path) -> None:
+    """Two ranks that have learnt that a step takes 0.1 s, of which rank 0 is in its first checkpoint."""
+    boxes = [RankBox(directory, number, world=2) for number in range(2)]
+    for each in boxes:
+        for step in range(12):
+            each.steps(step, 62.0 - 0.1 * step, 61.9 - 0.1 * step)
+        each.completes(5, 60.2, 60.1)
+        each.enqueues(5)
+    boxes[0].in_phase("checkpoint", 60.0)
+    boxes[1].enqueues(6, open_since=60.0)
+
+
+def test_first_checkpoint(tmp_path: Path) -> None:
+    """A first checkpoint is no stall by what steps have taught.
+
+    Nothing tells it from a hang: the limit is that of the alert, and an age that is given counts.
+    """
+    learnt(tmp_path)
+    boxes = boxes_seen(tmp_path, {0: 0.0, 1: 0.0})
+    assert stall_seconds(boxes) == MOST_STALL_SECONDS
+    assert judged(boxes, stall=stall_seconds(boxes)).state not in STANDS
+    assert judged(boxes, stall=30.0).ranks == (0,)
+
+
+def test_long_steps(tmp_path: Path) -> None:
+    """Ranks that have learnt long steps may wait for long.
+
+    Five times the second longest step, beyond 30 seconds, too; short ones at least 5.
+    """
+    for seconds, limit in ((0.1, LEAST_STALL_SECONDS), (10.0, 50.0)):
+        directory = tmp_path / str(limit)
+        box = RankBox(directory, 0, world=1)
+        for step in range(12):
+            box.steps(step, 500.0 - seconds * step, 500.0 - seconds * (step + 1))
+        assert stall_seconds(boxes_seen(directory, {0: 0.0})) == pytest.approx(limit)
+
+
+def test_long_start(tmp_path: Path) -> None:
+    """A run that takes long to start is not stalled. Nothing is learnt, and nobody waits for anybody."""
+    for number in range(2):
+        RankBox(tmp_path, number, world=2)
+    boxes = boxes_seen(tmp_path, {0: 0.0, 1: 0.0})
+    assert judged(boxes, stall=stall_seconds(boxes)).state not in STANDS

@@ -1,0 +1,181 @@
+"""A step's phases and collectives as pieces that follow one another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES, TOKENS
+from rankwatch.identity import Identity
+from rankwatch.members import members_text
+from rankwatch_diagnosis.run.boxes import Box, read_box
+from rankwatch_diagnosis.run.operation_table import Piece, lay_out, rows_of
+from rankwatch_diagnosis.run.snapshots import parse_members
+
+
+def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:
+    return [(each.operation, round(each.start, 6), round(each.seconds, 6)) for each in pieces]
+
+
+def test_unclaimed_piece() -> None:
+    """What no phase claims is a piece of its own.
+
+    Before, between and after phases; below 50 microseconds it is a pause.
+    """
+    phases = [(1.0, 2.0, "forward"), (2.00002, 3.0, "backward")]
+    assert told(lay_out(0.5, 3.5, phases, [], {})) == [
+        ("other", 0.5, 0.5),
+        ("forward", 1.0, 1.0),
+        ("backward", 2.00002, 0.99998),
+        ("other", 3.0, 0.5),
+    ]
+
+
+def test_blocking_piece() -> None:
+    """A blocking collective is taken out of its phase and follows it.
+
+    As tensor parallelism has them inside of forward.
+    """
+    calls = [(1.2, 1.5, True, "all_reduce", "tp")]
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "forward")], calls, {})) == [
+        ("forward", 1.0, 0.7),
+        ("all_reduce", 1.7, 0.3),
+    ]
+
+
+def test_bucket_piece() -> None:
+    """Asynchronous buckets block from the last enqueue to the last end.
+
+    What runs under the backward pass before that is hidden.
+    """
+    calls = [
+        (1.1, 1.6, False, "all_reduce", "dp"),
+        (1.5, 1.9, False, "all_reduce", "dp"),
+    ]
+    assert told(lay_out(1.0, 2.0, [(1.0, 2.0, "backward")], calls, {})) == [
+        ("backward", 1.0, 0.6),
+        ("all_reduce", 1.6, 0.4),
+    ]
+
+
+def test_nested_piece() -> None:
+    """A phase inside another is taken out of it. Both are pieces, and together as long as the outer one."""
+    phases = [(1.0, 2.0, "forward"), (1.2, 1.5, "data_wait")]
+    pieces = lay_out(1.0, 2.0, phases, [], {})
+    assert {each.operation: pytest.approx(each.seconds) for each in pieces} == {
+        "forward": 0.7,
+        "data_wait": 0.3,
+    }
+
+
+def test_device_pieces() -> None:
+    """Times of the GPU replace those of the host. Own time first, then what follows the last collective."""
+    phases = [(1.0, 1.01, "forward"), (1.01, 1.02, "backward")]
+    device = {"forward": [(0.3, 0.3)], "backward": [(0.5, 0.4)]}
+    assert told(lay_out(1.0, 1.02, phases, [], device)) == [
+        ("forward", 1.0, 0.3),
+        ("backward", 1.3, 0.4),
+        ("communication", 1.7, 0.1),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3), (1, 3, 5), (0, 1, 4, 9), tuple(range(3, 4000, 8))])
+def test_members_round_trip(ranks: tuple[int, ...]) -> None:
+    """Members are read back from their short form. The very ranks that were written."""
+    assert parse_members(members_text(ranks), len(ranks)) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 0), ("0-3", 5), ("3-1", 2), ("0-9999999", 3), ("1,1", 2), ("0,2,5,9..ab12cd34", 9), ("x", 1)],
+)
+def test_broken_members(text: str, size: int) -> None:
+    """Members that are cut or do not fit are not guessed. A box is untrusted."""
+    assert parse_members(text, size) is None
+
+
+def box_of(directory: Path) -> Box:
+    """Two steps of a second: forward, then backward with a bucket whose record comes after the step's."""
+    writer = Writer(directory, Identity(run="job"), phases=PHASES, capacity=256)
+    group, bucket = writer.new_name("default_pg"), writer.name_number("all_reduce")
+    for step in (1, 2):
+        at = float(100 + step)
+        for name, start, end in (("forward", at, at + 0.3), ("backward", at + 0.3, at + 1.0)):
+            number = writer.name_number(name)
+            writer.append(RecordKind.PHASE, number, start, end, layout.STEP, 0, 0)
+        tokens = writer.name_number(TOKENS)
+        writer.append(RecordKind.WORK, tokens, at + 1.0, at + 1.0, layout.WORK, 64.0, step)
+        writer.append(RecordKind.STEP, 0, at, at + 1.0, layout.STEP, step, 0)
+        writer.append(
+            RecordKind.COLLECTIVE,
+            bucket,
+            at + 0.7,
+            at + 0.9,
+            layout.COLLECTIVE,
+            4096,
+            step - 1,
+            group,
+            0,
+            0.0,
+        )
+    writer.unlock()
+    return read_box(writer.path, most_records=1000)
+
+
+def test_row_of_late_record(tmp_path: Path) -> None:
+    """A collective belongs to the step that enqueued it.
+
+    Its end is recorded by another thread, here after the step; and the first step is left out.
+    """
+    box = box_of(tmp_path)
+    rows = list(rows_of(box, {}))
+    assert {row.step for row in rows} == {2}
+    assert [(row.operation, row.kind) for row in rows] == [
+        ("forward", "compute"),
+        ("backward", "compute"),
+        ("all_reduce", "communication"),
+    ]
+    assert [row.seconds for row in rows] == pytest.approx([0.3, 0.5, 0.2])
+    assert [row.work for row in rows] == [64.0, 64.0, None]
+
+
+def rows(directory: Path, collectives: list[tuple[float, float, float, int]]) -> list[tuple[str, float]]:
+    """(operation, seconds) of a step of one second, all forward; collectives: start, end, waited, flags."""
+    writer = Writer(directory, Identity(run="job"), phases=PHASES, capacity=256)
+    group, name, forward = (writer.name_number(each) for each in ("tp", "all_reduce", "forward"))
+    writer.append(RecordKind.STEP, 0, 99.0, 100.0, layout.STEP, 0, 0)
+    for number, (start, end, waited, flags) in enumerate(collectives):
+        payload = (64, number, group, flags, 100.0 + waited if waited else 0.0)
+        writer.append(RecordKind.COLLECTIVE, name, 100.0 + start, 100.0 + end, layout.COLLECTIVE, *payload)
+    writer.append(RecordKind.PHASE, forward, 100.0, 101.0, layout.STEP, 0, 0)
+    writer.append(RecordKind.STEP, 0, 100.0, 101.0, layout.STEP, 1, 0)
+    writer.unlock()
+    box = read_box(writer.path, most_records=100)
+    return [(row.operation, row.seconds) for row in rows_of(box, {group: "tp"})]
+
+
+def test_seen_waits(tmp_path: Path) -> None:
+    """Each wait that was seen is communication.
+
+    From its begin, not from the enqueue; several in one phase.
+    """
+    found = rows(tmp_path, [(0.1, 0.4, 0.2, 0), (0.5, 0.8, 0.7, 0)])
+    assert [operation for operation, _ in found] == ["forward", "all_reduce", "all_reduce"]
+    assert [seconds for _, seconds in found] == pytest.approx([0.7, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("waited", [0.05, 0.9, math.nan])
+def test_impossible_wait(waited: float, tmp_path: Path) -> None:
+    """A wait that cannot be is ignored. The estimate for asynchronous ones holds then."""
+    (_, own), (operation, seconds) = rows(tmp_path, [(0.1, 0.4, waited, 0)])
+    assert (operation, own, seconds) == ("all_reduce", pytest.approx(0.7), pytest.approx(0.3))
+
+
+def test_untimed_collective(tmp_path: Path) -> None:
+    """A collective without a known end has no row. A row of no seconds would make it infinitely fast."""
+    assert rows(tmp_path, [(0.5, 0.5, 0.0, layout.UNTIMED)]) == [("forward", pytest.approx(1.0))]
