@@ -106,8 +106,8 @@ def node(
         yield address, FIXTURES / f"{request.param.__name__}.golden"
 
 
-def test_metrics_are_those_of_the_golden_file(node: tuple[str, Path], request: pytest.FixtureRequest) -> None:
-    """`pytest tests/agent --rewrite-golden` writes the file anew."""
+def test_metrics_match_the_golden_file(node: tuple[str, Path], request: pytest.FixtureRequest) -> None:
+    """`pytest tests/agent --rewrite-golden` rewrites the file."""
     address, golden = node
     lines = [line for line in _served(address).splitlines() if not _changes(line)]
     text = "\n".join(lines) + "\n"
@@ -116,8 +116,8 @@ def test_metrics_are_those_of_the_golden_file(node: tuple[str, Path], request: p
     assert text == golden.read_text()
 
 
-def test_promtool_finds_nothing_to_complain_about(node: tuple[str, Path]) -> None:
-    """Names, types and help texts follow Prometheus's rules."""
+def test_promtool_check(node: tuple[str, Path]) -> None:
+    """Names, types and helps follow the rules of Prometheus."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Debian's package prometheus")

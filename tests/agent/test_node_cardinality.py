@@ -22,10 +22,8 @@ GOLDEN = Path(__file__).parent / "fixtures" / "gpu_node.golden"
         ("network interface", "rankwatch_network_", r'device="([^"]+)"'),
     ],
 )
-def test_a_device_has_no_more_series_than_published_and_not_many_fewer(
-    row: str, begins: str, labels: str
-) -> None:
-    """A figure that is far too high would be as little use as one too low."""
+def test_series_per_device(row: str, begins: str, labels: str) -> None:
+    """At most the published number, and not far fewer, which would be as useless."""
     (published,) = re.findall(rf"^\| {row}[^|]*\| (\d+)", PAGE.read_text(), flags=re.MULTILINE)
     lines = [line for line in GOLDEN.read_text().splitlines() if line.startswith(begins)]
     # What the golden file leaves out, because it changes: a time stamp for each XID code.

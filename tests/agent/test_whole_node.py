@@ -176,8 +176,8 @@ BREAKS: dict[str, tuple[Break, frozenset[str]]] = {
 
 
 @pytest.mark.parametrize("what", BREAKS)
-def test_a_broken_source_of_a_whole_node_costs_only_its_own_series(node: WholeNode, what: str) -> None:
-    """Each in turn; all others stay, and what was broken comes back."""
+def test_broken_source(node: WholeNode, what: str) -> None:
+    """Each source in turn: all others stay, and it comes back."""
     act, sources = BREAKS[what]
     gone = {OF_EACH[each] for each in sources}
     with act(node):
@@ -187,8 +187,8 @@ def test_a_broken_source_of_a_whole_node_costs_only_its_own_series(node: WholeNo
     until(lambda: complete(node), "all is well again", seconds=PATIENCE_SECONDS)
 
 
-def test_a_value_of_dcgm_is_relayed_only_where_nvml_has_none(node: WholeNode) -> None:
-    """The power comes from both: it is exported once, as NVML tells it."""
+def test_dcgm_relays_only_what_nvml_lacks(node: WholeNode) -> None:
+    """Both have the power, which is exported once, from NVML."""
     name = f'rankwatch_gpu_power_watts{{gpu="{node.uuid(0)}",node="n"}}'
     assert node.gpus.metrics()[name] > DCGM_WATTS
     lines = fetch(node.gpus.agent.address, "/metrics").body.decode().splitlines()
@@ -198,8 +198,8 @@ def test_a_value_of_dcgm_is_relayed_only_where_nvml_has_none(node: WholeNode) ->
     until(lambda: node.gpus.metrics().get(name, 0.0) > DCGM_WATTS, "NVML's is back")
 
 
-def test_an_endpoint_that_hangs_costs_batches_and_no_series(node: WholeNode) -> None:
-    """Whoever scrapes does not notice."""
+def test_hung_otlp_endpoint(node: WholeNode) -> None:
+    """It costs batches, but no series of a scrape."""
     dropped = 'rankwatch_otlp_batches_total{node="n",outcome="dropped"}'
     before = node.gpus.metrics().get(dropped, 0.0)
     node.otlp.mode = Mode.HANG
@@ -214,8 +214,8 @@ def test_an_endpoint_that_hangs_costs_batches_and_no_series(node: WholeNode) -> 
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"])
-def test_a_call_that_fails_for_one_gpu_costs_one_value_of_it(node: WholeNode, function: str) -> None:
-    """The GPU itself is up, and the others have all they had."""
+def test_failing_nvml_call(node: WholeNode, function: str) -> None:
+    """The GPU stays up, and the other GPUs keep all series."""
     driver = node.gpus.driver
     of_function = {
         "nvmlDeviceGetPowerUsage": "rankwatch_gpu_power_watts",
@@ -253,10 +253,8 @@ def gpu_samples(node: WholeNode) -> set[str]:
         ("class/net/ib3/mtu", "rankwatch_network_mtu_bytes", "ib3"),
     ],
 )
-def test_one_port_that_cannot_be_read_costs_no_other_port(
-    node: WholeNode, directory: str, family: str, label: str
-) -> None:
-    """All other devices keep all their series."""
+def test_unreadable_port(node: WholeNode, directory: str, family: str, label: str) -> None:
+    """All other devices keep all series."""
     path = sysfs(node, directory)
     with without(path.parent.resolve() / path.name):
 
@@ -271,10 +269,8 @@ def test_one_port_that_cannot_be_read_costs_no_other_port(
     until(lambda: any(f'"{label}"' in each for each in devices()), "it is back")
 
 
-def test_everything_broken_at_once_leaves_an_agent_that_tells_of_it_and_ends(
-    tmp_path: Path, nvml_library: Path
-) -> None:
-    """The probes answer, each collector says that it failed, and SIGTERM ends all of it."""
+def test_everything_broken(tmp_path: Path, nvml_library: Path) -> None:
+    """The probes answer, each collector reports its failure, and SIGTERM ends the agent."""
     with whole_node(tmp_path, FakeDriver(tmp_path, nvml_library)) as node, ExitStack() as broken:
         until(lambda: node.gpus.families() >= ALL, "every source is exported")
         (worker,) = {pid for pid, function in node.gpus.driver.calls if function == "nvmlInit"}

@@ -1,260 +1,89 @@
-"""Bundles of real ranks: what they hold, and what a part that fails costs."""
+"""A bundle's folder: whose it is, how large, and what a full disk does."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import resource
+import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rankwatch.blackbox.reader import Reader
-from rankwatch.conventions import RankState
-from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
-from rankwatch_agent.incidents.bundle import EvidenceError
-from rankwatch_agent.incidents.metrics_history import MetricsHistory
-from rankwatch_agent.incidents.registry import RootCause
-from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
-from rankwatch_agent.training.conditions import RankCondition
-from support.agent.process import DEADLINE_SECONDS, until
-from support.incidents.incidents import boxed, condition, incident, py_spy, writer
-from support.training.ranks import rank
-from support.training.recorder import entry, reply, worker_server
-
-STAND = "steps(3)\nwith run.phase('data_wait'):\n    ready()\n    time.sleep(1000)"
+from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch_agent.incidents.bundle import BundleFolder, EvidenceError
+from support.agent.process import ManualClock
+from support.incidents.incidents import small_disk
 
 
-def write(made: BundleWriter, tmp_path: Path, *ranks: RankCondition, **how: Any) -> tuple[BundleResult, Path]:
-    """A bundle of these ranks."""
-    path = tmp_path / "bundle"
-    path.mkdir()
-    return made.write(incident(ranks, **how), path), path
+def fault(folder: BundleFolder, name: str, *chunks: bytes) -> EvidenceFault:
+    """Why a file cannot be written; it is not there."""
+    with pytest.raises(EvidenceError) as raised:
+        folder.write(name, chunks)
+    assert not (folder.path / name).exists()
+    return raised.value.fault
 
 
-def missing(bundle: Path) -> dict[str, str]:
-    """What the manifest says the bundle lacks, and why."""
-    return {
-        each["what"]: each["why"] for each in json.loads((bundle / "manifest.json").read_text())["missing"]
-    }
+def test_files_belong_to_the_owner_only(tmp_path: Path) -> None:
+    """Files and folders of a bundle have no permission for others, whatever the umask."""
+    before = os.umask(0)
+    try:
+        BundleFolder(tmp_path, max_bytes=1000).write("a/b/file", [b"one", b"two"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a/b/file").read_bytes() == b"onetwo"
+    modes = [stat.S_IMODE((tmp_path / each).stat().st_mode) for each in ("a", "a/b", "a/b/file")]
+    assert modes == [0o700, 0o700, 0o600]
 
 
-@pytest.fixture
-def standing(tmp_path: Path) -> Iterator[RankCondition]:
-    """A rank that stands in data_wait."""
-    with rank(tmp_path / "boxes", STAND):
-        yield boxed(tmp_path / "boxes" / "job" / "0.blackbox")
+def test_file_over_the_limit(tmp_path: Path) -> None:
+    """A file that does not fit is left out and frees its room. A quarter is reserved for the last files."""
+    folder = BundleFolder(tmp_path, max_bytes=400)
+    assert fault(folder, "large", b"x" * 299, b"xx") is EvidenceFault.SIZE
+    folder.write("fits", [b"x" * 300])
+    assert fault(folder, "more", b"x") is EvidenceFault.SIZE
+    folder.use_reserve()
+    folder.write("last", [b"x" * 100])
+    assert (folder.free_bytes, [each.path for each in folder.files]) == (0, ["fits", "last"])
 
 
-def test_a_bundle_holds_what_is_known_and_says_what_it_lacks(tmp_path: Path, standing: RankCondition) -> None:
-    """Black box, last words, process, counters, verdict, manifest."""
-    pages = MetricsHistory()
-    pages.set_source(lambda: gzip.compress(b"rankwatch_host_load1 1\n"))
-    pages.keep()
-    written, bundle = write(writer(history=pages), tmp_path, standing)
-    copy = Reader(bundle / "blackboxes" / "job" / "0.blackbox")
-    assert copy.now().steps_completed == 3
-    copy.close()
-    words = (bundle / "stacks" / "0.final_state.txt").read_text()
-    assert "rank 0: running" in words and "phase forward" in words and "step " in words
-    assert f"Pid:\t{standing.pid}\n" in (bundle / "stacks" / "0.process.txt").read_text()
-    for name in ("before", "after"):
-        assert (bundle / "metrics" / f"{name}.prom").read_text() == "rankwatch_host_load1 1\n"
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["why"].startswith("none of the 1 living ranks made progress")
-    assert manifest["verdict"] == {"state": "hang", "ranks": [1]}
-    assert {each["path"] for each in manifest["files"]} == {
-        str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()
-    } - {"manifest.json"}
-    assert missing(bundle) == {
-        "flight_recorder/0.json": "the rank serves no flight recorder",
-        "stacks/0.txt": "py-spy is not on PATH",
-    }
-    (told,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
-    assert (told["state"], told["open_phase"], told["pid_on_node"]) == ("running", "forward", standing.pid)
-    assert (written.root_causes, sum(written.faults.values())) == ((RootCause(1, "hang", ""),), 0)
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """Neither an existing file nor the target of a link."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "file").write_text("mine")
+    for name in ("link", "file"):
+        with pytest.raises(EvidenceError, match="File exists"):
+            BundleFolder(tmp_path, max_bytes=1000).write(name, [b"x"])
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not (tmp_path / "target").exists()
 
 
-def test_a_lost_rank_is_the_culprit_whatever_the_diagnosis_says(
-    tmp_path: Path, standing: RankCondition
-) -> None:
-    """Its last words are kept; of a process there is nothing to ask."""
-    lost = standing._replace(state=RankState.LOST)
-    written, bundle = write(writer(), tmp_path, lost, kind=IncidentKind.LOST_RANK)
-    assert written.root_causes == (RootCause(0, "lost", "forward"),)
-    assert missing(bundle)["stacks/0.txt"] == "the rank is lost"
-    assert (bundle / "stacks" / "0.final_state.txt").exists()
+def test_nothing_is_written_after_the_deadline(tmp_path: Path) -> None:
+    """A slow disk must not hold the agent."""
+    clock = ManualClock()
+    folder = BundleFolder(tmp_path, max_bytes=1000, ends=clock.now + 1.0, monotonic=clock)
+    folder.write("in time", [b"x"])
+    clock.now += 2.0
+    assert fault(folder, "late", b"x") is EvidenceFault.WRITE
 
 
-def test_py_spy_is_asked_for_the_process_and_not_to_pause_it(tmp_path: Path, standing: RankCondition) -> None:
-    """Its output is the file."""
-    environ = py_spy(tmp_path / "bin", 'echo "called: $*"')
-    _, bundle = write(writer(environ=environ), tmp_path, standing)
-    called = (bundle / "stacks" / "0.txt").read_text()
-    assert called == f"called: dump --nonblocking --pid {standing.pid}\n"
+def test_free_space_of_a_small_disk(tmp_path: Path) -> None:
+    """A twentieth stays free, however large a bundle may be."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        folder = BundleFolder(disk, max_bytes=1 << 30)
+        chunk = bytes(64 << 10)
+        assert fault(folder, "large", *[chunk] * 16) is EvidenceFault.NO_SPACE
+        folder.write("fits", [chunk] * 15)
+        status = os.statvfs(disk)
+        assert status.f_bavail * status.f_frsize >= 0.05 * (1 << 20)
+        assert fault(folder, "more", chunk) is EvidenceFault.NO_SPACE
 
 
-@pytest.mark.parametrize(
-    ("script", "seconds", "why"),
-    [
-        ("echo no permission >&2; exit 1", DEADLINE_SECONDS, "py-spy ended with status 1: no permission"),
-        ("sleep 1000 & wait", 0.5, "py-spy did not end within 0.5 s"),
-        ("exit 0", DEADLINE_SECONDS, "py-spy printed nothing"),
-        ("exec cat /dev/zero", DEADLINE_SECONDS, "py-spy printed more than 1048576 bytes"),
-    ],
-    ids=["fails", "hangs", "silent", "endless"],
-)
-def test_py_spy_that_fails_costs_only_its_own_file(
-    tmp_path: Path, standing: RankCondition, script: str, seconds: float, why: str
-) -> None:
-    """Counted, and told."""
-    (tmp_path / "bin").mkdir()
-    for name in ("sleep", "cat"):
-        (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
-    environ = py_spy(tmp_path / "bin", script)
-    written, bundle = write(writer(environ=environ, stack_seconds=seconds), tmp_path, standing)
-    found = missing(bundle)["stacks/0.txt"]
-    assert found.startswith(why)
-    assert written.faults == {EvidenceFault.STACKS: 1}
-    assert not (bundle / "stacks" / "0.txt").exists()
-
-
-def test_flight_recorders_are_kept_as_they_answered(tmp_path: Path, standing: RankCondition) -> None:
-    """Byte for byte; of two recorders the one with entries is the rank's."""
-    full, empty = reply(entry(0), enqueued=1), reply()
-    answers = {"fr_trace_json": empty, "dump_nccl_trace_json": full}
-    with worker_server(standing.path.with_suffix(".sock"), lambda: answers):
-        _, bundle = write(writer(), tmp_path, standing)
-    assert json.loads((bundle / "flight_recorder" / "0.json").read_bytes()) == full
-    assert json.loads((bundle / "flight_recorder_fr_trace_json" / "0.json").read_bytes()) == empty
-
-
-@contextmanager
-def silent_server(path: Path) -> Iterator[None]:
-    """Takes every connection and says nothing."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
-        yield
-
-
-def test_a_recorder_that_hangs_or_is_none_costs_only_its_own_file(
-    tmp_path: Path, standing: RankCondition
-) -> None:
-    """Its time is bounded; a link to somebody else's socket is not followed."""
-    other = standing._replace(rank=1, path=standing.path.with_name("1.blackbox"))
-    (standing.path.with_name("1.sock")).symlink_to(standing.path.with_suffix(".sock"))
-    with silent_server(standing.path.with_suffix(".sock")):
-        written, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing, other)
-    found = missing(bundle)
-    assert "timed out" in found["flight_recorder/0.json"]
-    assert found["flight_recorder/1.json"] == "the rank serves no flight recorder"
-    assert written.faults[EvidenceFault.FLIGHT_RECORDER] == 1
-    assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
-
-
-def test_a_stopped_rank_has_all_but_what_it_would_have_to_say_itself(
-    tmp_path: Path, standing: RankCondition
-) -> None:
-    """The kernel tells that it is stopped."""
-    os.kill(standing.pid, signal.SIGSTOP)
-    status = Path(f"/proc/{standing.pid}/status")
-    until(lambda: "State:\tT" in status.read_text(), "it is stopped")
-    _, bundle = write(writer(), tmp_path, standing)
-    assert "State:\tT" in (bundle / "stacks" / "0.process.txt").read_text()
-    assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 5000, None], ids=["empty", "garbage", "cut short"])
-def test_a_hostile_black_box_is_kept_and_costs_nothing_else(
-    tmp_path: Path, standing: RankCondition, content: bytes | None
-) -> None:
-    """It is evidence too; a link in its place is not."""
-    hostile = standing.path.with_name("1.blackbox")
-    hostile.write_bytes(standing.path.read_bytes()[:70000] if content is None else content)
-    link = standing.path.with_name("2.blackbox")
-    link.symlink_to("/etc/hostname")
-    ranks = [standing, *(condition(number, path=path) for number, path in ((1, hostile), (2, link)))]
-    written, bundle = write(writer(), tmp_path, *ranks)
-    boxes = bundle / "blackboxes" / "job"
-    assert sorted(each.name for each in boxes.iterdir()) == ["0.blackbox", "1.blackbox"]
-    assert (boxes / "1.blackbox").read_bytes() == hostile.read_bytes()
-    assert "cannot be read" in (bundle / "stacks" / "1.final_state.txt").read_text()
-    assert written.faults == {EvidenceFault.BLACK_BOX: 2}  # copy and process of the link
-
-
-def test_a_small_bundle_still_says_what_happened(tmp_path: Path, standing: RankCondition) -> None:
-    """The black box does not fit, the verdict and the manifest do."""
-    written, bundle = write(writer(max_bytes=1 << 20), tmp_path, standing)
-    assert "too large" in missing(bundle)["blackboxes/job/0.blackbox"]
-    assert written.faults == {EvidenceFault.SIZE: 1}
-    assert json.loads((bundle / "verdict.json").read_text())["state"] == "stalled"
-    assert sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) <= 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        (("/nowhere/python",), "could not start python: "),
-        (
-            ("/bin/sh", "-c", "echo could not read it: no numpy >&2; exit 2"),
-            "sh ended with status 2: could not",
-        ),
-        (("/bin/sh", "-c", "echo not JSON"), "the diagnosis printed no JSON: "),
-        (("/bin/sh", "-c", "echo 7"), "the diagnosis printed no JSON object"),
-        (("/bin/sh", "-c", "printf '[%.0s' $(seq 100000)"), "the diagnosis printed no JSON: "),
-    ],
-)
-def test_a_diagnosis_that_fails_leaves_one_sentence(
-    tmp_path: Path, standing: RankCondition, command: tuple[str, ...], why: str
-) -> None:
-    """In verdict.json and in the manifest; nobody is named."""
-    written, bundle = write(writer(diagnosis=command), tmp_path, standing)
-    assert json.loads((bundle / "verdict.json").read_text())["error"].startswith(why)
-    assert missing(bundle)["verdict"].startswith(why)
-    assert (written.root_causes, written.faults) == ((), {EvidenceFault.VERDICT: 1})
-
-
-@pytest.mark.parametrize(
-    ("said", "named"),
-    [
-        ('{"state": "x", "ranks": [], "hang": {"state": "desync", "ranks": [3, 2, 3]}}', [2, 3]),
-        ('{"state": "lost", "ranks": [5], "hang": {"ranks": []}}', [5]),
-        ('{"state": "running", "ranks": [5], "hang": {"ranks": []}}', []),
-        ('{"state": "lost", "ranks": [1, -1]}', []),
-        ('{"state": "lost", "ranks": ["1"]}', []),
-        ('{"state": "lost", "ranks": [true]}', []),
-        ('{"state": "lost", "ranks": {"1": 2}, "hang": []}', []),
-        (json.dumps({"state": "lost", "ranks": [*range(17)]}), []),
-    ],
-)
-def test_culprits_are_the_ranks_of_the_diagnosis_where_they_can_be(
-    tmp_path: Path, standing: RankCondition, said: str, named: list[int]
-) -> None:
-    """A verdict on the whole job names nobody."""
-    written, _ = write(writer(diagnosis=("/bin/sh", "-c", f"echo '{said}'")), tmp_path, standing)
-    assert [each.rank for each in written.root_causes] == named
-
-
-def test_more_ranks_than_a_node_has_are_not_looked_at(tmp_path: Path, standing: RankCondition) -> None:
-    """A training process can make black boxes by the thousand."""
-    ranks = [
-        standing._replace(rank=number, path=standing.path.with_name(f"{number}.blackbox"))
-        for number in range(3000)
-    ]
-    _, bundle = write(writer(max_bytes=1 << 30), tmp_path, *ranks)
-    assert missing(bundle)["2936 ranks"] == "a bundle holds 64"
-
-
-def test_without_a_manifest_there_is_no_bundle(tmp_path: Path, standing: RankCondition) -> None:
-    """Whoever writes it is told why."""
-    path = tmp_path / "bundle"
-    path.mkdir()
-    (path / "manifest.json").mkdir()
-    with pytest.raises(EvidenceError, match=r"could not write manifest.json: File exists"):
-        writer().write(incident([standing]), path)
+def test_refused_write_leaves_no_file(tmp_path: Path) -> None:
+    """The disk may fill up after the check, or a quota may apply."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        found = fault(BundleFolder(tmp_path, max_bytes=1 << 20), "large", b"x" * 500, b"x" * 600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found is EvidenceFault.NO_SPACE

@@ -23,20 +23,20 @@ def observe(episodes: Episodes, moment: float, *ranks: RankCondition, run: str =
 @pytest.mark.parametrize(
     ("moment", "opens"), [(109.0, False), (129.0, False), (131.0, True)], ids=["timeout", "floor", "beyond"]
 )
-def test_a_stall_is_longer_than_the_learnt_timeout_and_than_the_floor(moment: float, opens: bool) -> None:
-    """Ten seconds were learnt, thirty are the least."""
+def test_stall_threshold(moment: float, opens: bool) -> None:
+    """A stall exceeds both the learnt timeout (10 s) and the configured minimum (30 s)."""
     assert bool(observe(Episodes(30.0), moment, condition(0), condition(1))) is opens
 
 
-def test_one_rank_that_goes_on_is_no_stall_and_neither_is_one_of_unknown_history() -> None:
-    """ProcessResult ranks do not count as going on."""
+def test_progress_or_unknown_history_is_no_stall() -> None:
+    """Ranks that have ended do not count as making progress."""
     episodes = Episodes(30.0)
     assert observe(episodes, 500.0, condition(0), condition(1, progress=499.0)) == []
     assert observe(episodes, 500.0, condition(0), condition(1, timeout=None)) == []
     assert observe(episodes, 500.0, condition(0), condition(1, state=RankState.FINISHED)) == [STALL]
 
 
-def test_an_episode_is_one_incident_and_the_next_another() -> None:
+def test_one_incident_per_episode() -> None:
     """It ends when a rank makes progress, after a minute at the earliest."""
     episodes = Episodes(30.0)
     assert [observe(episodes, moment, condition(0)) for moment in (131.0, 132.0, 500.0)] == [[STALL], [], []]
@@ -50,8 +50,8 @@ def test_an_episode_is_one_incident_and_the_next_another() -> None:
     assert episodes.totals == {("job", STALL): 2, ("job", LOST): 0}
 
 
-def test_ranks_that_end_together_and_the_stall_of_the_others_are_one_incident() -> None:
-    """The second one is lost a second later, the rest wait for both."""
+def test_losses_and_the_stall_after_them_are_one_incident() -> None:
+    """A second rank is lost a second later, and the others wait for both."""
     episodes = Episodes(30.0)
     lost = [condition(0, state=RankState.LOST), condition(1, state=RankState.LOST)]
     assert observe(episodes, 101.0, lost[0], condition(1), condition(2)) == [LOST]
@@ -63,7 +63,7 @@ def test_ranks_that_end_together_and_the_stall_of_the_others_are_one_incident() 
     assert observe(episodes, 400.0, *lost, condition(2, progress=300.5)) == [STALL]
 
 
-def test_ranks_that_are_killed_because_the_run_stands_are_no_second_incident() -> None:
+def test_kills_during_a_stall_are_no_second_incident() -> None:
     """The run ends, and the stall with it."""
     episodes = Episodes(30.0)
     assert observe(episodes, 200.0, condition(0), condition(1)) == [STALL]
@@ -73,24 +73,24 @@ def test_ranks_that_are_killed_because_the_run_stands_are_no_second_incident() -
     assert not episodes.open
 
 
-def test_a_rank_that_is_lost_again_after_a_restart_is_another_incident() -> None:
-    """Also where its process has the same number, as the first of a container has."""
+def test_loss_after_a_restart_is_another_incident() -> None:
+    """Also where the process has the same id, as the first process of a container has."""
     episodes = Episodes(30.0)
     assert observe(episodes, 101.0, condition(0, state=RankState.LOST)) == [LOST]
     assert observe(episodes, 165.0, condition(0, progress=160.0)) == []
     assert observe(episodes, 166.0, condition(0, progress=165.5, state=RankState.LOST)) == [LOST]
 
 
-def test_a_rank_that_was_lost_long_before_the_agent_started_is_no_news() -> None:
-    """One that was lost a moment before is."""
+def test_old_loss_at_start_is_no_incident() -> None:
+    """A rank lost shortly before the start is one."""
     old, new = Episodes(30.0), Episodes(30.0)
     dead = condition(0, state=RankState.LOST, progress=100.0)
     assert observe(old, 101.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=700.0)) == []
     assert observe(new, 99.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=690.0)) == [LOST]
 
 
-def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
-    """Thousands of runs come and go; an open incident keeps its minute."""
+def test_forgotten_run_leaves_no_state() -> None:
+    """Thousands of runs come and go. An open incident keeps its minute."""
     episodes = Episodes(30.0)
     for number in range(3000):
         observe(episodes, 1000.0 + number, condition(0), run=f"job{number}")
@@ -98,8 +98,8 @@ def test_a_run_that_is_forgotten_leaves_nothing_behind() -> None:
     assert len(episodes.totals) <= 2 * (MIN_OPEN_SECONDS + 2)
 
 
-def test_ranks_of_before_a_boot_are_no_incident() -> None:
-    """The monotonic clock began anew, so their last progress lies in the future."""
+def test_boxes_from_before_a_boot_are_no_incident() -> None:
+    """The monotonic clock restarted, so their last progress lies in the future."""
     lost = condition(0, state=RankState.LOST, progress=90_000.0)
     assert observe(Episodes(30.0), 60.0, lost) == []
 
@@ -109,8 +109,8 @@ def culprits(episodes: Episodes) -> list[int]:
     return [each.rank for each in root_causes_of(episodes.open["job"])]
 
 
-def test_a_rank_that_an_earlier_attempt_lost_here_is_no_part_of_what_happens_to_the_present_one() -> None:
-    """It may run on another node by now; neither a stall nor another loss names it, nor does the end."""
+def test_loss_of_an_earlier_attempt_is_ignored() -> None:
+    """The rank may run on another node now. No later stall, loss or end names it."""
     episodes = Episodes(30.0)
     first = [condition(number, started=10.0) for number in (0, 1, 3)]
     moved = condition(3, state=RankState.LOST, started=10.0)
@@ -131,20 +131,20 @@ def test_a_rank_that_an_earlier_attempt_lost_here_is_no_part_of_what_happens_to_
     assert observe(episodes, 1302.0, over, died, moved) == []
 
 
-def test_an_agent_that_starts_after_the_restart_tells_nothing_of_the_attempt_before() -> None:
-    """Of a rank whose peers have gone on without a restart it does."""
+def test_start_after_a_restart_ignores_the_earlier_attempt() -> None:
+    """A rank whose peers went on without a restart is still reported."""
     lost = condition(3, state=RankState.LOST, started=10.0)
     assert observe(Episodes(30.0), 150.0, condition(0, started=120.0, progress=149.0), lost) == []
     assert observe(Episodes(30.0), 150.0, condition(0, started=10.0, progress=149.0), lost) == [LOST]
 
 
-def test_ranks_that_start_one_after_another_are_of_one_attempt() -> None:
-    """A rank that dies in its first seconds is missed by those that came a little later."""
+def test_staggered_start_is_one_attempt() -> None:
+    """A rank that dies in its first seconds counts for those that started a little later."""
     lost = condition(3, state=RankState.LOST, started=100.0)
     assert observe(Episodes(30.0), 131.0, condition(0, started=130.0, progress=130.0), lost) == [LOST]
 
 
-def test_a_rank_lost_while_the_run_goes_on_without_another_is_named_alone() -> None:
+def test_only_the_new_loss_is_named() -> None:
     """A trainer that tolerates losses restarts nobody."""
     episodes = Episodes(30.0)
     old = condition(3, state=RankState.LOST, started=10.0)

@@ -15,13 +15,16 @@ import pytest
 
 from rankwatch_agent.agent import Agent
 from rankwatch_agent.collectors import build_collectors, build_shared
+from rankwatch_agent.incidents.collector import IncidentsCollector
 from rankwatch_agent.incidents.evidence import build_evidence
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
-from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry, RootCause
+from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.training.conditions import RunConditions
 from support.agent.process import agent_process, fetch, until
-from support.incidents.incidents import incident, small_disk
+from support.incidents.incidents import condition, incident, small_disk
 from support.training.ranks import go_on, rank
 
 STEPS = "ready()\nsteps(20, 0.01)\nready()\n"
@@ -83,10 +86,9 @@ def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
         yield first, second
 
 
-def test_a_run_that_stands_is_an_incident_with_a_bundle_and_one_that_goes_on_is_none(
+def test_stalled_run_gets_a_bundle(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
-    """The metrics from before, the black boxes and the manifest are there."""
     with watching(config(tmp_path)) as agent:
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         for process in pair:
@@ -107,10 +109,9 @@ def test_a_run_that_stands_is_an_incident_with_a_bundle_and_one_that_goes_on_is_
     assert (told["run"], told["kind"], told["node"]) == ("job", "stall", "n1")
 
 
-def test_a_rank_that_is_killed_is_the_culprit_at_once(
+def test_killed_rank_is_the_root_cause(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
-    """With and without evidence; the other rank is still there."""
     for process in pair:
         go_on(process)
     with watching(config(tmp_path, stall_seconds=3600.0)) as agent:
@@ -123,10 +124,9 @@ def test_a_rank_that_is_killed_is_the_culprit_at_once(
     assert bundle(tmp_path).name.endswith("-job-lost_rank")
 
 
-def test_a_rank_that_is_stopped_stalls_the_run_and_hangs_nobody(
+def test_stopped_rank_does_not_hang_the_agent(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
-    """Scrapes go on while the evidence is kept."""
     for process in pair:
         go_on(process)
     for process in pair:
@@ -136,8 +136,8 @@ def test_a_rank_that_is_stopped_stalls_the_run_and_hangs_nobody(
     assert "State:\tT" in (bundle(tmp_path) / "stacks" / "0.process.txt").read_text()
 
 
-def test_ranks_that_go_on_are_no_incident(tmp_path: Path) -> None:
-    """Neither while they work nor after their end; where the machine stood still, so did the run."""
+def test_working_ranks_are_no_incident(tmp_path: Path) -> None:
+    """Neither while they work nor after their end, nor where the machine itself was suspended."""
     with rank(tmp_path / "boxes", WORK) as process, watching(config(tmp_path)) as agent:
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         go_on(process)
@@ -152,8 +152,8 @@ def test_ranks_that_go_on_are_no_incident(tmp_path: Path) -> None:
         assert float((tmp_path / "longest_pause").read_text()) > STALL_SECONDS / 2
 
 
-def test_a_disk_that_cannot_be_written_is_a_failure_that_names_the_directory(tmp_path: Path) -> None:
-    """Whether the directory is there already or not."""
+def test_read_only_disk(tmp_path: Path) -> None:
+    """The error names the directory, whether it exists or not."""
     with small_disk(tmp_path / "disk", "1m") as disk:
         (disk / "there").mkdir()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -164,8 +164,8 @@ def test_a_disk_that_cannot_be_written_is_a_failure_that_names_the_directory(tmp
                 collector.collect()
 
 
-def test_where_evidence_has_no_place_none_is_kept(tmp_path: Path) -> None:
-    """Not applicable: the setting is empty, or the parent of the directory is missing."""
+def test_no_evidence_directory(tmp_path: Path) -> None:
+    """Not applicable if the setting is empty or the parent of the directory is missing."""
     for directory in ("", str(tmp_path / "missing" / "evidence")):
         settings = AgentConfig(evidence_directory=directory)
         collector = build_evidence(settings, registry=IncidentRegistry(), history=MetricsHistory())
@@ -174,8 +174,8 @@ def test_where_evidence_has_no_place_none_is_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_used_fails_and_the_incident_waits(tmp_path: Path) -> None:
-    """Its bundle is written once the directory can be used."""
+def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
+    """Its bundle is written once the directory is usable."""
     place = tmp_path / "evidence"
     place.touch()
     registry = IncidentRegistry()
@@ -190,8 +190,8 @@ def test_a_directory_that_cannot_be_used_fails_and_the_incident_waits(tmp_path: 
     assert bundle(tmp_path).name.endswith("-job-stall")
 
 
-def test_an_agent_that_is_killed_while_it_writes_leaves_nothing_half_done(tmp_path: Path) -> None:
-    """The next one removes what it finds, and keeps what is whole."""
+def test_killed_agent_leaves_no_partial_bundle(tmp_path: Path) -> None:
+    """The next agent removes partial bundles and keeps complete ones."""
     place = tmp_path / "evidence"
     for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall"):
         (place / name).mkdir(parents=True)
@@ -201,3 +201,31 @@ def test_an_agent_that_is_killed_while_it_writes_leaves_nothing_half_done(tmp_pa
             "the directory was looked at",
         )
     assert [each.name for each in place.iterdir()] == ["20010909T014640Z-job-stall"]
+
+
+def test_no_root_cause_after_the_stall() -> None:
+    """It stays open for its minute, but later evidence may show another state."""
+    moment, conditions, registry = 200.0, RunConditions(), IncidentRegistry()
+    collector = IncidentsCollector(
+        conditions=conditions,
+        registry=registry,
+        stall_seconds=30.0,
+        schedule=Schedule(1.0, 5.0),
+        monotonic=lambda: moment,
+    )
+
+    def series(*progress: float) -> list[tuple[str, float]]:
+        conditions.update(
+            {"job": [condition(rank, progress=each) for rank, each in enumerate(progress)]}, moment
+        )
+        found = collector.collect().series
+        wanted = ("rankwatch_incident_open", "rankwatch_incident_root_cause")
+        return [(each.metric.name, each.value) for each in found if each.metric.name in wanted and each.value]
+
+    assert series(100.0, 100.0) == [("rankwatch_incident_open", 1.0)]
+    incident = registry.next_pending()
+    assert incident is not None
+    registry.set_result(incident, EvidenceResult(Path("/bundle"), (RootCause(1, "hang", ""),)))
+    assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
+    moment = 201.0
+    assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]

@@ -18,23 +18,23 @@ def python(code: str, limits: Limits = PATIENT) -> ProcessResult:
     return run_limited([sys.executable, "-c", code], limits)
 
 
-def test_what_a_program_prints_is_kept() -> None:
-    """Stdout alone, and no problem."""
+def test_output() -> None:
+    """Stdout alone, and no error."""
     assert python("import sys; print('found'); print('noise', file=sys.stderr)") == ProcessResult(
         b"found\n", ""
     )
 
 
-def test_a_program_that_fails_says_why_in_its_last_line() -> None:
-    """With its status; one that cannot be started says so too."""
+def test_failure_has_status_and_last_line() -> None:
+    """So does a program that cannot be started."""
     ended = python("import sys; print('part'); print('a\\nlast word', file=sys.stderr); sys.exit(3)")
     assert ended.output == b"part\n"
     assert ended.error.endswith("ended with status 3: last word")
     assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).error
 
 
-def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    """Also a child that keeps the output open."""
+def test_hung_program_is_killed_with_its_children(tmp_path: Path) -> None:
+    """Also a child that holds the output open."""
     note = tmp_path / "pid"
     code = (
         "import subprocess, time\n"
@@ -59,22 +59,22 @@ def past(clock: ManualClock) -> bool:
     return True
 
 
-def test_a_child_that_outlives_the_program_is_not_waited_for(tmp_path: Path) -> None:
-    """It holds the output open, and is killed."""
+def test_surviving_child_is_killed(tmp_path: Path) -> None:
+    """It holds the output open."""
     ended = python("import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True)")
     assert ended.error == ""
     until(lambda: not alive(int(ended.output)), "the child is gone")
 
 
-def test_a_program_that_says_too_much_is_cut_off() -> None:
-    """It would go on for ever; what it says on stderr does not count."""
+def test_output_limit() -> None:
+    """A program that prints endlessly is killed. Stderr does not count."""
     ended = python("import sys\nwhile True: sys.stderr.write('y' * 5000); sys.stdout.write('x' * 5000)")
     assert ended.output == b"x" * 1000
     assert ended.error.endswith("printed more than 1000 bytes")
 
 
-def test_a_program_gets_no_more_memory_than_its_bound_and_a_lower_priority() -> None:
-    """The node belongs to training."""
+def test_memory_limit_and_priority() -> None:
+    """Training comes first."""
     until_bounded = (
         "import resource, time\n"
         f"while resource.getrlimit(resource.RLIMIT_AS)[0] != {PATIENT.memory_bytes}: time.sleep(0.01)\n"

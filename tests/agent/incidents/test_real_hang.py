@@ -44,8 +44,8 @@ def job(directory: Path, asleep: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(tmp_path: Path) -> None:
-    """By the metrics and the verdict; its flight recorder and those of its victims are kept."""
+def test_hung_rank_is_named_with_its_phase(tmp_path: Path) -> None:
+    """By the metrics and the verdict. Its flight recorder and those of its victims are kept."""
     asleep = random.randrange(RANKS)
     config = AgentConfig(
         listen="127.0.0.1:0",

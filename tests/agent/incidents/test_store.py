@@ -19,8 +19,8 @@ def store(path: Path, most: int = 3) -> BundleStore:
     return made
 
 
-def test_the_directory_is_made_for_the_agent_alone_where_its_parent_is(tmp_path: Path) -> None:
-    """Where that is missing nobody has given evidence a place."""
+def test_directory_is_created_privately(tmp_path: Path) -> None:
+    """Without its parent, no place was given for evidence."""
     store(tmp_path / "evidence")
     assert stat.S_IMODE((tmp_path / "evidence").stat().st_mode) == 0o700
     with pytest.raises(NotApplicable, match="has no place"):
@@ -28,15 +28,15 @@ def test_the_directory_is_made_for_the_agent_alone_where_its_parent_is(tmp_path:
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_directory_of_no_use_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A file in its place; one that is read-only is tried with the agent as a whole."""
+def test_unusable_directory(tmp_path: Path) -> None:
+    """A file in its place. test_incidents covers a read-only disk."""
     (tmp_path / "file").touch()
     with pytest.raises(CollectError, match=r"could not create .*file: File exists"):
         store(tmp_path / "file")
 
 
-def test_the_oldest_bundles_give_way(tmp_path: Path) -> None:
-    """Thousands of incidents leave as many bundles as are to be kept."""
+def test_oldest_bundles_are_removed(tmp_path: Path) -> None:
+    """Thousands of incidents leave only as many bundles as configured."""
     bundles = store(tmp_path, most=3)
     for second in range(1000):
         bundles.make_room()
@@ -45,23 +45,23 @@ def test_the_oldest_bundles_give_way(tmp_path: Path) -> None:
     assert bundles.bundles() == [f"20010909T0203{second}Z-job-stall" for second in (17, 18, 19)]
 
 
-def test_two_incidents_of_one_second_have_a_bundle_each(tmp_path: Path) -> None:
+def test_two_bundles_in_one_second(tmp_path: Path) -> None:
     """The second name ends in a number."""
     bundles = store(tmp_path)
     names = [bundles.complete(bundles.begin(incident([]), wall=0.0)).name for _ in range(2)]
     assert names == ["19700101T000000Z-job-stall", "19700101T000000Z-job-stall-2"]
 
 
-def test_a_run_s_name_cannot_lead_elsewhere(tmp_path: Path) -> None:
-    """It is the name of a directory that a training process made."""
+def test_unsafe_run_name(tmp_path: Path) -> None:
+    """A training process chooses the name, which becomes a directory."""
     bundles = store(tmp_path / "evidence")
     path = bundles.complete(bundles.begin(incident([], run="../../x\n" + "y" * 300), wall=0.0))
     assert path.parent == tmp_path / "evidence"
     assert path.name == f"19700101T000000Z-.._.._x_{'y' * 92}-stall"
 
 
-def test_what_a_killed_agent_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Files of others stay, and are no bundles."""
+def test_partial_bundles_are_removed(tmp_path: Path) -> None:
+    """Files of others stay, and are not listed as bundles."""
     for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()

@@ -21,8 +21,8 @@ def copy(source: Path, tmp_path: Path, *, max_bytes: int = 1000) -> bytes:
     return (folder.path / "copy").read_bytes()
 
 
-def test_a_file_is_copied_whole(tmp_path: Path) -> None:
-    """In pieces, where it is large."""
+def test_copy(tmp_path: Path) -> None:
+    """A large file goes in pieces."""
     content = os.urandom(3 << 20)
     (tmp_path / "source").write_bytes(content)
     folder = BundleFolder(tmp_path, max_bytes=16 << 20)
@@ -31,8 +31,8 @@ def test_a_file_is_copied_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "folder link", "fifo", "socket", "directory", "missing", "large"])
-def test_what_is_no_file_of_its_directory_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    """Nothing is followed, nothing is waited for."""
+def test_refused_sources(tmp_path: Path, kind: str) -> None:
+    """No link is followed, and nothing blocks."""
     run = tmp_path / "run"
     run.mkdir()
     secret = tmp_path / "secret"

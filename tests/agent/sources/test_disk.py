@@ -32,27 +32,27 @@ def disk(path: Path, root: Path, **options: object) -> DiskCollector:
     return DiskCollector(path=path, rootfs=root, procfs=root / "proc", schedule=Schedule(5, 5), **options)  # type: ignore[arg-type]
 
 
-def test_times_of_diskstats_are_seconds() -> None:
-    """The kernel counts milliseconds; older kernels have 14 columns."""
+def test_parse_diskstats() -> None:
+    """Times are in seconds. Older kernels have 14 columns."""
     assert parse_diskstats(DISKSTATS) == ({(259, 0): NVME}, ())
     assert parse_diskstats("8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n").found[8, 1].reads == 1
 
 
 @pytest.mark.parametrize("line", ["8 1 sda1 1 2\n", "8 x sda1 1 0 0 0 0 0 0 0 0 0 0\n"])
-def test_an_odd_line_of_diskstats_costs_only_its_own_device(line: str) -> None:
-    """Too few columns, or no numbers."""
+def test_broken_line_of_diskstats(line: str) -> None:
+    """Too few columns, or no numbers: only that device is lost."""
     assert parse_diskstats(line + DISKSTATS) == ({(259, 0): NVME}, ("line 1",))
 
 
 @pytest.mark.parametrize("line", ["garbage\n", "27 1 259:0 / /\n", "27 1 a:b / / rw - ext4 /dev/a rw\n"])
-def test_an_odd_line_of_mountinfo_costs_only_its_own_mount(line: str) -> None:
-    """Without its separator, or without a device number."""
+def test_broken_line_of_mountinfo(line: str) -> None:
+    """Without separator or device number: only that mount is lost."""
     assert parse_mount_sources(line + MOUNTS).found == parse_mount_sources(MOUNTS).found
     assert parse_mount_sources(line + MOUNTS).broken == ("line 1",)
 
 
-def test_the_device_is_found_by_number_or_by_the_source_of_the_mount() -> None:
-    """btrfs has numbers of its own; NFS has no block device."""
+def test_find_block_device() -> None:
+    """By number, or by the source of the mount for btrfs. NFS has none."""
     disks, mounts = parse_diskstats(DISKSTATS).found, parse_mount_sources(MOUNTS).found
     assert find_block_device(os.makedev(259, 0), disks, mounts) == NVME
     assert find_block_device(os.makedev(0, 40), disks, mounts) == NVME
@@ -60,8 +60,8 @@ def test_the_device_is_found_by_number_or_by_the_source_of_the_mount() -> None:
     assert find_block_device(os.makedev(0, 99), disks, mounts) is None
 
 
-def test_a_path_has_space_and_the_counters_of_its_device(tmp_path: Path) -> None:
-    """The label is the path as the host sees it, without the root it is mounted at."""
+def test_series_of_a_path(tmp_path: Path) -> None:
+    """The label is the path on the host, without the root it is mounted at."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "proc").mkdir()
     number = tmp_path.stat().st_dev
@@ -76,8 +76,8 @@ def test_a_path_has_space_and_the_counters_of_its_device(tmp_path: Path) -> None
     assert found["rankwatch_disk_io_seconds_total", "/checkpoints", "nvme0n1"] == 0.75
 
 
-def test_space_is_shown_where_the_device_is_not_to_be_found(tmp_path: Path) -> None:
-    """As on a network file system."""
+def test_space_without_a_device(tmp_path: Path) -> None:
+    """For example on a network file system."""
     found = values([disk(Path("/"), tmp_path).collect()])
     assert {name for name, *_ in found} == {
         "rankwatch_filesystem_size_bytes",
@@ -86,8 +86,8 @@ def test_space_is_shown_where_the_device_is_not_to_be_found(tmp_path: Path) -> N
     }
 
 
-def test_a_path_that_is_gone_or_broken_is_a_failure(tmp_path: Path) -> None:
-    """A volume that is not mounted must not look like one that was never asked for."""
+def test_missing_or_broken_path(tmp_path: Path) -> None:
+    """A volume that is not mounted must not look like a path that was never configured."""
 
     def stale(path: Path) -> os.statvfs_result:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

@@ -95,10 +95,10 @@ NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
         ),
     ],
 )
-def test_a_garbled_file_costs_no_series_of_another_one(
+def test_garbled_file(
     tmp_path: Path, build: Callable[[NodeTree], Collector], file: str, own: str, garbling: str
 ) -> None:
-    """Whatever stands in it; the others keep their values."""
+    """It costs no series of another file."""
     node = build_node(tmp_path, gpus=0, ports=2, odd=False)
     before = shown(build(node).collect())
     path = tmp_path / file
@@ -110,10 +110,8 @@ def test_a_garbled_file_costs_no_series_of_another_one(
 
 
 @pytest.mark.parametrize("garbling", GARBLINGS)
-def test_a_garbled_line_costs_only_the_counters_of_its_interface_and_is_counted(
-    tmp_path: Path, garbling: str
-) -> None:
-    """What sysfs tells of it stays."""
+def test_garbled_line(tmp_path: Path, garbling: str) -> None:
+    """It costs only the counters of its interface and counts as a broken part. Series from sysfs stay."""
     node = build_node(tmp_path, gpus=0, ports=2, odd=False)
     before = shown(network(node).collect())
     dev = node.procfs / "net/dev"
@@ -130,8 +128,8 @@ def test_a_garbled_line_costs_only_the_counters_of_its_interface_and_is_counted(
     assert collection.broken_parts == 1
 
 
-def test_broken_parts_are_counted_over_all_runs(tmp_path: Path) -> None:
-    """The state of the collector stays ok: its other series are there."""
+def test_broken_parts_are_counted(tmp_path: Path) -> None:
+    """The collector stays ok, since its other series are there."""
     node = build_node(tmp_path, gpus=0, ports=0, odd=False)
     (node.procfs / "loadavg").write_text("x\n")
     (node.procfs / "vmstat").write_text("oom_kill x\n")

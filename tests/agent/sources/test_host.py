@@ -30,8 +30,8 @@ def collector(procfs: Path) -> HostCollector:
     return HostCollector(procfs=procfs, schedule=Schedule(5, 5), ticks_per_second=100)
 
 
-def test_cpu_times_are_those_of_all_cpus_without_the_guests() -> None:
-    """Guest time is inside user time already."""
+def test_parse_stat() -> None:
+    """Guest time is already part of user time."""
     times = parse_stat(STAT)
     assert times.cpus == 2
     assert list(times.ticks.found.items()) == [
@@ -46,50 +46,49 @@ def test_cpu_times_are_those_of_all_cpus_without_the_guests() -> None:
     ]
 
 
-def test_an_old_kernel_has_fewer_modes() -> None:
-    """What is not there is left out."""
+def test_old_kernel_has_fewer_modes() -> None:
     ticks = parse_stat("cpu 1 2 3 4\ncpu0 1 2 3 4\n").ticks
     assert (list(ticks.found), ticks.broken) == (["user", "nice", "system", "idle"], ())
 
 
-def test_memory_is_in_bytes() -> None:
-    """The kernel's kB are 1024 bytes."""
+def test_parse_meminfo() -> None:
+    """The kernel's kB has 1024 bytes."""
     text = "MemTotal:       2 kB\nMemFree: 1 kB\nMemAvailable: 1 kB\nHugePages_Total: 0\n"
     assert parse_meminfo(text) == ({"MemTotal": 2048, "MemAvailable": 1024}, ())
 
 
-def test_oom_kills_may_be_unknown() -> None:
+def test_parse_oom_kills() -> None:
     """Kernels before 4.13 do not count them."""
     assert parse_oom_kills("oom_kill 3\noom_kill_disable 9\n") == 3
     assert parse_oom_kills("nr_free_pages 1\n") is None
 
 
-def test_pressure_is_the_time_some_task_waited_in_seconds() -> None:
+def test_parse_pressure() -> None:
     """The `full` line is not added."""
     text = "some avg10=0.06 avg60=0.25 avg300=0.12 total=7413199\nfull avg10=0 avg60=0 avg300=0 total=5\n"
     assert parse_pressure(text) == pytest.approx(7.413199)
 
 
 @pytest.mark.parametrize("line", ["", "intr 1\n", "cpu\n", "cpu 1 2 3\n"])
-def test_a_stat_without_a_whole_line_of_all_cpus_still_counts_them(line: str) -> None:
-    """Each has a line of its own."""
+def test_stat_without_the_line_of_all_cpus(line: str) -> None:
+    """The CPUs are still counted by their own lines."""
     assert parse_stat(f"{line}cpu0 1 2 3 4\ncpuX 1 2 3 4\n") == (({}, ("no line of all CPUs",)), 1)
 
 
-def test_a_mode_that_is_no_number_costs_only_itself() -> None:
-    """The others are still told apart."""
+def test_broken_cpu_mode() -> None:
+    """The other modes stay."""
     ticks = parse_stat("cpu  10 x -3 40\n").ticks
     assert ticks == ({"user": 10, "idle": 40}, ("nice", "system"))
 
 
 @pytest.mark.parametrize("line", ["", "MemTotal: x kB", "MemTotal: 1 MB", "MemTotal:", "MemTotal: -1 kB"])
-def test_an_odd_line_of_meminfo_costs_only_its_own_value(line: str) -> None:
-    """Also one in another unit, and a total that is missing, which every kernel has."""
+def test_broken_line_of_meminfo(line: str) -> None:
+    """Also another unit, and a missing total, which every kernel has."""
     assert parse_meminfo(f"{line}\nMemAvailable: 1 kB\n") == ({"MemAvailable": 1024}, ("MemTotal",))
 
 
-def test_other_odd_files_are_rejected() -> None:
-    """Empty or without the figure."""
+def test_broken_files() -> None:
+    """Empty, or without the figure."""
     odd_loads = ((parse_load1, text) for text in ("", "nan", "inf", "-1", "1e999"))
     odd_pressures = ((parse_pressure, f"some total={text}") for text in ("x", "-1", str(2**64)))
     others = (
@@ -102,10 +101,8 @@ def test_other_odd_files_are_rejected() -> None:
             parse(text)
 
 
-def test_one_unreadable_file_costs_its_own_series_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged once with its name; a file this kernel lacks is not worth a word."""
+def test_unreadable_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once by name. A file that this kernel lacks is not logged."""
     (tmp_path / "stat").write_text(STAT)
     (tmp_path / "loadavg").mkdir()
     (tmp_path / "meminfo").write_bytes(b"\xff\x00garbage")
@@ -120,8 +117,8 @@ def test_one_unreadable_file_costs_its_own_series_only(
     assert f"could not parse {tmp_path / 'meminfo'}: " in logged[1]
 
 
-def test_nothing_readable_is_a_failure_and_nothing_there_is_not_applicable(tmp_path: Path) -> None:
-    """Broken and absent differ."""
+def test_all_files_broken_or_missing(tmp_path: Path) -> None:
+    """Broken is a failure, missing is not applicable."""
     with pytest.raises(NotApplicable):
         collector(tmp_path).collect()
     (tmp_path / "stat").write_text("garbage")

@@ -45,7 +45,7 @@ def node(root: Path, *, speed: str = "25000") -> NetworkCollector:
     )
 
 
-def test_the_columns_of_net_dev_are_told_apart() -> None:
+def test_parse_net_dev() -> None:
     """Names may touch the first number or hold a colon."""
     text = HEAD + ETH0 + "eth0:1:7 0 0 0 0 0 0 0 8 0 0 0 0 0 0 0\n"
     assert parse_net_dev(text) == (
@@ -59,8 +59,8 @@ def test_the_columns_of_net_dev_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("line", ["eth1 1 2 3\n", "eth1: 1 2 3\n", "eth1: " + "x " * 16 + "\n", ": 1\n"])
-def test_an_odd_line_of_net_dev_costs_only_its_own_interface(line: str) -> None:
-    """Too few columns, no name, no numbers."""
+def test_broken_line_of_net_dev(line: str) -> None:
+    """Too few columns, no name, no numbers: only that interface is lost."""
     assert parse_net_dev(HEAD + line + ETH0) == (
         {"eth0": InterfaceCounters(100, 3, 4, 900, 11, 12)},
         ("line 3",),
@@ -68,20 +68,20 @@ def test_an_odd_line_of_net_dev_costs_only_its_own_interface(line: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Inter-|   Receive |  Transmit\n"])
-def test_net_dev_without_its_heading_is_rejected(text: str) -> None:
-    """An empty file is no network without interfaces."""
+def test_net_dev_without_heading(text: str) -> None:
+    """An empty file is not a network without interfaces."""
     with pytest.raises(ValueError, match="heading"):
         parse_net_dev(text)
 
 
-def test_an_unknown_speed_is_none() -> None:
-    """-1 and its unsigned twin mean that the driver does not know; 0 that the link is down."""
+def test_parse_speed() -> None:
+    """-1 and its unsigned twin mean unknown, 0 that the link is down."""
     assert parse_speed("100000\n") == 12.5e9
     assert [parse_speed(text) for text in ("-1", "0", "4294967295")] == [None, None, None]
 
 
-def test_an_interface_has_counters_state_and_speed(tmp_path: Path) -> None:
-    """Speed in bytes per second."""
+def test_series_of_an_interface(tmp_path: Path) -> None:
+    """Speed is in bytes per second."""
     assert values([node(tmp_path).collect()]) == {
         ("rankwatch_network_receive_bytes_total", "eth0"): 100,
         ("rankwatch_network_transmit_bytes_total", "eth0"): 900,
@@ -98,8 +98,8 @@ def test_an_interface_has_counters_state_and_speed(tmp_path: Path) -> None:
     }
 
 
-def test_the_speed_is_read_again_only_when_the_carrier_has_changed(tmp_path: Path) -> None:
-    """Each read of it takes the kernel's RTNL lock."""
+def test_speed_is_cached(tmp_path: Path) -> None:
+    """Until the carrier changes: each read takes the kernel's RTNL lock."""
     network = node(tmp_path)
     speed = ("rankwatch_network_speed_bytes", "eth0")
     network.collect()
@@ -119,10 +119,8 @@ def test_the_speed_is_read_again_only_when_the_carrier_has_changed(tmp_path: Pat
         ("speed", {"speed_bytes"}),
     ],
 )
-def test_a_file_that_a_driver_does_not_have_costs_only_its_value(
-    tmp_path: Path, file: str, lost: set[str]
-) -> None:
-    """Without the count of carrier changes a speed could not be kept up to date."""
+def test_missing_file(tmp_path: Path, file: str, lost: set[str]) -> None:
+    """Without the count of carrier changes there is no speed either: it would grow stale."""
     whole = set(values([node(tmp_path).collect()]))
     network = node(tmp_path)
     (tmp_path / "sys/class/net/eth0" / file).unlink()
@@ -131,8 +129,8 @@ def test_a_file_that_a_driver_does_not_have_costs_only_its_value(
 
 
 @pytest.mark.parametrize("file", ["carrier_changes", "carrier_down_count", "mtu", "speed"])
-def test_a_file_that_holds_no_number_costs_only_its_value(tmp_path: Path, file: str) -> None:
-    """The state and the counters stay."""
+def test_file_without_a_number(tmp_path: Path, file: str) -> None:
+    """State and counters stay."""
     network = node(tmp_path)
     (tmp_path / "sys/class/net/eth0" / file).write_text("garbage\n")
     found = values([network.collect()])
@@ -141,8 +139,8 @@ def test_a_file_that_holds_no_number_costs_only_its_value(tmp_path: Path, file: 
     assert len(found) >= 10
 
 
-def test_an_interface_says_what_it_is_part_of(tmp_path: Path) -> None:
-    """Driver, PCI address and NUMA node; the RDMA device of the same PCI function, if it has one."""
+def test_identity(tmp_path: Path) -> None:
+    """Driver, PCI address, NUMA node, and the RDMA device of the same PCI function."""
     tree = build_node(tmp_path, gpus=0, ports=8)
     network = NetworkCollector(
         procfs=tree.procfs, sysfs=tree.sysfs, device_filter=DeviceFilter(), schedule=Schedule(5, 5)
@@ -154,8 +152,8 @@ def test_an_interface_says_what_it_is_part_of(tmp_path: Path) -> None:
     assert len(found) == 9
 
 
-def test_an_interface_without_hardware_has_no_identity(tmp_path: Path) -> None:
-    """It has all the rest."""
+def test_no_identity_without_hardware(tmp_path: Path) -> None:
+    """It has all other series."""
     network = node(tmp_path)
     shutil.rmtree(tmp_path / "sys/class/net/eth0/device")
     found = values([network.collect()])
@@ -163,16 +161,16 @@ def test_an_interface_without_hardware_has_no_identity(tmp_path: Path) -> None:
     assert "rankwatch_network_info" not in {name for name, *_ in found}
 
 
-def test_no_interface_is_not_applicable(tmp_path: Path) -> None:
-    """A namespace with only a loopback has nothing to watch."""
+def test_no_interface(tmp_path: Path) -> None:
+    """A namespace with only a loopback."""
     network = node(tmp_path)
     (tmp_path / "proc/net/dev").write_text(HEAD)
     with pytest.raises(NotApplicable):
         network.collect()
 
 
-def test_a_speed_is_asked_for_again_that_only_the_agent_had_no_descriptor_for(tmp_path: Path) -> None:
-    """It would else stay unknown until the carrier changes."""
+def test_speed_is_retried_after_running_out_of_descriptors(tmp_path: Path) -> None:
+    """Otherwise it would stay unknown until the carrier changes."""
     collector = node(tmp_path)
     with no_descriptors(), pytest.raises(OutOfDescriptorsError):
         collector._read_speed("eth0")
@@ -180,18 +178,16 @@ def test_a_speed_is_asked_for_again_that_only_the_agent_had_no_descriptor_for(tm
 
 
 @pytest.mark.parametrize("name", ["e" * 300, "e\0h"])
-def test_an_interface_with_an_impossible_name_costs_no_other_one_its_series(
-    tmp_path: Path, name: str
-) -> None:
-    """No path of sysfs can be made of it."""
+def test_impossible_interface_name(tmp_path: Path, name: str) -> None:
+    """No sysfs path can be made of it. The other interfaces stay."""
     collector = node(tmp_path)
     (tmp_path / "proc/net/dev").write_text(f"{HEAD}{ETH0}{ETH0.replace('eth0', name)}")
     assert values([collector.collect()])["rankwatch_network_mtu_bytes", "eth0"] == 9000
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "-1", ""])
-def test_a_garbled_file_costs_only_its_own_series(tmp_path: Path, text: str) -> None:
-    """Numbers that cannot be are no values, and nothing is no state."""
+def test_garbled_sysfs_file(tmp_path: Path, text: str) -> None:
+    """Impossible numbers and empty states give no value."""
     collector = node(tmp_path)
     for name in ("mtu", "operstate"):
         (tmp_path / "sys/class/net/eth0" / name).write_text(text if name == "mtu" else "")
@@ -205,29 +201,29 @@ NODE = ["lo", "eth0", "ib0", "docker0", "veth1a2b"]
 PHYSICAL = frozenset({"eth0", "ib0"})
 
 
-def test_interfaces_with_hardware_are_watched() -> None:
-    """A node has a hundred virtual ones, whose bytes all pass a physical one."""
+def test_filter_selects_hardware() -> None:
+    """A node has a hundred virtual interfaces, whose bytes all pass a physical one."""
     assert DeviceFilter().select(NODE, PHYSICAL) == ["eth0", "ib0"]
 
 
-def test_where_nothing_is_physical_all_but_the_loopback_are_watched() -> None:
+def test_filter_without_hardware() -> None:
     """A pod with its own network namespace sees only one end of a virtual pair."""
     assert DeviceFilter().select(["lo", "eth0"], frozenset()) == ["eth0"]
 
 
-def test_globs_include_and_exclude() -> None:
+def test_filter_globs() -> None:
     """Exclusion wins."""
     device_filter = DeviceFilter(include=("ib*", "docker*"), exclude=("docker0",))
     assert device_filter.select(NODE, PHYSICAL) == ["ib0"]
 
 
-def test_the_first_process_of_the_node_is_asked_where_it_can_be(tmp_path: Path) -> None:
+def test_network_of_the_node(tmp_path: Path) -> None:
     """An agent in a pod's own network sees the node's."""
     (tmp_path / "1/net").mkdir(parents=True)
     (tmp_path / "1/net/dev").touch()
     assert node_network(tmp_path) == tmp_path / "1/net"
 
 
-def test_where_it_cannot_be_read_the_agents_own_network_is_taken(tmp_path: Path) -> None:
-    """A /proc that hides the processes of others."""
+def test_network_of_the_agent(tmp_path: Path) -> None:
+    """Where /proc hides the processes of others."""
     assert node_network(tmp_path) == tmp_path / "net"

@@ -13,28 +13,28 @@ from support.agent.process import values
 SNMP = "Ip: Forwarding\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 1508 7\nUdp: NoPorts\nUdp: 0\n"
 
 
-def test_a_protocol_is_a_line_of_names_and_a_line_of_numbers() -> None:
-    """Columns go by name: their number differs between kernels."""
+def test_parse_protocol() -> None:
+    """Columns go by name, since their number differs between kernels."""
     found = {"OutSegs": 1508, "RetransSegs": 7}
     assert parse_protocol(SNMP, "Tcp", ("OutSegs", "InErrs", "RetransSegs")) == (found, ())
 
 
 @pytest.mark.parametrize("number", ["x", "-1", str(2**64), "1_0"])
-def test_a_garbled_number_costs_only_its_own_counter(number: str) -> None:
-    """What the kernel cannot have counted is no value."""
+def test_broken_number(number: str) -> None:
+    """The other counters stay."""
     text = SNMP.replace("1508", number)
     assert parse_protocol(text, "Tcp", ("OutSegs", "RetransSegs")) == ({"RetransSegs": 7}, ("OutSegs",))
 
 
 @pytest.mark.parametrize("text", ["", "Tcp: A\n", "Tcp: A B\nTcp: 1\n", "TcpExt: A\nTcpExt: 1\n"])
-def test_odd_content_is_rejected(text: str) -> None:
-    """Names without numbers, more names than numbers, or another protocol."""
+def test_broken_content(text: str) -> None:
+    """Names without numbers, more names than numbers, another protocol."""
     with pytest.raises(ValueError):
         parse_protocol(text, "Tcp", ("A",))
 
 
-def test_counters_this_kernel_lacks_have_no_series(tmp_path: Path) -> None:
-    """An absent counter is not a zero."""
+def test_missing_counters(tmp_path: Path) -> None:
+    """A missing counter is not 0."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/snmp").write_text(SNMP)
     (tmp_path / "net/netstat").write_text("TcpExt: ListenDrops\nTcpExt: 4\n")

@@ -47,8 +47,8 @@ FINDER = GpuFinder(GPUS, EXPORTED)
         pytest.param(FIRST.lower(), FIRST, "", id="DRA by UUID"),
     ],
 )
-def test_each_form_of_a_device_id_leads_to_its_gpu(device_id: str, gpu: str, mig: str) -> None:
-    """An instance whose UUID cannot be told has another name, so that it is no whole GPU."""
+def test_device_ids(device_id: str, gpu: str, mig: str) -> None:
+    """An instance whose UUID is unknown has another name, so that it is not taken for the whole GPU."""
     assert FINDER.by_device_id(device_id) == FoundGpu(gpu, mig)
 
 
@@ -57,19 +57,18 @@ def test_each_form_of_a_device_id_leads_to_its_gpu(device_id: str, gpu: str, mig
     ["", "GPU-unknown", "MIG-unknown", "MIG-GPU-unknown/1/0", "nvidia7", "nvidia7/gi1", "nvidiactl", "gpu-9",
      "gpu-9-mig-1-2-3", "gpu-vfio-0", "nvidia٣", "nvidia0/gi", "0", "::1", "x" * 100_000, "gpu-0\n"],
 )  # fmt: skip
-def test_what_is_no_gpu_known_here_is_nothing(device_id: str) -> None:
-    """Whatever a device plugin may call a device."""
+def test_unknown_device_ids(device_id: str) -> None:
     assert FINDER.by_device_id(device_id) is None
 
 
-def test_a_driver_that_hides_minor_numbers_is_asked_for_its_own() -> None:
-    """Both numbers are alike on nearly all machines."""
+def test_index_instead_of_minor_number() -> None:
+    """A driver may hide minor numbers. Both numbers are equal on nearly all machines."""
     finder = GpuFinder([GpuIdentity(FIRST, "0000:3b:00.0", index=2, minor_number=-1, model="H100")])
     assert finder.by_device_id("nvidia2") == FoundGpu(FIRST, "")
 
 
-def test_a_number_of_nvml_leads_to_a_gpu_or_to_an_instance_of_it() -> None:
-    """As dcgm-exporter's job map counts them."""
+def test_by_index() -> None:
+    """As in dcgm-exporter's job map."""
     assert FINDER.by_index(0) == FoundGpu(FIRST, "")
     assert FINDER.by_index(1, 7) == FoundGpu(SECOND, SLICE)
     assert FINDER.by_index(1, 5) == FoundGpu(SECOND, "gpu_instance 5")

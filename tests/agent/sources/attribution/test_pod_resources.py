@@ -13,8 +13,8 @@ def ids(answer: bytes) -> list[str]:
     return [each.device_id for each in parse_answer(answer)]
 
 
-def test_each_device_of_nvidia_is_told_with_its_container() -> None:
-    """GPUs, MIG instances and shares; devices of others are left out."""
+def test_devices_with_their_containers() -> None:
+    """GPUs, MIG instances and shares. Devices of other vendors are left out."""
     answer = pod(
         "train-0",
         devices("nvidia.com/gpu", "GPU-a", "GPU-b"),
@@ -31,8 +31,8 @@ def test_each_device_of_nvidia_is_told_with_its_container() -> None:
     ]
 
 
-def test_the_same_device_listed_twice_is_told_once() -> None:
-    """A pod that has ended may be listed beside the one that has its device now: both are told."""
+def test_duplicate_devices() -> None:
+    """A pod that has ended may be listed beside the present owner: both count."""
     twice = pod("a", devices("nvidia.com/gpu", "GPU-a", "GPU-a")) * 2
     assert parse_answer(twice + pod("b", devices("nvidia.com/gpu", "GPU-a"))) == [
         PodDevice("team", "a", "main", "GPU-a"),
@@ -40,8 +40,8 @@ def test_the_same_device_listed_twice_is_told_once() -> None:
     ]
 
 
-def test_a_device_that_was_claimed_is_told_by_its_name() -> None:
-    """Dynamic Resource Allocation: the driver's name for it, or that of its CDI device."""
+def test_claimed_devices() -> None:
+    """Dynamic Resource Allocation gives the driver's name of the device, or that of its CDI device."""
     assert ids(pod("a", claim("gpu-3", cdi=["k8s.gpu.nvidia.com/device=gpu-3"]))) == ["gpu-3"]
     assert ids(pod("a", claim("gpu-3-mig-9-0-4"))) == ["gpu-3-mig-9-0-4"]
 
@@ -58,13 +58,13 @@ def test_a_device_that_was_claimed_is_told_by_its_name() -> None:
         ),
     ],
 )
-def test_a_kubelet_that_tells_only_cdi_devices_is_understood(name: str, device_id: str) -> None:
-    """Older ones name neither driver nor device."""
+def test_cdi_devices_only(name: str, device_id: str) -> None:
+    """Older kubelets report neither driver nor device."""
     assert ids(pod("a", claim(driver="", cdi=[name]))) == [device_id]
 
 
-def test_what_other_drivers_gave_is_no_gpu() -> None:
-    """Channels between nodes, network cards, GPUs handed to a virtual machine."""
+def test_devices_of_other_drivers() -> None:
+    """Channels between nodes, network cards, GPUs passed to a virtual machine."""
     answer = pod(
         "a",
         claim("channel-0", driver="compute-domain.nvidia.com"),
@@ -76,8 +76,8 @@ def test_what_other_drivers_gave_is_no_gpu() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", pod("a"), text(1, b"")])
-def test_no_devices_are_no_devices(answer: bytes) -> None:
-    """A node without pods answers nothing at all."""
+def test_no_devices(answer: bytes) -> None:
+    """A node without pods gives an empty answer."""
     assert ids(answer) == []
 
 
@@ -85,14 +85,14 @@ def test_no_devices_are_no_devices(answer: bytes) -> None:
     "answer",
     [b"\xff" * 20, b"<html>", pod("a", devices("nvidia.com/gpu", "GPU-a"))[:-3], text(1, text(1, b"\xff"))],
 )
-def test_what_is_no_list_of_pods_is_an_error(answer: bytes) -> None:
-    """Garbage, another protocol, half a message, names that are no text."""
+def test_malformed_answer(answer: bytes) -> None:
+    """Garbage, another protocol, half a message, names that are not text."""
     with pytest.raises(CollectError, match="as a list of pod resources"):
         parse_answer(answer)
 
 
-def test_more_devices_than_a_node_can_have_are_an_error() -> None:
-    """They would each become a series."""
+def test_number_of_devices_is_bounded() -> None:
+    """Each would become a series."""
     many = [f"GPU-a::{number}" for number in range(MAX_DEVICES + 1)]
     assert len(ids(pod("a", devices("nvidia.com/gpu", *many[1:])))) == MAX_DEVICES
     with pytest.raises(CollectError, match="more than 4096"):

@@ -54,8 +54,8 @@ def owners(*labels: str) -> tuple[str, ...]:
     return ("rankwatch_gpu_pod_info", *labels)
 
 
-def test_each_gpu_has_the_containers_that_were_given_it(node: Kubelet) -> None:
-    """Several where it is shared; two shares of one container are one."""
+def test_containers_of_each_gpu(node: Kubelet) -> None:
+    """Several where it is shared. Two shares of one container are one."""
     node.answer = (
         pod("train-0", devices("nvidia.com/gpu", FIRST))
         + pod("notebook", devices("nvidia.com/gpu.shared", f"{FIRST}::0", f"{FIRST}::1"))
@@ -70,7 +70,7 @@ def test_each_gpu_has_the_containers_that_were_given_it(node: Kubelet) -> None:
     }
 
 
-def test_a_device_that_is_no_gpu_known_here_is_counted(node: Kubelet) -> None:
+def test_unmatched_device_is_counted(node: Kubelet) -> None:
     """The others keep their owners."""
     node.answer = pod("a", devices("nvidia.com/gpu", "GPU-elsewhere", "nvidia9", "nvidia0"))
     found = values([collector(node.socket).collect()])
@@ -78,14 +78,14 @@ def test_a_device_that_is_no_gpu_known_here_is_counted(node: Kubelet) -> None:
     assert found[owners(FIRST, "", "team", "a", "main")] == 1
 
 
-def test_while_no_gpu_is_known_every_device_is_unmatched(node: Kubelet) -> None:
-    """The agent may be asked before it has read the first GPU."""
+def test_before_the_first_gpu_is_known(node: Kubelet) -> None:
+    """Every device is unmatched."""
     node.answer = pod("a", devices("nvidia.com/gpu", FIRST))
     assert values([collector(node.socket, empty=True).collect()]) == {UNMATCHED: 1, FAILURES: 0}
 
 
-def test_no_kubelet_is_not_applicable_and_grpc_is_not_loaded(tmp_path: Path) -> None:
-    """Its memory is for nodes that need it."""
+def test_no_kubelet(tmp_path: Path) -> None:
+    """Not applicable, and gRPC's memory is not spent."""
     with pytest.raises(NotApplicable, match="no kubelet"):
         collector(tmp_path / "none" / "kubelet.sock").collect()
     code = (
@@ -101,8 +101,8 @@ def test_no_kubelet_is_not_applicable_and_grpc_is_not_loaded(tmp_path: Path) -> 
     assert _python(code, tmp_path) == "False False\n"
 
 
-def test_a_kubelet_that_went_away_is_a_fault(node: Kubelet) -> None:
-    """Unlike one that never was; and the next one is found."""
+def test_kubelet_disappears(node: Kubelet) -> None:
+    """Unlike one that never existed, it is a failure. The next kubelet is found."""
     pods = collector(node.socket)
     pods.collect()
     node.stop()
@@ -112,8 +112,8 @@ def test_a_kubelet_that_went_away_is_a_fault(node: Kubelet) -> None:
     assert values([pods.collect()])[FAILURES] == 1
 
 
-def test_a_kubelet_that_was_restarted_is_asked_at_its_new_socket(node: Kubelet) -> None:
-    """Without a failure in between."""
+def test_kubelet_restarts(node: Kubelet) -> None:
+    """The new socket is used without a failure in between."""
     pods = collector(node.socket)
     pods.collect()
     node.answer = pod("a", devices("nvidia.com/gpu", FIRST))
@@ -121,8 +121,8 @@ def test_a_kubelet_that_was_restarted_is_asked_at_its_new_socket(node: Kubelet) 
     assert values([pods.collect()])[owners(FIRST, "", "team", "a", "main")] == 1
 
 
-def test_an_answer_beyond_the_default_limit_of_grpc_is_taken(node: Kubelet) -> None:
-    """20,000 pods, 6.7 MB."""
+def test_large_answer(node: Kubelet) -> None:
+    """20,000 pods take 6.7 MB, more than gRPC's default limit."""
     other = devices("example.com/dongle", *(f"device-{number:033}" for number in range(6)))
     node.answer = b"".join(pod(f"idle-{number:05}", other) for number in range(20_000))
     node.answer += pod("train-0", devices("nvidia.com/gpu", FIRST))
@@ -149,10 +149,7 @@ def answer(raw: bytes) -> Callable[[Kubelet], None]:
     ],
     ids=["unavailable", "unimplemented", "garbage", "oversized", "hanging"],
 )
-def test_a_kubelet_that_does_not_answer_is_an_error_with_its_reason(
-    node: Kubelet, spoil: Callable[[Kubelet], None], reason: str
-) -> None:
-    """Told by the next run that succeeds: the series of a failed collector disappear."""
+def test_kubelet_error(node: Kubelet, spoil: Callable[[Kubelet], None], reason: str) -> None:
     pods = collector(node.socket, deadline_seconds=2.5 if spoil is Kubelet.hang else PATIENT)
     spoil(node)
     with pytest.raises(CollectError, match=reason):
@@ -165,8 +162,8 @@ def test_a_kubelet_that_does_not_answer_is_an_error_with_its_reason(
 
 
 @pytest.mark.parametrize("spoken", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(range(256)) * 16])
-def test_a_socket_that_does_not_speak_grpc_is_an_error(tmp_path: Path, spoken: bytes) -> None:
-    """Also one that accepts and says nothing."""
+def test_other_protocol(tmp_path: Path, spoken: bytes) -> None:
+    """Also a server that accepts and stays silent."""
     path = tmp_path / "kubelet.sock"
     held = []
     with socket.socket(socket.AF_UNIX) as listening:
@@ -193,23 +190,23 @@ def test_a_socket_that_does_not_speak_grpc_is_an_error(tmp_path: Path, spoken: b
         connection.close()
 
 
-def test_a_path_that_is_no_socket_is_an_error(tmp_path: Path) -> None:
-    """With the path in the message, whatever characters it has."""
+def test_path_is_no_socket(tmp_path: Path) -> None:
+    """The message holds the path, whatever its characters."""
     path = tmp_path / "odd %41?#.sock"
     path.write_text("")
     with pytest.raises(CollectError, match="odd %41"):
         collector(path).collect()
 
 
-def test_a_path_with_odd_characters_is_that_path(tmp_path: Path) -> None:
-    """gRPC takes addresses, which have escapes of their own."""
+def test_path_with_special_characters(tmp_path: Path) -> None:
+    """gRPC targets have escapes of their own."""
     plain, odd = tmp_path / "kubelet.sock", tmp_path / "odd %41 #?.sock"
     with kubelet(tmp_path):
         odd.symlink_to(plain)
         assert values([collector(odd).collect()])[UNMATCHED] == 0
 
 
-def test_between_two_calls_nothing_of_grpc_is_left(node: Kubelet, tmp_path: Path) -> None:
+def test_nothing_stays_open_between_calls(node: Kubelet, tmp_path: Path) -> None:
     """Neither a thread nor a descriptor: an agent runs for months."""
     code = (
         "import os, sys, time; from pathlib import Path\n"
@@ -228,8 +225,8 @@ def test_between_two_calls_nothing_of_grpc_is_left(node: Kubelet, tmp_path: Path
     assert _python(code, tmp_path, str(node.socket)) == ""
 
 
-def test_a_call_that_hangs_keeps_nobody_from_exiting(node: Kubelet, tmp_path: Path) -> None:
-    """It runs in a daemon thread, as the supervisor's do."""
+def test_hung_call_does_not_block_exit(node: Kubelet, tmp_path: Path) -> None:
+    """It runs in a daemon thread, as in the supervisor."""
     node.hang()
     code = (
         "import sys, threading; from pathlib import Path\n"

@@ -80,8 +80,8 @@ def owner(gpu: str, mig: str, job: str) -> tuple[str, ...]:
     return ("rankwatch_gpu_slurm_info", gpu, mig, job)
 
 
-def test_each_gpu_of_the_job_map_has_its_jobs(node: Node) -> None:
-    """Several where it is shared; an empty file is an idle GPU."""
+def test_job_map(node: Node) -> None:
+    """Several jobs where a GPU is shared. An empty file is an idle GPU."""
     node.give(g0="4711\n4712\n", g1="", g1_7="4713\n")
     assert values([node.collector().collect()]) == {
         owner(FIRST, "", "4711"): 1,
@@ -92,8 +92,8 @@ def test_each_gpu_of_the_job_map_has_its_jobs(node: Node) -> None:
     }
 
 
-def test_a_file_of_a_gpu_that_is_not_here_is_counted(node: Node) -> None:
-    """Once per file, and only while it names a job."""
+def test_file_of_an_unknown_gpu(node: Node) -> None:
+    """Counted once per file, and only while it names a job."""
     node.give(g0="4711\n", g7="4712\n4713\n", g8="", notes="4714\n")
     assert values([node.collector().collect()]) == {
         owner(FIRST, "", "4711"): 1,
@@ -102,8 +102,8 @@ def test_a_file_of_a_gpu_that_is_not_here_is_counted(node: Node) -> None:
     }
 
 
-def test_a_file_that_cannot_be_used_costs_only_itself(node: Node) -> None:
-    """It is counted as a failure at each attempt."""
+def test_unusable_file(node: Node) -> None:
+    """It counts as a failure at each attempt, and the other files are read."""
     node.give(g0="4711\n", g1="what is this\n")
     (node.jobs / "1.7").mkdir()
     slurm = node.collector()
@@ -111,13 +111,13 @@ def test_a_file_that_cannot_be_used_costs_only_itself(node: Node) -> None:
     assert values([slurm.collect()]) == {owner(FIRST, "", "4711"): 1, UNMATCHED: 0, FAILURES: 4}
 
 
-def test_a_job_map_that_is_not_there_yet_is_a_node_without_jobs(node: Node) -> None:
-    """The first job's prolog makes it."""
+def test_missing_job_map(node: Node) -> None:
+    """The first job's prolog creates it."""
     assert values([node.collector().collect()]) == {UNMATCHED: 0, FAILURES: 0}
 
 
-def test_a_job_map_that_cannot_be_listed_is_an_error(node: Node) -> None:
-    """Told by the next run that succeeds."""
+def test_unreadable_job_map(node: Node) -> None:
+    """The next run that succeeds shows the count."""
     slurm = node.collector()
     node.jobs.write_text("")
     with pytest.raises(CollectError, match="Not a directory"):
@@ -126,8 +126,8 @@ def test_a_job_map_that_cannot_be_listed_is_an_error(node: Node) -> None:
     assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 1}
 
 
-def test_processes_tell_their_job_without_a_map(node: Node) -> None:
-    """Each job once per GPU; those of other users' sessions belong to none."""
+def test_jobs_of_processes(node: Node) -> None:
+    """Each job once per GPU. Processes of other sessions belong to none."""
     node.process(100, b"SLURM_JOB_ID=4711\0")
     node.process(101, b"SLURM_JOB_ID=4711\0")
     node.process(102, b"PATH=/bin\0")
@@ -142,7 +142,7 @@ def test_processes_tell_their_job_without_a_map(node: Node) -> None:
     }
 
 
-def test_a_process_adds_nothing_to_what_the_map_says_of_its_job(node: Node) -> None:
+def test_job_map_wins_over_processes(node: Node) -> None:
     """The map knows the MIG instance."""
     node.give(g1_7="4711\n")
     node.process(100, b"SLURM_JOB_ID=4711\0")
@@ -154,8 +154,8 @@ def test_a_process_adds_nothing_to_what_the_map_says_of_its_job(node: Node) -> N
     }
 
 
-def test_a_process_that_may_not_be_looked_at_is_unmatched_and_no_failure(node: Node) -> None:
-    """An agent without the rights still tells how much it does not know."""
+def test_unreadable_environment(node: Node) -> None:
+    """An agent without permission still shows how much it does not know."""
     node.process(100, b"SLURM_JOB_ID=4711\0")
     (node.procfs / "101").mkdir()
     # Stands for a file that may not be read, also where the test runs as root.
@@ -168,16 +168,16 @@ def test_a_process_that_may_not_be_looked_at_is_unmatched_and_no_failure(node: N
     }
 
 
-def test_neither_a_map_nor_a_job_is_not_applicable(node: Node) -> None:
-    """A node of Kubernetes, or a workstation."""
+def test_neither_map_nor_job(node: Node) -> None:
+    """A Kubernetes node or a workstation."""
     node.process(100, b"PATH=/bin\0")
     node.run_on(first=(100,))
     with pytest.raises(NotApplicable):
         node.collector(mapped=False).collect()
 
 
-def test_a_node_that_had_a_job_is_idle_afterwards(node: Node) -> None:
-    """Its state does not change with each job that ends."""
+def test_idle_after_a_job(node: Node) -> None:
+    """The collector stays applicable between jobs."""
     node.process(100, b"SLURM_JOB_ID=4711\0")
     node.run_on(first=(100,))
     slurm = node.collector(mapped=False)
@@ -186,8 +186,7 @@ def test_a_node_that_had_a_job_is_idle_afterwards(node: Node) -> None:
     assert values([slurm.collect()]) == {UNMATCHED: 0, FAILURES: 0}
 
 
-def test_a_process_of_a_job_is_told_by_its_environment() -> None:
-    """Of a real process, by the real /proc."""
+def test_job_of_a_real_process() -> None:
     environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "4711"}
     command = [sys.executable, "-S", "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -212,21 +211,21 @@ def test_a_process_of_a_job_is_told_by_its_environment() -> None:
         ("SLURM_JOB_ID=" + "7" * 65, None),
     ],
 )
-def test_only_the_id_of_a_job_is_taken_for_one(environment: str, job: str | None) -> None:
-    """Anybody may set the variable."""
+def test_parse_environment(environment: str, job: str | None) -> None:
+    """Any user can set the variable."""
     assert parse_environment(environment) == job
 
 
-def test_no_more_of_an_environment_is_read_than_a_job_needs(tmp_path: Path) -> None:
-    """A process decides how long its own is."""
+def test_environment_over_the_limit(tmp_path: Path) -> None:
+    """A process decides how large its own is."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "environ").write_bytes(b"A" * MAX_FILE_BYTES + b"\0SLURM_JOB_ID=7\0")
     with pytest.raises(CollectError, match="more than"):
         job_of_process(tmp_path, 1)
 
 
-def test_files_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    """A number is a GPU, two are an instance of it, and anything else is somebody else's."""
+def test_names_of_files(tmp_path: Path) -> None:
+    """A number is a GPU, two numbers are an instance of it. Other files are ignored."""
     for name in ("0", "12", "2.1", "README", "1.", ".1", "-1", "2.1.3", "٣", "1\n", "99999"):
         (tmp_path / name).write_text("")
     assert gpu_files(tmp_path) == [
@@ -236,8 +235,8 @@ def test_files_are_told_apart_by_their_names(tmp_path: Path) -> None:
     ]
 
 
-def test_a_map_that_is_not_there_is_absent_and_one_that_is_a_file_is_broken(tmp_path: Path) -> None:
-    """The first may come with the first job."""
+def test_job_map_is_missing_or_a_file(tmp_path: Path) -> None:
+    """It may appear with the first job."""
     with pytest.raises(NotApplicable):
         gpu_files(tmp_path / "none")
     (tmp_path / "file").write_text("")
@@ -245,16 +244,16 @@ def test_a_map_that_is_not_there_is_absent_and_one_that_is_a_file_is_broken(tmp_
         gpu_files(tmp_path / "file")
 
 
-def test_a_directory_full_of_numbers_is_no_job_map(tmp_path: Path) -> None:
-    """What a mistaken setting could lead to, such as /proc."""
+def test_number_of_files_is_bounded(tmp_path: Path) -> None:
+    """A wrong setting could lead to /proc."""
     for number in range(1025):
         (tmp_path / str(number)).touch()
     with pytest.raises(CollectError, match="more than 1024 files"):
         gpu_files(tmp_path)
 
 
-def test_each_line_is_a_job() -> None:
-    """Arrays and heterogeneous jobs among them; blank lines are none."""
+def test_parse_jobs() -> None:
+    """Also arrays and heterogeneous jobs. Blank lines are skipped."""
     assert parse_jobs("4711\n\n 4712_3 \n4713+1\n4711\n") == ["4711", "4712_3", "4713+1"]
     assert parse_jobs("") == []
 
@@ -262,14 +261,14 @@ def test_each_line_is_a_job() -> None:
 @pytest.mark.parametrize(
     "text", ["two words\n", "x" * 65, 'a"b', "\x00", "é", "\n".join(map(str, range(300)))]
 )
-def test_lines_that_are_no_jobs_are_refused(text: str) -> None:
+def test_invalid_job_ids(text: str) -> None:
     """Each would become the value of a label."""
     with pytest.raises(ValueError):
         parse_jobs(text)
 
 
-def test_what_is_no_plain_file_does_not_hang_the_reader(tmp_path: Path) -> None:
-    """Nor does one that is far too long fill the memory."""
+def test_fifo_directory_or_huge_file(tmp_path: Path) -> None:
+    """None of them may block the agent or fill its memory."""
     os.mkfifo(tmp_path / "0")
     (tmp_path / "1").mkdir()
     (tmp_path / "2").write_text("1\n" * MAX_FILE_BYTES)

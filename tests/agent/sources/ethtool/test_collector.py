@@ -60,8 +60,8 @@ def cable() -> Iterator[Namespace]:
         yield namespace
 
 
-def test_statistics_are_read_from_the_right_interface(cable: Namespace) -> None:
-    """Each end of a cable tells the number of the other, here halved; names are asked for once."""
+def test_statistics_of_the_interface(cable: Namespace) -> None:
+    """Each end of a cable reports the number of the other, here halved. Names are requested once."""
     answer = json.loads(
         cable.python(
             IN_NAMESPACE
@@ -77,8 +77,8 @@ print(json.dumps([index, found(ethtool), found(ethtool), len(asked)]))
     assert times == 2
 
 
-def test_names_are_read_again_when_their_number_has_changed(cable: Namespace) -> None:
-    """A driver that was given more queues has its statistics at other places."""
+def test_new_number_of_statistics(cable: Namespace) -> None:
+    """With more queues a driver has its statistics at other positions."""
     answer = json.loads(
         cable.python(
             IN_NAMESPACE
@@ -98,8 +98,8 @@ print(json.dumps([before, found(ethtool), asked]))
     assert asked[2] > asked[0]
 
 
-def test_names_are_read_again_when_the_carrier_has_changed(cable: Namespace) -> None:
-    """A link that comes up may bring a driver's other statistics."""
+def test_new_carrier(cable: Namespace) -> None:
+    """A link that comes up may bring other statistics."""
     answer = json.loads(
         cable.python(
             IN_NAMESPACE
@@ -116,13 +116,13 @@ print(json.dumps(asked))
     assert len(answer) == 4
 
 
-def test_a_driver_without_pauses_and_discards_is_not_applicable(cable: Namespace) -> None:
-    """veth counts neither under a name we know."""
+def test_driver_without_known_statistics(cable: Namespace) -> None:
+    """veth counts none of them."""
     assert "no statistics of pauses" in cable.python(IN_NAMESPACE + "print(found(collector()))")
 
 
-def test_an_interface_of_another_namespace_is_not_taken_for_ours(cable: Namespace, tmp_path: Path) -> None:
-    """With the host's sysfs in a pod, the host's eth0 is not the pod's, even if both have the same number."""
+def test_interface_of_another_namespace(cable: Namespace, tmp_path: Path) -> None:
+    """With the host's sysfs in a pod, the host's eth0 is not the pod's, even if the numbers agree."""
     answer = cable.python(
         IN_NAMESPACE
         + f"""
@@ -143,8 +143,8 @@ print(found(collector({str(tmp_path)!r}, select=select)))
     assert answer[1:] == ["v0 lies in another network namespace"] * 2
 
 
-def test_files_of_sysfs_that_are_no_interface_are_passed_over(tmp_path: Path) -> None:
-    """The bonding driver keeps a file among the interfaces."""
+def test_files_among_the_interfaces(tmp_path: Path) -> None:
+    """The bonding driver keeps one there."""
     (tmp_path / "class/net").mkdir(parents=True)
     (tmp_path / "class/net/bonding_masters").write_text("bond0\n")
     with pytest.raises(NotApplicable, match="ethtool has nothing to read"):
@@ -194,7 +194,7 @@ def chosen(*names: str) -> dict[str, tuple[str, ...]]:
         ("pps_allowance_exceeded", (DISCARD, "", "pps_allowance_exceeded")),
     ],
 )
-def test_a_name_that_a_driver_uses_is_understood(name: str, expected: tuple[str, ...]) -> None:
+def test_known_statistics(name: str, expected: tuple[str, ...]) -> None:
     """mlx5, bnxt_en, ice, i40e, ena."""
     assert chosen(name) == {name: expected}
 
@@ -213,8 +213,8 @@ def test_a_name_that_a_driver_uses_is_understood(name: str, expected: tuple[str,
         "",
     ],
 )
-def test_all_other_statistics_are_left_out(name: str) -> None:
-    """Queues by the thousand, bytes that others count, frames that end a pause."""
+def test_unknown_statistics(name: str) -> None:
+    """Thousands of queues, bytes that other collectors count, frames that end a pause."""
     assert chosen(name) == {}
 
 
@@ -224,8 +224,8 @@ def test_durations_are_in_seconds() -> None:
     assert [found[0].factor, found[1].factor] == [1e-6, 1]
 
 
-def test_two_names_of_one_series_do_not_both_count() -> None:
-    """mlx5 counts global pauses twice; whichever comes first, the more exact one is taken."""
+def test_two_statistics_of_one_series() -> None:
+    """mlx5 counts global pauses twice. The more exact one is used, in either order."""
     both = ("rx_pause_ctrl_phy", "rx_global_pause")
     assert set(chosen(*both)) == {"rx_global_pause"}
     assert set(chosen(*reversed(both))) == {"rx_global_pause"}

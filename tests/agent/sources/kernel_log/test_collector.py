@@ -58,8 +58,8 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_every_event_has_a_series_from_the_start(node: Node) -> None:
-    """At 0, so that the first one is an increase."""
+def test_every_event_starts_at_0(node: Node) -> None:
+    """So that the first one is an increase."""
     found = values([node.collector().collect()])
     assert found == {
         **{("rankwatch_kernel_log_events_total", event): 0 for event in EVENTS},
@@ -67,8 +67,8 @@ def test_every_event_has_a_series_from_the_start(node: Node) -> None:
     }
 
 
-def test_lines_before_and_after_the_start_count(node: Node) -> None:
-    """An agent that restarts keeps what was counted since boot."""
+def test_lines_before_and_after_the_start(node: Node) -> None:
+    """An agent that restarts keeps the counts since boot."""
     node.write(OUT_OF_MEMORY, "nothing of note")
     kernel_log = node.collector()
     event = ("rankwatch_kernel_log_events_total", "oom_kill")
@@ -78,16 +78,16 @@ def test_lines_before_and_after_the_start_count(node: Node) -> None:
     assert values([node.collector().collect()])[event] == 2
 
 
-def test_an_error_is_counted_with_the_time_it_happened(node: Node) -> None:
-    """Under the UUID where the inventory knows it; both lines about one fall are one error."""
+def test_xid_error_with_its_time(node: Node) -> None:
+    """Under the UUID where the inventory knows it. Two lines about one lost GPU are one error."""
     node.inventory.publish([GpuIdentity(UUID, "0000:3b:00.0", 0, 0, "H100")], ())
     node.write(FELL, FELL_TOO)
     node.collector().collect()
     assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
 
 
-def test_an_error_of_an_unknown_gpu_is_kept_under_its_address(node: Node) -> None:
-    """Until somebody knows the UUID: the driver's own line in the log is enough."""
+def test_xid_error_of_an_unknown_gpu(node: Node) -> None:
+    """It is counted by PCI address until a line of the driver, or the inventory, gives the UUID."""
     node.write(FELL)
     kernel_log = node.collector()
     kernel_log.collect()
@@ -97,16 +97,16 @@ def test_an_error_of_an_unknown_gpu_is_kept_under_its_address(node: Node) -> Non
     assert node.xids.counts() == [XidCount(UUID, 79, 1, BOOTED + 10)]
 
 
-def test_the_severity_is_what_the_log_says(node: Node) -> None:
-    """Fatal and Nonfatal of the same code differ."""
+def test_severity_comes_from_the_log(node: Node) -> None:
+    """Fatal and Nonfatal occurrences of one code differ."""
     for word in ("Nonfatal", "Nonfatal", "Fatal"):
         node.write(f"NVRM: Xid (PCI:0000:3b:00): 145, RLW_RXPIPE {word} XC0 i0 Link 13 (0x0409a0c2)")
     node.collector().collect()
     assert node.xids.severities() == {("0000:3b:00.0", "warning"): 2, ("0000:3b:00.0", "critical"): 1}
 
 
-def test_the_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """It holds more than any series; a flood of it does not fill the log."""
+def test_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """It holds more than any series. A flood must not fill the agent's log."""
     node.write(*[FELL.replace("1234", str(pid)) for pid in range(100)])
     with caplog.at_level(logging.INFO):
         node.collector().collect()
@@ -117,8 +117,8 @@ def test_the_raw_line_is_logged_once(node: Node, caplog: pytest.LogCaptureFixtur
     assert node.xids.counts()[0].errors == 100
 
 
-def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
-    """No guess takes its place."""
+def test_unknown_boot_time(node: Node) -> None:
+    """Only the timestamps are missing."""
     (node.root / "stat").write_text("cpu 1 2 3\n")
     node.write(FELL)
     node.collector().collect()
@@ -129,8 +129,8 @@ def test_a_boot_time_nobody_tells_costs_only_the_timestamps(node: Node) -> None:
         parse_boot_time(f"btime {'9' * 400}\n")
 
 
-def test_old_lines_are_no_new_events(node: Node) -> None:
-    """As long as the history is being read there are no series that could grow by it."""
+def test_no_series_until_caught_up(node: Node) -> None:
+    """Reading the history must not look like new events."""
     node.write(*[OUT_OF_MEMORY] * 5000)
     kernel_log = node.collector(max_lines=100)
     collections = [kernel_log.collect()]
@@ -140,17 +140,14 @@ def test_old_lines_are_no_new_events(node: Node) -> None:
     assert values(collections)["rankwatch_kernel_log_events_total", "oom_kill"] == 5000
 
 
-def test_no_log_is_not_applicable(node: Node) -> None:
-    """In most containers there is none."""
+def test_no_log(node: Node) -> None:
+    """Most containers have none."""
     node.log.unlink()
     with pytest.raises(NotApplicable):
         node.collector().collect()
 
 
-def test_nvlink_errors_are_counted_by_subcode_and_by_what_they_ask_for(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that the table does not hold asks for what its code asks for; the log says what to look at."""
+def test_nvlink5_errors(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): 149, {} Fatal XC0 i0 Link 01 (0x{:08x} 0x00000000)"
     node.write(*[line.format("NETIR_LINK_EVT", detail << 20) for detail in (33, 33, 38)])
     node.write(line.format("NETIR_NEW", 0), line.format("NETIR_NEWER", 0))

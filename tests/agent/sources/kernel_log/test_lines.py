@@ -48,14 +48,14 @@ LINES = {
 }
 
 
-def test_every_event_has_a_line_here() -> None:
-    """So that none is added untried."""
+def test_every_event_has_a_sample_line() -> None:
+    """So that no event is added untried."""
     assert sorted(LINES) == sorted(EVENTS)
 
 
 @pytest.mark.parametrize("event", sorted(LINES))
-def test_a_line_tells_of_its_event_and_no_other(event: str) -> None:
-    """The kernel's and the drivers' own words."""
+def test_sample_lines(event: str) -> None:
+    """Each line of kernel or driver matches its event and no other."""
     assert list(events_in(LINES[event])) == [event]
 
 
@@ -69,8 +69,8 @@ def test_a_line_tells_of_its_event_and_no_other(event: str) -> None:
         "NVRM: GPU at PCI:0000:3b:00: GPU-8f1c6e0a-0000-1111-2222-333344445555",
     ],
 )
-def test_lines_of_every_day_tell_of_nothing(text: str) -> None:
-    """Though they hold words of those that do."""
+def test_harmless_lines(text: str) -> None:
+    """They hold words of the faults."""
     assert list(events_in(text)) == []
 
 
@@ -121,8 +121,8 @@ REGISTERS = "(0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)
         ),
     ],
 )
-def test_an_error_has_an_address_a_code_and_a_severity_of_its_own(text: str, expected: XidLine) -> None:
-    """The severity only where the driver judges each occurrence."""
+def test_parse_xid(text: str, expected: XidLine) -> None:
+    """The severity is set only for codes that the driver judges at each occurrence."""
     assert parse_xid(text) == expected
 
 
@@ -140,13 +140,13 @@ def test_an_error_has_an_address_a_code_and_a_severity_of_its_own(text: str, exp
         "NVRM: GPU at PCI:0000:3b:00: GPU-8f1c6e0a-0000-1111-2222-333344445555",
     ],
 )
-def test_other_lines_hold_no_error(text: str) -> None:
-    """No code 0, no address that is none, no switch."""
+def test_lines_without_an_xid(text: str) -> None:
+    """Code 0, invalid addresses, switches."""
     assert parse_xid(text) is None
 
 
-def test_the_driver_names_the_gpu_at_an_address() -> None:
-    """Once, before its first error: the log alone then leads to the UUID."""
+def test_parse_identity() -> None:
+    """The driver logs it once before the first error, so the log alone leads to the UUID."""
     uuid = "GPU-8f1c6e0a-0000-1111-2222-333344445555"
     assert parse_identity(f"NVRM: GPU at PCI:0000:3B:00: {uuid}") == (BUS, uuid)
     assert parse_identity("NVRM: GPU at PCI:0000:3B:00: GPU-short") is None
@@ -156,8 +156,8 @@ def fall(*, implied: bool, bus_id: str = BUS) -> XidLine:
     return XidLine(bus_id, 79, None, implied)
 
 
-def test_a_gpu_that_several_lines_say_has_fallen_fell_once() -> None:
-    """In either order, and for as long as the driver repeats it."""
+def test_lines_about_one_loss_count_once() -> None:
+    """In either order, and for as long as the driver repeats them."""
     losses = GpuLosses()
     assert losses.is_new_error(fall(implied=False), 100.0)
     assert not losses.is_new_error(fall(implied=True), 100.1)
@@ -167,8 +167,8 @@ def test_a_gpu_that_several_lines_say_has_fallen_fell_once() -> None:
         assert not losses.is_new_error(fall(implied=True), second)
 
 
-def test_a_gpu_falls_again_later_or_by_two_codes() -> None:
-    """Each line with a code is an error of its own; so is a fall after the machine recovered."""
+def test_second_loss_counts() -> None:
+    """Each line with a code is an error, and so is a loss after the machine recovered."""
     losses = GpuLosses()
     assert losses.is_new_error(fall(implied=False), 100.0)
     assert losses.is_new_error(fall(implied=False), 101.0)

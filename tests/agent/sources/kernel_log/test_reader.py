@@ -23,27 +23,27 @@ def texts(reader: KernelLogReader, max_lines: int = MANY) -> list[str]:
     return [record.text for record in reader.read(max_lines)]
 
 
-def test_a_record_has_a_number_a_time_and_a_text() -> None:
-    """Newlines inside a message come escaped; other bytes stay escaped, so that a log keeps its lines."""
+def test_parse_record() -> None:
+    """Escaped newlines become spaces. Other bytes stay escaped, so that a log keeps its lines."""
     raw = b"6,1234,5678901,-,caller=T12;NVRM: one\\x0aNVRM: two \\x1b[31m"
     assert parse_record(raw) == KernelRecord(1234, 5.678901, "NVRM: one NVRM: two \\x1b[31m")
 
 
 @pytest.mark.parametrize("raw", [b"", b" SUBSYSTEM=pci", b"6,1,2;no flags", b"x,1,2,-;text", b"6,1,2,-"])
-def test_what_is_no_record_is_passed_over(raw: bytes) -> None:
-    """Continuation lines among them."""
+def test_lines_that_are_no_record(raw: bytes) -> None:
+    """Among them continuation lines."""
     assert parse_record(raw) is None
 
 
 @settings(deadline=None)  # a busy machine is no fault of the parser
 @given(st.binary(max_size=200))
-def test_no_bytes_upset_the_parser(raw: bytes) -> None:
-    """It gives a record or none."""
+def test_parser_survives_any_bytes(raw: bytes) -> None:
+    """It returns a record or None."""
     parse_record(raw)
 
 
-def test_a_file_is_followed_from_where_it_was_left(tmp_path: Path) -> None:
-    """A line that is not finished waits for its end."""
+def test_file_is_followed(tmp_path: Path) -> None:
+    """A partial line waits for its end."""
     log = tmp_path / "kmsg"
     log.write_text(line(1, "a") + " SUBSYSTEM=pci\n" + line(2, "b") + "6,3,3")
     reader = KernelLogReader(log)
@@ -55,8 +55,8 @@ def test_a_file_is_followed_from_where_it_was_left(tmp_path: Path) -> None:
     assert reader.missed == 0
 
 
-def test_a_file_that_was_replaced_or_truncated_is_read_anew(tmp_path: Path) -> None:
-    """Its numbers may begin again; that is no gap."""
+def test_replaced_or_truncated_file(tmp_path: Path) -> None:
+    """Its sequence may restart, which is no gap."""
     log = tmp_path / "kmsg"
     log.write_text(line(7, "old") + line(8, "older"))
     reader = KernelLogReader(log)
@@ -69,7 +69,7 @@ def test_a_file_that_was_replaced_or_truncated_is_read_anew(tmp_path: Path) -> N
     assert reader.missed == 0
 
 
-def test_a_fifo_gives_what_was_written_to_it(tmp_path: Path) -> None:
+def test_fifo(tmp_path: Path) -> None:
     """With and without a writer."""
     fifo = tmp_path / "kmsg"
     os.mkfifo(fifo)
@@ -83,8 +83,8 @@ def test_a_fifo_gives_what_was_written_to_it(tmp_path: Path) -> None:
             assert texts(reader) == []
 
 
-def test_records_that_were_overwritten_are_counted(tmp_path: Path) -> None:
-    """By the gap in their numbers; what was gone before the start is nobody's loss."""
+def test_missed_records(tmp_path: Path) -> None:
+    """By the gap in the sequence. Records from before the start do not count."""
     log = tmp_path / "kmsg"
     log.write_text(line(500) + line(501) + line(510))
     reader = KernelLogReader(log)
@@ -92,8 +92,8 @@ def test_records_that_were_overwritten_are_counted(tmp_path: Path) -> None:
     assert reader.missed == 8
 
 
-def test_one_run_reads_a_bounded_part(tmp_path: Path) -> None:
-    """The rest comes next time; only then is the reader caught up."""
+def test_max_lines(tmp_path: Path) -> None:
+    """The next run reads the rest; only then has the reader caught up."""
     log = tmp_path / "kmsg"
     count = 10_000
     log.write_text("".join(line(number) for number in range(count)))
@@ -106,7 +106,7 @@ def test_one_run_reads_a_bounded_part(tmp_path: Path) -> None:
     assert reader.caught_up
 
 
-def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+def test_line_without_end(tmp_path: Path) -> None:
     """It costs neither memory nor the next line."""
     log = tmp_path / "kmsg"
     log.write_bytes(b"6,1,1,-;" + b"x" * (1 << 20) + b"\n" + line(2, "next").encode())
@@ -114,8 +114,8 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     assert (len(first.text) < 1 << 15, second.text) == (True, "next")
 
 
-def test_a_missing_log_is_not_applicable(tmp_path: Path) -> None:
-    """In most containers there is none; one that appears later is read."""
+def test_missing_log(tmp_path: Path) -> None:
+    """Most containers have none. One that appears later is read."""
     reader = KernelLogReader(tmp_path / "kmsg")
     with pytest.raises(NotApplicable):
         reader.read(MANY)
@@ -126,8 +126,8 @@ def test_a_missing_log_is_not_applicable(tmp_path: Path) -> None:
         reader.read(MANY)
 
 
-def test_a_log_the_agent_may_not_read_is_not_applicable_and_says_what_to_grant(tmp_path: Path) -> None:
-    """A privilege that was not given is no failure; one that was taken away is."""
+def test_no_permission(tmp_path: Path) -> None:
+    """A privilege that was never granted is no failure, one that was revoked is. The message names it."""
     log = tmp_path / "kmsg"
     log.write_text(line(1))
     log.chmod(0)
@@ -151,14 +151,13 @@ def test_a_log_the_agent_may_not_read_is_not_applicable_and_says_what_to_grant(t
         os.seteuid(user)
 
 
-def test_a_directory_in_its_place_is_an_error(tmp_path: Path) -> None:
-    """It exists and cannot be read."""
+def test_directory_in_place_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="Is a directory"):
         KernelLogReader(tmp_path).read(MANY)
 
 
-def test_the_real_device_gives_each_record_once() -> None:
-    """Numbers go up without gaps, also when the device is opened again."""
+def test_real_device() -> None:
+    """The sequence has no gaps, also after the device is opened again."""
     device = Path("/dev/kmsg")
     if not os.access(device, os.R_OK):
         pytest.skip("/dev/kmsg is not readable here")
@@ -176,8 +175,8 @@ def test_the_real_device_gives_each_record_once() -> None:
     reader.close()
 
 
-def test_what_never_has_the_end_of_a_line_does_not_keep_the_reader() -> None:
-    """The collector has others to answer to than its file."""
+def test_endless_input_without_lines() -> None:
+    """The reader must return."""
     reader = KernelLogReader(Path("/dev/zero"))
     assert reader.read(10) == []
     assert not reader.caught_up

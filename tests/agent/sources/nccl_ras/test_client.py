@@ -8,8 +8,8 @@ from rankwatch.settings import FieldError
 from rankwatch_agent.sources.nccl_ras.client import Address, parse_addresses
 
 
-def test_auto_is_the_address_that_nccl_takes_itself() -> None:
-    """And each service counts once."""
+def test_auto_address() -> None:
+    """It is NCCL's default, and each service counts once."""
     assert parse_addresses(("auto", "localhost:28028", "10.0.0.1:5")) == (
         Address("localhost", 28028),
         Address("10.0.0.1", 5),
@@ -28,8 +28,8 @@ def test_auto_is_the_address_that_nccl_takes_itself() -> None:
         ("node-7:1", False),
     ],
 )
-def test_a_loopback_address_is_local(text: str, local: bool) -> None:
-    """Whatever its spelling, and it is told as it was given."""
+def test_local_addresses(text: str, local: bool) -> None:
+    """Whatever the spelling, which is kept."""
     (address,) = parse_addresses((text,))
     assert (address.local, str(address)) == (local, text)
 
@@ -42,13 +42,13 @@ def test_a_loopback_address_is_local(text: str, local: bool) -> None:
         "localhost:\u0665",
     ],
 )
-def test_what_is_no_address_is_refused_at_the_start(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     """The error names the setting."""
     with pytest.raises(FieldError, match="nccl_ras_address"):
         parse_addresses((text,))
 
 
-def test_more_addresses_than_jobs_fit_on_a_node_are_refused() -> None:
-    """Each costs a question to a whole job."""
+def test_number_of_addresses_is_bounded() -> None:
+    """Each costs a request to a whole job."""
     with pytest.raises(FieldError, match="at most 8"):
         parse_addresses(tuple(f"localhost:{port}" for port in range(1, 10)))

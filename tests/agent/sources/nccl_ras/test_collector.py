@@ -52,10 +52,11 @@ def series(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_job_is_told_with_its_run_and_global_ranks(
-    tmp_path: Path, service: RasService, leader: int
-) -> None:
-    """Once nothing has moved for long, with the rank that holds it up."""
+def test_stuck_job(tmp_path: Path, service: RasService, leader: int) -> None:
+    """Reported with its run and global ranks.
+
+    Once nothing has moved for long, the rank that is behind is named.
+    """
     at = (service.address, "job")
     service.json = json_status(
         Comm((7, 6), first_pid=leader), Comm((3, 2), name=2, first_pid=leader, places=(1, 0)), timeouts=1
@@ -81,8 +82,8 @@ def test_a_job_is_told_with_its_run_and_global_ranks(
     assert series(found, "communicator_ranks_missing") == {(*at, world): 0, (*at, pair): 0}
 
 
-def test_ranks_of_smaller_communicators_get_their_global_number(tmp_path: Path, service: RasService) -> None:
-    """By the process, through the communicator of all ranks; where that fits the black boxes here."""
+def test_global_ranks(tmp_path: Path, service: RasService) -> None:
+    """By process through the communicator of all ranks, if that fits the local black boxes."""
     with rank(tmp_path, "ready()", world=3) as process:
         world = Comm((9, 9, 9), first_pid=process.pid)
         late = Comm((3, 2), name=2, first_pid=process.pid, places=(0, 2))
@@ -98,8 +99,8 @@ def test_ranks_of_smaller_communicators_get_their_global_number(tmp_path: Path, 
         assert series(found, "rank_launches_behind") == {(*key, ""): 1}
 
 
-def test_missing_ranks_are_named_at_once(tmp_path: Path, service: RasService, leader: int) -> None:
-    """A dead process needs no second look."""
+def test_missing_ranks(tmp_path: Path, service: RasService, leader: int) -> None:
+    """A dead process is named at the first answer."""
     service.json = json_status(Comm((7,), first_pid=leader, gone=(Gone(1, dead=True),)), comma=False)
     found = collector(tmp_path, service.address).collect()
     at = (service.address, "job")
@@ -112,10 +113,8 @@ def test_missing_ranks_are_named_at_once(tmp_path: Path, service: RasService, le
     assert series(found, "communicators")[(*at, "dead")] == 1
 
 
-def test_an_old_service_is_read_in_its_form_for_people(
-    tmp_path: Path, service: RasService, leader: int
-) -> None:
-    """NCCL 2.24 to 2.28.6; what it does not tell has no series."""
+def test_text_form_of_an_old_service(tmp_path: Path, service: RasService, leader: int) -> None:
+    """NCCL 2.24 to 2.28.6. What it does not report has no series."""
     service.mode = "old"
     row = "    0         8         4         1         4        32   RUNNING      OK\n"
     service.text = text_status(row)
@@ -129,7 +128,7 @@ def test_an_old_service_is_read_in_its_form_for_people(
 
 
 def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> None:
-    """One question goes to all processes of the job."""
+    """One request reaches all processes of the job."""
     with pytest.raises(NotApplicable, match="no run has its rank 0 on this node"):
         collector(tmp_path, service.address).collect()
     with rank(tmp_path, "ready()", number=1, world=2), pytest.raises(NotApplicable):
@@ -144,8 +143,8 @@ def test_only_the_node_of_rank_0_asks(tmp_path: Path, service: RasService) -> No
     assert service.commands.count("STATUS") == 1
 
 
-def test_the_run_is_found_by_process_ids_where_there_are_several(tmp_path: Path) -> None:
-    """And left empty where these do not tell."""
+def test_run_by_process_ids(tmp_path: Path) -> None:
+    """It stays empty where the ids do not decide."""
     with ExitStack() as stack:
         first, second = (stack.enter_context(ras_service()) for _ in range(2))
         one = stack.enter_context(rank(tmp_path, "ready()", run="one"))
@@ -159,8 +158,8 @@ def test_the_run_is_found_by_process_ids_where_there_are_several(tmp_path: Path)
         assert series(watch.collect(), "ras_up") == {(first.address, ""): 1, (second.address, ""): 1}
 
 
-def test_nothing_that_listens_is_not_applicable(tmp_path: Path, leader: int) -> None:
-    """RAS is switched off, or listens in a network namespace of its own; nor is no address."""
+def test_nothing_listens(tmp_path: Path, leader: int) -> None:
+    """RAS is switched off or in another network namespace, or no address is set."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -180,7 +179,7 @@ def test_nothing_that_listens_is_not_applicable(tmp_path: Path, leader: int) -> 
         ("huge", "more than 50331648 bytes"),
     ],
 )
-def test_a_service_that_misbehaves_is_given_up_and_told(
+def test_misbehaving_service(
     tmp_path: Path,
     service: RasService,
     leader: int,
@@ -188,7 +187,7 @@ def test_a_service_that_misbehaves_is_given_up_and_told(
     mode: str,
     message: str,
 ) -> None:
-    """Within the deadline of the whole exchange, with one line in the log; the next good answer counts."""
+    """It is given up within the deadline, with one log line. The next good answer counts."""
     service.mode = mode
     watch = collector(tmp_path, service.address, deadline=SHORT if message == "timed out" else 20.0)
     with caplog.at_level(logging.WARNING):
@@ -201,8 +200,8 @@ def test_a_service_that_misbehaves_is_given_up_and_told(
     assert series(found, "ras_up") == {(service.address, "job"): 1}
 
 
-def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: RasService, leader: int) -> None:
-    """They are asked side by side: the broken one stays silent until the other was asked."""
+def test_services_are_independent(tmp_path: Path, service: RasService, leader: int) -> None:
+    """They are asked in parallel: the broken one stays silent until the other has answered."""
     with ras_service() as broken:
         broken.mode = "silent"
         service.json = json_status(Comm((1, 1), first_pid=leader))
@@ -219,10 +218,8 @@ def test_a_broken_service_costs_only_its_own_series(tmp_path: Path, service: Ras
     assert series(found, "communicator_ranks")
 
 
-def test_series_are_bounded_however_many_communicators_there_are(
-    tmp_path: Path, service: RasService, leader: int
-) -> None:
-    """All are counted; the worst and largest have series of their own."""
+def test_number_of_series_is_bounded(tmp_path: Path, service: RasService, leader: int) -> None:
+    """All communicators are counted. The worst and largest have series of their own."""
     gone = tuple(Gone(rank, dead=True) for rank in range(2, 40))
     service.json = json_status(*(Comm((1, 1), name=name, gone=gone) for name in range(300)))
     found = collector(tmp_path, service.address).collect()
@@ -234,8 +231,8 @@ def test_series_are_bounded_however_many_communicators_there_are(
     assert all(len(each.labels) == len(each.metric.labels) for each in found.series)
 
 
-def test_a_wrong_address_is_refused_at_the_start(tmp_path: Path) -> None:
-    """Not at the first question."""
+def test_wrong_address(tmp_path: Path) -> None:
+    """Refused when the collector is created."""
     with pytest.raises(FieldError, match="nccl_ras_address"):
         collector(tmp_path, "localhost")
 
@@ -257,8 +254,8 @@ sys.stdin.readline()
 
 
 @pytest.mark.gpu
-def test_a_real_ras_service_is_understood() -> None:
-    """NCCL of the PyTorch that is installed, with one rank on one GPU."""
+def test_real_ras_service() -> None:
+    """NCCL of the installed PyTorch, with one rank on one GPU."""
     with socket.socket() as ras, socket.socket() as store:
         for each in (ras, store):
             each.bind(("127.0.0.1", 0))

@@ -33,13 +33,13 @@ def course(reports: Sequence[Report]) -> list[tuple[State, Reason]]:
     return [(found.state, found.reason) for found in (tracker.update(each)[0] for each in reports)]
 
 
-def test_a_difference_that_moves_is_normal() -> None:
-    """In a run that works, someone is behind at most moments."""
+def test_moving_difference_is_healthy() -> None:
+    """In a working run some rank is behind most of the time."""
     found = course([report(Comm((at, at + 1))) for at in range(10)])
     assert found == [(State.UNKNOWN, Reason.FIRST_ANSWER), *[(State.HEALTHY, Reason.MOVING)] * 9]
 
 
-def test_a_difference_that_stays_is_a_desync() -> None:
+def test_constant_difference_is_a_desync() -> None:
     """Suspect first, stuck after several answers."""
     found = course([report(Comm((7, 6, 7)))] * 8)
     assert found[1] == (State.UNKNOWN, Reason.DESYNC)
@@ -47,22 +47,22 @@ def test_a_difference_that_stays_is_a_desync() -> None:
     assert found[STUCK_POLLS:] == [(State.STUCK, Reason.DESYNC)] * 3
 
 
-def test_equal_counts_that_stay_are_a_stall_below_the_launch() -> None:
-    """All have launched it, and nothing moves: RAS itself says OK (NVIDIA/nccl#1730)."""
+def test_equal_constant_counts_are_below_launch() -> None:
+    """All ranks have launched it and nothing moves. RAS itself reports OK (NVIDIA/nccl#1730)."""
     found = course([report(Comm((7, 7)), Comm((2, 2), name=2))] * 8)
     assert found[STUCK_POLLS:] == [(State.STUCK, Reason.BELOW_LAUNCH)] * 3
     assert found[STUCK_POLLS - 1] == (State.SUSPECT, Reason.BELOW_LAUNCH)
 
 
-def test_one_launch_ends_the_suspicion() -> None:
-    """And the count of answers begins anew."""
+def test_launch_resets_the_state() -> None:
+    """The count of unchanged answers starts again."""
     still, on = report(Comm((7, 6))), report(Comm((8, 6)))
     found = course([*[still] * 8, on, on])
     assert [each[0] for each in found[-3:]] == [State.STUCK, State.HEALTHY, State.UNKNOWN]
 
 
-def test_a_communicator_that_nobody_uses_is_idle_while_the_job_moves() -> None:
-    """Groups for evaluation stand for hours."""
+def test_idle_communicator() -> None:
+    """Groups for evaluation stand still for hours."""
     tracker = HealthTracker()
     for at in range(9):
         found = {
@@ -72,8 +72,8 @@ def test_a_communicator_that_nobody_uses_is_idle_while_the_job_moves() -> None:
     assert found == {"1": (State.HEALTHY, Reason.MOVING), "2": (State.HEALTHY, Reason.IDLE)}
 
 
-def test_a_difference_that_stays_while_the_job_moves_is_suspect_and_never_stuck() -> None:
-    """A rank may wait at the next barrier while others work on."""
+def test_desync_in_a_moving_job_is_suspect() -> None:
+    """A rank may wait at the next barrier while others work on, so it is never stuck."""
     tracker = HealthTracker()
     for at in range(12):
         found = tracker.update(report(Comm((at, at), name=1), Comm((5, 4), name=2)))
@@ -84,8 +84,8 @@ def test_a_difference_that_stays_while_the_job_moves_is_suspect_and_never_stuck(
     )
 
 
-def test_dead_processes_and_errors_of_nccl_come_first() -> None:
-    """The gravest state of several; it needs no second answer."""
+def test_worst_state_wins() -> None:
+    """Dead processes and NCCL errors need no second answer."""
     error = {0: {"async_error": 6}}
     assert course([report(Comm((7,), gone=(Gone(1, dead=True),), status=error))]) == [
         (State.DEAD, Reason.PROCESS_DEAD)
@@ -94,21 +94,21 @@ def test_dead_processes_and_errors_of_nccl_come_first() -> None:
     assert course([report(Comm((7,), gone=(Gone(1),)))]) == [(State.SUSPECT, Reason.UNRESPONSIVE)]
 
 
-def test_a_communicator_at_its_end_is_never_stuck() -> None:
-    """Its counts stand because the run is over."""
+def test_ending_communicator_is_never_stuck() -> None:
+    """Its counts stay the same because the run is over."""
     ending = {0: {"destroy_flag": True}, 1: {"finalize_called": True}}
     assert set(course([report(Comm((7, 7), status=ending))] * 9)) == {(State.UNKNOWN, Reason.ENDING)}
 
 
-def test_a_start_that_does_not_end_is_told_as_one() -> None:
-    """Ranks that wait for each other to come up."""
+def test_stuck_start() -> None:
+    """Ranks wait for each other to initialise."""
     starting = {0: {"init_state": 7}, 1: {"init_state": 7}}
     found = course([report(Comm((0, 0), status=starting))] * 7)
     assert found[-1] == (State.STUCK, Reason.STARTING)
 
 
-def test_the_text_form_never_says_that_the_whole_job_stands() -> None:
-    """It does not tell the launches of communicators whose ranks agree."""
+def test_text_form_cannot_show_that_the_job_stands() -> None:
+    """It has no launches of communicators whose ranks agree."""
     agreeing = "    1         4         4         8        16        32   RUNNING      OK\n"
     found = course([parse_text(text_status(ROW + agreeing, "", COUNTS))] * 9)
     assert found[-1] == (State.SUSPECT, Reason.DESYNC)
@@ -116,13 +116,13 @@ def test_the_text_form_never_says_that_the_whole_job_stands() -> None:
     assert found[-1] == (State.STUCK, Reason.DESYNC)
 
 
-def test_the_worst_comes_first_and_then_the_largest() -> None:
-    """So that a bound on what is exported leaves out the least."""
+def test_order() -> None:
+    """The worst first, then the largest: a limit on the export drops the least important."""
     tracker = HealthTracker()
     comms = (Comm((5, 5), name=1), Comm((5, 5, 5), name=2), Comm((5,), name=3, gone=(Gone(1, dead=True),)))
     assert [each.communicator.name[-1] for each in tracker.update(report(*comms))] == ["3", "2", "1"]
 
 
-def test_states_are_in_the_order_of_gravity() -> None:
-    """As others name and order them."""
+def test_order_of_states() -> None:
+    """The order of SGLang and others."""
     assert list(State) == ["healthy", "unknown", "suspect", "stuck", "error", "dead"]

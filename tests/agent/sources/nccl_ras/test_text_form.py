@@ -25,16 +25,16 @@ def only(errors: str, warnings: str = "", row: str = ROW.format("MISMATCH")) -> 
     return found
 
 
-def test_communicators_whose_ranks_agree_are_counted() -> None:
-    """Nothing else is told of them."""
+def test_even_communicators_are_counted() -> None:
+    """The text says nothing else of them."""
     rows = ROW.format("OK") + "    1         8         4         1-2         4        32   RUNNING      OK\n"
     report = parse_text(text_status(rows))
     assert (report.version, report.communicators, report.unnamed) == ("2.26.2", (), 9)
     assert (report.timeouts, report.pids) == (0, frozenset())
 
 
-def test_the_ranks_behind_are_named() -> None:
-    """Where RAS prints them, for they are the smaller part."""
+def test_text_ranks_behind_are_named() -> None:
+    """Where RAS prints them, being the smaller part."""
     found = only("", COUNTS)
     assert (found.name, found.size, found.uneven, found.spread) == ("fa93daea854b060b", 32, True, 1)
     assert (found.behind, [each[:2] for each in found.named_behind]) == (
@@ -43,14 +43,14 @@ def test_the_ranks_behind_are_named() -> None:
     )
 
 
-def test_ranks_ahead_are_not_taken_for_those_behind() -> None:
+def test_ranks_ahead_are_not_named() -> None:
     """The minority that RAS prints may be ahead (NVIDIA/nccl#1911)."""
     found = only("", COUNTS.replace("operation 640", "operation 642"))
     assert (found.behind, found.named_behind) == (30, ())
 
 
-def test_one_rank_alone_stands_in_its_own_line() -> None:
-    """And one that has launched nothing has launched none."""
+def test_line_of_one_rank() -> None:
+    """Also one that has launched nothing."""
     lines = (
         "#0-0 (1) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
         "  31 ranks have launched up to operation 7\n"
@@ -64,8 +64,8 @@ def test_one_rank_alone_stands_in_its_own_line() -> None:
     )
 
 
-def test_several_kinds_of_collectives_are_kept_apart() -> None:
-    """In the words of 2.24 there is but one, `collective`."""
+def test_several_kinds_of_collectives() -> None:
+    """NCCL 2.24 knows only one, `collective`."""
     second = COUNTS.partition("\n")[2].replace("AllGather", "collective").replace("641", "700")
     found = only("", COUNTS + second)
     assert (found.spread, [each[:2] for each in found.named_behind]) == (
@@ -74,8 +74,8 @@ def test_several_kinds_of_collectives_are_kept_apart() -> None:
     )
 
 
-def test_missing_ranks_and_processes_are_told() -> None:
-    """INCOMPLETE while they are silent, DEAD after a minute."""
+def test_text_missing_ranks() -> None:
+    """INCOMPLETE while they are unresponsive, DEAD after a minute."""
     silent = (
         "INCOMPLETE\n  Missing communicator data from 1 job process\n"
         "  Process 3487984 on node 172.16.64.213 managing GPU 5\n\n"
@@ -99,7 +99,7 @@ def test_missing_ranks_and_processes_are_told() -> None:
     assert report.communicators[0].absences == {Absence.DEAD}
 
 
-def test_errors_and_different_status_are_told() -> None:
+def test_errors_and_uneven_status() -> None:
     """Of one communicator under two headings."""
     error = "#0-0 (a) ERROR\n  Asynchronous error on 1 rank\n  Rank 2 reported System error -- GPU 2\n\n"
     status = (
@@ -112,8 +112,8 @@ def test_errors_and_different_status_are_told() -> None:
     assert (found.spread, found.named_missing) == (None, ())
 
 
-def test_the_mark_changes_with_the_counts() -> None:
-    """And not with the time of the answer."""
+def test_text_fingerprint() -> None:
+    """It changes with the counts, not with the time of the answer."""
     assert only("", COUNTS).fingerprint == only("", COUNTS).fingerprint
     assert only("", COUNTS).fingerprint != only("", COUNTS.replace("640", "639")).fingerprint
 
@@ -129,8 +129,8 @@ def test_the_mark_changes_with_the_counts() -> None:
         b" " * (MAX_TEXT_BYTES + 1),
     ],
 )
-def test_what_is_no_status_or_cut_off_is_one_clear_error(body: bytes) -> None:
-    """An answer without its end may lack the very communicator that stands."""
+def test_invalid_or_cut_off_answers(body: bytes) -> None:
+    """A cut-off answer may lack the very communicator that is stuck."""
     with pytest.raises(CollectError, match="could not read the answer of NCCL RAS"):
         parse_text(body)
 
@@ -144,6 +144,6 @@ def test_what_is_no_status_or_cut_off_is_one_clear_error(body: bytes) -> None:
         "#0-0 (aa) WHAT\n",
     ],
 )
-def test_lines_that_make_no_sense_are_left_out(warnings: str) -> None:
+def test_unknown_lines(warnings: str) -> None:
     """They name no communicator."""
     assert parse_text(text_status(ROW.format("MISMATCH"), "", warnings)).communicators == ()

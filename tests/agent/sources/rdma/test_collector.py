@@ -64,8 +64,8 @@ def names(series: dict[tuple[str, ...], float]) -> set[str]:
     return {key[3] if len(key) == 4 else key[0] for key in series}
 
 
-def test_a_port_has_identity_state_speed_and_counters(tmp_path: Path) -> None:
-    """Data in bytes, not in words of four; errors apart from congestion and from plain operations."""
+def test_series_of_a_port(tmp_path: Path) -> None:
+    """Data in bytes, not in words of four. Errors apart from congestion and operations."""
     sysfs = build_node(tmp_path).sysfs
     series = {key: value for key, value in found(rdma(sysfs)).items() if key[1] == "mlx5_2"}
     port = ("mlx5_2", "1")
@@ -93,16 +93,16 @@ def test_a_port_has_identity_state_speed_and_counters(tmp_path: Path) -> None:
     assert len(series) == 5 + len(COUNTERS) + len(HARDWARE_COUNTERS) - 1
 
 
-def test_every_physical_device_is_read_and_none_twice(tmp_path: Path) -> None:
-    """A virtual function shows its host's traffic again."""
+def test_physical_devices(tmp_path: Path) -> None:
+    """A virtual function would show its host's traffic again."""
     collection = rdma(build_node(tmp_path).sysfs).collect()
     keys = [(series.metric.name, series.labels) for series in collection.series]
     assert len(keys) == len(set(keys))
     assert {labels[0] for _, labels in keys} == {*(f"mlx5_{index}" for index in range(8)), "efa_0"}
 
 
-def test_virtual_functions_are_read_where_they_are_named(tmp_path: Path) -> None:
-    """And whatever is excluded is not read."""
+def test_device_filter(tmp_path: Path) -> None:
+    """Virtual functions are read if included by name. Excluded devices are not read."""
     sysfs = build_node(tmp_path).sysfs
     named = found(rdma(sysfs, device_filter=DeviceFilter(include=("mlx5_vf*",), exclude=())))
     assert {key[1] for key in named} == {"mlx5_vf0"}
@@ -110,7 +110,7 @@ def test_virtual_functions_are_read_where_they_are_named(tmp_path: Path) -> None
     assert {key[1] for key in without} == {"mlx5_0"}
 
 
-def test_a_counter_that_firmware_does_not_have_costs_only_itself(tmp_path: Path) -> None:
+def test_counter_without_firmware_support(tmp_path: Path) -> None:
     """On the last port of the tree one counter is `N/A (no PMA)`."""
     series = found(rdma(build_node(tmp_path).sysfs))
     assert ("errors_total", "mlx5_6", "1", "port_rcv_constraint_errors") in series
@@ -130,8 +130,8 @@ def test_a_counter_that_firmware_does_not_have_costs_only_itself(tmp_path: Path)
     ],
 )
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage", "directory", "binary"])
-def test_an_odd_file_costs_only_its_own_series(tmp_path: Path, file: str, lost: set[str], how: str) -> None:
-    """All else of the port stays, and all of the other ports."""
+def test_broken_file(tmp_path: Path, file: str, lost: set[str], how: str) -> None:
+    """All other series of the port stay, and all of the other ports."""
     sysfs = build_node(tmp_path, gpus=0, ports=2, odd=False).sysfs
     whole = found(rdma(sysfs))
     path = sysfs / PORT / file
@@ -147,8 +147,8 @@ def test_an_odd_file_costs_only_its_own_series(tmp_path: Path, file: str, lost: 
     assert set(left) <= set(whole)
 
 
-def test_a_port_that_is_down_has_no_speed(tmp_path: Path) -> None:
-    """The kernel gives the lowest speed as a placeholder."""
+def test_port_down(tmp_path: Path) -> None:
+    """It has no speed: the kernel shows the lowest one as a placeholder."""
     down = {"state": "1: DOWN", "phys_state": "3: Disabled", "rate": "2.5 Gb/sec (1X SDR)"}
     series = found(rdma(one_port(tmp_path, {}, {}, **down)))
     assert {key: value for key, value in series.items() if key[0] != "port_info"} == {
@@ -158,8 +158,8 @@ def test_a_port_that_is_down_has_no_speed(tmp_path: Path) -> None:
     }
 
 
-def test_a_port_that_came_up_is_asked_again_at_once(tmp_path: Path) -> None:
-    """While it was down its counters failed, and were left alone."""
+def test_port_comes_up(tmp_path: Path) -> None:
+    """Counters that failed while it was down are read at once."""
     sysfs = one_port(tmp_path, {"symbol_error": "N/A (no PMA)"}, {}, state="1: DOWN")
     collector = rdma(sysfs)
     for _ in range(MAX_FAILURES + 1):
@@ -170,8 +170,8 @@ def test_a_port_that_came_up_is_asked_again_at_once(tmp_path: Path) -> None:
     assert found(collector)["errors_total", "mlx5_0", "1", "symbol_error"] == 3
 
 
-def test_a_state_that_could_not_be_read_is_asked_for_again_soon(tmp_path: Path) -> None:
-    """A port that is back must not stay unseen for long."""
+def test_failing_state_is_retried_soon(tmp_path: Path) -> None:
+    """A port that is back must be seen soon."""
     clock = ManualClock()
     sysfs = one_port(tmp_path, {}, {}, state="garbage")
     collector = rdma(sysfs, clock=clock)
@@ -183,8 +183,8 @@ def test_a_state_that_could_not_be_read_is_asked_for_again_soon(tmp_path: Path) 
     assert found(collector)["port_up", "mlx5_0", "1"] == 1
 
 
-def test_efa_counts_bytes_under_other_names_and_says_nothing_of_its_link(tmp_path: Path) -> None:
-    """Its driver says ACTIVE whatever happens; counters of the device itself have no port."""
+def test_efa(tmp_path: Path) -> None:
+    """It has other names for bytes, always reports ACTIVE, and has counters of the device without a port."""
     series = found(rdma(build_node(tmp_path).sysfs))
     efa = {key: value for key, value in series.items() if key[1] == "efa_0" and key[0] != "port_info"}
     assert efa == {
@@ -201,16 +201,16 @@ def test_efa_counts_bytes_under_other_names_and_says_nothing_of_its_link(tmp_pat
 
 
 @pytest.mark.parametrize(("state", "up"), [("up", 1), ("down", 0), ("unknown", None)])
-def test_efa_is_as_up_as_its_interface(tmp_path: Path, state: str, up: int | None) -> None:
-    """Where there is one, and where it knows."""
+def test_efa_link(tmp_path: Path, state: str, up: int | None) -> None:
+    """From its network interface, where that exists and knows."""
     device = add_pci(tmp_path, "pci0000:00/0000:00:1d.0", "0x020000", driver="efa")
     add_rdma(tmp_path, device, "efa_0", port_files({}, {}))
     add_interface(tmp_path, device, "eth1", operstate=state)
     assert found(rdma(tmp_path)).get(("port_up", "efa_0", "1")) == up
 
 
-def test_a_total_never_jumps_from_one_counter_to_another(tmp_path: Path) -> None:
-    """The driver's own count of bytes began at another time; a read that fails leaves a gap instead."""
+def test_total_keeps_its_counter(tmp_path: Path) -> None:
+    """The driver's own byte count started at another time, so a failed read leaves a gap."""
     sysfs = one_port(tmp_path, {"port_rcv_data": 25}, {"rx_bytes": 101})
     collector = rdma(sysfs)
     assert found(collector)["receive_bytes_total", "mlx5_0", "1"] == 100
@@ -218,8 +218,8 @@ def test_a_total_never_jumps_from_one_counter_to_another(tmp_path: Path) -> None
     assert "receive_bytes_total" not in names(found(collector))
 
 
-def test_counters_a_device_repeats_of_its_ports_are_left_out(tmp_path: Path) -> None:
-    """mlx5 does so in switchdev mode."""
+def test_repeated_counters(tmp_path: Path) -> None:
+    """mlx5 repeats port counters at the device in switchdev mode."""
     sysfs = one_port(tmp_path, {}, {"out_of_buffer": 5})
     own = sysfs / "class/infiniband/mlx5_0/hw_counters"
     own.mkdir()
@@ -227,7 +227,7 @@ def test_counters_a_device_repeats_of_its_ports_are_left_out(tmp_path: Path) -> 
     assert ("errors_total", "mlx5_0", "", "out_of_buffer") not in found(rdma(sysfs))
 
 
-def test_an_identity_is_read_again_after_a_while(tmp_path: Path) -> None:
+def test_identity_is_refreshed(tmp_path: Path) -> None:
     """Firmware is updated, interfaces are renamed."""
     clock = ManualClock()
     sysfs = build_node(tmp_path, gpus=0, ports=1, odd=False).sysfs
@@ -244,8 +244,8 @@ def test_an_identity_is_read_again_after_a_while(tmp_path: Path) -> None:
     assert firmware() == "28.40.1000"
 
 
-def test_a_device_that_vanishes_takes_only_its_own_series_along(tmp_path: Path) -> None:
-    """And brings them back when it returns, whatever failed before."""
+def test_device_disappears(tmp_path: Path) -> None:
+    """Only its series go, and they return with it, whatever failed before."""
     sysfs = build_node(tmp_path, gpus=0, ports=2, odd=False).sysfs
     collector = rdma(sysfs)
     whole = found(collector)
@@ -257,9 +257,7 @@ def test_a_device_that_vanishes_takes_only_its_own_series_along(tmp_path: Path) 
     assert found(collector) == whole
 
 
-def test_a_device_without_ports_costs_only_its_own_series(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_device_without_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its driver is half loaded, or its link is broken."""
     sysfs = build_node(tmp_path, gpus=0, ports=3, odd=False).sysfs
     shutil.rmtree(sysfs / "class/infiniband/mlx5_0/ports/1")
@@ -270,16 +268,16 @@ def test_a_device_without_ports_costs_only_its_own_series(
     assert "holds no port" in caplog.text
 
 
-def test_a_node_without_rdma_is_not_applicable(tmp_path: Path) -> None:
-    """No class, or none of its devices chosen."""
+def test_node_without_rdma(tmp_path: Path) -> None:
+    """No class, or no selected device."""
     with pytest.raises(NotApplicable):
         rdma(tmp_path).collect()
     with pytest.raises(NotApplicable):
         rdma(one_port(tmp_path, {}, {}), device_filter=DeviceFilter(exclude=("*",))).collect()
 
 
-def test_a_class_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
-    """It is no node without RDMA."""
+def test_unreadable_class(tmp_path: Path) -> None:
+    """Unlike a node without RDMA, it is an error."""
     (tmp_path / "class").mkdir()
     (tmp_path / "class/infiniband").symlink_to("infiniband")
     with pytest.raises(CollectError, match="could not list"):
@@ -308,15 +306,15 @@ def identity(device: Path, port: str = "1") -> PortIdentity:
         ("device", {"network_device", "pci_bus_id", "numa_node", "driver"}),
     ],
 )
-def test_what_is_missing_is_empty(tmp_path: Path, file: str, lost: set[str]) -> None:
-    """All else stays, so that dashboards can join on it."""
+def test_missing_identity_files(tmp_path: Path, file: str, lost: set[str]) -> None:
+    """The other fields stay, so that dashboards can join on them."""
     device = build_node(tmp_path, gpus=0, ports=1, odd=False).sysfs / "class/infiniband/mlx5_0"
     assert identity(device) == WHOLE
     (device / file).unlink()
     assert identity(device) == WHOLE._replace(**dict.fromkeys(lost, ""))
 
 
-def test_the_interface_of_a_port_is_the_one_with_its_number(tmp_path: Path) -> None:
+def test_interface_by_port_number(tmp_path: Path) -> None:
     """A card with two ports has two interfaces on one PCI function."""
     device = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x020000", driver="mlx4_core")
     second = {name.replace("ports/1", "ports/2"): text for name, text in port_files({}, {}).items()}
@@ -326,8 +324,8 @@ def test_the_interface_of_a_port_is_the_one_with_its_number(tmp_path: Path) -> N
     assert [identity(card, port).network_device for port in ("1", "2", "3")] == ["eth9", "eth8", ""]
 
 
-def test_without_an_interface_of_the_device_that_of_the_first_gid_counts(tmp_path: Path) -> None:
-    """As with RoCE over a bond."""
+def test_interface_by_gid(tmp_path: Path) -> None:
+    """For example RoCE over a bond."""
     device = add_pci(tmp_path, "pci0000:16/0000:16:02.0", "0x020000")
     files = {**port_files({}, {}), "ports/1/gid_attrs/ndevs/0": "bond0"}
     assert identity(add_rdma(tmp_path, device, "rxe_0", files)).network_device == "bond0"

@@ -29,8 +29,8 @@ def series_of(counters: dict[str, int]) -> list[tuple[str, tuple[str, ...], floa
     ]
 
 
-def test_bytes_that_are_counted_twice_are_exported_once() -> None:
-    """bnxt_re has both the specification's counters and its own; the latter are mere operations then."""
+def test_bytes_are_exported_once() -> None:
+    """bnxt_re has the standard counters and its own, which then are operations."""
     port = ("mlx5_0", "1")
     assert series_of({"rx_bytes": 101, "port_rcv_data": 25}) == [
         ("operations_total", (*port, "rx_bytes"), 101),
@@ -39,22 +39,22 @@ def test_bytes_that_are_counted_twice_are_exported_once() -> None:
     assert series_of({"rx_bytes": 101}) == [("receive_bytes_total", port, 101)]
 
 
-def test_the_number_of_unknown_counters_is_bounded() -> None:
-    """A driver's thousand new names do not become a thousand series; the names known here stay."""
+def test_number_of_unknown_counters_is_bounded() -> None:
+    """A thousand new names must not become a thousand series. Known names stay."""
     unknown = {f"a_future_{index:05d}": index for index in range(MAX_OPERATIONS + 50)}
     found = series_of({**unknown, "symbol_error": 1})
     assert len(found) == MAX_OPERATIONS + 1
     assert found[-1] == ("errors_total", ("mlx5_0", "1", "symbol_error"), 1)
 
 
-def test_no_more_files_are_read_than_a_driver_could_have(tmp_path: Path) -> None:
+def test_number_of_files_is_bounded(tmp_path: Path) -> None:
     """Each costs system calls."""
     write(tmp_path, {f"counter_{index:05d}": index for index in range(MAX_COUNTERS + 50)})
     assert len(read_counters(SysfsFiles(), str(tmp_path))) == MAX_COUNTERS
 
 
-def test_a_directory_that_is_not_there_holds_no_counter(tmp_path: Path) -> None:
-    """A port without the InfiniBand counters, such as EFA's."""
+def test_missing_counter_directory(tmp_path: Path) -> None:
+    """EFA's ports lack the InfiniBand counters."""
     assert read_counters(SysfsFiles(), str(tmp_path / "counters")) == {}
 
 
@@ -74,7 +74,7 @@ def test_a_directory_that_is_not_there_holds_no_counter(tmp_path: Path) -> None:
         *("ip4InDiscards", "RetransSegs", "Nak Sequence Error"),
     ],
 )
-def test_errors_of_each_driver_are_known(name: str) -> None:
+def test_errors(name: str) -> None:
     """The InfiniBand specification, mlx5, bnxt_re, efa, irdma."""
     assert class_of(name) is ERRORS
 
@@ -92,7 +92,7 @@ def test_errors_of_each_driver_are_known(name: str) -> None:
         *("cnpSent", "RxECNMrkd", "vport_roce_slow_restart_cnps"),
     ],
 )
-def test_congestion_control_at_work_is_no_error(name: str) -> None:
+def test_congestion(name: str) -> None:
     """A healthy fabric marks packets."""
     assert class_of(name) is CONGESTION
 
@@ -101,13 +101,13 @@ def test_congestion_control_at_work_is_no_error(name: str) -> None:
     "name",
     ["rx_write_requests", "InRdmaReads", "unicast_rcv_packets", "retrans_bytes", "resp_cqe_flush_error"],
 )
-def test_everything_else_is_an_operation(name: str) -> None:
-    """Bytes among counts would drown them; a queue that is closed flushes what is left in it."""
+def test_operations(name: str) -> None:
+    """Bytes would drown counts. Closing a queue flushes what is left in it."""
     assert class_of(name) is OPERATIONS
     assert class_of("a_name_of_the_future") is OPERATIONS
 
 
-def test_what_may_fall_is_no_counter() -> None:
-    """The age of the values, and how many queues there are now."""
+def test_gauges_are_no_counters() -> None:
+    """The age of the values, and the present number of queues."""
     assert not any(map(is_counter, ("lifespan", "active_qps", "watermark_mrs")))
     assert is_counter("out_of_buffer")

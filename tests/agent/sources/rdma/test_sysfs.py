@@ -38,7 +38,7 @@ def files(clock: ManualClock) -> SysfsFiles:
     return SysfsFiles(clock)
 
 
-def test_a_file_that_keeps_failing_is_left_alone_for_a_while(tmp_path: Path) -> None:
+def test_failing_file_is_skipped(tmp_path: Path) -> None:
     """Each refused query may write a line to the kernel's log."""
     clock = ManualClock()
     reader, parse, path = files(clock), CountingParser(), tmp_path / "symbol_error"
@@ -57,8 +57,8 @@ def test_a_file_that_keeps_failing_is_left_alone_for_a_while(tmp_path: Path) -> 
     assert parse.reads == MAX_FAILURES + 11
 
 
-def test_a_file_that_fails_now_and_then_is_always_asked(tmp_path: Path) -> None:
-    """An answer in between makes up for the failures before it."""
+def test_occasional_failures(tmp_path: Path) -> None:
+    """A success in between resets the count."""
     reader, parse, path = files(ManualClock()), CountingParser(), tmp_path / "symbol_error"
     for text in ("N/A\n", "N/A\n", "1\n") * 3:
         path.write_text(text)
@@ -66,7 +66,7 @@ def test_a_file_that_fails_now_and_then_is_always_asked(tmp_path: Path) -> None:
     assert parse.reads == 9
 
 
-def test_failures_can_be_forgotten(tmp_path: Path) -> None:
+def test_forget_failures(tmp_path: Path) -> None:
     """A port that came up may answer now."""
     reader, parse, path = files(ManualClock()), CountingParser(), tmp_path / "symbol_error"
     path.write_text("N/A (no PMA)\n")
@@ -78,8 +78,8 @@ def test_failures_can_be_forgotten(tmp_path: Path) -> None:
     assert reader.value(str(path), parse) == 3
 
 
-def test_only_surprises_are_told(tmp_path: Path) -> None:
-    """A value that firmware does not have is no surprise, garbage and a broken file system are; each once."""
+def test_reported_errors(tmp_path: Path) -> None:
+    """Missing firmware support is not reported; garbage and a broken file system are, once each."""
     reader = files(ManualClock())
     (tmp_path / "refused").write_text("N/A (no PMA)\n")
     (tmp_path / "garbage").write_text("garbage\n")
@@ -92,16 +92,16 @@ def test_only_surprises_are_told(tmp_path: Path) -> None:
     assert reader.take_errors() == []
 
 
-def test_a_driver_that_refuses_an_answer_is_no_surprise() -> None:
-    """EINVAL, here from a real file of the kernel that cannot be read like this."""
+def test_refused_read_is_not_reported() -> None:
+    """EINVAL, here from a real kernel file."""
     reader = files(ManualClock())
     assert reader.value("/proc/self/attr/current/x", parse_counter) is None
     assert reader.value("/sys/class/net/lo/speed", parse_counter) is None
     assert reader.take_errors() == []
 
 
-def test_a_file_without_end_is_read_to_its_first_page() -> None:
-    """Whatever lies under a name costs no more memory."""
+def test_endless_file() -> None:
+    """Only its first page is read."""
     sizes: list[int] = []
 
     def measure(text: bytes) -> int:
@@ -112,8 +112,8 @@ def test_a_file_without_end_is_read_to_its_first_page() -> None:
     assert sizes == [4096]
 
 
-def test_a_file_is_not_left_alone_because_the_agent_had_no_descriptors(tmp_path: Path) -> None:
-    """Many scrapes at once would else cost counters for ten minutes."""
+def test_out_of_descriptors(tmp_path: Path) -> None:
+    """Many scrapes at once must not cost counters for ten minutes."""
     reader, path = files(ManualClock()), tmp_path / "symbol_error"
     path.write_text("7\n")
     with no_descriptors():
@@ -132,22 +132,22 @@ def test_a_file_is_not_left_alone_because_the_agent_had_no_descriptors(tmp_path:
         (b"0 Gb/sec\n", None),
     ],
 )
-def test_a_rate_is_in_bytes_per_second(text: bytes, bytes_per_second: float | None) -> None:
-    """The width and the generation stand behind it; a speed of 0 says nothing."""
+def test_parse_rate(text: bytes, bytes_per_second: float | None) -> None:
+    """Width and generation follow the number. A speed of 0 means unknown."""
     assert parse_rate(text) == bytes_per_second
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"400", b"400 Mb/sec", b"fast Gb/sec", b"nan Gb/sec", b"-1 Gb/sec", b"inf Gb/sec"]
 )
-def test_an_odd_rate_is_rejected(text: bytes) -> None:
+def test_invalid_rates(text: bytes) -> None:
     """Another unit must not be taken for gigabits."""
     with pytest.raises(ValueError):
         parse_rate(text)
 
 
-def test_states_have_the_names_of_the_kernels_numbers() -> None:
-    """By number, as the text differs between kernels; a number unknown here says nothing."""
+def test_parse_states() -> None:
+    """By number, since the text differs between kernels. Unknown numbers give None."""
     assert [parse_state(b"%d: X\n" % number) for number in range(7)] == [
         "nop",
         "down",
@@ -164,7 +164,7 @@ def test_states_have_the_names_of_the_kernels_numbers() -> None:
         parse_state(b"ACTIVE\n")
 
 
-def test_a_counter_that_is_not_known_is_none() -> None:
+def test_unknown_counters() -> None:
     """Firmware without the counter, and all bits set."""
     assert parse_counter(b"18446744073709551614\n") == 2**64 - 2
     assert [parse_counter(text) for text in (b"N/A (no PMA)\n", b"18446744073709551615\n")] == [None, None]
@@ -173,14 +173,14 @@ def test_a_counter_that_is_not_known_is_none() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"-1\n", b"1e3\n", b"0x10\n", b"18446744073709551616\n", b"\xff"]
 )
-def test_what_is_no_counter_is_rejected(text: bytes) -> None:
-    """Nor is a number that does not fit into 64 bits."""
+def test_invalid_counters(text: bytes) -> None:
+    """Also numbers of more than 64 bits."""
     with pytest.raises(ValueError):
         parse_counter(text)
 
 
-def test_a_word_is_never_empty() -> None:
-    """Bytes that are no UTF-8 are replaced."""
+def test_parse_word() -> None:
+    """Bytes that are not UTF-8 are replaced."""
     assert parse_word(b" MT4129 \n") == "MT4129"
     assert parse_word(b"\xff\n") == "\ufffd"
     assert parse_word(b"\n") is None

@@ -35,8 +35,8 @@ def found(collector: AffinityCollector) -> set[tuple[str, ...]]:
     return {key[1:] for key in series}
 
 
-def test_each_gpu_has_the_nics_below_its_switch(tmp_path: Path) -> None:
-    """All that are equally near; no virtual function, no management NIC."""
+def test_nics_below_the_switch(tmp_path: Path) -> None:
+    """All that are equally near, but no virtual function and no management NIC."""
     sysfs = build_node(tmp_path).sysfs
     buses = [f"0000:{bus:02x}:00.0" for bus in gpu_buses(8)]
     assert found(affinity(sysfs, *buses)) == {
@@ -44,8 +44,8 @@ def test_each_gpu_has_the_nics_below_its_switch(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_nic_below_the_switch_the_nearest_other_one_counts(tmp_path: Path) -> None:
-    """The first switch's two NICs serve the GPUs of their socket by its host bridges, the rest beyond."""
+def test_nearest_nics_elsewhere(tmp_path: Path) -> None:
+    """The first switch's two NICs serve the GPUs of their socket through host bridges, and the others."""
     sysfs = build_node(tmp_path, ports=2, odd=False).sysfs
     buses = [f"0000:{bus:02x}:00.0" for bus in gpu_buses(8)]
     distances = ["pix", "pix", "node", "node", "sys", "sys", "sys", "sys"]
@@ -54,8 +54,8 @@ def test_without_a_nic_below_the_switch_the_nearest_other_one_counts(tmp_path: P
     }
 
 
-def test_without_rdma_the_network_interfaces_count(tmp_path: Path) -> None:
-    """Those with a PCI device behind them, by their own names."""
+def test_network_interfaces_without_rdma(tmp_path: Path) -> None:
+    """Those on the PCI bus, by their own names."""
     gpu = add_pci(tmp_path, "pci0000:00/0000:00:06.0", "0x030200", "0x10de")
     nic = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
     (nic / "virtio2").mkdir()
@@ -65,8 +65,8 @@ def test_without_rdma_the_network_interfaces_count(tmp_path: Path) -> None:
     assert found(affinity(tmp_path, gpu.name)) == {("GPU-0", "eth0", "phb")}
 
 
-def test_nothing_is_claimed_where_the_numa_nodes_are_unknown(tmp_path: Path) -> None:
-    """Two host bridges may belong to one socket or to two; a NIC whose place is known is taken instead."""
+def test_unknown_numa_nodes(tmp_path: Path) -> None:
+    """Two host bridges may belong to one socket or two. A NIC whose place is known is used instead."""
     gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
     unknown = add_pci(tmp_path, "pci0000:36/0000:36:01.0", "0x020000", numa_node=-1)
     add_rdma(tmp_path, unknown, "mlx5_0", {})
@@ -77,16 +77,16 @@ def test_nothing_is_claimed_where_the_numa_nodes_are_unknown(tmp_path: Path) -> 
     assert found(collector) == {("GPU-0", "mlx5_1", "sys")}
 
 
-def test_a_gpu_that_left_the_bus_costs_only_its_own_series(tmp_path: Path) -> None:
-    """The inventory still knows it; an address that is none leads nowhere."""
+def test_gpu_left_the_bus(tmp_path: Path) -> None:
+    """The inventory still knows it. An invalid address leads nowhere."""
     sysfs = build_node(tmp_path, odd=False).sysfs
     collector = affinity(sysfs, "0000:1b:00.0", "0000:2b:00.0", "../../../class/net/eth0/device")
     (sysfs / "bus/pci/devices/0000:2b:00.0").unlink()
     assert {gpu for gpu, *_ in found(collector)} == {"GPU-0"}
 
 
-def test_a_nic_that_vanishes_is_no_longer_named(tmp_path: Path) -> None:
-    """And one whose link is broken as little."""
+def test_nic_disappears(tmp_path: Path) -> None:
+    """Also a NIC whose link is broken."""
     sysfs = build_node(tmp_path, odd=False).sysfs
     collector = affinity(sysfs, "0000:1b:00.0")
     (sysfs / "class/infiniband/mlx5_0").unlink()
@@ -95,8 +95,7 @@ def test_a_nic_that_vanishes_is_no_longer_named(tmp_path: Path) -> None:
     assert found(collector) == {("GPU-0", nic, "node") for nic in ("mlx5_2", "mlx5_3")}
 
 
-def test_without_gpus_or_nics_it_is_not_applicable(tmp_path: Path) -> None:
-    """Nothing to compare."""
+def test_no_gpus_or_nics(tmp_path: Path) -> None:
     with pytest.raises(NotApplicable, match="no known GPU"):
         affinity(build_node(tmp_path / "a").sysfs).collect()
     gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
@@ -104,8 +103,8 @@ def test_without_gpus_or_nics_it_is_not_applicable(tmp_path: Path) -> None:
         affinity(tmp_path, gpu.name).collect()
 
 
-def test_a_list_of_devices_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    """It is no machine without NICs."""
+def test_unreadable_device_list(tmp_path: Path) -> None:
+    """It is not a machine without NICs."""
     gpu = add_pci(tmp_path, "pci0000:16/0000:16:01.0", "0x030200", "0x10de", numa_node=0)
     (tmp_path / "class").mkdir()
     (tmp_path / "class/infiniband").symlink_to("infiniband")
@@ -148,9 +147,7 @@ def at(*bridges: str, numa_node: int | None = 0) -> PciDevice:
         (at("pci0000:16", numa_node=None), at("pci0000:36", numa_node=None), None),
     ],
 )
-def test_the_distance_is_what_lies_between(
-    one: PciDevice, other: PciDevice, expected: Distance | None
-) -> None:
+def test_distance(one: PciDevice, other: PciDevice, expected: Distance | None) -> None:
     """The same in both directions."""
     assert distance(one, other) == expected
     assert distance(other, one) == expected

@@ -16,8 +16,8 @@ from rankwatch_agent.sources.topology.pci_device import (
 from support.sources.node_tree import add_pci, build_node, link
 
 
-def test_a_device_is_found_with_the_bridges_above_it(tmp_path: Path) -> None:
-    """From the host bridge down; the bridges of one switch are its upstream and its downstream port."""
+def test_locate(tmp_path: Path) -> None:
+    """From the host bridge down. The bridges of one switch are its upstream and its downstream port."""
     sysfs = build_node(tmp_path).sysfs
     assert locate(str(sysfs / "class/infiniband/mlx5_1/device")) == PciDevice(
         "0000:29:00.0", ("pci0000:16", "0000:16:01.0", "0000:17:00.0", "0000:18:02.0"), 0
@@ -25,8 +25,8 @@ def test_a_device_is_found_with_the_bridges_above_it(tmp_path: Path) -> None:
     assert locate(str(sysfs / "class/net/ib1/device")) == locate(str(sysfs / "bus/pci/devices/0000:29:00.0"))
 
 
-def test_a_device_on_another_bus_stands_for_its_pci_function(tmp_path: Path) -> None:
-    """As virtio's and the subfunctions of mlx5."""
+def test_device_on_another_bus(tmp_path: Path) -> None:
+    """virtio and the subfunctions of mlx5 give their PCI function."""
     device = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
     (device / "virtio2").mkdir()
     link(tmp_path / "class/net/eth0/device", device / "virtio2")
@@ -34,8 +34,8 @@ def test_a_device_on_another_bus_stands_for_its_pci_function(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["-1", "", "many", None])
-def test_an_unknown_numa_node_is_none(tmp_path: Path, text: str | None) -> None:
-    """Firmware that does not tell gives -1."""
+def test_unknown_numa_node(tmp_path: Path, text: str | None) -> None:
+    """Firmware that does not report it gives -1."""
     device = add_pci(tmp_path, "pci0000:00/0000:00:05.0", "0x020000")
     (device / "numa_node").unlink()
     if text is not None:
@@ -45,8 +45,8 @@ def test_an_unknown_numa_node_is_none(tmp_path: Path, text: str | None) -> None:
     assert place.numa_node is None
 
 
-def test_what_lies_on_no_pci_bus_has_no_place(tmp_path: Path) -> None:
-    """A virtual interface, a link that is broken, one that leads to itself, a name with a NUL."""
+def test_device_off_the_pci_bus(tmp_path: Path) -> None:
+    """A virtual interface, a broken link, a link to itself, a name with a NUL."""
     virtual = tmp_path / "devices/virtual/net/bond0"
     virtual.mkdir(parents=True)
     (tmp_path / "broken").symlink_to(tmp_path / "pci0000:00/0000:00:05.0")
@@ -55,15 +55,15 @@ def test_what_lies_on_no_pci_bus_has_no_place(tmp_path: Path) -> None:
         assert locate(path) is None
 
 
-def test_addresses_are_told_from_other_names() -> None:
-    """Domains may have more than four digits; a path is no address."""
+def test_is_address() -> None:
+    """Domains may have more than four digits. A path is no address."""
     assert is_address("0000:3b:00.0")
     assert is_address("10000:01:00.7")
     assert not any(map(is_address, ("3b:00.0", "0000:3b:00.0/..", "../etc", "0000:3B:00.0", "")))
 
 
-def test_driver_and_virtual_functions_are_known_by_their_links(tmp_path: Path) -> None:
-    """A device without a driver has an empty one."""
+def test_driver_and_virtual_function(tmp_path: Path) -> None:
+    """A device without a driver has an empty name."""
     sysfs = build_node(tmp_path).sysfs
     assert driver_of(str(sysfs / "class/net/eth0/device")) == "bnxt_en"
     assert driver_of(str(sysfs / "class/net")) == ""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import pytest
+
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
-from rankwatch_agent.incidents.rank_state import final_state, process_state
+from rankwatch_agent.incidents.bundle import EvidenceError
+from rankwatch_agent.incidents.rank_state import final_state, process_state, writer_process
 from support.incidents.incidents import boxed
 from support.training.blackbox import box
 from support.training.ranks import rank
 
 
-def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> None:
-    """With their ages."""
+def test_final_state(tmp_path: Path) -> None:
+    """Groups, open phase and last records, with their ages."""
     group = GroupNow(3, "mesh_tp", "0-3", 4, enqueued=17, oldest=195.0, operation="all_reduce")
     with rank(tmp_path, "steps(30)\nready()"):
         told = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
@@ -28,16 +31,16 @@ def test_groups_the_open_phase_and_the_last_records_are_told(tmp_path: Path) -> 
     assert len(lines) == 24 and "step" in lines[4]
 
 
-def test_of_a_ring_that_has_gone_round_the_newest_records_are_told(tmp_path: Path) -> None:
-    """As that of every run but a short one."""
+def test_newest_records_of_a_full_ring(tmp_path: Path) -> None:
+    """Every run but a short one has a full ring."""
     with rank(tmp_path, "steps(20000)\nwith run.phase('checkpoint'): pass\nready()"):
         words = final_state(boxed(box(tmp_path)), 200.0).splitlines()
     assert len(words) == 23
     assert "phase checkpoint" in words[3]
 
 
-def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    """Neither those of a black box nor the name of a process."""
+def test_control_characters_are_replaced(tmp_path: Path) -> None:
+    """Names in a black box or of a process must not steer a terminal."""
     with rank(tmp_path / "boxes", "steps(1)\nready()"):
         told = boxed(box(tmp_path / "boxes"), open_phase=("\x1b[2Jforward", 190.0))
         assert "in phase ?[2Jforward" in final_state(told, 200.0)
@@ -47,8 +50,8 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
     assert words.startswith("== status\nName:\t?]0;pwned?\nState:\tS\n== wchan\n(")
 
 
-def test_a_ring_that_is_too_long_to_read_is_said_to_be(tmp_path: Path) -> None:
-    """A hostile box of millions of records takes a second and not a minute."""
+def test_ring_over_the_limit(tmp_path: Path) -> None:
+    """A hostile box of millions of records takes a second, not a minute."""
     with rank(tmp_path, "steps(1)\nready()"):
         told = boxed(box(tmp_path))
     content = bytearray(told.path.read_bytes())
@@ -62,9 +65,41 @@ def test_a_ring_that_is_too_long_to_read_is_said_to_be(tmp_path: Path) -> None:
     assert "the ring is too long" in final_state(told, 200.0)
 
 
-def test_a_box_that_is_gone_costs_only_its_records(tmp_path: Path) -> None:
-    """The rest is known already."""
+def test_missing_box(tmp_path: Path) -> None:
+    """The rest of the final state is known already."""
     with rank(tmp_path, "steps(1)\nready()"):
         told = boxed(box(tmp_path))
     told.path.unlink()
     assert "its records cannot be read: could not open" in final_state(told, 200.0)
+
+
+STAND = "steps(1)\nready()\ntime.sleep(1000)"
+
+
+def test_writer_is_the_lock_holder(tmp_path: Path) -> None:
+    """The header is untrusted: it can name init or another job's process."""
+    with rank(tmp_path, STAND) as process:
+        path = box(tmp_path)
+        header = path.read_bytes()[: layout.FIXED.size]
+        fields = list(layout.FIXED.unpack(header))
+        assert fields[13] == process.pid
+        fields[13] = 1
+        with path.open("r+b") as file:
+            file.write(struct.pack("<4s", header[:4]) + layout.FIXED.pack(*fields)[4:])
+        assert writer_process(path) == process.pid
+        process.kill()
+        process.wait()
+        assert writer_process(path) is None
+
+
+def test_no_lock_no_process(tmp_path: Path) -> None:
+    """And a link to a locked file is refused."""
+    with rank(tmp_path, STAND):
+        path = box(tmp_path)
+        copy = path.with_name("9.blackbox")
+        copy.write_bytes(path.read_bytes())
+        assert writer_process(copy) is None
+        link = path.with_name("8.blackbox")
+        link.symlink_to(path)
+        with pytest.raises(EvidenceError, match="could not open"):
+            writer_process(link)

@@ -13,8 +13,8 @@ def pages(clock: ManualClock) -> MetricsHistory:
     return made
 
 
-def test_the_page_is_from_before_the_moment_and_at_most_about_twice_as_old() -> None:
-    """For a stall of half a minute as for one of a quarter of an hour, in a page or two of any age."""
+def test_age_of_the_page_before() -> None:
+    """The page is at most about twice as old as the moment, for a stall of half a minute or of fifteen."""
     clock = ManualClock()
     kept = pages(clock)
     for _ in range(7200):
@@ -27,8 +27,7 @@ def test_the_page_is_from_before_the_moment_and_at_most_about_twice_as_old() -> 
     assert len(kept._pages) <= 9
 
 
-def test_without_an_older_page_the_oldest_there_is_has_to_do() -> None:
-    """And without any there is none."""
+def test_oldest_page_without_an_older_one() -> None:
     clock = ManualClock()
     kept = pages(clock)
     assert kept.before(clock.now) is None
@@ -37,8 +36,8 @@ def test_without_an_older_page_the_oldest_there_is_has_to_do() -> None:
     assert page is not None and page.text == b"1000"
 
 
-def test_without_an_agent_around_them_there_are_no_pages() -> None:
-    """Nor where a page is too large to be kept."""
+def test_no_page_without_a_source() -> None:
+    """Nor if a page is too large to keep."""
     clock = ManualClock()
     kept = MetricsHistory(clock)
     kept.keep()

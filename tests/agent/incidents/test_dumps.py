@@ -44,8 +44,8 @@ class Watched:
         return {each.name: each.read_text() for each in (self.bundle / "dumps").glob("*")}
 
 
-def test_a_dump_is_added_once_it_no_longer_grows(tmp_path: Path) -> None:
-    """Two looks agree on it; later ones add nothing."""
+def test_dump_is_added_once_complete(tmp_path: Path) -> None:
+    """A dump is added when two looks agree on it, and only once."""
     watched = Watched(tmp_path)
     watched.dump("nccl_trace_rank_0", "half")
     assert (watched.look(), watched.found()) == ([], {})
@@ -55,8 +55,8 @@ def test_a_dump_is_added_once_it_no_longer_grows(tmp_path: Path) -> None:
         assert (watched.look(), watched.found()) == ([], {"nccl_trace_rank_0": "the whole"})
 
 
-def test_dumps_of_other_ranks_of_other_times_and_other_files_are_left_alone(tmp_path: Path) -> None:
-    """The directory is /tmp by default."""
+def test_other_files_are_ignored(tmp_path: Path) -> None:
+    """The directory is /tmp by default: dumps of other ranks or times and other files stay out."""
     watched = Watched(tmp_path)
     watched.dump("nccl_trace_rank_2")
     watched.dump("nccl_trace_rank_0", when=SINCE - 1.0)
@@ -68,8 +68,8 @@ def test_dumps_of_other_ranks_of_other_times_and_other_files_are_left_alone(tmp_
     assert watched.found() == {}
 
 
-def test_a_dump_that_does_not_fit_is_counted_once(tmp_path: Path) -> None:
-    """The bundle stays within its bound."""
+def test_dump_over_the_limit(tmp_path: Path) -> None:
+    """The bundle stays within its limit, and the dump counts as one fault."""
     watched = Watched(tmp_path, free_bytes=1000)
     watched.dump("trace_0", "x" * 999)
     watched.dump("trace_1", "x" * 999)
@@ -78,8 +78,8 @@ def test_a_dump_that_does_not_fit_is_counted_once(tmp_path: Path) -> None:
     assert len(watched.found()) == 1
 
 
-def test_thousands_of_dumps_are_not_all_tried(tmp_path: Path) -> None:
-    """A training process can write as many as it likes."""
+def test_number_of_dumps_is_bounded(tmp_path: Path) -> None:
+    """A training process can write any number of them."""
     watched = Watched(tmp_path, free_bytes=1 << 20)
     for number in range(2 * MAX_DUMPS):
         watched.dump(f"t{number}_1")
@@ -88,8 +88,8 @@ def test_thousands_of_dumps_are_not_all_tried(tmp_path: Path) -> None:
     assert len(watched.found()) == MAX_DUMPS
 
 
-def test_after_the_incident_nothing_is_added(tmp_path: Path) -> None:
-    """Whatever comes belongs to the next one."""
+def test_no_dumps_after_the_incident(tmp_path: Path) -> None:
+    """Later dumps belong to the next incident."""
     watched = Watched(tmp_path)
     watched.look()
     watched.look(incident([condition(0)], number=2))
@@ -99,10 +99,7 @@ def test_after_the_incident_nothing_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
-def test_a_directory_that_cannot_be_read_is_a_fault_and_one_that_is_not_there_is_none(
-    tmp_path: Path, kind: str
-) -> None:
-    """PyTorch's watchdog makes no directory."""
+def test_unreadable_or_missing_directory(tmp_path: Path, kind: str) -> None:
     watched = Watched(tmp_path)
     watched.directory.rmdir()
     if kind == "file":

@@ -37,10 +37,7 @@ class Kept:
         return {fault: count for fault, count in self.keeper.faults.items() if count}
 
 
-def test_an_incident_gets_its_bundle_and_the_log_points_to_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With the ranks that the diagnosis names."""
+def test_bundle_and_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept(tmp_path)
     opened = incident([])
     kept.open(opened)
@@ -62,8 +59,8 @@ def test_an_incident_gets_its_bundle_and_the_log_points_to_it(
     assert kept.store.bundles() == [name]
 
 
-def test_a_run_that_stalls_all_the_time_does_not_push_out_the_bundles_of_others(tmp_path: Path) -> None:
-    """Its next bundle is due after a pause; another run's is not concerned."""
+def test_pause_between_bundles_of_a_run(tmp_path: Path) -> None:
+    """A run that stalls repeatedly must not push out the bundles of others."""
     kept = Kept(tmp_path)
     for number, (run, moment) in enumerate([("a", 200.0), ("a", 300.0), ("b", 300.0), ("a", 501.0)]):
         kept.open(incident([], run=run, moment=moment, number=number))
@@ -72,8 +69,8 @@ def test_a_run_that_stalls_all_the_time_does_not_push_out_the_bundles_of_others(
     assert kept.faults() == {EvidenceFault.TOO_SOON: 1}
 
 
-def test_of_a_storm_of_incidents_the_last_few_get_a_bundle(tmp_path: Path) -> None:
-    """Thousands of runs stop at once when a file server does."""
+def test_storm_of_incidents(tmp_path: Path) -> None:
+    """Only the last few get a bundle. Thousands of runs stall at once when a file server does."""
     kept = Kept(tmp_path)
     opened = [incident([], run=f"job{number}", number=number) for number in range(3000)]
     kept.open(*opened)
@@ -84,10 +81,7 @@ def test_of_a_storm_of_incidents_the_last_few_get_a_bundle(tmp_path: Path) -> No
     assert len(kept.keeper.last) == MAX_PENDING
 
 
-def test_a_bundle_that_cannot_be_written_leaves_nothing_and_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Here nothing at all may be written; a lost rank is named all the same."""
+def test_failed_bundle_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept(tmp_path, max_bytes=10, pause_seconds=0.0)
     lost = incident([condition(3, state=RankState.LOST)], kind=IncidentKind.LOST_RANK)
     for _ in range(3):
@@ -102,7 +96,7 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing_and_is_told_once(
     assert [each.rank for each in root_causes_of(lost)] == [3]
 
 
-def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
+def test_result_ends_with_the_incident(tmp_path: Path) -> None:
     """Also where the bundle is finished after the end."""
     kept = Kept(tmp_path)
     opened = incident([])
@@ -113,8 +107,8 @@ def test_what_was_found_is_forgotten_with_its_incident(tmp_path: Path) -> None:
     assert kept.registry.result(opened) is None
 
 
-def test_an_incident_that_waited_for_long_gets_no_bundle(tmp_path: Path) -> None:
-    """The directory was missing for hours: what the processes do by now is no evidence."""
+def test_late_incident_gets_no_bundle(tmp_path: Path) -> None:
+    """The directory was missing for hours. The present state of the processes is no evidence."""
     kept = Kept(tmp_path)
     kept.open(incident([], moment=200.0))
     kept.clock.now = 200.0 + MAX_WAIT_SECONDS + 1.0
