@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from support.training.recorder_pickle import recorder_pickle
+from support.training.recorder import recorder_pickle
 
 from .errors import BenchError
 from .result import Result, Row

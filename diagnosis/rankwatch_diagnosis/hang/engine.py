@@ -76,7 +76,7 @@ def _judge(
         return (State.SLOW if causes.ranks or causes.unproven or causes.cycles else State.OK), ()
     ranks = _surest(job, causes.ranks)
     if not ranks:
-        if timing.timed and causes.complete_waits:
+        if timing.timed and causes.arrived_by_all:
             return State.HANG, ()
         return (State.INCONCLUSIVE if stillness.were_still(job.snapshots) else State.SLOW), ()
     silent = [rank for rank in ranks if rank not in job.snapshots]
@@ -112,7 +112,7 @@ def _out_of_step(
 def _place(
     state: State, shown: Sequence[Wait], mismatches: Sequence[Mismatch]
 ) -> tuple[str | None, str | None]:
-    """Group and operation in which the run stands."""
+    """Group and operation in which the run is stuck."""
     if state is State.DESYNC and mismatches:
         first = mismatches[0]
         return first.group.label, " / ".join(sorted({text.partition(" ")[0] for text in first.calls}))
@@ -175,7 +175,7 @@ def _settled(snapshot: HangSnapshot) -> HangSnapshot:
 
 
 def _importance(wait: Wait, ranks: Sequence[int], job: Job) -> tuple[bool, bool, int, bool, int, int]:
-    """Sorts first what waits for a rank to blame and what most devices stand at; collectives before sends."""
+    """Sorts first what waits for a rank to blame and what most devices wait in; collectives before sends."""
     blamed = bool(set(wait.waits_for) & set(ranks)) or bool(set(wait.waiting) & set(ranks) and wait.completed)
     fronts = sum(is_front(wait, rank, job) for rank in wait.waiting)
     others_too = not set(wait.waits_for) <= set(ranks)

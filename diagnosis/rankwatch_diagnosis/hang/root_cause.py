@@ -2,8 +2,8 @@
 
 Ranks and waits are the nodes of one graph: a rank points to the operations in which it waits, an operation
 to the ranks that it waits for. A group of a thousand members costs a thousand edges that way, not a million.
-A part of the graph that no edge leaves is where the run stands: a single rank is a root cause; several ranks
-wait for each other in a cycle, and one of them may have called in another order than its peers.
+A part of the graph that no edge leaves is where the run is stuck: a single rank is a root cause; several
+ranks wait for each other in a cycle, and one of them may have called in another order than its peers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RootCauses:
     """Ranks that wait for each other, none of which is known to have begun it."""
     out_of_order: bool = False
     """A root cause enqueued its operations in another order, or another number of them, than its peers."""
-    complete_waits: list[Wait] = field(default_factory=list)
+    arrived_by_all: list[Wait] = field(default_factory=list)
     """Operations that all members have come to and none completes."""
     blocked: dict[int, int] = field(default_factory=dict)
     """Root cause -> number of ranks that wait for it, directly or through others."""
@@ -54,7 +54,7 @@ class _Graph:
         """Of each wait, the ranks that point to it."""
         for node, wait in enumerate(waits, self.ranks):
             targets = wait.waits_for
-            # A device or a missing rank is judged by where devices stand, not by what hosts enqueued ahead.
+            # A device or a missing rank is judged by what devices reached, not by what hosts enqueued.
             only_front = targets is not wait.absent
             for rank in wait.waiting:
                 if rank in stuck or rank in targets or (only_front and not is_front(wait, rank, job)):
@@ -85,7 +85,7 @@ def find_root_causes(job: Job, waits: Sequence[Wait], stillness: Stillness) -> R
     graph = _Graph(job, waits, found.stuck)
     _judge_ends(job, graph, found, stillness)
     # An operation that nobody waits in is no evidence.
-    found.complete_waits = [wait for wait in found.complete_waits if _is_pending(wait, job, stillness)]
+    found.arrived_by_all = [wait for wait in found.arrived_by_all if _is_pending(wait, job, stillness)]
     found.ranks = sorted(set(found.ranks))
     for rank in found.ranks:
         reached = reaching(graph.edges, [rank])
@@ -100,7 +100,7 @@ def _judge_ends(job: Job, graph: _Graph, found: RootCauses, stillness: Stillness
     for part in terminal(graph.edges):
         ranks = [node for node in part if node < graph.ranks]
         if not ranks:
-            found.complete_waits.append(graph.waits[part[0] - graph.ranks])
+            found.arrived_by_all.append(graph.waits[part[0] - graph.ranks])
         elif len(ranks) > 1:
             in_cycle = [graph.waits[node - graph.ranks] for node in part if node >= graph.ranks]
             _resolve_cycle(job, in_cycle, found, stillness)

@@ -56,7 +56,7 @@ class GroupState:
 
 @dataclass(frozen=True, kw_only=True)
 class HangVerdict:
-    """State, root causes and the operation where the run stands."""
+    """State, root causes and the operation where the run is stuck."""
 
     state: State
     ranks: tuple[int, ...] = ()
@@ -114,7 +114,7 @@ def evidence_of(
         "ranks_blocked": {str(rank): count for rank, count in causes.blocked.items() if rank in ranks},
         "suspects": _suspects(causes, ranks),
         "waiting_for_each_other": causes.cycles[:_MOST_SHOWN],
-        "stands_together": [] if ranks else [_named(each) for each in causes.complete_waits[:_MOST_SHOWN]],
+        "arrived_by_all": [] if ranks else [_named(each) for each in causes.arrived_by_all[:_MOST_SHOWN]],
         "mismatches": [_as_json(each) for each in mismatches[:_MOST_SHOWN]],
         "notes": _notes(job, timing),
     }
@@ -122,7 +122,7 @@ def evidence_of(
 
 
 def _suspects(causes: RootCauses, ranks: Sequence[int]) -> list[int]:
-    """Whom the waits point at and the verdict does not causes."""
+    """Ranks that the waits point at and the verdict does not blame."""
     return sorted(set(causes.ranks) - set(ranks))[:_MOST_SHOWN]
 
 
@@ -140,19 +140,19 @@ def _reason(rank: int, job: Job, waits: Sequence[Wait], causes: RootCauses) -> s
     stuck = next((wait for wait in waits if rank in wait.waiting and wait.completed), None)
     if rank in causes.stuck and stuck is not None:
         return (
-            f"stands in {_named(stuck)}, which {_count(stuck.completed)} beside it completed: "
-            "its device or its link stands still"
+            f"is stuck in {_named(stuck)}, which {_count(stuck.completed)} beside it completed: "
+            "its device or its link hangs"
         )
     wait = next((wait for wait in waits if rank in wait.waits_for), None)
     if wait is None:
         return "its peers wait for it"
+    verb = "waits" if len(wait.waiting) == 1 else "wait"
     if rank not in job.snapshots:
-        return f"left no dump; waiting for it: {_count(wait.waiting)}, in {_named(wait)}"
+        return f"left no dump; {_count(wait.waiting)} {verb} for it in {_named(wait)}"
     if rank in wait.behind:
         return f"has enqueued {_named(wait)}, and its device has not come to it"
     pending = len(job.snapshots[rank].pending)
     where = f"has {pending} operations pending" if pending else "has nothing pending: it is in other code"
-    verb = "waits" if len(wait.waiting) == 1 else "wait"
     return f"has not called {_named(wait)}, where {_count(wait.waiting)} {verb}, and {where}"
 
 
@@ -177,11 +177,11 @@ def _as_json(mismatch: Mismatch) -> dict[str, object]:
 def _notes(job: Job, timing: RunTiming) -> list[str]:
     notes = []
     if not timing.timed and any(each.pending for each in job.snapshots.values()):
-        notes.append("the dumps do not tell when they were taken; they are judged as taken at a stall")
+        notes.append("the dumps do not hold their time; they are judged as taken at a stall")
     if any(each.hides_messages for each in job.snapshots.values()):
         notes.append("gloo records no sends and receives: a rank that waits in one looks idle")
     if any(each.newest_record == UNKNOWN and each.status for each in job.snapshots.values()):
-        notes.append("some dumps hold no entries: their status alone does not tell which group it is of")
+        notes.append("some dumps hold no entries: their status alone does not show which group it belongs to")
     if any(each.unsettled for each in job.snapshots.values()):
         notes.append("dumps of active operations only: sends and receives in them may have completed")
     versions = {each.version for each in job.snapshots.values()}

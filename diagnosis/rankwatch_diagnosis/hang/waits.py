@@ -143,7 +143,7 @@ def _point_to_point_waits(job: Job, heads: dict[int, Operation]) -> list[Wait]:
 
 
 def wait_for_unknown(job: Job) -> set[int]:
-    """Ranks with a send or receive whose peer the dumps do not show: nobody knows for whom they wait."""
+    """Ranks with a send or receive whose peer is not in the dumps: it is unknown for which rank they wait."""
     return {
         rank
         for rank, snapshot in job.snapshots.items()

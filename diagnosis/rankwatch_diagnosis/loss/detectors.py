@@ -144,7 +144,7 @@ class _LastingDivergence:
 class DivergenceDetector:
     """Finds spikes and divergences of the loss, by the statistics that the agent keeps of every rank.
 
-    persistence: values in a row for which the deviation must stand above its threshold.
+    persistence: values in a row for which the deviation must be above its threshold.
     """
 
     def __init__(self, emit: Callable[[Anomaly], None], *, persistence: int = PERSISTENCE_VALUES) -> None:

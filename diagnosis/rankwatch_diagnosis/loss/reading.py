@@ -54,7 +54,7 @@ def diagnose(
     Raises UserError where the file cannot be read or holds no loss, or the pattern takes too long.
     """
     counts = ReadCounts()
-    # A mistake in the pattern is told before a large file is opened.
+    # A mistake in the pattern is reported before a large file is opened.
     limited = bounded(extract_by(pattern), seconds=match_seconds) if pattern is not None else nullcontext()
     with limited as extract:
         verdict = detect(_rows(path, counts, extract, columns or {}), counts, persistence=persistence)

@@ -12,7 +12,7 @@ from rankwatch_cli.commands.diagnose.hang import lines, main
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.agent.process import rankwatch
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape
-from support.training.recorder_pickle import recorder_pickle
+from support.training.recorder import recorder_pickle
 
 
 @pytest.fixture

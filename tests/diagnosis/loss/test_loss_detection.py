@@ -32,20 +32,20 @@ def steady(count: int) -> list[float]:
     return [2.0 + 0.02 * math.sin(7.0 * step) for step in range(count)]
 
 
-def test_the_threshold_is_that_of_the_alert() -> None:
+def test_threshold_of_the_alert() -> None:
     """The command judges as RankwatchLossDiverging does with its defaults."""
     assert RuleConfig().loss_deviation == DIVERGENCE_SIGMAS
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
-def test_a_healthy_curve_raises_no_alarm_but_information(kind: str) -> None:
+def test_healthy_curves(kind: str) -> None:
     """A few of the curves of tests/bench/loss_detection.py."""
     for curve in curves(kind, 6, seed=1):
         assert [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO] == []
 
 
 @pytest.mark.parametrize("kind", DIVERGING)
-def test_a_diverging_curve_is_critical_and_not_before_it_diverges(kind: str) -> None:
+def test_diverging_curves(kind: str) -> None:
     """Each of a few is found within 500 steps."""
     for curve in curves(kind, 4, seed=1):
         grave = [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO]
@@ -54,7 +54,7 @@ def test_a_diverging_curve_is_critical_and_not_before_it_diverges(kind: str) -> 
         assert any(anomaly.severity is Severity.CRITICAL for anomaly in grave)
 
 
-def test_a_single_spike_is_information_with_value_and_expectation() -> None:
+def test_single_spike() -> None:
     """It recovers at once."""
     losses = steady(200)
     losses[150] = 6.0
@@ -69,7 +69,7 @@ def test_a_single_spike_is_information_with_value_and_expectation() -> None:
     assert anomaly.recovered
 
 
-def test_spikes_close_to_each_other_are_one_excursion() -> None:
+def test_close_spikes_are_one_anomaly() -> None:
     """One anomaly per excursion, not per step."""
     losses = steady(300)
     losses[150] = losses[155] = losses[160] = 6.0
@@ -77,7 +77,7 @@ def test_spikes_close_to_each_other_are_one_excursion() -> None:
     assert (anomaly.step, anomaly.last_step, anomaly.values) == (150, 160, 3)
 
 
-def test_a_divergence_that_comes_back_is_a_warning_and_one_that_stays_critical() -> None:
+def test_divergence_severity() -> None:
     """What recovers needs nobody at once."""
     high = [3.0] * 100
     (back,) = (each for each in anomalies(steady(200) + high + steady(300)) if each.kind is Kind.DIVERGENCE)
@@ -87,7 +87,7 @@ def test_a_divergence_that_comes_back_is_a_warning_and_one_that_stays_critical()
     assert back.confirmed_step == stays.confirmed_step is not None
 
 
-def test_a_rise_that_the_end_of_the_file_cuts_short_is_a_warning() -> None:
+def test_rise_at_the_end_of_the_file() -> None:
     """Ten steps are too few to tell a spike from the start of a divergence."""
     (anomaly,) = anomalies(steady(200) + [4.0] * 10)
     assert (anomaly.kind, anomaly.severity, anomaly.confirmed_step) == (
@@ -97,7 +97,7 @@ def test_a_rise_that_the_end_of_the_file_cuts_short_is_a_warning() -> None:
     )
 
 
-def test_a_nan_that_stays_is_critical_and_one_that_passes_a_warning() -> None:
+def test_nan_severity() -> None:
     """One anomaly each."""
     losses = steady(100)
     losses[50] = math.nan
@@ -107,7 +107,7 @@ def test_a_nan_that_stays_is_critical_and_one_that_passes_a_warning() -> None:
     assert (stays.step, stays.values, stays.severity) == (100, 100, Severity.CRITICAL)
 
 
-def test_a_run_that_goes_on_from_an_earlier_step_has_the_loss_of_that_step() -> None:
+def test_restart() -> None:
     """A restart is counted, and its higher loss is no divergence."""
     losses = [2.0 + 3.0 * math.exp(-step / 60) + 0.01 * math.sin(7 * step) for step in range(400)]
     rows = [StepValues(step, loss) for begin in (0, 40) for step, loss in enumerate(losses) if step >= begin]
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_from_an_earlier_step_has_the_loss_of_that_step() -> 
     assert (found.anomalies, found.counts.restarts) == ((), 1)
 
 
-def test_an_update_norm_that_doubles_is_told_with_the_divergence_after_it() -> None:
+def test_update_norm_precedes_divergence() -> None:
     """It moves before the loss does."""
     rows = [
         StepValues(
@@ -130,7 +130,7 @@ def test_an_update_norm_that_doubles_is_told_with_the_divergence_after_it() -> N
     assert found.precursors(jump) == ()
 
 
-def test_a_gradient_norm_that_jumps_once_is_information() -> None:
+def test_single_gradient_norm_jump() -> None:
     """Odd batches are common."""
     norms = [1.0 + 0.1 * math.sin(5 * step) for step in range(200)]
     norms[120] = 9.0
@@ -142,7 +142,7 @@ def scaled(*scales: float) -> tuple[Anomaly, ...]:
     return verdict(StepValues(step, 2.0, loss_scale=scale) for step, scale in enumerate(scales)).anomalies
 
 
-def test_a_loss_scale_that_halves_again_and_again_has_collapsed() -> None:
+def test_loss_scale_collapse() -> None:
     """Four times is a warning; below one it cannot help any more."""
     (warning,) = scaled(*[1024.0] * 100, 512, 256, 128, *[64.0] * 100)
     assert (warning.step, warning.value, warning.expected) == (100, 512.0, 1024.0)
@@ -151,12 +151,12 @@ def test_a_loss_scale_that_halves_again_and_again_has_collapsed() -> None:
     assert critical.severity is Severity.CRITICAL
 
 
-def test_a_loss_scale_that_finds_its_place_is_no_collapse() -> None:
+def test_loss_scale_that_settles() -> None:
     """It starts too high, and later halves once and holds."""
     assert scaled(*(65536.0 / 2**power for power in range(8)), *[256.0] * 100, *[128.0] * 100) == ()
 
 
-def test_anomalies_beyond_the_limit_are_counted_only() -> None:
+def test_listed_anomalies_are_bounded() -> None:
     """A file of any size takes bounded memory."""
     excursions, apart = MAX_LISTED + 5, GAP_VALUES + 1
     norms = (math.inf if step % apart == 0 else 1.0 for step in range(excursions * apart))
@@ -164,13 +164,13 @@ def test_anomalies_beyond_the_limit_are_counted_only() -> None:
     assert (len(found.anomalies), found.unlisted) == (MAX_LISTED, 5)
 
 
-def test_several_ranks_in_one_log_count_once() -> None:
+def test_several_ranks_in_one_log() -> None:
     """A row that repeats the step before it is left out and counted."""
     found = verdict(StepValues(step, 2.0) for step in range(50) for _ in range(4))
     assert (found.counts.rows, found.counts.repeated, found.anomalies) == (50, 150, ())
 
 
-def test_a_divergence_that_comes_back_slowly_is_a_warning() -> None:
+def test_slow_return_is_a_warning() -> None:
     """The trend gets used to the raised level before the loss is back; the verdict waits for it."""
     raised = [2.0 * (1.0 + 1.5 * 0.995**step) for step in range(1500)]
     (back,) = (each for each in anomalies([*steady(400), *raised]) if each.kind is Kind.DIVERGENCE)

@@ -42,7 +42,7 @@ def rows_of(text: str, **columns: str) -> tuple[list[StepValues], ReadCounts]:
         "loss tensor(3.4, device='cuda:0') at step #12",
     ],
 )
-def test_the_default_pattern_finds_step_and_loss_in_many_styles(line: str) -> None:
+def test_default_pattern(line: str) -> None:
     """Trainers differ; the losses of evaluation are left alone."""
     (row,) = read_log([line], ReadCounts(), extract=default_extract)
     assert (row.step, row.loss) == (12, 3.4)
@@ -59,7 +59,7 @@ def test_the_default_pattern_finds_step_and_loss_in_many_styles(line: str) -> No
         "step_time 12 loss 3",
     ],
 )
-def test_a_line_that_reports_no_step_passes_by(line: str) -> None:
+def test_other_lines_are_ignored(line: str) -> None:
     """It is no bad row: a log holds other things."""
     counts = ReadCounts()
     assert list(read_log([line], counts, extract=default_extract)) == []
@@ -69,12 +69,12 @@ def test_a_line_that_reports_no_step_passes_by(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["step" + " " * 16000, "step 1 loss " + "1" * 16000 + "x", "loss step " * 1600]
 )
-def test_a_line_made_to_confuse_takes_no_time(line: str) -> None:
+def test_confusing_line_takes_no_time(line: str) -> None:
     """A pattern that goes back and forth over it would take minutes."""
     assert list(read_log([line], ReadCounts(), extract=default_extract)) == []
 
 
-def test_the_default_pattern_finds_norms_and_loss_scale() -> None:
+def test_default_pattern_finds_norms() -> None:
     """They move before the loss does."""
     line = "step 7 loss: nan | loss scale: 1024.0 | grad norm: inf | update_norm: 0.5"
     (row,) = read_log([line], ReadCounts(), extract=default_extract)
@@ -82,7 +82,7 @@ def test_the_default_pattern_finds_norms_and_loss_scale() -> None:
     assert row.loss != row.loss
 
 
-def test_a_pattern_of_the_user_finds_its_groups() -> None:
+def test_user_pattern() -> None:
     """Text where a number belongs is skipped and counted."""
     counts = ReadCounts()
     extract = extract_by(r"n(?P<step>\S+) L(?P<loss>\S+)(?: G(?P<grad_norm>\S+))?")
@@ -99,13 +99,13 @@ def test_a_pattern_of_the_user_finds_its_groups() -> None:
         ("x", "no group (?P<step>"),
     ],
 )
-def test_a_pattern_that_cannot_serve_is_told(pattern: str, said: str) -> None:
+def test_unusable_pattern(pattern: str, said: str) -> None:
     """One sentence says what it lacks."""
     with pytest.raises(UserError, match=said.replace("(", r"\(").replace("?", r"\?")):
         extract_by(pattern)
 
 
-def test_a_table_is_read_by_its_header_with_bad_rows_counted() -> None:
+def test_table() -> None:
     """Order and case of columns, other columns and quotation marks do not matter."""
     rows, counts = rows_of(
         '"time","Loss","Step"\n1,2.5,3\n"1","2.25","4.0"\n1,,5\n1,x,6\n1,2,-1\n1,2,6.5\n1\n\n1,nan,7\n"1,2,8\n'
@@ -116,31 +116,31 @@ def test_a_table_is_read_by_its_header_with_bad_rows_counted() -> None:
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_other_delimiters_are_seen_in_the_header(delimiter: str) -> None:
+def test_delimiters(delimiter: str) -> None:
     """Semicolons and tabs."""
     assert rows_of("step,loss,grad_norm\n1,2,3\n".replace(",", delimiter))[0] == [StepValues(1, 2.0, 3.0)]
 
 
-def test_columns_of_other_names_are_named_by_the_user() -> None:
+def test_named_columns() -> None:
     """A row without a loss still has its norm."""
     rows, _ = rows_of("it,train/loss,gn\n1,2,3\n2,,4\n", step="it", loss="train/loss", grad_norm="gn")
     assert rows == [StepValues(1, 2.0, 3.0), StepValues(2, None, 4.0)]
 
 
-def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_missing_column() -> None:
     """So that the person can name the right one."""
     with pytest.raises(UserError, match="no column 'loss'; its columns are 'step', 'train/loss'"):
         rows_of("step,train/loss\n1,2\n")
 
 
-def test_compressed_files_are_known_by_their_content(tmp_path: Path) -> None:
+def test_gzip(tmp_path: Path) -> None:
     """Whatever they are called; a byte order mark is left out."""
     path = tmp_path / "losses"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbfstep,loss\n1,2\n2,2\n", mtime=0))
     assert diagnose(path).counts.rows == 2
 
 
-def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_path: Path) -> None:
+def test_truncated_gzip(tmp_path: Path) -> None:
     """As a dying machine leaves it; the verdict says so."""
     path = tmp_path / "losses.csv.gz"
     whole = gzip.compress("".join(["step,loss\n", *(f"{n},{2 + n % 7}\n" for n in range(20000))]).encode())
@@ -164,7 +164,7 @@ def test_a_compressed_file_that_ends_in_the_middle_is_judged_up_to_there(tmp_pat
         (b"x" * 100_000, "1 rows were skipped"),
     ],
 )
-def test_a_file_without_losses_is_told_in_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+def test_file_without_losses(tmp_path: Path, content: bytes, said: str) -> None:
     """Never a traceback, never `no anomaly`."""
     path = tmp_path / "file"
     path.write_bytes(content)
@@ -172,7 +172,7 @@ def test_a_file_without_losses_is_told_in_one_sentence(tmp_path: Path, content: 
         diagnose(path)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_file(tmp_path: Path) -> None:
     """A directory, or nothing at all."""
     with pytest.raises(UserError, match=r"could not read .*: Is a directory"):
         diagnose(tmp_path)
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         diagnose(tmp_path / "absent.csv")
 
 
-def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) -> None:
+def test_long_line_is_skipped(tmp_path: Path) -> None:
     """A file of one line of gigabytes is no reason to hold it."""
     path = tmp_path / "wide.csv.gz"
     wide = b"9" * (1000 * MAX_LINE_BYTES)
@@ -196,7 +196,7 @@ def test_a_line_beyond_the_limit_is_skipped_and_takes_no_memory(tmp_path: Path) 
     assert peak < 1_000_000
 
 
-def test_lines_without_end_and_without_a_loss_are_given_up(tmp_path: Path) -> None:
+def test_endless_lines_without_loss(tmp_path: Path) -> None:
     """A small gzip can hold a billion blank lines."""
     path = tmp_path / "blank.csv.gz"
     path.write_bytes(gzip.compress(b"step,loss\n" + b"\n" * 5000))
@@ -205,7 +205,7 @@ def test_lines_without_end_and_without_a_loss_are_given_up(tmp_path: Path) -> No
     assert len(list(read_lines(path, ReadCounts(losses=1), most_fruitless=1000))) == 5001
 
 
-def test_a_pattern_that_goes_back_and_forth_for_ever_is_given_up(tmp_path: Path) -> None:
+def test_backtracking_pattern_is_given_up(tmp_path: Path) -> None:
     """With the line it could not get past; the signal it was ended by is left as it was."""
     path = tmp_path / "train.log"
     path.write_text("step 1 loss 2\n" * 1000 + "a" * 27 + "!\n" + "step 2 loss 2\n")
@@ -217,7 +217,7 @@ def test_a_pattern_that_goes_back_and_forth_for_ever_is_given_up(tmp_path: Path)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
-def test_a_long_file_is_not_given_up_whose_lines_are_short_work(tmp_path: Path) -> None:
+def test_time_limit_is_per_line(tmp_path: Path) -> None:
     """The limit is that of a line: a hundred times as much for the file is no reason."""
     path = tmp_path / "train.log"
     path.write_text("".join(f"step {step} loss 2 {'x' * 1000}\n" for step in range(20_000)))

@@ -95,7 +95,7 @@ def test_wrong_size_is_not_in_boxes(tmp_path: Path) -> None:
     write_hang_boxes(simulate_hang(job), job, tmp_path, run="job")
     found = judge_waiting(boxes_of(tmp_path), Recorders(), stall=30.0, complete=True)
     assert (found.state.value, found.ranks) == ("inconclusive", ())
-    assert found.evidence["stands_together"]
+    assert found.evidence["arrived_by_all"]
 
 
 def test_boxes_are_reproducible(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 An answer copies the whole ring in the training process (a C++ thread, about 45 ms for 2,000 entries). So a
 healthy rank is asked seldom; those of a run that looks stuck are asked at once and again every few seconds.
-The longer a run looks so, the less often: it may stand for a day, or go on without a rank. What must be
+The longer a run looks so, the less often: it may hang for a day, or go on without a rank. What must be
 complete and cheap comes through the black box (collector `ranks`); for NCCL, whose completions the black box
 does not see, what is counted here is a sample.
 """

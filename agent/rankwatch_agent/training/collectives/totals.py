@@ -227,7 +227,7 @@ class RankCollectives:
     def _add_group(self, number: int, groups: Sequence[GroupNow]) -> GroupCollectives:
         name = self._name_of(number)
         found = {(each.members, each.size) for each in groups if each.number == number}
-        # A record does not tell several groups of one name apart: none of their members is named.
+        # A record does not distinguish several groups of one name, so none of their members is named.
         members, size = found.pop() if len(found) == 1 else ("", 0)
         if self._names.bound("group", f"{name} {members}") == OVERFLOW:
             key, size = GroupKey(OVERFLOW, ""), 0

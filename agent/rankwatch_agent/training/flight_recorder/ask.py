@@ -142,7 +142,7 @@ def socket_beside(box: Path) -> Path | None:
 
 
 def main_recorder(replies: Replies) -> str:
-    """The handler of the recorder that tells most: NCCL's where both have entries."""
+    """The handler of the recorder that matters: NCCL's where both have entries."""
     with_entries = [name for name in RECORDERS if _HAS_ENTRY in replies.get(name, b"")]
     return with_entries[-1] if with_entries else next(iter(replies))
 

@@ -6,7 +6,7 @@ written as text.
 
 Every document is untrusted. An entry that cannot be understood is left out and counted. Pickles are loaded as
 plain containers only, so nothing in them runs, but a hostile one can still exhaust memory, time or the stack:
-parse a stranger's file in a process with limits.
+parse a file of unknown origin in a process with limits.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Entry(msgspec.Struct, gc=False):
 
     @property
     def group(self) -> tuple[str, str]:
-        """Name and description of the group; the local id stands in for a name that is missing."""
+        """Name and description of the group; the local id replaces a missing name."""
         return self.process_group or (str(self.pg_id), "")
 
 
@@ -321,8 +321,8 @@ def _normalized(entries: list[Entry]) -> list[Entry]:
 def _mark_messages(entries: list[Entry]) -> None:
     """Tell sends, receives and coalesced calls of these from collectives by their names.
 
-    The entry of a coalesced call names no peer: it stands right behind its parts in its group. Where the ring
-    begins between the two, nothing tells what it is; as a call of messages it is no evidence against anyone.
+    The entry of a coalesced call names no peer, but it follows its parts in its group at once. Where the ring
+    begins between the two, its kind is unknown; as a call of messages it is no evidence against any rank.
     """
     after_message: set[tuple[int, tuple[str, str] | None]] = set()
     for position, entry in enumerate(entries):

@@ -24,7 +24,7 @@ from support.training.collectives import (
 )
 
 
-def test_totals_are_kept_by_group_members_and_operation() -> None:
+def test_totals_by_group_and_operation() -> None:
     """The number of the group in a record names its row in the table."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(TENSOR, "0-1", 2))
     complete(rank, 0, 0.5, size=100)
@@ -36,7 +36,7 @@ def test_totals_are_kept_by_group_members_and_operation() -> None:
     }
 
 
-def test_totals_go_on_over_a_restart_of_the_process() -> None:
+def test_totals_survive_a_restart() -> None:
     """Counters do not fall back."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.5)
@@ -45,7 +45,7 @@ def test_totals_go_on_over_a_restart_of_the_process() -> None:
     assert rank.totals["default_pg", "0-3", "all_reduce"].count == 2
 
 
-def test_a_group_made_while_the_records_are_read_has_its_members() -> None:
+def test_new_group_has_its_members() -> None:
     """The table is looked at again for a group it did not hold a moment ago."""
     rank = rank_collectives(group_now(TENSOR, "0-1", 2))
     rank.resolve_by(lambda number: f"name{number}", lambda: [group_now(WORLD, "0-3", 4)])
@@ -53,7 +53,7 @@ def test_a_group_made_while_the_records_are_read_has_its_members() -> None:
     assert list(rank.totals) == [("name10", "0-3", "name1")]
 
 
-def test_the_last_completed_collective_is_told_where_completions_are_seen() -> None:
+def test_positions() -> None:
     """Numbers count from 1; a group on a GPU has no completions in the black box."""
     seen = group_now(WORLD, "0-3", 4)._replace(enqueued=7, oldest=50.0)
     unseen = group_now(TENSOR, "0-1", 2)._replace(enqueued=3)
@@ -67,7 +67,7 @@ def test_the_last_completed_collective_is_told_where_completions_are_seen() -> N
     }
 
 
-def test_where_a_rank_stood_is_known_after_its_end() -> None:
+def test_position_after_the_end() -> None:
     """A lost rank's last words."""
     row = group_now(WORLD, "0-3", 4)._replace(enqueued=7)
     rank = rank_collectives(row)
@@ -79,7 +79,7 @@ def test_where_a_rank_stood_is_known_after_its_end() -> None:
     assert rank.positions([row], float) == {GroupKey("default_pg", "0-3"): Position(7, 6, None)}
 
 
-def test_more_groups_than_are_exported_become_one() -> None:
+def test_many_groups_become_one() -> None:
     """A trainer that makes a group each step does not fill the database."""
     rank = rank_collectives(max_names=5)
     for number in range(100, 200):
@@ -88,7 +88,7 @@ def test_more_groups_than_are_exported_become_one() -> None:
     assert rank.totals["(more)", "", "all_reduce"].count == 95
 
 
-def test_numbers_that_name_nothing_are_one() -> None:
+def test_numbers_without_a_name() -> None:
     """A hostile black box: each record claims another group and another operation."""
     rank = rank_collectives()
     for number in range(1000, 6000):
@@ -97,7 +97,7 @@ def test_numbers_that_name_nothing_are_one() -> None:
     assert [each.count for each in rank.totals.values()] == [5000]
 
 
-def test_what_waits_for_comparison_is_bounded_over_all_groups() -> None:
+def test_pending_is_bounded() -> None:
     """Many groups, none of which meets a peer."""
     rank = rank_collectives()
     for number, group in itertools.product(range(1000), range(100, 120)):
@@ -106,14 +106,14 @@ def test_what_waits_for_comparison_is_bounded_over_all_groups() -> None:
     assert sum(len(each.completed) for each in rank.groups) <= MOST_PENDING_OF_RANK
 
 
-def test_two_groups_of_one_number_are_not_told_apart() -> None:
+def test_two_groups_of_one_number() -> None:
     """A broken table: neither's members are named."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4), group_now(WORLD, "4-7", 4))
     complete(rank, 0, 0.5)
     assert list(rank.totals) == [("default_pg", "", "all_reduce")]
 
 
-def test_a_collective_without_a_known_end_counts_and_takes_no_time() -> None:
+def test_collective_without_a_known_end() -> None:
     """Nor is it infinitely fast: there are no seconds until one is timed."""
     rank = rank_collectives(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 0.0, size=100, flags=layout.UNTIMED)
@@ -140,9 +140,7 @@ def test_a_collective_without_a_known_end_counts_and_takes_no_time() -> None:
         (layout.UNTIMED, 0.0, 0.0),
     ],
 )
-def test_a_collective_blocks_from_where_a_thread_began_to_wait_for_it(
-    flags: int, waited: float, blocked: float
-) -> None:
+def test_blocked_time(flags: int, waited: float, blocked: float) -> None:
     """Where that is not told, or cannot be, it is estimated; one without a known end blocks nothing."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     complete(rank, 0, 1.0, start=11.0, flags=flags, waited=waited)
@@ -151,7 +149,7 @@ def test_a_collective_blocks_from_where_a_thread_began_to_wait_for_it(
     assert steps.phase_seconds == pytest.approx({"communication": blocked, "other": 4.0 - blocked})
 
 
-def test_several_waits_in_one_phase_are_all_taken_out_of_it() -> None:
+def test_several_waits_in_one_phase() -> None:
     """As tensor parallelism has them: the estimate for asynchronous ones sees the last of them only."""
     rank, steps = collectives_and_steps(group_now(WORLD, "0-3", 4))
     for number in range(3):

@@ -30,7 +30,7 @@ def waits(*ranks: RankCollectives) -> list[float | None]:
     return [totals.wait_seconds for each in ranks for totals in each.totals.values()]
 
 
-def test_the_last_arriver_does_not_wait_and_gives_the_transfer() -> None:
+def test_last_arriver_gives_the_transfer() -> None:
     """It spent the least time; what the others spent beyond it, they waited."""
     rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(4)]
     for rank, seconds in zip(ranks, (0.5, 0.75, 0.125, 0.5), strict=True):
@@ -41,7 +41,7 @@ def test_the_last_arriver_does_not_wait_and_gives_the_transfer() -> None:
     assert (transfers.count, transfers.seconds) == (1, 0.125)
 
 
-def test_bus_bytes_are_those_of_nccl_tests_for_the_size_of_the_group() -> None:
+def test_bus_bytes() -> None:
     """Not for the number of ranks on this node."""
     rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     for rank in ranks:
@@ -54,7 +54,7 @@ def test_bus_bytes_are_those_of_nccl_tests_for_the_size_of_the_group() -> None:
     }
 
 
-def test_a_collective_counts_once_all_ranks_have_told_of_it() -> None:
+def test_collective_counts_once_all_completed_it() -> None:
     """The ranks are read one after another, and some complete a moment later."""
     rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
@@ -68,7 +68,7 @@ def test_a_collective_counts_once_all_ranks_have_told_of_it() -> None:
     assert (rendezvous.transfers[LARGE].count, waits(first)) == (2, [0.5])
 
 
-def test_groups_that_share_a_name_are_kept_apart_by_their_members() -> None:
+def test_groups_of_one_name() -> None:
     """Two tensor-parallel groups of a mesh, both numbered from 0."""
     rendezvous = RunRendezvous()
     pairs = [rank_collectives(group_now(TENSOR, members, 2)) for members in ("0-1", "0-1", "2-3", "2-3")]
@@ -79,7 +79,7 @@ def test_groups_that_share_a_name_are_kept_apart_by_their_members() -> None:
     assert {at[1]: each.seconds for at, each in rendezvous.transfers.items()} == {"0-1": 0.25, "2-3": 2.0}
 
 
-def test_a_rank_alone_of_its_group_has_a_transfer_and_no_wait() -> None:
+def test_rank_alone_of_its_group() -> None:
     """Whom it waited for is on other nodes."""
     rendezvous, rank = RunRendezvous(), rank_collectives(WORLD_OF_4)
     complete(rank, 0, 0.5)
@@ -100,7 +100,7 @@ def test_sends_receives_and_failures_take_no_part(flag: int) -> None:
     assert [totals.count for each in ranks for totals in each.totals.values()] == [1, 1]
 
 
-def test_a_collective_that_one_rank_has_no_time_of_is_not_compared() -> None:
+def test_collective_without_a_time() -> None:
     """It is not infinitely fast, and the others do not keep it; the next one counts as ever."""
     rendezvous, ranks = RunRendezvous(), [rank_collectives(WORLD_OF_4) for _ in range(2)]
     complete(ranks[0], 0, 0.5)
@@ -116,7 +116,7 @@ def test_a_collective_that_one_rank_has_no_time_of_is_not_compared() -> None:
     assert rendezvous.transfers[LARGE].seconds == 0.25
 
 
-def test_ranks_that_call_different_collectives_are_not_compared() -> None:
+def test_different_collectives() -> None:
     """The same number, another operation: a desync, and no wait."""
     rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5, operation=1)
@@ -126,7 +126,7 @@ def test_ranks_that_call_different_collectives_are_not_compared() -> None:
     assert waits(first, second) == [None, None]
 
 
-def test_a_black_box_without_tables_of_groups_is_not_compared() -> None:
+def test_unknown_members() -> None:
     """Groups of one name could be different groups."""
     rendezvous, ranks = RunRendezvous(), [rank_collectives() for _ in range(2)]
     for rank in ranks:
@@ -136,7 +136,7 @@ def test_a_black_box_without_tables_of_groups_is_not_compared() -> None:
     assert [list(each.totals) for each in ranks] == [[("default_pg", "", "all_reduce")]] * 2
 
 
-def test_a_rank_that_never_tells_costs_bounded_memory_and_no_wrong_figure() -> None:
+def test_silent_rank_costs_bounded_memory() -> None:
     """Its records were overwritten, or it stands still."""
     rendezvous, ahead, silent = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     for number in range(10 * MOST_PENDING):
@@ -149,7 +149,7 @@ def test_a_rank_that_never_tells_costs_bounded_memory_and_no_wrong_figure() -> N
     assert (rendezvous.transfers[LARGE].count, waits(ahead)) == (1, [0.25])
 
 
-def test_the_numbers_of_a_new_process_are_not_compared_with_those_before() -> None:
+def test_new_process_is_not_compared_with_the_old() -> None:
     """After a restart they begin at 0 again."""
     rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)  # the other was killed before it told
@@ -161,7 +161,7 @@ def test_the_numbers_of_a_new_process_are_not_compared_with_those_before() -> No
     assert (rendezvous.transfers[LARGE].count, waits(first)) == (1, [0.0])
 
 
-def test_a_group_is_waited_for_before_its_first_record() -> None:
+def test_group_is_expected_before_its_first_record() -> None:
     """The table of groups tells that a rank belongs to it: alone among the known would be wrong."""
     rendezvous, first, second = RunRendezvous(), rank_collectives(WORLD_OF_4), rank_collectives(WORLD_OF_4)
     complete(first, 0, 0.5)
@@ -203,24 +203,24 @@ def test_a_hostile_rank_cannot_multiply_the_series() -> None:
         ("reduce", 1.0, 1.0),
     ],
 )
-def test_factors_are_those_of_nccl_tests(operation: str, of_two: float, of_eight: float) -> None:
+def test_bus_factors(operation: str, of_two: float, of_eight: float) -> None:
     """doc/PERFORMANCE.md, and src/gather.cu and src/scatter.cu for the two it leaves out."""
     assert (bus_factor(operation, 2), bus_factor(operation, 8)) == (of_two, of_eight)
 
 
-def test_every_formula_is_tested() -> None:
+def test_every_formula_has_a_literal() -> None:
     """None is added without its literal above."""
-    (mark,) = test_factors_are_those_of_nccl_tests.pytestmark  # type: ignore[attr-defined]
+    (mark,) = test_bus_factors.pytestmark  # type: ignore[attr-defined]
     assert {each[0] for each in mark.args[1]} == set(BUS_FACTORS)
 
 
-def test_what_is_not_known_has_no_factor() -> None:
+def test_unknown_bus_factor() -> None:
     """An operation without a formula, and a group whose size is not known."""
     assert bus_factor("barrier", 8) is None
     assert bus_factor("all_reduce", 0) is None
 
 
-def test_a_rank_alone_moves_nothing() -> None:
+def test_rank_alone_moves_nothing() -> None:
     """An all-reduce of one rank stays where it is."""
     assert bus_factor("all_reduce", 1) == 0.0
 
@@ -236,7 +236,7 @@ def test_a_rank_alone_moves_nothing() -> None:
         ("gather", 4000),
     ],
 )
-def test_the_total_size_is_that_of_all_ranks(operation: str, expected: int) -> None:
+def test_total_bytes(operation: str, expected: int) -> None:
     """A rank's input to a gather is its share; elsewhere it is the whole."""
     assert total_bytes(operation, 1000, 4) == expected
 
@@ -245,6 +245,6 @@ def test_the_total_size_is_that_of_all_ranks(operation: str, expected: int) -> N
     ("size", "expected"),
     [(0, "small"), (65_535, "small"), (65_536, "medium"), (1_048_575, "medium"), (1_048_576, "large")],
 )
-def test_size_classes_begin_at_64_kib_and_1_mib(size: int, expected: str) -> None:
+def test_size_classes(size: int, expected: str) -> None:
     """The bound itself belongs to the larger class."""
     assert size_class(size) == expected

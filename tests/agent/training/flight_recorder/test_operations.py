@@ -30,12 +30,12 @@ def made(name: str = "nccl:all_reduce", **fields: object) -> Entry:
         ("odd", "", "odd"),
     ],
 )
-def test_names_are_those_of_the_dispatchers_hook(name: str, backend: str, operation: str) -> None:
-    """One operation has one label, whichever source tells of it."""
+def test_operation_names(name: str, backend: str, operation: str) -> None:
+    """One operation has one label, whatever its source: those of the dispatcher's hook."""
     assert (backend_of(made(name)), operation_of(made(name))) == (backend, operation)
 
 
-def test_bytes_are_elements_times_the_size_of_their_type() -> None:
+def test_input_bytes() -> None:
     """Over all tensors of the input."""
     sizes, types = [[2, 3], [5], []], ["Float", "BFloat16", "Float8_e4m3fn"]
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) == 2 * 3 * 4 + 5 * 2 + 1
@@ -53,14 +53,12 @@ def test_bytes_are_elements_times_the_size_of_their_type() -> None:
         ([[1] * 65], ["Float"]),
     ],
 )
-def test_bytes_that_cannot_be_known_are_not_guessed(
-    sizes: list[list[int]] | None, types: list[str] | None
-) -> None:
+def test_unknown_input_bytes(sizes: list[list[int]] | None, types: list[str] | None) -> None:
     """Unknown types, and numbers that no tensor has."""
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) is None
 
 
-def test_ranks_that_call_the_same_collective_have_one_signature() -> None:
+def test_equal_calls_have_one_signature() -> None:
     """The number of elements counts, not their shape, and the same operation has several names."""
     one = made(input_sizes=[[4, 8]], input_dtypes=["Float"])
     other = made(input_sizes=[[32]], input_dtypes=["Float"])
@@ -76,17 +74,17 @@ def test_ranks_that_call_the_same_collective_have_one_signature() -> None:
         made(input_sizes=[[32]], input_dtypes=["Half"]),
     ],
 )
-def test_another_operation_size_or_type_has_another_signature(other: Entry) -> None:
+def test_other_calls_have_other_signatures(other: Entry) -> None:
     """Each of them is a desync."""
     assert signature(other) != signature(made(input_sizes=[[32]], input_dtypes=["Float"]))
 
 
-def test_uneven_operations_are_compared_by_their_name_alone() -> None:
+def test_uneven_operations_compare_by_name() -> None:
     """The parts of an all-to-all differ between the ranks by design."""
     one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
     assert signature(one) == signature(other)
 
 
-def test_the_signature_is_the_same_in_every_process() -> None:
+def test_signature_is_stable() -> None:
     """Agents of two nodes compare it: no hash with a seed of its own."""
     assert signature(made(input_sizes=[[32]], output_sizes=[[32]], input_dtypes=["Float"])) == 2184440343

@@ -1,18 +1,22 @@
-"""One pull after another: places, signatures, samples, restarts and gaps."""
+"""One dump of a recorder after another: positions, signatures, samples, restarts and gaps."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
+from zlib import crc32
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch_agent.training.collectives.totals import GroupKey, Position
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
 from rankwatch_agent.training.flight_recorder.operations import signature
-from rankwatch_agent.training.flight_recorder.parse import Entry, parse_json
+from rankwatch_agent.training.flight_recorder.parse import Dump, DumpError, Entry, GroupStatus, parse_json
+from support.fuzzing import BUSY_MACHINE
 from support.training.recorder import completed, entry, reply
 
 DEFAULT = GroupKey("default_pg", "0-1")
@@ -27,8 +31,9 @@ def totals(recorder: MergedRecorder) -> dict[tuple[str, str, str], tuple[int, in
     return {at: (each.count, each.bytes, each.seconds) for at, each in recorder.totals.items()}
 
 
-def test_the_oldest_incomplete_collective_is_told_with_its_signature() -> None:
-    """Unix time of its enqueue; members from the configuration of the group."""
+def test_oldest_incomplete_collective() -> None:
+    """Its enqueue in Unix time and its signature are exported; members come from the group's
+    configuration."""
     pending = entry(8, collective_seq_id=9)
     body = reply(completed(7), pending, entry(9, profiling_name="nccl:broadcast"), enqueued=10, done=8)
     recorder = pull(MergedRecorder(8), body)
@@ -38,19 +43,19 @@ def test_the_oldest_incomplete_collective_is_told_with_its_signature() -> None:
     assert recorder.positions == {DEFAULT: Position(10, 8, 1008.0, expected)}
 
 
-def test_a_group_that_has_completed_all_has_no_oldest() -> None:
+def test_completed_group_has_no_oldest() -> None:
     """And no signature. Gloo's entries stay scheduled and are retired."""
     body = reply(entry(0, retired=True), enqueued=1, done=1)
     assert pull(MergedRecorder(8), body).positions == {DEFAULT: Position(1, 1, None)}
 
 
-def test_before_the_first_collective_the_numbers_are_zero() -> None:
+def test_numbers_before_the_first_collective() -> None:
     """PyTorch says -1."""
     body = reply(entry(0), enqueued=1, done=-1)
     assert pull(MergedRecorder(8), body).positions[DEFAULT].completed == 0
 
 
-def test_sends_and_receives_do_not_count_as_collectives() -> None:
+def test_messages_are_no_collectives() -> None:
     """The status of NCCL counts both, and stages of a pipeline differ in the first."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:send 0->1"}
     body = reply(
@@ -67,8 +72,9 @@ def test_sends_and_receives_do_not_count_as_collectives() -> None:
     assert (pending.enqueued, pending.completed) == (27, 26)
 
 
-def test_a_rank_that_waits_in_a_receive_waits_where_its_group_has_nothing_else() -> None:
-    """As in a pipeline: the rules would name it else, for it waits in no collective. It has no number."""
+def test_waiting_receive_has_no_number() -> None:
+    """As in a pipeline. Without a position the rules would name the rank, because it waits in no
+    collective."""
     message: dict[str, object] = {"is_p2p": True, "profiling_name": "nccl:recv 0<-1", "collective_seq_id": 0}
     waits = reply(completed(0, **message), entry(1, **message), enqueued=2, done=1)
     assert pull(MergedRecorder(8), waits).positions == {DEFAULT: Position(None, None, 1001.0)}
@@ -76,7 +82,7 @@ def test_a_rank_that_waits_in_a_receive_waits_where_its_group_has_nothing_else()
     assert pull(MergedRecorder(8), done).positions == {}
 
 
-def test_the_status_of_gloo_counts_messages_that_have_no_entry() -> None:
+def test_gloo_status_counts_messages() -> None:
     """Torch 2.13: a rank that sent 40 times says 81 after 41 collectives. What is not known is not shown."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(39), entry(40), enqueued=81, done=79))
@@ -86,7 +92,7 @@ def test_the_status_of_gloo_counts_messages_that_have_no_entry() -> None:
     assert list(recorder.positions) == [GroupKey("cpu", "")]
 
 
-def test_a_group_is_known_after_its_entries_were_overwritten() -> None:
+def test_group_outlives_its_entries() -> None:
     """Only entries link a status to a name: the link is kept."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(0, pg_id=3, process_group=["7", "mesh_tp"]), more={"3": (1, 1)}))
@@ -97,7 +103,7 @@ def test_a_group_is_known_after_its_entries_were_overwritten() -> None:
     }
 
 
-def test_members_come_from_the_black_box_where_the_recorder_tells_none() -> None:
+def test_members_from_the_black_box() -> None:
     """As gloo's, which writes an empty configuration; two groups of one label stay without."""
     body = {**reply(completed(0), enqueued=1, done=1), "pg_config": {"": {"ranks": "[]"}}}
     rows = [GroupNow(1, "default_pg", members, 2, 1, 0.0, "all_reduce") for members in ("0-1", "0-3")]
@@ -105,7 +111,7 @@ def test_members_come_from_the_black_box_where_the_recorder_tells_none() -> None
     assert list(pull(MergedRecorder(8), body, rows).positions) == [GroupKey("default_pg", "")]
 
 
-def test_completed_collectives_are_sampled_once() -> None:
+def test_samples_count_once() -> None:
     """Also one that was still under way at the pull before."""
     recorder = MergedRecorder(8)
     pull(recorder, reply(completed(0, 2.0), entry(1)))
@@ -117,20 +123,20 @@ def test_completed_collectives_are_sampled_once() -> None:
     assert sorted(group.completed) == [1, 2, 3]
 
 
-def test_what_the_black_box_counts_is_not_sampled() -> None:
+def test_gloo_is_not_sampled() -> None:
     """Gloo's completions are all recorded there."""
     body = reply(completed(0, profiling_name="gloo:all_reduce"), enqueued=1, done=1)
     assert not pull(MergedRecorder(8), body).totals
 
 
-def test_without_timing_there_is_no_time() -> None:
+def test_no_time_without_timing() -> None:
     """An unknown time is no time of zero."""
     recorder = pull(MergedRecorder(8), reply(completed(0), completed(1)))
     (found,) = recorder.totals.values()
     assert (found.count, found.timed, list(recorder.groups)) == (2, False, [])
 
 
-def test_a_new_process_whose_ring_is_longer_than_the_old_one_is_recognised() -> None:
+def test_new_process_with_a_longer_ring() -> None:
     """It has come further than the last record id that was read: the same ids are other entries."""
     recorder = pull(MergedRecorder(8), reply(*(completed(each, 1.0) for each in range(3))))
     anew = [completed(each, 1.0, time_created_ns=5_000_000_000_000 + each) for each in range(10)]
@@ -139,14 +145,14 @@ def test_a_new_process_whose_ring_is_longer_than_the_old_one_is_recognised() -> 
     assert totals(recorder)[*DEFAULT, "all_reduce"][0] == 13
 
 
-def test_a_gap_wider_than_the_ring_is_counted() -> None:
+def test_gap_is_counted() -> None:
     """And the entries on its other side are new."""
     recorder = pull(MergedRecorder(8), reply(completed(0, 1.0), completed(1, 1.0)))
     pull(recorder, reply(completed(10, 1.0), completed(11, 1.0)))
     assert (recorder.entries, recorder.missed) == (4, 8)
 
 
-def test_an_entry_that_is_not_understood_counts_as_missed_once() -> None:
+def test_odd_entry_is_missed_once() -> None:
     """It is in the ring at each pull, and costs no other entry."""
     recorder = MergedRecorder(8)
     body = reply(completed(0, 1.0), entry(1, state=["x"]), completed(2, 1.0))
@@ -155,7 +161,7 @@ def test_an_entry_that_is_not_understood_counts_as_missed_once() -> None:
     assert (recorder.entries, recorder.missed) == (2, 1)
 
 
-def test_a_recorder_of_an_older_format_is_merged() -> None:
+def test_older_format() -> None:
     """It calls the number of a collective `seq_id`, and does not mark sends and receives."""
     entries = [completed(0, 1.0), entry(1, profiling_name="nccl:recv 0<-1"), entry(2)]
     for each in entries:
@@ -167,7 +173,7 @@ def test_a_recorder_of_an_older_format_is_merged() -> None:
     assert list(group.completed) == [1]
 
 
-def test_nccl_and_gloo_entries_of_one_recorder_are_told_apart() -> None:
+def test_nccl_beside_gloo() -> None:
     """Each belongs to its own group."""
     gloo = completed(
         1, collective_seq_id=1, pg_id=1, process_group=["1", "cpu"], profiling_name="gloo:all_reduce"
@@ -177,7 +183,7 @@ def test_nccl_and_gloo_entries_of_one_recorder_are_told_apart() -> None:
     assert set(recorder.totals) == {(*DEFAULT, "all_reduce")}
 
 
-def test_a_hostile_recorder_is_bounded() -> None:
+def test_hostile_recorder_is_bounded() -> None:
     """Groups, operations, ranks and times that nobody has."""
     recorder = MergedRecorder(8)
     entries = [
@@ -200,3 +206,74 @@ def test_a_hostile_recorder_is_bounded() -> None:
     assert len(recorder.positions) <= 8
     assert len(recorder.totals) <= 9
     assert all(0.0 <= each.seconds < 1e10 for each in recorder.totals.values())
+
+
+def ring(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Dump:
+    entries = [
+        Entry(record_id=each, pg_id=0, process_group=("0", "default_pg"), retired=True)
+        for each in range(first, last)
+    ]
+    return Dump(entries=entries, pg_status={"0": GroupStatus(enqueued, completed)})
+
+
+def test_overlapping_pulls() -> None:
+    """Every reply holds the whole ring."""
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(ring(0, 10))
+    recorder.merge(ring(5, 15))
+    recorder.merge(ring(5, 15))
+    assert (recorder.entries, recorder.missed) == (15, 0)
+    assert recorder.positions == {GroupKey("default_pg", ""): Position(5, 4, None)}
+
+
+def test_overwritten_entries_are_missed() -> None:
+    """Between two pulls more came than the ring holds."""
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(ring(0, 10))
+    recorder.merge(ring(25, 30))
+    assert (recorder.entries, recorder.missed) == (15, 15)
+
+
+def test_new_process() -> None:
+    """Its record ids start again at 0; that is no gap."""
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(ring(0, 100))
+    recorder.merge(ring(0, 3))
+    assert (recorder.entries, recorder.missed) == (103, 0)
+
+
+def test_real_reply() -> None:
+    """Sequence numbers come as text."""
+    body = {
+        "entries": [{"record_id": 0, "pg_id": 0, "process_group": ["0", "mesh_tp"], "state": "scheduled"}],
+        "pg_status": {"0": {"last_completed_collective": "5", "last_enqueued_collective": "6"}},
+        "version": "2.10",
+    }
+    recorder = MergedRecorder(max_groups=8)
+    recorder.merge(parse_json(json.dumps(body).encode()))
+    assert recorder.positions == {GroupKey("mesh_tp", ""): Position(6, 5, None, crc32(b""))}
+
+
+@BUSY_MACHINE
+@given(
+    st.binary(max_size=300)
+    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
+        lambda value: json.dumps({"entries": value, "pg_status": value}).encode()
+    )
+)
+def test_any_reply_is_merged_or_refused(body: bytes) -> None:
+    """Nothing but the decoder's own error."""
+    try:
+        MergedRecorder(max_groups=8).merge(parse_json(body))
+    except DumpError:
+        return
+
+
+def test_destroyed_groups_are_gone() -> None:
+    """A run that makes a group a step does not fill the database."""
+    recorder = MergedRecorder(max_groups=8)
+    for number in range(100):
+        names = (str(number), f"group{number}")
+        group = Entry(record_id=number, pg_id=0, process_group=names, retired=True)
+        recorder.merge(Dump(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
+    assert recorder.positions == {GroupKey("group99", ""): Position(1, 1, None)}

@@ -1,4 +1,4 @@
-"""The flight recorder: asked over a real unix socket, decoded with suspicion, merged without doubles."""
+"""Worker servers of ranks, over real unix sockets: honest, slow, dead and hostile ones."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from zlib import crc32
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.training.collectives.collector import CollectivesCollector
-from rankwatch_agent.training.collectives.totals import GroupKey, Position
 from rankwatch_agent.training.flight_recorder.ask import (
     MAX_OBJECTS,
     MAX_REPLY_BYTES,
     FlightRecorderClient,
     FlightRecorderError,
 )
-from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
-from rankwatch_agent.training.flight_recorder.parse import Dump, DumpError, Entry, GroupStatus, parse_json
+from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import DEADLINE_SECONDS
-from support.fuzzing import BUSY_MACHINE
 from support.training.ranks import values
 from support.training.recorder import worker_server
 
@@ -68,67 +62,6 @@ def pull(client: FlightRecorderClient) -> dict[str, Dump]:
     return {name: client.parse(body) for name, body in client.ask().items()}
 
 
-def reply(first: int, last: int, *, enqueued: int = 5, completed: int = 4) -> Dump:
-    entries = [
-        Entry(record_id=each, pg_id=0, process_group=("0", "default_pg"), retired=True)
-        for each in range(first, last)
-    ]
-    return Dump(entries=entries, pg_status={"0": GroupStatus(enqueued, completed)})
-
-
-def test_entries_are_counted_once_over_overlapping_pulls() -> None:
-    """Every reply holds the whole ring."""
-    recorder = MergedRecorder(max_groups=8)
-    recorder.merge(reply(0, 10))
-    recorder.merge(reply(5, 15))
-    recorder.merge(reply(5, 15))
-    assert (recorder.entries, recorder.missed) == (15, 0)
-    assert recorder.positions == {GroupKey("default_pg", ""): Position(5, 4, None)}
-
-
-def test_entries_that_were_overwritten_are_counted_as_missed() -> None:
-    """Between two pulls more came than the ring holds."""
-    recorder = MergedRecorder(max_groups=8)
-    recorder.merge(reply(0, 10))
-    recorder.merge(reply(25, 30))
-    assert (recorder.entries, recorder.missed) == (15, 15)
-
-
-def test_a_new_process_begins_a_new_ring() -> None:
-    """Its record ids start again at 0; that is no gap."""
-    recorder = MergedRecorder(max_groups=8)
-    recorder.merge(reply(0, 100))
-    recorder.merge(reply(0, 3))
-    assert (recorder.entries, recorder.missed) == (103, 0)
-
-
-def test_a_real_reply_of_torch_is_decoded() -> None:
-    """Sequence numbers come as text."""
-    body = {
-        "entries": [{"record_id": 0, "pg_id": 0, "process_group": ["0", "mesh_tp"], "state": "scheduled"}],
-        "pg_status": {"0": {"last_completed_collective": "5", "last_enqueued_collective": "6"}},
-        "version": "2.10",
-    }
-    recorder = MergedRecorder(max_groups=8)
-    recorder.merge(parse_json(json.dumps(body).encode()))
-    assert recorder.positions == {GroupKey("mesh_tp", ""): Position(6, 5, None, crc32(b""))}
-
-
-@BUSY_MACHINE
-@given(
-    st.binary(max_size=300)
-    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(
-        lambda value: json.dumps({"entries": value, "pg_status": value}).encode()
-    )
-)
-def test_whatever_a_socket_says_is_decoded_or_refused(body: bytes) -> None:
-    """Nothing but the decoder's own error."""
-    try:
-        MergedRecorder(max_groups=8).merge(parse_json(body))
-    except DumpError:
-        return
-
-
 @pytest.mark.parametrize(
     ("replies", "message"),
     [
@@ -145,7 +78,7 @@ def test_whatever_a_socket_says_is_decoded_or_refused(body: bytes) -> None:
         ([http(HANDLERS), http(b'{"entries": [{"record_id": "x"}]}')], "could not read"),
     ],
 )
-def test_an_odd_server_is_one_clear_error(tmp_path: Path, replies: list[bytes], message: str) -> None:
+def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: str) -> None:
     """The message names the socket."""
     with (
         server(tmp_path / "0.sock", *replies) as path,
@@ -155,7 +88,7 @@ def test_an_odd_server_is_one_clear_error(tmp_path: Path, replies: list[bytes], 
     assert str(path) in str(caught.value)
 
 
-def test_a_server_that_never_answers_costs_only_the_timeout(tmp_path: Path) -> None:
+def test_silent_server(tmp_path: Path) -> None:
     """It accepts and says nothing."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "0.sock"))
@@ -164,7 +97,7 @@ def test_a_server_that_never_answers_costs_only_the_timeout(tmp_path: Path) -> N
             FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.05).ask()
 
 
-def test_a_server_that_drips_is_given_up_at_the_timeout(tmp_path: Path) -> None:
+def test_dripping_server(tmp_path: Path) -> None:
     """Each byte comes in time, the whole never does."""
     stop = threading.Event()
     with socket.socket(socket.AF_UNIX) as listening:
@@ -185,23 +118,13 @@ def test_a_server_that_drips_is_given_up_at_the_timeout(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_groups_that_were_destroyed_are_gone() -> None:
-    """A run that makes a group a step does not fill the database."""
-    recorder = MergedRecorder(max_groups=8)
-    for number in range(100):
-        names = (str(number), f"group{number}")
-        group = Entry(record_id=number, pg_id=0, process_group=names, retired=True)
-        recorder.merge(Dump(entries=[group], pg_status={"0": GroupStatus(1, 1)}))
-    assert recorder.positions == {GroupKey("group99", ""): Position(1, 1, None)}
-
-
-def test_no_socket_is_not_applicable(tmp_path: Path) -> None:
+def test_no_socket(tmp_path: Path) -> None:
     """No failure: the run may not use torch."""
     with pytest.raises(NotApplicable):
         CollectivesCollector(directory=tmp_path).collect()
 
 
-def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path) -> None:
+def test_dead_socket(tmp_path: Path) -> None:
     """Series of one rank do not depend on another's."""
     dead = tmp_path / "job" / "1.sock"
     dead.parent.mkdir()
@@ -226,7 +149,7 @@ def test_a_dead_socket_is_counted_and_the_living_rank_is_exported(tmp_path: Path
     assert values(collection, "rankwatch_collective_last_completed") == {place: 6.0}
 
 
-def test_a_reply_of_endless_small_parts_is_refused_before_it_is_decoded() -> None:
+def test_endless_small_parts() -> None:
     """In memory each takes twenty times its size: eight such ranks would take all that the agent may have."""
     endless = b",".join([b"[]"] * MAX_OBJECTS)
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
@@ -234,7 +157,7 @@ def test_a_reply_of_endless_small_parts_is_refused_before_it_is_decoded() -> Non
         FlightRecorderClient(Path("0.sock")).parse(body)
 
 
-def test_both_recorders_of_a_rank_share_the_bytes_of_a_reply(tmp_path: Path) -> None:
+def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
     """The first takes them nearly all, so the second is too large."""
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):

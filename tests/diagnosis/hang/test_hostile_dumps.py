@@ -22,7 +22,7 @@ from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.hang.worker import read_dumps
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
-from support.training.recorder_pickle import recorder_pickle
+from support.training.recorder import recorder_pickle
 
 
 class _Runs:
@@ -85,7 +85,7 @@ def directory(tmp_path: Path) -> Path:
     return dumps
 
 
-def test_nothing_in_a_hostile_pickle_is_executed_and_the_others_still_count(directory: Path) -> None:
+def test_hostile_dump_is_not_executed(directory: Path) -> None:
     """Each payload in the place of a victim's dump."""
     mark = directory.parent / "executed"
     hostile = payloads(mark)
@@ -101,7 +101,7 @@ def test_nothing_in_a_hostile_pickle_is_executed_and_the_others_still_count(dire
     assert diagnose([each for each in reading.snapshots if each.rank < 100]).ranks == (5,)
 
 
-def test_a_broken_dump_counts_as_missing_and_is_named(directory: Path) -> None:
+def test_broken_dump_is_missing(directory: Path) -> None:
     """With the reason."""
     (directory / "_dump_2").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     reading = read_source(directory)
@@ -110,7 +110,7 @@ def test_a_broken_dump_counts_as_missing_and_is_named(directory: Path) -> None:
     assert "os.system" in str(verdict.evidence["broken_dumps"])
 
 
-def test_a_directory_without_dumps_is_one_sentence(tmp_path: Path) -> None:
+def test_directory_without_dumps(tmp_path: Path) -> None:
     """So are two dumps of a rank, no usable dump, and a path that is not there."""
     with pytest.raises(UserError, match="neither a directory of dumps nor a file"):
         read_source(tmp_path / "absent")
@@ -124,14 +124,14 @@ def test_a_directory_without_dumps_is_one_sentence(tmp_path: Path) -> None:
         read_source(tmp_path)
 
 
-def test_what_is_no_regular_file_is_not_opened(directory: Path) -> None:
+def test_pipe_is_not_opened(directory: Path) -> None:
     """A pipe would block for ever."""
     (directory / "_dump_2").unlink()
     os.mkfifo(directory / "_dump_2")
     assert read_source(directory).broken == {2: "is no regular file"}
 
 
-def test_a_file_of_ten_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
     """Sparse files, a dump and a document."""
     for name in ("_dump_1", "all.json"):
         with (tmp_path / name).open("wb") as file:
@@ -143,7 +143,7 @@ def test_a_file_of_ten_gigabytes_is_refused_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["list", "object", "lines"])
-def test_one_json_file_may_hold_all_ranks(directory: Path, form: str) -> None:
+def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
     """As a list, as an object by rank, or as lines with a rank each."""
     documents = {rank: _document(directory / f"_dump_{rank}") for rank in range(8)}
     texts = {
@@ -163,7 +163,7 @@ def test_one_json_file_may_hold_all_ranks(directory: Path, form: str) -> None:
         *(b'["\xff"]', b'{"\xff": 1}', b'{"rank": 0, "entries": [{"state": "\xff"}]}\n{}\n'),
     ],
 )
-def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: bytes) -> None:
+def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
     """Never a traceback, whatever the bytes."""
     path = tmp_path / "all.json"
     path.write_bytes(text)
@@ -171,7 +171,7 @@ def test_json_without_snapshots_is_one_sentence(tmp_path: Path, text: bytes) -> 
         read_source(path)
 
 
-def test_a_byte_order_mark_before_json_is_no_mistake(directory: Path) -> None:
+def test_byte_order_mark(directory: Path) -> None:
     """Nor are lines that end as on Windows; in a dump and in one file of all."""
     documents = {
         rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
@@ -183,7 +183,7 @@ def test_a_byte_order_mark_before_json_is_no_mistake(directory: Path) -> None:
     assert diagnose(read_source(path).snapshots).ranks == (5,)
 
 
-def test_a_number_that_is_none_of_a_rank_costs_no_memory(directory: Path) -> None:
+def test_impossible_rank_numbers(directory: Path) -> None:
     """In the members of a group it makes these unknown; in the name of a file it is a mistake."""
     document = _document(directory / "_dump_2")
     for config in document["pg_config"].values():
@@ -196,7 +196,7 @@ def test_a_number_that_is_none_of_a_rank_costs_no_memory(directory: Path) -> Non
         read_source(directory)
 
 
-def test_json_that_asks_for_more_memory_than_allowed_is_one_sentence(tmp_path: Path) -> None:
+def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
     """A list of nothing takes thirty times the memory of its text; the bound is gone afterwards."""
     path = tmp_path / "all.json"
     path.write_text("[" + "{}," * 10_000_000 + "{}]")
@@ -215,7 +215,7 @@ def test_json_that_asks_for_more_memory_than_allowed_is_one_sentence(tmp_path: P
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_too_few_dumps_are_no_proof_that_nothing_hangs(tmp_path: Path) -> None:
+def test_too_few_dumps_are_not_ok(tmp_path: Path) -> None:
     """One dump of four in which nothing waits, or four that hold nothing."""
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))

@@ -1,0 +1,320 @@
+"""Dumps of other versions, forms, backends and settings, and dumps with missing or odd fields."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.flight_recorder.parse import DumpError, parse
+from rankwatch_diagnosis.hang.dump_files import read_source
+from rankwatch_diagnosis.hang.engine import diagnose
+from rankwatch_diagnosis.hang.from_dump import snapshot_of
+from rankwatch_diagnosis.hang.verdict import HangVerdict, State
+from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from support.paths import RECORDED
+from support.training.recorder import recorder_pickle
+
+REAL = RECORDED / "flight_recorder"
+Dumps = dict[int, dict[str, Any]]
+
+
+@pytest.fixture
+def dumps() -> Dumps:
+    """Rank 5 of a job of 4 x 1 x 2 sleeps."""
+    job = HungJob(Shape(4, 1, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    return job.dumps()
+
+
+def verdict_on(dumps: Dumps) -> tuple[State, tuple[int, ...]]:
+    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
+    return verdict.state, verdict.ranks
+
+
+def test_numbers_as_text(dumps: Dumps) -> None:
+    """PyTorch's JSON holds pg_status as text."""
+    for each in dumps.values():
+        for status in each["pg_status"].values():
+            status.update({name: str(value) for name, value in status.items()})
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_entries_alone(dumps: Dumps) -> None:
+    """The oldest formats; members are then those who have entries in a group."""
+    for each in dumps.values():
+        del each["pg_status"], each["pg_config"]
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_gloo_sets_retired_only(dumps: Dumps) -> None:
+    """Its pg_config has no name, its states stay at scheduled."""
+    for each in dumps.values():
+        each["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+        for entry in each["entries"]:
+            entry |= {"state": "scheduled", "profiling_name": entry["profiling_name"].replace("nccl", "gloo")}
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_coalesced_parts_have_no_state(dumps: Dumps) -> None:
+    """Sends and receives inside stay scheduled for ever; only the entry `coalesced` completes."""
+    for each in dumps.values():
+        first = each["entries"][0]
+        part = first | {"is_p2p": True, "p2p_seq_id": 1, "collective_seq_id": 0, "state": "scheduled"}
+        sent = part | {"profiling_name": "nccl:send 0->1", "retired": False}
+        end = part | {"profiling_name": "nccl:coalesced", "retired": True, "state": "completed"}
+        each["entries"] = [sent, end, *each["entries"]]
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_groups_of_one_name(dumps: Dumps) -> None:
+    """Split groups may share a name."""
+    for each in dumps.values():
+        renamed = {
+            ("0" if config["desc"] == "default_pg" else config["desc"]): config
+            for config in each["pg_config"].values()
+        }
+        each["pg_config"] = renamed
+        for entry in each["entries"]:
+            name, description = entry["process_group"]
+            entry["process_group"] = (name if description == "default_pg" else description, description)
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_rank_without_entries(dumps: Dumps) -> None:
+    """Its status is keyed by a local number that only the entries of others explain."""
+    dumps[5]["entries"] = []
+    assert verdict_on(dumps) == (State.HANG, (5,))
+
+
+def test_device_that_has_not_started(dumps: Dumps) -> None:
+    """All have enqueued the operation, all but one have started it."""
+    job = HungJob(Shape(4), 3, lead=0)
+    job.run(Fault("none", ()))
+    timed = job.dumps()
+    for rank, each in timed.items():
+        each["entries"][-1] |= {"state": "scheduled" if rank == 1 else "started", "retired": False}
+    assert verdict_on(timed) == (State.HANG, (1,))
+
+
+@pytest.mark.parametrize("odd", [None, 7, "x", [], {}, {"record_id": 1}, {"process_group": [1]}])
+def test_odd_entry_is_counted(dumps: Dumps, odd: object) -> None:
+    """The others still count."""
+    for each in dumps.values():
+        each["entries"].insert(0, odd)
+    snapshots = [parsed(each, rank) for rank, each in dumps.items()]
+    assert {each.skipped_entries for each in snapshots} == {1}
+    verdict = diagnose(snapshots)
+    assert verdict.ranks == (5,)
+    assert verdict.evidence["entries_skipped"] == 8
+
+
+@pytest.mark.parametrize(
+    "field", ["collective_seq_id", "record_id", "time_created_ns", "input_sizes", "state"]
+)
+@pytest.mark.parametrize("value", [None, "x", [[["y"]]], {}, 1e300])
+def test_odd_field_never_raises(dumps: Dumps, field: str, value: object) -> None:
+    """Whatever a hostile rank writes."""
+    hostile = copy.deepcopy(dumps[1])
+    for entry in hostile["entries"]:
+        entry[field] = value
+    dumps[1] = hostile
+    verdict_on(dumps)
+
+
+@pytest.mark.parametrize("document", [None, [], 3, "x", {}, {"entries": 3}, {"entries": {}}])
+def test_no_dump_is_refused(document: object) -> None:
+    """One sentence says why."""
+    with pytest.raises(DumpError, match=r"holds|entries"):
+        parsed(document, 0)
+
+
+def test_mixed_versions() -> None:
+    """In a job with sends: an old one without status and types, one with numbers as text, a new one."""
+    job = HungJob(Shape(2, 2, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    dumps = job.dumps()
+    for rank, each in dumps.items():
+        if rank % 3 == 0:
+            each |= {"version": "2.2", "pg_status": {}}
+            for entry in each["entries"]:
+                del entry["input_dtypes"], entry["output_dtypes"]
+        elif rank % 3 == 1:
+            each["version"] = "2.10"
+            for status in each["pg_status"].values():
+                status.update({name: str(value) for name, value in status.items()})
+    verdict = diagnose([parsed(each, rank) for rank, each in dumps.items()])
+    assert (verdict.state, verdict.ranks) == (State.HANG, (5,))
+    assert "2.10, 2.2, 2.9" in str(verdict.evidence["notes"])
+
+
+@pytest.mark.parametrize("kind", ["asleep", "device", "other", "size", "skip"])
+@pytest.mark.parametrize("frames", [False, True])
+def test_json_and_pickle_agree(kind: str, frames: bool) -> None:
+    """With sends, with calls that differ, with and without recorded stacks."""
+    job = HungJob(Shape(2, 2, 2), 3, steps=12)
+    job.run(Fault(kind, (5,), job.places(5, kind)[-1]))
+    for rank, document in job.dumps().items():
+        if frames:
+            for entry in document["entries"]:
+                entry["frames"] = [{"name": "step", "filename": "train.py", "line": 300 + rank}]
+        expected = parsed(document, rank)
+        assert expected.skipped_entries == 0
+        forms = (recorder_pickle(document), pickle.dumps(document), json.dumps(document).encode())
+        assert [snapshot_of(parse(data), rank) for data in forms] == [expected] * 3
+
+
+def test_real_dumps() -> None:
+    """As PyTorch wrote them."""
+    if not REAL.is_dir():
+        pytest.skip(f"{REAL} is not on this machine")
+    dumps = [parse(path.read_bytes()) for path in sorted(REAL.glob("*/_dump_*"))]
+    assert len(dumps) >= 28
+    assert sum(each.skipped + snapshot_of(each, 0).skipped_entries for each in dumps) == 0
+    assert sum(bool(each.entries) for each in dumps) >= 28
+
+
+def hung(shape: Shape, rank: int) -> Dumps:
+    """The rank sleeps, in the middle of a step."""
+    job = HungJob(shape, 3)
+    places = job.places(rank, "asleep")
+    job.run(Fault("asleep", (rank,), places[len(places) // 2]))
+    return job.dumps()
+
+
+def judged(dumps: Dumps) -> HangVerdict:
+    return diagnose([parsed(each, rank) for rank, each in dumps.items()])
+
+
+def coalesced(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same calls, with each send and receive in a batch of its own, as `batch_isend_irecv` makes it."""
+    found = []
+    for entry in entries:
+        if entry["is_p2p"]:
+            found.append(entry | {"state": "scheduled", "retired": False})
+            entry = entry | {"profiling_name": "nccl:coalesced", "input_sizes": [], "output_sizes": []}
+        found.append(entry)
+    return [entry | {"record_id": number} for number, entry in enumerate(found)]
+
+
+@pytest.mark.parametrize("rank", range(8))
+@pytest.mark.parametrize("batched", [False, True])
+def test_unmarked_sends(rank: int, batched: bool) -> None:
+    """Before `is_p2p` came, with sends of their own and with coalesced ones."""
+    dumps = hung(Shape(2, 4), rank)
+    marked = judged(dumps)
+    for each in dumps.values():
+        if batched:
+            each["entries"] = coalesced(each["entries"])
+        for entry in each["entries"]:
+            del entry["is_p2p"]
+    verdict = judged(dumps)
+    assert (verdict.state, verdict.ranks) == (marked.state, marked.ranks) == (State.HANG, (rank,))
+
+
+def test_active_only_coalesced_parts() -> None:
+    """They stay scheduled for ever, and the entry that shows their end is left out of such dumps."""
+    for rank in range(8):
+        dumps = hung(Shape(2, 4), rank)
+        for each in dumps.values():
+            entries = coalesced(each["entries"])
+            each["entries"] = [entry for entry in entries if entry["state"] != "completed"]
+        assert judged(dumps).ranks == (rank,)
+
+
+def test_status_without_entries_is_inconclusive() -> None:
+    """Something is enqueued and not complete; its group is unknown."""
+    dumps = hung(Shape(4), 2)
+    for each in dumps.values():
+        del each["entries"]
+    verdict = judged(dumps)
+    assert (verdict.state, verdict.ranks) == (State.INCONCLUSIVE, ())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("time_created_ns", "x"), ("record_id", None), ("collective_seq_id", 1.5), ("input_sizes", "x")],
+)
+def test_garbled_entries_blame_nobody(field: str, value: object) -> None:
+    """What the rank called is unknown; the others still show which rank has not come."""
+    dumps = hung(Shape(4), 2)
+    for entry in dumps[1]["entries"]:
+        entry[field] = value
+    assert judged(dumps).ranks == (2,)
+
+
+def test_unnamed_member_shifts_no_index() -> None:
+    """Without pg_config the members of a pipeline are those with entries; a lost dump leaves a hole."""
+    for rank in range(4):
+        dumps = hung(Shape(1, 4), rank)
+        del dumps[(rank + 1) % 4]
+        for each in dumps.values():
+            del each["pg_config"], each["pg_status"]
+        assert set(judged(dumps).ranks) <= {rank, (rank + 1) % 4}
+
+
+def test_time_before_newest_entry() -> None:
+    """Seconds since the start of a run, say: the dump is judged as one without a time."""
+    dumps = hung(Shape(4), 2)
+    for each in dumps.values():
+        each["time_seconds"] = 12.5
+    assert judged(dumps).ranks == (2,)
+
+
+def test_computing_between_snapshots_is_slow() -> None:
+    """Nothing has waited for long, and it need not have enqueued anything."""
+    dumps = hung(Shape(4), 2)
+    newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
+    snapshots = [
+        parsed(each | {"time_seconds": newest + later}, rank)
+        for later in (0.1, 0.2)
+        for rank, each in dumps.items()
+    ]
+    assert diagnose(snapshots).state is State.SLOW
+
+
+def shapes(dumps: Dumps) -> dict[str, object]:
+    """One job as several people would write it down."""
+    named = {str(rank): each for rank, each in dumps.items()}
+    listed = [each | {"rank": rank} for rank, each in dumps.items()]
+    return {
+        "a list": listed,
+        "by rank": named,
+        "by name": {f"rank_{rank}": each for rank, each in named.items()},
+        "lists by rank": {rank: [each] for rank, each in named.items()},
+        "one key around it": {"ranks": named},
+        "a list under one key": {"snapshots": listed},
+        "an object around each": [{"rank": rank, "dump": each} for rank, each in dumps.items()],
+    }
+
+
+def test_json_shapes(tmp_path: Path) -> None:
+    """Lists and objects, with the rank as a key, inside, or around the snapshot."""
+    for name, document in shapes(hung(Shape(4), 2)).items():
+        path = tmp_path / "snapshots.json"
+        path.write_text(json.dumps(document))
+        assert diagnose(read_source(path).snapshots).ranks == (2,), name
+
+
+def test_other_files_are_ignored(tmp_path: Path) -> None:
+    """A log, a core and a record of TensorBoard have numbers in their names, too."""
+    for rank, each in hung(Shape(4), 2).items():
+        (tmp_path / f"rank_{rank}").write_text(json.dumps(each))
+    for name in ("core.1234", "events.out.tfevents.1", "train_17.log"):
+        (tmp_path / name).write_bytes(b"\x7f no dump")
+    reading = read_source(tmp_path)
+    assert (len(reading.snapshots), reading.broken) == (4, {})
+    assert diagnose(reading.snapshots, broken=reading.broken).ranks == (2,)
+
+
+def test_two_dumps_of_one_rank(tmp_path: Path) -> None:
+    """A mistake of the user: either may be meant."""
+    for name in ("rank_1", "rank_01"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match="both dumps of rank 1"):
+        read_source(tmp_path)
