@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import os
 import signal
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.removal import ASIDE
-from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import METRICS
-from rankwatch.identity import Identity
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from rankwatch_agent.training.follower import RankFollower
 from support.training.ranks import go_on, rank, state, values
 
 
@@ -167,133 +162,6 @@ with run.evaluation(): ready()
         assert _total(collection, "rankwatch_progress_timeout_seconds") >= step + 5 * 0.05 - 1e-6
 
 
-def test_ended_run_is_removed(tmp_path: Path) -> None:
-    """An ended run is forgotten and its files removed.
-
-    After the retention, and not while its process still lives on.
-    """
-    moment = [time.monotonic()]
-    collector = RanksCollector(directory=tmp_path, retention_seconds=100.0, monotonic=lambda: moment[0])
-    with rank(tmp_path, "steps(1)\nrun.finish()\nready()"):
-        assert state(collector.collect()) == {"0": "finished"}
-    moment[0] += 99.0
-    assert state(collector.collect()) == {"0": "finished"}
-    moment[0] += 10.0
-    assert state(collector.collect()) == {}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is resumed while its old files are removed keeps its new ones.
-
-    The new process has put its box in the place of the old one just before that is removed.
-    """
-    moment = [time.monotonic()]
-    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
-    with rank(tmp_path, "run.finish()\nready()"):
-        collector.collect()
-    moment[0] += 10.0
-    close = RankFollower.close
-    begun: list[Writer] = []
-
-    def begin_anew(follower: RankFollower) -> None:
-        close(follower)
-        begun.append(Writer(tmp_path, Identity(run="job"), phases=()))
-
-    monkeypatch.setattr(RankFollower, "close", begin_anew)
-    collector.collect()
-    monkeypatch.undo()
-    assert len(begun) == 1
-    assert [path.name for path in (tmp_path / "job").iterdir()] == ["0.blackbox"]
-
-
-def test_rank_in_tick_of_listing(tmp_path: Path) -> None:
-    """A rank that appears in the tick of a listing is found.
-
-    Its directory has the same mtime as when it was listed.
-    """
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "ready()", world=2):
-        collector.collect()
-        before = (tmp_path / "job").stat()
-        with rank(tmp_path, "ready()", number=1, world=2):
-            os.utime(tmp_path / "job", ns=(before.st_atime_ns, before.st_mtime_ns))
-            assert set(state(collector.collect())) == {"0", "1"}
-
-
-def test_unremovable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Files that cannot be removed are left and not taken up again.
-
-    An agent without the right to remove them still forgets the run, and says so once.
-    """
-    moment = [time.monotonic()]
-    collector = RanksCollector(directory=tmp_path, retention_seconds=1.0, monotonic=lambda: moment[0])
-    with rank(tmp_path, "run.finish()\nready()"):
-        collector.collect()
-    (tmp_path / "job" / f".0.blackbox.{os.getpid()}{ASIDE}").mkdir()  # no file can be moved to its place
-    moment[0] += 10.0
-    for _ in range(3):
-        assert state(collector.collect()) == {}
-        os.utime(tmp_path / "job")  # has the directory listed again
-    assert (tmp_path / "job" / "0.blackbox").exists()
-    assert sum("could not remove" in each.getMessage() for each in caplog.records) == 1
-
-
-def test_odd_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Odd files are counted once and named in the log once.
-
-    The healthy rank beside them is exported all the same.
-    """
-    run = tmp_path / "odd"
-    run.mkdir()
-    (run / "0.blackbox").write_bytes(os.urandom(8192))
-    (run / "1.blackbox").write_bytes(b"")
-    (run / "2.blackbox").symlink_to("/etc/passwd")
-    (run / "3.blackbox").mkdir()
-    (run / "x.blackbox").write_bytes(b"")
-    os.mkfifo(run / "4.blackbox")
-    (tmp_path / "file").write_text("no run")
-    (tmp_path / "link").symlink_to("/")
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "steps(2)\nready()"):
-        (run / "5.blackbox").write_bytes((tmp_path / "job" / "0.blackbox").read_bytes())
-        for _ in range(5):
-            collection = collector.collect()
-            os.utime(run)  # has the directory listed again
-    assert state(collection) == {"0": "running"}
-    assert values(collection, "rankwatch_blackbox_read_errors_total") == {
-        ("garbage",): 1.0,
-        ("truncated",): 1.0,
-        ("symlink",): 1.0,
-        ("not_a_file",): 2.0,
-        ("name",): 1.0,
-        ("mismatch",): 1.0,
-    }
-    assert len(caplog.records) == 7
-    assert str(run / "1.blackbox") in caplog.text
-
-
-def test_thousand_runs(tmp_path: Path) -> None:
-    """A thousand runs do not crowd out the newest.
-
-    At most `max_runs` are followed, the newest first; the others are counted.
-    """
-    for number in range(1000):
-        run = tmp_path / f"old{number}"
-        run.mkdir()
-        os.utime(run, (number, number))
-    collector = RanksCollector(directory=tmp_path, max_runs=3)
-    with rank(tmp_path, "steps(2)\nready()"):
-        collection = collector.collect()
-        assert state(collection) == {"0": "running"}
-
-
-def test_missing_directory(tmp_path: Path) -> None:
-    """A missing directory is no fault. No job has run on this node yet."""
-    collection = RanksCollector(directory=tmp_path / "none").collect()
-    assert values(collection, "rankwatch_blackboxes") == {(): 0.0}
-
-
 def test_truncated_box(tmp_path: Path) -> None:
     """A box that is cut short while followed costs only itself.
 
@@ -340,27 +208,6 @@ def _settled(collector: RanksCollector, good: Callable[[Collection], bool]) -> C
         time.sleep(0.05)
 
 
-def test_odd_run_names(tmp_path: Path) -> None:
-    """A run directory with an odd name is a fault or a label and never a crash.
-
-    Quotes, newlines, bytes that are no UTF-8, and a very long name.
-    """
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "steps(2)\nready()"):
-        content = (tmp_path / "job" / "0.blackbox").read_bytes()
-        for name in (b'qu"ote\n\\', b"\xff\xfe", b"x" * 250):
-            run = os.fsencode(tmp_path) + b"/" + name
-            os.mkdir(run)  # noqa: PTH102 - a name that is no text
-            for claimed in (b"job", name[:128]):
-                at = struct.calcsize("<8sIIIIQQQQQiiiiddd")
-                box = content[:at] + claimed.ljust(128, b"\0") + content[at + 128 :]
-                with open(run + (b"/0.blackbox" if claimed == b"job" else b"/1.blackbox"), "wb") as file:
-                    file.write(box)
-        collection = collector.collect()
-    assert state(collection)["0"] == "running"
-    assert sum(values(collection, "rankwatch_blackbox_read_errors_total").values()) == 6.0
-
-
 def test_overwritten_phase_end(tmp_path: Path) -> None:
     """A phase whose end was overwritten is not open.
 
@@ -373,27 +220,6 @@ def test_overwritten_phase_end(tmp_path: Path) -> None:
         collection = collector.collect()
     assert _total(collection, "rankwatch_blackbox_records_missed_total") > 0
     assert values(collection, "rankwatch_rank_phase_start_timestamp_seconds") == {}
-
-
-def test_rank_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that cannot be asked costs only itself.
-
-    A run's directory that is closed to the agent must not cost the other runs their series.
-    """
-    collector = RanksCollector(directory=tmp_path)
-    with rank(tmp_path, "steps(1)\nready()"), rank(tmp_path, "steps(1)\nready()", run="other"):
-        assert len(values(collector.collect(), "rankwatch_rank_state")) == 2
-        sound = RankFollower.poll
-
-        def poll(self: RankFollower, moment: float) -> None:
-            if self.path.parent.name == "other":
-                raise PermissionError(13, "Permission denied")
-            sound(self, moment)
-
-        monkeypatch.setattr(RankFollower, "poll", poll)
-        collection = collector.collect()
-    assert len(values(collection, "rankwatch_rank_state")) == 1
-    assert values(collection, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1.0}
 
 
 GPU = "GPU-11111111-aaaa-bbbb-cccc-0123456789ab"
