@@ -20,7 +20,7 @@ def _amtool(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
 
 
-def test_amtool_finds_no_fault(tmp_path: Path) -> None:
+def test_amtool(tmp_path: Path) -> None:
     """With the placeholder receivers as shipped."""
     result = _amtool(tmp_path, "check-config", "CONFIG")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -30,15 +30,15 @@ def test_amtool_finds_no_fault(tmp_path: Path) -> None:
     ("severity", "receiver"),
     [("critical", "page"), ("warning", "ticket"), ("info", "null"), ("odd", "ticket")],
 )
-def test_severity_decides_who_is_told(tmp_path: Path, severity: str, receiver: str) -> None:
-    """An unknown severity is told in working hours rather than to nobody."""
+def test_route(tmp_path: Path, severity: str, receiver: str) -> None:
+    """Severity decides the receiver; an unknown one goes to tickets rather than nowhere."""
     route = ("config", "routes", "test", "--config.file=CONFIG", f"--verify.receivers={receiver}")
     result = _amtool(tmp_path, *route, "alertname=RankwatchStraggler", f"severity={severity}", "run=r")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_with_a_webhook_pages_and_tickets_are_posted_there() -> None:
-    """And what is null stays null."""
+def test_webhook() -> None:
+    """Pages and tickets are posted there; the receiver null stays empty."""
     config: Any = alertmanager_config(RuleConfig(), "http://127.0.0.1:1/alerts")
     posted = {each["name"] for each in config["receivers"] if "webhook_configs" in each}
     assert posted == {"page", "ticket"}
@@ -49,8 +49,8 @@ def _alert(name: str, severity: str, **labels: str) -> dict[str, object]:
 
 
 @pytest.mark.e2e
-def test_a_stall_holds_back_the_straggler_of_its_own_run_and_nothing_else(tmp_path: Path) -> None:
-    """Alerts of other runs, and alerts that have no run, stay active."""
+def test_inhibition(tmp_path: Path) -> None:
+    """A stall holds back the straggler of its own run; other runs, and alerts without a run, stay active."""
     stall, straggler = "RankwatchRunStalled", "RankwatchStraggler"
     alerts = [
         _alert(stall, "critical", run="a"),

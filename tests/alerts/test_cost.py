@@ -90,22 +90,24 @@ def _rules() -> Iterator[tuple[str, list[Read]]]:
             yield name, list(_reads(parse(rule.expression)))
 
 
-def _dear(name: str, reads: list[Read]) -> list[str]:
-    """Why a rule is dear: a memory of several series of a rank, or the same memory twice."""
+def _expensive(name: str, reads: list[Read]) -> list[str]:
+    """Why a rule is expensive: a long window over several series of a rank, or the same window twice."""
     far = [each for each in reads if each.far_back]
     found = [
-        f"{name} remembers {each.series} series of {each.metric} of a rank" for each in far if each.series > 2
+        f"{name} looks back on {each.series} series of {each.metric} of a rank"
+        for each in far
+        if each.series > 2
     ]
     twice = sorted({each.metric for each in far if [other.metric for other in far].count(each.metric) > 1})
-    return found + [f"{name} remembers {each} more than once" for each in twice]
+    return found + [f"{name} looks back on {each} more than once" for each in twice]
 
 
-def test_no_rule_remembers_more_of_a_rank_than_it_must() -> None:
-    """Windows longer than that of steps are read for one or two series of a rank, and once in a rule."""
-    assert [reason for name, reads in _rules() for reason in _dear(name, reads)] == []
+def test_long_windows() -> None:
+    """A rule reads windows longer than that of steps for at most two series of a rank, and once."""
+    assert [reason for name, reads in _rules() for reason in _expensive(name, reads)] == []
 
 
-def test_all_rules_together_stay_within_what_a_rank_may_cost() -> None:
+def test_cost_of_a_rank() -> None:
     """A rule that reads every phase or group once more is seen here before a large run feels it."""
     reads = [each for _, found in _rules() for each in found]
     assert sum(each.series for each in reads) <= MOST_SERIES
@@ -117,21 +119,21 @@ def test_all_rules_together_stay_within_what_a_rank_may_cost() -> None:
     [
         (
             "count by (run) (present_over_time(rankwatch_step_variation_total[30m]))",
-            "it remembers 6 series of rankwatch_step_variation_total of a rank",
+            "it looks back on 6 series of rankwatch_step_variation_total of a rank",
         ),
         (
             "max by (run) (avg_over_time(rank:rankwatch_steps:rate[10m]))"
             " > avg by (run) (avg_over_time(rank:rankwatch_steps:rate[10m]))",
-            "it remembers rank:rankwatch_steps:rate more than once",
+            "it looks back on rank:rankwatch_steps:rate more than once",
         ),
     ],
 )
-def test_a_dear_rule_is_found(expression: str, reason: str) -> None:
+def test_expensive_rule(expression: str, reason: str) -> None:
     """Both shapes were in the rules once."""
-    assert _dear("it", list(_reads(parse(expression)))) == [reason]
+    assert _expensive("it", list(_reads(parse(expression)))) == [reason]
 
 
-def test_a_matcher_leaves_the_series_that_it_lists() -> None:
+def test_cost_of_matched_series() -> None:
     """Two phases of eight, over ten scrapes."""
     window = int(10 * CONFIG.scrape_interval_seconds)
     expression = f'rate(rankwatch_step_phase_seconds_total{{phase=~"forward|backward"}}[{window}s])'

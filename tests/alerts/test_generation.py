@@ -6,21 +6,22 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
 import rankwatch_alerts
-from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_all
+from rankwatch_alerts import RuleConfig, load_config, prometheus_config, to_yaml, write_all, write_rules
 from rankwatch_alerts.__main__ import main
+from rankwatch_alerts.reference import rules_reference
 from support.paths import ROOT
 from support.servers.prometheus import require
 
 GENERATED = ROOT / "alerts" / "generated"
 
 
-def test_generating_again_changes_no_byte(tmp_path: Path) -> None:
+def test_committed_files(tmp_path: Path) -> None:
     """`python -m rankwatch_alerts generate` leaves the repository as it is."""
     written = write_all(RuleConfig(), tmp_path)
     assert sorted(each.name for each in written) == sorted(each.name for each in GENERATED.glob("[!.]*"))
@@ -29,8 +30,8 @@ def test_generating_again_changes_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time_scale", [1, 60, 1000])
-def test_prometheus_accepts_the_rules_at_every_scale(tmp_path: Path, time_scale: float) -> None:
-    """promtool finds no fault and no duplicate in rules or configuration."""
+def test_promtool_check(tmp_path: Path, time_scale: float) -> None:
+    """At every time scale promtool finds no fault and no duplicate in rules or configuration."""
     require("promtool")
     config = RuleConfig().scaled(time_scale)
     rules = rankwatch_alerts.write_rules(config, tmp_path)
@@ -45,28 +46,24 @@ def test_prometheus_accepts_the_rules_at_every_scale(tmp_path: Path, time_scale:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_command_writes_three_files_and_names_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Links follow the base URLs given."""
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It writes three files and prints their paths; links follow the base URLs given."""
     status = main(["generate", "--output", str(tmp_path), "--runbook-base-url", "https://wiki.test/rw/"])
     assert status == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert "https://wiki.test/rw/RankwatchStraggler" in (tmp_path / "alerts.rules.yml").read_text()
 
 
-def test_the_config_file_reaches_the_rules(tmp_path: Path) -> None:
-    """What is raised there is raised in the expression."""
+def test_config_file(tmp_path: Path) -> None:
+    """A threshold raised there is raised in the expression."""
     file = tmp_path / "rules.toml"
     file.write_text("checkpoint_age_budget_seconds = 7200\n")
     assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 0
     assert "> 7200" in (tmp_path / "alerts.rules.yml").read_text()
 
 
-def test_the_effective_config_is_printed_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """File, time scale and flags together; a flag wins over the file."""
+def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The effective config of file, time scale and flags, where a flag wins; no file is written."""
     file = tmp_path / "rules.toml"
     file.write_text("runbook_base_url = 'https://file.test'\nloss_deviation = 7\n")
     arguments = ["--config", str(file), "--runbook-base-url", "https://flag.test/", "--time-scale", "10"]
@@ -77,7 +74,7 @@ def test_the_effective_config_is_printed_and_nothing_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_every_flag_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Two columns for each."""
     with pytest.raises(SystemExit):
         main(["generate", "--help"])
@@ -86,7 +83,7 @@ def test_every_flag_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"--{flag} ([A-Z]+ )?[A-Za-z]\w+ [A-Za-z]+ ", text), flag
 
 
-def test_a_flag_that_is_no_number_ends_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and no page of usage."""
     with pytest.raises(SystemExit) as caught:
         main(["generate", "--time-scale", "fast"])
@@ -101,7 +98,7 @@ def test_a_flag_that_is_no_number_ends_with_one_sentence(capsys: pytest.CaptureF
         ("rankwatch_dashboards", "grafana_foundation_sdk", "dashboards"),
     ],
 )
-def test_a_missing_extra_is_named(module: str, absent: str, extra: str, tmp_path: Path) -> None:
+def test_missing_extra(module: str, absent: str, extra: str, tmp_path: Path) -> None:
     """One sentence, status 2 and no traceback where the third-party module is not installed."""
     code = (
         "import runpy, sys\n"
@@ -125,17 +122,15 @@ def test_a_missing_extra_is_named(module: str, absent: str, extra: str, tmp_path
         ["--output", "/dev/null/rules"],
     ],
 )
-def test_wrong_input_ends_with_one_sentence_and_status_2(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No traceback."""
+def test_wrong_input(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, status 2, no traceback."""
     assert main(["generate", "--output", str(tmp_path), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("could not generate the rules: ")
     assert len(error.splitlines()) == 1
 
 
-def test_the_public_names_are_those_written_down() -> None:
+def test_public_names() -> None:
     """`__all__` is the interface other parts may rely on."""
     assert set(rankwatch_alerts.__all__) <= set(dir(rankwatch_alerts))
     assert {"RuleConfig", "write_rules", "alertmanager_config", "prometheus_config"} <= set(
@@ -143,7 +138,44 @@ def test_the_public_names_are_those_written_down() -> None:
     )
 
 
-def test_the_package_needs_no_parser_of_promql() -> None:
+def test_no_promql_parser() -> None:
     """Lints need promql-parser; generating rules does not."""
     code = "import sys, rankwatch_alerts; sys.exit('promql_parser' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PAGE = "\n".join(rules_reference({each.name: f"Meaning of {each.name}." for each in fields(RuleConfig)}))
+
+
+def _block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+    return str(found)
+
+
+def test_page_lists_every_setting() -> None:
+    """One row each."""
+    for each in fields(RuleConfig):
+        default = f'"{each.default}"' if isinstance(each.default, str) else f"{each.default:g}"
+        assert f"| `{each.name}` | `{default}` | Meaning of {each.name}. |" in PAGE
+
+
+def test_page_config_loads(tmp_path: Path) -> None:
+    """As it is printed."""
+    file = tmp_path / "rules.toml"
+    file.write_text(_block("toml"))
+    assert (
+        load_config(file).checkpoint_age_budget_seconds
+        == tomllib.loads(_block("toml"))["checkpoint_age_budget_seconds"]
+    )
+
+
+def test_page_prometheus_config(tmp_path: Path) -> None:
+    """As it is printed, beside the rules it names."""
+    require("promtool")
+    (tmp_path / "prometheus.yml").write_text(_block("yaml"))
+    write_rules(RuleConfig(), tmp_path / "rules")
+    command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS: 2 rule files found" in done.stdout + done.stderr
+    assert "job_name: rankwatch\n    scrape_interval: 15s" in _block("yaml")

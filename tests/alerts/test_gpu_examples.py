@@ -20,7 +20,7 @@ _HEALTHY = {
 }
 
 
-def test_the_alerts_to_begin_with_are_silent_until_a_gpu_is_missing_or_has_a_critical_xid(
+def test_alerts(
     tmp_path: Path,
 ) -> None:
     """promtool reads them as they are printed and plays a healthy and a broken node through them."""
@@ -40,7 +40,7 @@ def test_the_alerts_to_begin_with_are_silent_until_a_gpu_is_missing_or_has_a_cri
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_joins_hold_where_two_containers_share_a_gpu_and_where_one_gpu_is_cut_into_instances(
+def test_joins(
     tmp_path: Path,
 ) -> None:
     """Each owner gets the value of its GPU, and a rank on an instance gets none."""

@@ -1,4 +1,4 @@
-"""Our rules about rules: the shipped ones are clean, and each lint finds the fault it is for."""
+"""The shipped rules and runbooks pass the lints, and each lint finds its mistake."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _straggler() -> AlertRule:
     return next(each for each in ALERTS if each.alert == "RankwatchStraggler")
 
 
-def test_every_alert_is_clean() -> None:
+def test_alerts() -> None:
     """Expressions, annotations and the queries inside templates."""
     assert [violation for rule in ALERTS for violation in check_alert(rule)] == []
 
 
-def test_every_recording_rule_is_clean_and_yields_the_labels_it_declares() -> None:
+def test_records() -> None:
     """What dashboards and alerts may rely on is what the expression gives."""
     for rule in RECORDED:
         assert check_record(rule) == []
@@ -40,24 +40,24 @@ def test_every_recording_rule_is_clean_and_yields_the_labels_it_declares() -> No
         assert result_labels(parse(rule.expression)) == declared, rule.record
 
 
-def test_each_declared_record_is_recorded_once() -> None:
+def test_records_are_unique() -> None:
     """Two producers of one name would be summed silently."""
     assert sorted(rule.record for rule in RECORDED) == sorted(each.name for each in RECORDS)
 
 
-def test_the_registry_names_the_alerts_there_are() -> None:
+def test_alert_names() -> None:
     """An alert that is not in the registry has no runbook."""
     assert set(ALERT_NAMES) == {rule.alert for rule in ALERTS}
 
 
 @pytest.mark.parametrize("alert", ALERT_NAMES)
-def test_every_alert_has_a_clean_runbook(alert: str) -> None:
+def test_runbook(alert: str) -> None:
     """Headings, commands, dashboard, and queries that parse and use known names."""
     text = (RUNBOOKS / f"{alert}.md").read_text(encoding="utf-8")
     assert check_runbook(alert, text) == []
 
 
-def test_there_is_no_runbook_without_an_alert() -> None:
+def test_no_orphan_runbook() -> None:
     """A page nobody links to goes stale."""
     assert {each.stem for each in RUNBOOKS.glob("Rankwatch*.md")} == set(ALERT_NAMES)
 
@@ -73,7 +73,7 @@ def test_there_is_no_runbook_without_an_alert() -> None:
         ("sum by (run (rankwatch_step)", "does not parse"),
     ],
 )
-def test_a_faulty_expression_is_found(expression: str, message: str) -> None:
+def test_wrong_expression(expression: str, message: str) -> None:
     """One fault, one violation that says it."""
     violations = check_expression("here", expression)
     assert len(violations) == 1
@@ -96,7 +96,7 @@ def test_a_faulty_expression_is_found(expression: str, message: str) -> None:
         ("dashboard_url", "https://grafana.example.com", "names no dashboard"),
     ],
 )
-def test_a_faulty_annotation_is_found(annotation: str, text: str, message: str) -> None:
+def test_wrong_annotation(annotation: str, text: str, message: str) -> None:
     """promtool accepts each of these."""
     rule = _straggler()
     violations = check_alert(replace(rule, annotations={**rule.annotations, annotation: text}))
@@ -114,7 +114,7 @@ def test_a_faulty_annotation_is_found(annotation: str, text: str, message: str) 
         ("# RankwatchStraggler", "# Straggler", "the first line is not"),
     ],
 )
-def test_a_faulty_runbook_is_found(old: str, new: str, message: str) -> None:
+def test_wrong_runbook(old: str, new: str, message: str) -> None:
     """Commands in indented blocks of numbered steps are read too."""
     text = (RUNBOOKS / "RankwatchStraggler.md").read_text(encoding="utf-8").replace(old, new)
     assert any(message in each.message for each in check_runbook("RankwatchStraggler", text))
@@ -136,6 +136,6 @@ def test_a_faulty_runbook_is_found(old: str, new: str, message: str) -> None:
         ('label_replace(sum by (run) (rankwatch_step), "cause", "x", "", "")', {"run", "cause"}),
     ],
 )  # fmt: skip
-def test_the_labels_of_a_result_follow_from_its_expression(expression: str, labels: set[str]) -> None:
+def test_result_labels(expression: str, labels: set[str]) -> None:
     """Aggregation, matching and set operations each have their rule."""
     assert result_labels(parse(expression)) == labels

@@ -25,7 +25,7 @@ def _commands(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_at_its_top_which_tools_and_variables_it_uses(page: Path) -> None:
+def test_tools_and_variables_are_listed_at_the_top(page: Path) -> None:
     """So that nobody finds out in the middle that one is missing."""
     head, body = page.read_text().split("## Meaning")
     commands = _commands(body)
@@ -38,12 +38,12 @@ def test_a_page_says_at_its_top_which_tools_and_variables_it_uses(page: Path) ->
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_directory_of_black_boxes_is_written_down_once(page: Path) -> None:
+def test_directory_of_black_boxes(page: Path) -> None:
     """Commands use the variable, which follows the trainer's setting."""
     assert page.read_text().count(str(environment.DEFAULT_DIRECTORY)) <= 1
 
 
-def test_the_pid_is_that_of_the_rank(tmp_path: Path) -> None:
+def test_pid_command(tmp_path: Path) -> None:
     """Read from the rank's black box by the command as it is printed; there is no other way to it."""
     taken = {line for page in PAGES for line in _TAKES_PID.findall(page.read_text())}
     (command,) = taken

@@ -17,7 +17,7 @@ LARGEST_BYTES = 200 * 1024
 """Client-side apply of a ConfigMap keeps a copy in an annotation of at most 256 KiB."""
 
 
-def test_generating_again_changes_no_byte(tmp_path: Path) -> None:
+def test_committed_files(tmp_path: Path) -> None:
     """`python -m rankwatch_dashboards generate` leaves the repository as it is."""
     written = write_dashboards(RuleConfig(), tmp_path)
     assert sorted(each.name for each in written) == sorted(each.name for each in GENERATED.glob("[!.]*"))
@@ -25,26 +25,24 @@ def test_generating_again_changes_no_byte(tmp_path: Path) -> None:
         assert each.read_bytes() == (GENERATED / each.name).read_bytes(), each.name
 
 
-def test_a_dashboard_fits_into_a_configmap() -> None:
-    """Larger ones are refused by kubectl."""
+def test_size() -> None:
+    """It fits into a ConfigMap; kubectl refuses larger ones."""
     assert all(each.stat().st_size < LARGEST_BYTES for each in GENERATED.glob("[!.]*"))
 
 
-def test_the_command_writes_the_dashboard_and_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into a directory that need not exist."""
     assert main(["generate", "--output", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "new" / f"{RUN_DEBUG_UID}.json")
 
 
-def test_a_directory_that_cannot_be_made_is_told_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2 and no traceback."""
+def test_wrong_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, status 2, no traceback."""
     assert main(["generate", "--output", "/dev/null/dashboards"]) == 2
     assert capsys.readouterr().err.startswith("could not generate the dashboards: ")
 
 
-def test_the_config_file_of_the_rules_moves_the_lines(tmp_path: Path) -> None:
+def test_config_file(tmp_path: Path) -> None:
     """A panel draws the threshold its alert uses."""
     file = tmp_path / "rules.toml"
     file.write_text("checkpoint_age_budget_seconds = 7654\n")
@@ -52,10 +50,8 @@ def test_the_config_file_of_the_rules_moves_the_lines(tmp_path: Path) -> None:
     assert "7654" in (tmp_path / f"{RUN_DEBUG_UID}.json").read_text()
 
 
-def test_a_wrong_config_file_is_told_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Status 2 and no traceback."""
+def test_wrong_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, status 2, no traceback."""
     file = tmp_path / "rules.toml"
     file.write_text("loss_deviation = 'high'\n")
     assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 2
@@ -64,7 +60,7 @@ def test_a_wrong_config_file_is_told_in_one_sentence(
     assert len(error.splitlines()) == 1
 
 
-def test_alerts_link_to_a_dashboard_there_is() -> None:
+def test_alerts_link_to_the_dashboard() -> None:
     """The uid in every dashboard_url is that of a generated file."""
     for group in alert_groups(RuleConfig()):
         for rule in group.rules:
@@ -74,6 +70,6 @@ def test_alerts_link_to_a_dashboard_there_is() -> None:
             assert (GENERATED / f"{uid}.json").exists()
 
 
-def test_the_public_names_are_those_written_down() -> None:
+def test_public_names() -> None:
     """`__all__` is the interface other parts may rely on."""
     assert rankwatch_dashboards.__all__ == ["dashboards", "write_dashboards"]

@@ -1,4 +1,4 @@
-"""Our rules about dashboards: the shipped one is clean, and each lint finds the fault it is for."""
+"""The shipped dashboard passes the lints, and each lint finds its mistake."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _sets_in_variable(name: str, key: str, value: object) -> Callable[[Dashboard
     return change
 
 
-def test_every_dashboard_is_clean() -> None:
+def test_dashboards() -> None:
     """Identity, layout, texts, data sources, variables, queries and names of series."""
     assert [violation for each in dashboards(RuleConfig()) for violation in check_dashboard(each)] == []
 
 
-def test_panels_take_their_thresholds_from_the_rules() -> None:
+def test_thresholds_are_those_of_the_rules() -> None:
     """One number for the line in the panel and for the alert."""
     (board,) = dashboards(RuleConfig(straggler_residual=0.25))
     residual = next(each for each in board["panels"] if each["title"] == "Residual per rank")
@@ -85,14 +85,14 @@ def test_panels_take_their_thresholds_from_the_rules() -> None:
         (_asks('topk(3, rankwatch_step{cluster=~"$cluster"})', "{{rank}}"), "names a rank without its node"),
     ],
 )  # fmt: skip
-def test_a_faulty_dashboard_is_found(change: Callable[[Dashboard], None], message: str) -> None:
+def test_wrong_dashboard(change: Callable[[Dashboard], None], message: str) -> None:
     """Grafana shows each of these as an empty panel, or not at all."""
     (dashboard,) = copy.deepcopy(dashboards(RuleConfig()))
     change(dashboard)
     assert any(message in violation.message for violation in check_dashboard(dashboard))
 
 
-def test_variables_are_filled_in_as_grafana_does() -> None:
+def test_variables() -> None:
     """Both ways of writing them; what is unknown matches everything."""
     text = 'rate(a{run=~"$run", rank=~"${rank}"}[$__rate_interval])'
     assert filled_in(text, {"run": "r"}) == 'rate(a{run=~"r", rank=~".*"}[1m])'
