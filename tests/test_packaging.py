@@ -12,6 +12,8 @@ import pytest
 
 import rankwatch
 
+pytestmark = pytest.mark.e2e
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "rankwatch": ROOT / "instrumentation",

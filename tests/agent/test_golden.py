@@ -18,6 +18,8 @@ from support.sources.node_tree import build_node
 
 __all__ = ["nvml_library"]
 
+pytestmark = pytest.mark.e2e
+
 FIXTURES = Path(__file__).parent / "fixtures"
 
 _CHANGING = (

@@ -19,6 +19,8 @@ from support.gpu.nvml import FakeDriver, fake_driver, nvml_library
 
 __all__ = ["fake_driver", "nvml_library"]
 
+pytestmark = pytest.mark.e2e
+
 OF_EACH = {
     "host": "rankwatch_host_cpus",
     "network": "rankwatch_network_receive_bytes_total",

@@ -17,6 +17,8 @@ from support.sources.whole_node import DCGM_WATTS, WholeNode, whole_node
 
 __all__ = ["nvml_library"]
 
+pytestmark = pytest.mark.e2e
+
 Break = Callable[[WholeNode], AbstractContextManager[None]]
 
 OF_EACH = {

@@ -6,10 +6,13 @@ import random
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from rankwatch_alerts import RuleConfig, write_rules
 from support.servers.prometheus import require
+
+pytestmark = pytest.mark.e2e
 
 STEP_SECONDS = 0.25
 SECONDS = 180

@@ -53,6 +53,7 @@ def test_every_wrong_command_line_is_one_sentence(
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.e2e
 def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
     """With status 2 and the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -62,6 +63,7 @@ def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
     assert done.stderr == f"rankwatch agent: could not listen on {address}: Address already in use\n"
 
 
+@pytest.mark.e2e
 def test_an_address_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
     """And the agent does not stay behind half started."""
     path = tmp_path / "missing" / "address"
@@ -70,6 +72,7 @@ def test_an_address_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path
     assert done.stderr == f"rankwatch agent: could not write address_file {path}: No such file or directory\n"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: signal.Signals) -> None:
     """Status 0, nothing but one JSON object per line in the log, no temporary file left."""

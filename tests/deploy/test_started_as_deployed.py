@@ -13,6 +13,8 @@ import trustme
 from support.agent.process import DEADLINE_SECONDS, agent_process, fetch, until
 from support.deploy.chart import MUTUAL_TLS, NAME, TOKEN, endpoint, environment
 
+pytestmark = pytest.mark.e2e
+
 PRIVILEGES = ("hostNetwork", "pods", "processes", "kernelLog")
 
 

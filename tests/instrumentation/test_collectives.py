@@ -17,12 +17,13 @@ from support.jobs.torchrun import torchrun
 from support.paths import SUPPORT
 from support.training.blackbox import of_kind
 
+pytestmark = pytest.mark.e2e
+
 pytest.importorskip("torch")
 LOOP = str(SUPPORT / "jobs" / "ddp_loop.py")
 STEPS = 4
 
 
-@pytest.mark.e2e
 def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
     """Those of DDP's C++ reducer too, with group, size and whether the caller blocks."""
     done = torchrun(LOOP, ranks=2, directory=tmp_path)
@@ -50,7 +51,6 @@ def _tells_whether_it_blocks(operator: str) -> bool:
     return bool({"async_op", "asyncOp"} & {each.name for each in arguments})
 
 
-@pytest.mark.e2e
 def test_a_killed_rank_ends_the_job_as_it_would_have(tmp_path: Path) -> None:
     """The peers leave by the exception of gloo or by torchrun's SIGTERM, never by a crash of ours."""
     done = torchrun(LOOP, "kill", ranks=2, directory=tmp_path)
@@ -73,7 +73,6 @@ def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
     return found
 
 
-@pytest.mark.e2e
 def test_a_collective_under_way_at_the_end_changes_no_exit_status(tmp_path: Path) -> None:
     """Its failure, after the interpreter has ended, would call into it and abort the process."""
     done = torchrun(LOOP, "leave", ranks=2, directory=tmp_path)

@@ -61,6 +61,7 @@ def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
+@pytest.mark.e2e
 def test_a_run_that_ends_at_once_leaves_at_once(tmp_path: Path) -> None:
     """torch loses a shutdown that comes before its server accepts; twenty in a row all end."""
     code = (
@@ -72,6 +73,7 @@ def test_a_run_that_ends_at_once_leaves_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*.sock"))
 
 
+@pytest.mark.e2e
 def test_a_forked_child_that_leaves_in_order_does_not_abort(tmp_path: Path) -> None:
     """The server's thread is not in the child; its destructor would end the process."""
     code = (
@@ -128,6 +130,7 @@ def _holds(library: Path, text: bytes) -> bool:
         return content.find(text) >= 0
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not serves_gloo_recorder(), reason=NO_GLOO_RECORDER)
 def test_the_flight_recorder_of_a_real_rank_is_read(tmp_path: Path) -> None:
     """Last enqueued and completed of a gloo group, by its name."""

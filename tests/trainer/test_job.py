@@ -12,8 +12,9 @@ import pytest
 
 from support.jobs.trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_store, started_ranks
 
+pytestmark = pytest.mark.e2e
 
-@pytest.mark.e2e
+
 def test_torchrun_starts_a_job_whose_ranks_leave_their_black_boxes(tmp_path: Path) -> None:
     """One end record for the job, one black box per rank, and no warning of Python's."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
@@ -35,7 +36,6 @@ def test_torchrun_starts_a_job_whose_ranks_leave_their_black_boxes(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.rglob("*.blackbox")) == ["0.blackbox", "1.blackbox"]
 
 
-@pytest.mark.e2e
 def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> None:
     """SIGTERM on one rank is enough for all to leave after the same step."""
     flags = (*EMULATED, "--steps", "100000", "--log-every", "5", "--checkpoint-dir", str(tmp_path))
@@ -51,7 +51,6 @@ def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> No
     assert plain_store(tmp_path).newest_good() == record["last_step"]
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("fault", "last_step"),
     [("skip-collective", 3), ("mismatched-collective", 2), ("stuck-data", 2)],

@@ -12,6 +12,8 @@ from support.jobs.trainer import DEADLINE_SECONDS
 from support.servers.ports import reserved_port
 from support.servers.prometheus import poll
 
+pytestmark = pytest.mark.e2e
+
 
 def test_a_rank_waits_for_the_last_one_and_then_all_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first has the store open, and goes on only once the other has come."""

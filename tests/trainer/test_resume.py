@@ -9,6 +9,8 @@ import torch
 
 from support.jobs.trainer import DEADLINE_SECONDS, TINY, end_record, plain_store, read_history, started_ranks
 
+pytestmark = pytest.mark.e2e
+
 RANKS = 2
 
 
@@ -36,7 +38,6 @@ def run_to_the_end(*arguments: str) -> None:
             assert process.returncode == 0, errors
 
 
-@pytest.mark.e2e
 def test_twenty_steps_straight_equal_ten_a_killed_rank_and_ten_more(tmp_path: Path) -> None:
     """Losses, weights, optimizer, schedule, random states and data position of both ranks are equal."""
     common = (*TINY, "--steps", "20", "--accumulation", "2", "--checkpoint-every", "10")

@@ -86,6 +86,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], subprocess.Pop
         yield first, second
 
 
+@pytest.mark.e2e
 def test_stalled_run_gets_a_bundle(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -109,6 +110,7 @@ def test_stalled_run_gets_a_bundle(
     assert (told["run"], told["kind"], told["node"]) == ("job", "stall", "n1")
 
 
+@pytest.mark.e2e
 def test_killed_rank_is_the_root_cause(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -124,6 +126,7 @@ def test_killed_rank_is_the_root_cause(
     assert bundle(tmp_path).name.endswith("-job-lost_rank")
 
 
+@pytest.mark.e2e
 def test_stopped_rank_does_not_hang_the_agent(
     tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
 ) -> None:
@@ -190,6 +193,7 @@ def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
     assert bundle(tmp_path).name.endswith("-job-stall")
 
 
+@pytest.mark.e2e
 def test_killed_agent_leaves_no_partial_bundle(tmp_path: Path) -> None:
     """The next agent removes partial bundles and keeps complete ones."""
     place = tmp_path / "evidence"

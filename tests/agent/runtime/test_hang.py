@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.agent.process import AgentProcess, clean_environment, fetch, until
 from support.paths import ROOT
+
+pytestmark = pytest.mark.e2e
 
 FIXTURES = ROOT / "tests" / "agent" / "fixtures"
 LATE = 'rankwatch_collector_runs_total{collector="host",node="n",outcome="deadline"} 1.0\n'

@@ -13,6 +13,8 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import RunState, RunVerdict, diagnose_run
 from support.diagnosis.run_ranks import gloo_run
 
+pytestmark = pytest.mark.e2e
+
 DEADLINE_SECONDS = 120.0
 """Three processes import torch at once."""
 
@@ -31,7 +33,6 @@ def verdict_when(directory: Path, told: Callable[[RunVerdict], bool]) -> RunVerd
     raise AssertionError("no such verdict came")
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(("wrong", "state"), [("asleep", "hang"), ("gathers", "desync")])
 def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
     """A rank that holds up a living run is named.
@@ -48,7 +49,6 @@ def test_live_stall(wrong: str, state: str, tmp_path: Path) -> None:
     assert good["step"] == 2
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(("wrong", "state"), [("killed", RunState.LOST), ("raises", RunState.FAILED)])
 def test_live_death(wrong: str, state: RunState, tmp_path: Path) -> None:
     """A rank that dies is named and not those that fail after it.
@@ -65,7 +65,6 @@ def test_live_death(wrong: str, state: RunState, tmp_path: Path) -> None:
     assert wrong != "killed" or reasons.get("2", "is gone") == "is gone"
 
 
-@pytest.mark.e2e
 def test_live_slow_rank(tmp_path: Path) -> None:
     """A living run with a slow rank is running and names it. Boxes are read while they are written."""
     with gloo_run(tmp_path, {2: "slow"}, at=10_000, steps=10_000):
