@@ -11,7 +11,7 @@ SEED_BASE ?= 1
 .PHONY: help setup servers tools demo test test-fast test-e2e check format lint types rules generate unchanged bench bench-detection clean
 
 help: ## list the commands
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 setup: $(VENV)/.complete servers tools ## virtual environment, dependencies, Prometheus, Alertmanager and helm
 

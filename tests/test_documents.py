@@ -58,10 +58,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_in_the_documents_exist(page: Path) -> None:
     """`rankwatch X` and `make X`, wherever they are printed."""
     text = page.read_text()
-    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    made = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for command in re.findall(r"(?:^|`|^\$ )rankwatch ([a-z]+)", text, flags=re.MULTILINE):
         assert command in COMMANDS, f"{page.name} names rankwatch {command}"
-    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, flags=re.MULTILINE):
         assert target in made, f"{page.name} names make {target}"
 
 
