@@ -1,4 +1,4 @@
-"""The Alertmanager configuration: who is told, what is told together, and what is held back."""
+"""The Alertmanager configuration: receivers, grouping, and which alert holds back which."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import RANK_KNOWN, RANK_UNKNOWN, Alert, duration
 
 PAGE, TICKET, NULL = "page", "ticket", "null"
-"""Receivers: someone is woken, someone is told in working hours, nobody is told."""
+"""Receivers: a person is woken, a person looks in working hours, nobody is notified."""
 
 _OF_A_RUN = 'run=~".+"'
-"""Alertmanager holds two absent labels for equal: without this an alert that has no run would be
-inhibited by one of any run."""
+"""Alertmanager takes two absent labels as equal: without this matcher, an alert of any run would inhibit
+alerts that have no run."""
 
 
 def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
@@ -41,7 +41,7 @@ def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> d
 
 
 def _inhibit_rules() -> list[dict[str, object]]:
-    """What explains what: a lost rank stalls the run, and a run that stands still has no pace to judge."""
+    """A lost rank explains a stall, and a run that stands still has no pace to judge."""
     of_run = ["cluster", "run"]
     stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED)
     judged_by_pace = (

@@ -1,5 +1,40 @@
-"""Grafana dashboards, generated from the same config object as the rules."""
+"""Grafana dashboards, generated from the same config object as the rules.
 
-from rankwatch_dashboards.generation import dashboards, write_dashboards
+They are Classic JSON, not v2, because file provisioning and sidecars of Grafana 10 to 13 refuse v2.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rankwatch_alerts import RuleConfig
 
 __all__ = ["dashboards", "write_dashboards"]
+
+
+def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
+    """Every dashboard as Grafana reads it, with what the SDK leaves out filled in. Needs the SDK."""
+    # Only here, so that whoever lacks the extra can import us and be told which one it is.
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+    from rankwatch_dashboards.run_debug import run_debug
+
+    document: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(run_debug(config).build()))
+    for number, panel in enumerate(document["panels"], start=1):
+        panel["id"] = number
+    return ({**document, "id": None, "version": 1},)
+
+
+def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:
+    """Write each dashboard to `<uid>.json` and return the paths; raises OSError where that fails."""
+    documents = dashboards(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for each in documents:
+        path = directory / f"{each['uid']}.json"
+        text = json.dumps(each, indent=1, sort_keys=True, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        paths.append(path)
+    return paths

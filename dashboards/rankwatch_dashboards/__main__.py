@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rankwatch_alerts import load_config
 from rankwatch_alerts.command import generator_parser, run_generator
-from rankwatch_dashboards.generation import write_dashboards
+from rankwatch_dashboards import write_dashboards
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    RANK,
-    STAGE,
-    RecordingRule,
-    duration,
-    recorded,
-)
+from rankwatch_alerts.recording.steps import mean_per_step
+from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, recorded
 
 _NOT_COMPUTE = "data_wait|checkpoint|evaluation"
 
@@ -167,14 +162,7 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     window = duration(config.step_window_seconds)
     late, long_mean = "rank:rankwatch_late_step_seconds:mean", "rank:rankwatch_late_step_seconds:long_mean"
     return (
-        recorded(
-            late,
-            f"""
-                sum by ({RANK}) (rate(rankwatch_late_step_seconds_total[{window}]))
-                / on ({RANK}) group_right ()
-                rank:rankwatch_steps:rate
-            """,
-        ),
+        mean_per_step(late, "rankwatch_late_step_seconds_total", window),
         recorded(
             long_mean,
             # A window of long steps holds few late ones, and the longest of few often dominates: how they

@@ -8,16 +8,7 @@ collective's last arriver is its transfer, so the least over the nodes belongs t
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    COLLECTIVE,
-    GROUP,
-    MEMBER,
-    RANK,
-    RecordingRule,
-    duration,
-    promql,
-    recorded,
-)
+from rankwatch_alerts.rules import COLLECTIVE, GROUP, MEMBER, RANK, RecordingRule, duration, promql, recorded
 
 
 def collective_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:

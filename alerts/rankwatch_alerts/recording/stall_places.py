@@ -7,17 +7,7 @@ different moments are comparable once some of them have waited for long.
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    ENDED,
-    GROUP,
-    MEMBER,
-    RANK,
-    RUN,
-    RUNNING,
-    RecordingRule,
-    duration,
-    recorded,
-)
+from rankwatch_alerts.rules import ENDED, GROUP, MEMBER, RANK, RUN, RUNNING, RecordingRule, duration, recorded
 
 STALL = "run:rankwatch_stall_seconds:max"
 ALIVE = "rank:rankwatch_stall_alive:bool"

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    ENDED,
-    RANK,
-    RUNNING,
-    RecordingRule,
-    duration,
-    recorded,
-)
+from rankwatch_alerts.rules import ENDED, RANK, RUNNING, RecordingRule, duration, recorded
 
 
 def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -112,10 +105,8 @@ def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 * on ({RANK}) group_left (stage) rank:rankwatch_rank_stage:info
             """,
         ),
-        _mean_per_step("rank:rankwatch_step_seconds:mean", "rankwatch_step_seconds_total", window),
-        _mean_per_step(
-            "rank:rankwatch_step_local_seconds:mean", "rankwatch_step_local_seconds_total", window
-        ),
+        mean_per_step("rank:rankwatch_step_seconds:mean", "rankwatch_step_seconds_total", window),
+        mean_per_step("rank:rankwatch_step_local_seconds:mean", "rankwatch_step_local_seconds_total", window),
         recorded(
             "run:rankwatch_step_seconds:mean",
             "quantile by (cluster, run) (0.5, rank:rankwatch_step_seconds:mean)",
@@ -123,7 +114,8 @@ def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     )
 
 
-def _mean_per_step(record: str, counter: str, window: str) -> RecordingRule:
+def mean_per_step(record: str, counter: str, window: str) -> RecordingRule:
+    """Mean of a counter per step of each rank."""
     return recorded(
         record,
         f"""

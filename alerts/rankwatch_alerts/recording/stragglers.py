@@ -14,14 +14,7 @@ from __future__ import annotations
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    RANK,
-    STAGE,
-    RecordingRule,
-    duration,
-    promql,
-    recorded,
-)
+from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, promql, recorded
 
 HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
 """Excess of the few ranks whose residual is that of a straggler; expensive joins use only these."""

@@ -7,14 +7,7 @@ microbatch take long together (noise strikes each by itself); some ranks get mor
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import (
-    RANK,
-    STAGE,
-    RecordingRule,
-    duration,
-    promql,
-    recorded,
-)
+from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, promql, recorded
 
 EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
 """Standard deviations by which the largest of that many normal values lies above the mean, expected:
