@@ -1,4 +1,4 @@
-"""The real agent on a fixed node serves exactly what the golden file holds, and promtool likes it."""
+"""The real agent on a fixed node serves the golden file, and promtool accepts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published numbers of series of a node's hardware are those of the golden node."""
+"""The published numbers of series per device match the golden node."""
 
 from __future__ import annotations
 

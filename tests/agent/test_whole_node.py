@@ -1,4 +1,4 @@
-"""Every source of a whole GPU node is broken in turn under one running agent, and mended again."""
+"""Breaks and repairs every source of a GPU node in turn, under one running agent."""
 
 from __future__ import annotations
 

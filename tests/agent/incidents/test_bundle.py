@@ -1,4 +1,4 @@
-"""A bundle's folder: whose it is, how large, and what a full disk does."""
+"""The folder of a bundle: permissions, size limit, full disks."""
 
 from __future__ import annotations
 

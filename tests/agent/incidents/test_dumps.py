@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's watchdog, which come minutes after the incident began."""
+"""Dumps that PyTorch's watchdog writes minutes after the beginning of an incident."""
 
 from __future__ import annotations
 

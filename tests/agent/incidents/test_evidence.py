@@ -1,4 +1,4 @@
-"""Which incidents get a bundle, and what is told of it."""
+"""Which incidents get a bundle, and what log and metrics say of it."""
 
 from __future__ import annotations
 

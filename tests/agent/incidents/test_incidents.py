@@ -1,4 +1,4 @@
-"""Incidents of real ranks, through the real agent: seen, kept, named, closed."""
+"""Incidents of real ranks through the real agent, from opening to closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that the agent runs: their ends, bounds and faults. Real processes."""
+"""Programs that the agent runs, with real processes: limits and failures."""
 
 from __future__ import annotations
 

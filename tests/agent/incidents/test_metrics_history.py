@@ -1,4 +1,4 @@
-"""The pages of metrics from before an incident."""
+"""The agent's metrics from before an incident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank was doing, as text for people."""
+"""Final states of ranks, and the process that writes a black box."""
 
 from __future__ import annotations
 

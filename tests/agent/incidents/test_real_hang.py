@@ -1,4 +1,4 @@
-"""The whole way on a real gloo job: a rank sleeps, the evidence is kept, the diagnosis names it."""
+"""A real gloo job in which one rank sleeps: the agent keeps evidence, and the diagnosis names the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of the bundles: made, bounded, swept."""
+"""The directory of the bundles: creation, limits, cleanup."""
 
 from __future__ import annotations
 

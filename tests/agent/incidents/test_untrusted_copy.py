@@ -1,4 +1,4 @@
-"""Copies out of directories that a training process may write to."""
+"""Copies from directories that a training process can write to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles of real ranks: what they hold, and what a part that fails costs."""
+"""Bundles of real ranks: their content, and failures of single parts."""
 
 from __future__ import annotations
 

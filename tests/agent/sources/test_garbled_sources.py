@@ -1,4 +1,4 @@
-"""What a garbled file of the kernel costs: the series that come from it, and no other."""
+"""A garbled kernel file costs the series that come from it, and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of /proc and /sys, and what may lie in their place."""
+"""Files of /proc and /sys, and other things in their place."""
 
 from __future__ import annotations
 

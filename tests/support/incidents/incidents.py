@@ -1,4 +1,4 @@
-"""Made-up ranks and incidents, real black boxes, and programs called py-spy, for tests of incidents."""
+"""Fake ranks and incidents, real black boxes, and fake py-spy programs for tests of incidents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankwatch_agent.training.conditions import RankCondition, RunCondition
 from support.agent.process import DEADLINE_SECONDS
 
 NO_DIAGNOSIS = ("/bin/sh", "-c", """echo '{"state": "stalled", "hang": {"state": "hang", "ranks": [1]}}'""")
-"""A command that names rank 1 whatever the bundle: for tests of all the rest."""
+"""A fake diagnosis that names rank 1 for every bundle."""
 
 
 def condition(
@@ -33,13 +33,13 @@ def condition(
     pid: int = 1,
     started: float | None = None,
 ) -> RankCondition:
-    """How a rank is; its last progress and its start are moments."""
+    """Returns the condition of a rank. Its last progress and its start are moments."""
     box = path or Path(f"/nowhere/job/{number}.blackbox")
     return RankCondition(number, box, state, progress, timeout, ("forward", progress), pid, started=started)
 
 
 def run_of(ranks: Sequence[RankCondition], *, run: str = "job", moment: float = 100.0) -> RunCondition:
-    """How a run is at a moment."""
+    """Returns the condition of a run at a moment."""
     return RunCondition(run=run, moment=moment, ranks=tuple(ranks), suspected_since=None)
 
 
@@ -51,12 +51,12 @@ def incident(
     moment: float = 200.0,
     number: int = 1,
 ) -> Incident:
-    """An incident that is opened at a moment."""
+    """Returns an incident opened at a moment."""
     return Incident(number, run, kind, moment, 100.0, run_of(ranks, run=run, moment=moment))
 
 
 def boxed(path: Path, **how: object) -> RankCondition:
-    """A rank by its real black box."""
+    """Returns the condition of a rank with a real black box."""
     reader = Reader(path)
     try:
         header = reader.header
@@ -67,7 +67,7 @@ def boxed(path: Path, **how: object) -> RankCondition:
 
 
 def writer(**how: object) -> BundleWriter:
-    """A writer of bundles that waits for whatever answers; a test of what does not sets its own deadline."""
+    """Returns a bundle writer with long deadlines. Tests of hung parts set their own."""
     settings = {
         "history": MetricsHistory(),
         "node": "n1",
@@ -83,7 +83,7 @@ def writer(**how: object) -> BundleWriter:
 
 
 def py_spy(folder: Path, script: str) -> dict[str, str]:
-    """An environment whose PATH begins with a program called py-spy that runs this shell script."""
+    """Returns an environment whose PATH begins with a fake py-spy that runs this shell script."""
     folder.mkdir(exist_ok=True)
     program = folder / "py-spy"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -93,7 +93,7 @@ def py_spy(folder: Path, script: str) -> dict[str, str]:
 
 @contextmanager
 def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A file system of its own."""
+    """Mounts a small file system."""
     path.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False, capture_output=True

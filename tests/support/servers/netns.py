@@ -1,4 +1,4 @@
-"""Network namespaces of our own, with a virtual cable or a slow loopback, where we may make one."""
+"""Network namespaces with a virtual cable or a slow loopback, where the tests may create them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 LONGEST_SECONDS = 60.0
 _MTU_BYTES = 1500
 _UNLIMITED = 10_000_000_000
-"""Bits per second; far more than a loopback interface passes."""
+"""Bits per second, far more than a loopback interface passes."""
 
 
 class Namespace(NamedTuple):
@@ -25,25 +25,25 @@ class Namespace(NamedTuple):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """A command that runs the one behind it inside."""
+        """Returns the prefix of a command that runs inside."""
         return ("ip", "netns", "exec", self.name)
 
     def python(self, code: str) -> str:
-        """Run Python code inside, with the namespace's own /sys; what it prints."""
+        """Runs Python code inside, with the namespace's own /sys. Returns what it prints."""
         command = [*self.command, sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def limit_loopback(self, bits_per_second: int) -> None:
-        """From now on the loopback interface passes no more than that; what comes faster waits."""
+        """Limits the rate of the loopback interface. Faster packets wait."""
         done = _limit(self.name, bits_per_second)
         assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager
 def namespace(name: str) -> Iterator[Namespace]:
-    """Make one without interfaces, remove it at the end; skips the test where it needs what is not here."""
+    """Creates a namespace without interfaces for the block. Skips the test where that is impossible."""
     if shutil.which("ip") is None:
         pytest.skip("ip is not installed: it comes with Debian's package iproute2")
     unique = f"rankwatch-{name}-{os.getpid()}"
@@ -58,7 +58,7 @@ def namespace(name: str) -> Iterator[Namespace]:
 
 @contextlib.contextmanager
 def namespace_with_cable(name: str) -> Iterator[Namespace]:
-    """One in which `v0` and `v1` are the ends of one cable, both down."""
+    """Creates a namespace in which `v0` and `v1` are the ends of one cable, both down."""
     with namespace(name) as made:
         queues = ("numrxqueues", "4", "numtxqueues", "4")
         ends = ("v0", *queues, "type", "veth", "peer", "name", "v1", *queues)
@@ -70,7 +70,7 @@ def namespace_with_cable(name: str) -> Iterator[Namespace]:
 
 @contextlib.contextmanager
 def namespace_with_loopback(name: str) -> Iterator[Namespace]:
-    """One whose loopback interface is up and can be limited; its packets are as small as on a wire."""
+    """Creates a namespace whose loopback is up and can be limited, with packets as small as on a wire."""
     with namespace(name) as made:
         up = _ip("-n", made.name, "link", "set", "lo", "mtu", str(_MTU_BYTES), "up")
         assert up.returncode == 0, up.stderr

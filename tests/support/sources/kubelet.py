@@ -56,7 +56,7 @@ def pod(name: str, *parts: bytes, namespace: str = "team", container: str = "mai
 
 
 class Kubelet:
-    """Answers `List` with `answer`, or with `error` where one is set, or not at all while it `hangs`."""
+    """Answers `List` with `answer` or `error`, or not at all while it `hangs`."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -68,7 +68,7 @@ class Kubelet:
         self._server: Any = None
 
     def start(self) -> None:
-        """Listen on the socket."""
+        """Listens on the socket."""
         handler = grpc.unary_unary_rpc_method_handler(self._list)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=2),
@@ -78,22 +78,22 @@ class Kubelet:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop listening; calls that hang are let go."""
+        """Stops listening and releases hung calls."""
         self._released.set()
         self._server.stop(None).wait()
         self.socket.unlink(missing_ok=True)
 
     def restart(self) -> None:
-        """Another process takes over, with another socket of the same name."""
+        """Restarts with a new socket of the same name."""
         self.stop()
         self.start()
 
     def hang(self) -> None:
-        """Answer nothing from now on."""
+        """Stops answering."""
         self._released.clear()
 
     def answer_again(self) -> None:
-        """Let go of the calls that hang, and answer those to come."""
+        """Releases hung calls and answers again."""
         self._released.set()
 
     def _list(self, request: bytes, context: Any) -> bytes:
@@ -106,7 +106,7 @@ class Kubelet:
 
 @contextmanager
 def kubelet(directory: Path) -> Iterator[Kubelet]:
-    """A kubelet that listens below the directory."""
+    """Runs a kubelet that listens below the directory."""
     running = Kubelet(directory / "kubelet.sock")
     running.start()
     try:

@@ -1,4 +1,4 @@
-"""A small NCCL RAS service: a real TCP server with its protocol and both its forms, well or badly."""
+"""A fake NCCL RAS service: a real TCP server with both forms of the answer, which can misbehave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 
 
 class Gone(NamedTuple):
-    """A rank of which RAS knows nothing."""
+    """A rank without data in RAS."""
 
     rank: int
     unresponsive: bool = True
@@ -29,10 +29,10 @@ class Comm:
     second: str = "0x1:0x2"
     gone: Sequence[Gone] = ()
     status: Mapping[int, Mapping[str, int | bool]] = field(default_factory=dict)
-    """Rank -> fields that are not those of a rank that runs."""
+    """Rank -> fields that differ from those of a running rank."""
     first_pid: int = 1000
     places: Sequence[int] = ()
-    """Number of the process of each rank; its own rank where empty."""
+    """Process id of each rank; the rank itself where empty."""
 
     @property
     def size(self) -> int:
@@ -50,7 +50,7 @@ class Comm:
 def json_status(
     *comms: Comm, version: str = "2.28.9+cuda13.0", timeouts: int = 0, comma: bool = True
 ) -> bytes:
-    """The structured form, line for line as NCCL writes it; without a comma as 2.28.9 forgets one."""
+    """Returns the JSON form as NCCL writes it, or without the comma that 2.28.9 omits."""
     body = (
         f'{{\n  "nccl_version": "{version}",\n  "cuda_runtime_version": 13000,\n'
         f'  "cuda_driver_version": 13000,\n  "timestamp": "2026-05-05 06:16:47",\n'
@@ -111,7 +111,7 @@ def _word(value: int | bool) -> str:
 
 
 def text_status(rows: str, errors: str = "", warnings: str = "", *, version: str = "2.26.2") -> bytes:
-    """The form for people: lines of the table, and what stands below `Errors` and `Warnings`."""
+    """Returns the text form: lines of the table, then the parts `Errors` and `Warnings`."""
     return (
         f"NCCL version {version} compiled with CUDA 12.6\n"
         "CUDA runtime version 12060, driver version 12060\n\n"
@@ -127,7 +127,7 @@ def text_status(rows: str, errors: str = "", warnings: str = "", *, version: str
 
 
 class RasService:
-    """What it answers with may be changed between two questions.
+    """A service whose answer may be changed between two requests.
 
     mode: `normal`; `old` (knows no JSON); `silent` (takes the connection, says nothing); `drip` (a byte now
     and then, after the greeting); `stranger` (another protocol); `closes` (after the greeting); `huge`.
@@ -143,7 +143,7 @@ class RasService:
         self.released = threading.Event()
 
     def reply(self, command: str) -> bytes:
-        """The answer to one command."""
+        """Returns the answer to one command."""
         word = command.lower()
         if word.startswith("client protocol "):
             return b"SERVER PROTOCOL 2\n" if self.mode != "stranger" else b"SSH-2.0-OpenSSH_9.6\r\n"
@@ -156,7 +156,7 @@ class RasService:
 
 @contextmanager
 def ras_service() -> Iterator[RasService]:
-    """One that listens on a free loopback port until the end of the block."""
+    """Runs a service on a free loopback port."""
 
     class Client(socketserver.StreamRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""A tree of /proc and /sys of a GPU node, as its kernel would show it: for collectors that read files.
+"""A tree of /proc and /sys of a GPU node, for collectors that read files.
 
 Two sockets, four PCIe switches; below each switch two GPUs (where the fake driver says that they are) and two
 ConnectX-7 with one 400 Gb/s InfiniBand port each, mlx5_0 ... and ib0 ... No two ports have the same counters.
@@ -85,14 +85,14 @@ EFA_COUNTERS = (
 
 
 class NodeTree(NamedTuple):
-    """Where the files lie."""
+    """Paths of the tree."""
 
     procfs: Path
     sysfs: Path
 
 
 def build_node(root: Path, gpus: int = 8, ports: int = 8, *, odd: bool = True) -> NodeTree:
-    """Write the tree below `root`."""
+    """Writes the tree below `root`."""
     node = NodeTree(root / "proc", root / "sys")
     shutil.copytree(PROC, node.procfs)
     (node.procfs / "net/dev").write_text(_net_dev(ports))
@@ -109,7 +109,7 @@ def build_node(root: Path, gpus: int = 8, ports: int = 8, *, odd: bool = True) -
 
 
 def gpu_buses(gpus: int) -> list[int]:
-    """PCI buses of the GPUs, as the fake driver tells them."""
+    """Returns the PCI buses of the GPUs in the fake driver."""
     return [gpu["pci"]["bus"] for gpu in hopper_node(gpus)["gpus"]]
 
 
@@ -121,7 +121,7 @@ def nic_address(index: int) -> str:
 def add_pci(
     sysfs: Path, path: str, kind: str, vendor: str = "0x15b3", driver: str = "", numa_node: int = -1
 ) -> Path:
-    """A PCI device at `path` below /sys/devices, listed on the bus; its directory."""
+    """Adds a PCI device at `path` below /sys/devices, listed on the bus. Returns its directory."""
     device = sysfs / "devices" / path
     write(device, {"class": kind, "vendor": vendor, "numa_node": numa_node})
     link(sysfs / "bus/pci/devices" / device.name, device)
@@ -133,7 +133,7 @@ def add_pci(
 
 
 def add_rdma(sysfs: Path, device: Path, name: str, files: Mapping[str, object]) -> Path:
-    """An RDMA device of a PCI device; its directory."""
+    """Adds an RDMA device of a PCI device. Returns its directory."""
     directory = device / "infiniband" / name
     write(directory, files)
     link(directory / "device", device)
@@ -142,7 +142,7 @@ def add_rdma(sysfs: Path, device: Path, name: str, files: Mapping[str, object]) 
 
 
 def add_interface(sysfs: Path, device: Path, name: str, **files: object) -> Path:
-    """A network interface of a PCI device, up unless told otherwise; its directory."""
+    """Adds a network interface of a PCI device, up by default. Returns its directory."""
     directory = device / "net" / name
     up = {"operstate": "up", "mtu": 1500, "carrier_changes": 2, "carrier_down_count": 1, "dev_port": 0}
     write(directory, {**up, "ifindex": 2, "address": "02:00:00:00:00:01", "speed": 25000, **files})
@@ -152,14 +152,14 @@ def add_interface(sysfs: Path, device: Path, name: str, **files: object) -> Path
 
 
 def write(directory: Path, files: Mapping[str, object]) -> None:
-    """Write each file, with the newline the kernel ends it with."""
+    """Writes each file with a newline at its end, as the kernel does."""
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(f"{content}\n")
 
 
 def link(at: Path, to: Path) -> None:
-    """A relative symlink, as sysfs has them."""
+    """Creates a relative symlink as in sysfs."""
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(os.path.relpath(to, at.parent))
 
@@ -167,7 +167,7 @@ def link(at: Path, to: Path) -> None:
 def port_files(
     counters: Mapping[str, object], hardware: Mapping[str, object], **files: object
 ) -> dict[str, object]:
-    """Files of port 1: an active InfiniBand port unless told otherwise."""
+    """Returns the files of port 1, by default an active InfiniBand port."""
     usual = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)"}
     found = {**usual, "link_layer": "InfiniBand", **files}
     found |= {f"counters/{name}": value for name, value in counters.items()}
@@ -191,7 +191,7 @@ def _socket(index: int) -> int:
 
 
 def _switch(sysfs: Path, index: int, kind: str) -> str:
-    """The path to the downstream port of the index-th GPU or NIC; writes the bridges on the way."""
+    """Returns the path to the downstream port of the index-th GPU or NIC. Writes the bridges on the way."""
     number, place = divmod(index, PER_SWITCH)
     bus = 0x16 + 0x20 * number
     port = PER_SWITCH * place + DOWNSTREAM[kind]

@@ -1,4 +1,4 @@
-"""A GPU node with everything an agent can ask: kubelet, SLURM's job map, dcgm-exporter, an OTLP endpoint."""
+"""A GPU node with every source of an agent: kubelet, SLURM's job map, dcgm-exporter, an OTLP endpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEADLINES = "gpu=4,pods=4,dcgm=4"
 """Of those that tests let hang, in seconds: short enough to wait for, long enough for a busy machine."""
 FIELDS = "DCGM_FI_PROF_NVLINK_TX_BYTES,DCGM_FI_DEV_POWER_USAGE"
 DCGM_WATTS = 1.0
-"""What DCGM tells of the power that NVML tells too."""
+"""The power by DCGM, which NVML also has."""
 
 
 class WholeNode(NamedTuple):
-    """The node and all that its agent asks."""
+    """The node with all sources of its agent."""
 
     gpus: GpuNode
     kubelet: Kubelet
@@ -35,7 +35,7 @@ class WholeNode(NamedTuple):
         return uuid
 
     def body(self) -> bytes:
-        """What the dcgm-exporter answers when it is well: a field of its own, and one that NVML has."""
+        """Returns the answer of a healthy dcgm-exporter: a field of its own, and one that NVML has."""
         lines = (
             f'{field}{{gpu="0",UUID="{self.uuid(0)}",device="nvidia0"}} {DCGM_WATTS}\n'
             for field in FIELDS.split(",")
@@ -43,13 +43,13 @@ class WholeNode(NamedTuple):
         return "".join(lines).encode()
 
     def allocation(self) -> bytes:
-        """What the kubelet answers when it is well: a pod with the first GPU."""
+        """Returns the answer of a healthy kubelet: a pod with the first GPU."""
         return pod("train-0", devices("nvidia.com/gpu", self.uuid(0)))
 
 
 @contextmanager
 def whole_node(directory: Path, driver: FakeDriver) -> Iterator[WholeNode]:
-    """All of it, while the block runs."""
+    """Runs the node for the length of the block."""
     job_map = directory / "jobs"
     job_map.mkdir()
     for index in range(2):

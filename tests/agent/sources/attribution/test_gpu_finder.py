@@ -1,4 +1,4 @@
-"""The names under which schedulers know a GPU."""
+"""The names that schedulers give a GPU."""
 
 from __future__ import annotations
 

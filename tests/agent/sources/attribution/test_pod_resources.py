@@ -1,4 +1,4 @@
-"""What the kubelet's answer says, byte by byte."""
+"""The kubelet's answer, from literal bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods collector, against a real gRPC server on a unix socket."""
+"""The pods collector with a real gRPC server on a unix socket."""
 
 from __future__ import annotations
 

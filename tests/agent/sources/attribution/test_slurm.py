@@ -1,4 +1,4 @@
-"""The SLURM collector."""
+"""The SLURM collector, job maps and environments of processes."""
 
 from __future__ import annotations
 

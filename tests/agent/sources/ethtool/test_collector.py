@@ -1,4 +1,4 @@
-"""The collector of drivers' statistics, on the real ioctl."""
+"""The ethtool collector with the real ioctl, and the rules for statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ioctl itself, on interfaces of this kernel."""
+"""The ethtool ioctl on interfaces of this kernel, and its structs on literal bytes."""
 
 from __future__ import annotations
 

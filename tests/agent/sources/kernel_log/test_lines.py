@@ -1,4 +1,4 @@
-"""Lines of the kernel log that tell of a known fault."""
+"""Lines of the kernel log that report a known fault or an XID error."""
 
 from __future__ import annotations
 

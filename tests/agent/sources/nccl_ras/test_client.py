@@ -1,4 +1,4 @@
-"""Which addresses of RAS services are taken, and which of them every node of a job has."""
+"""Addresses of RAS services: which are valid, and which are local to every node."""
 
 from __future__ import annotations
 

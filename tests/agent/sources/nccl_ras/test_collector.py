@@ -1,4 +1,4 @@
-"""The collector of NCCL's RAS service: who asks, what is exported, and services that misbehave."""
+"""The NCCL RAS collector with real TCP services: which node asks, the series, services that misbehave."""
 
 from __future__ import annotations
 

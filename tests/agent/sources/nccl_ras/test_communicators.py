@@ -1,4 +1,4 @@
-"""From answers of RAS, one after another, to a state: a difference that stays is what counts."""
+"""The health of communicators over several answers of RAS."""
 
 from __future__ import annotations
 

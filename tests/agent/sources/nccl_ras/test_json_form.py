@@ -1,4 +1,4 @@
-"""The structured answer of RAS: what is read of it, and what is refused."""
+"""The JSON form of RAS's answer."""
 
 from __future__ import annotations
 

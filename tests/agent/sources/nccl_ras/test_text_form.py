@@ -1,4 +1,4 @@
-"""The answer of RAS for people, in the words of NCCL 2.24 to 2.28."""
+"""The text form of RAS's answer, in the words of NCCL 2.24 to 2.28."""
 
 from __future__ import annotations
 

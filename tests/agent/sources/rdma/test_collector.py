@@ -1,4 +1,4 @@
-"""The collector of RDMA ports on trees of files."""
+"""The RDMA collector on trees of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of a port as series."""
+"""Counters of a port as series, and their metrics by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that fail are asked seldom."""
+"""Reading and parsing the files of a port. Failing files are read seldom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NICs nearest to each GPU."""
+"""The NICs nearest to each GPU, and distances as in `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
