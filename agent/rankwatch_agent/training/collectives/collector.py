@@ -47,7 +47,7 @@ _SHARE_OF_SUSPICION = 0.1
 _MOST_OF_PULL = 0.5
 """Of the pause for healthy ranks, at most, for suspect ones: the rule on silent ranks looks back a minute."""
 _UNKNOWN_RUN = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
-_log = logging.getLogger("rankwatch_agent")
+_log = logging.getLogger(__name__)
 
 
 class CollectivesCollector:
