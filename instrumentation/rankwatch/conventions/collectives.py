@@ -16,29 +16,30 @@ COLLECTIVES = (
         "rankwatch_collectives_total",
         "1",
         _COLLECTIVE,
-        "Collectives, sends and receives completed, by process group and operation. From the black box; for "
-        "NCCL, whose completions that does not see, from the flight recorder: a sample where entries were "
-        "missed, as in the next three.",
+        "Completed collectives, sends and receives, by process group and operation. From the black box, or "
+        "for NCCL, whose completions it does not see, from the flight recorder: then it is a sample if "
+        "entries were missed, like bytes, seconds and wait.",
     ),
     counter(
         "rankwatch_collective_bytes_total",
         "bytes",
         _COLLECTIVE,
-        "Bytes of the rank's input to these.",
+        "Input bytes of the rank to completed collectives, sends and receives.",
     ),
     counter(
         "rankwatch_collective_seconds_total",
         "seconds",
         _COLLECTIVE,
-        "Time from enqueue to completion of these, waiting for other ranks included; of NCCL the time on the "
-        "GPU, where its timing is switched on.",
+        "Time from enqueue to completion of collectives, sends and receives, waiting for other ranks "
+        "included; for NCCL the time on the GPU, where NCCL timing is on.",
     ),
     counter(
         "rankwatch_collective_wait_seconds_total",
         "seconds",
         _COLLECTIVE,
-        "Time in collectives beyond that of the last arriver among the group's ranks on this node: waiting "
-        "for others. Sends and receives have none; nor has a rank that is alone of its group on the node.",
+        "Time in collectives that the rank waited for others: beyond the time of the last arriver among the "
+        "group's ranks on this node. Sends and receives have none, nor does a rank that is alone of its "
+        "group on the node.",
     ),
     counter(
         "rankwatch_collective_transfers_total",
@@ -50,15 +51,17 @@ COLLECTIVES = (
         "rankwatch_collective_transfer_seconds_total",
         "seconds",
         _NODE_COLLECTIVE,
-        "Time of the last arriver among the group's ranks on this node in these collectives: the transfer, "
-        "and the wait for ranks of other nodes where those arrived later. The least over the nodes counts.",
+        "Time of the last arriver among the group's ranks on this node, in collectives that all of them "
+        "completed: the transfer, and waiting for ranks of other nodes that arrived later. The minimum over "
+        "the nodes is the transfer.",
     ),
     counter(
         "rankwatch_collective_bus_bytes_total",
         "bytes",
         _NODE_COLLECTIVE,
-        "Bytes of these collectives times the bus factor of nccl-tests, for example 2(n-1)/n for all_reduce; "
-        "over the transfer seconds it is the bus bandwidth.",
+        "Bytes of collectives that all of the group's ranks on this node completed, times the bus factor of "
+        "nccl-tests, for example 2(n-1)/n for all_reduce. Divided by the transfer seconds it is the bus "
+        "bandwidth.",
     ),
     gauge(
         "rankwatch_collective_last_enqueued",
@@ -71,8 +74,8 @@ COLLECTIVES = (
         "rankwatch_collective_last_completed",
         "1",
         _PLACE,
-        "Number of the last collective completed in the group, likewise. From the black box where it sees "
-        "completions: not of NCCL.",
+        "Number of the last collective completed in the group, counted as those enqueued. From the black "
+        "box where it sees completions, which it does not for NCCL.",
     ),
     gauge(
         "rankwatch_collective_oldest_incomplete_timestamp_seconds",
@@ -85,9 +88,9 @@ COLLECTIVES = (
         "rankwatch_collective_oldest_incomplete_signature",
         "1",
         _PLACE,
-        "Number of 32 bits made of operation, elements and types of the group's oldest collective that is "
-        "not complete (of the operation alone where sizes may differ, as in all_to_all). Ranks that differ "
-        "at the same place call different collectives. From the flight recorder.",
+        "Number of 32 bits made of operation, elements and types of the group's oldest incomplete "
+        "collective (of the operation alone where sizes may differ, as in all_to_all). Ranks that differ at "
+        "the same place call different collectives. From the flight recorder.",
     ),
     counter(
         "rankwatch_flight_recorder_pulls_total",

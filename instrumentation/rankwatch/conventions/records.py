@@ -27,7 +27,7 @@ _PROGRESS = (
     recorded(
         "run:rankwatch_rank_start_timestamp_seconds:min",
         _RUN,
-        "Unix time at which the first of the ranks that run was started.",
+        "Unix time at which the first of the running ranks started.",
     ),
     recorded(
         "run:rankwatch_progress_timestamp_seconds:max",
@@ -48,10 +48,14 @@ _PROGRESS = (
 
 _STEPS = (
     recorded(
-        "rank:rankwatch_rank_stage:info", _PLACED, "Pipeline stage of each rank that has just one; always 1."
+        "rank:rankwatch_rank_stage:info",
+        _PLACED,
+        "Pipeline stage of each rank that is in exactly one; always 1.",
     ),
     recorded(
-        "rank:rankwatch_steps:rate", _PLACED, "Steps per second of the rank; no series while it makes none."
+        "rank:rankwatch_steps:rate",
+        _PLACED,
+        "Steps per second of the rank; no series while it completes none.",
     ),
     recorded("rank:rankwatch_step_seconds:mean", _PLACED, "Mean seconds per step of the rank."),
     recorded(
@@ -70,7 +74,11 @@ _STRAGGLERS = (
         _STAGE,
         "Median of the mean local seconds of the stage's ranks.",
     ),
-    recorded("stage:rankwatch_ranks:count", _STAGE, "Ranks of the stage that make steps: the cohort."),
+    recorded(
+        "stage:rankwatch_ranks:count",
+        _STAGE,
+        "Ranks of the stage that complete steps.",
+    ),
     recorded(
         "rank:rankwatch_step_work:mean", _PLACED, "Mean tokens per step of the rank, where it reports them."
     ),
@@ -107,7 +115,8 @@ _STRAGGLERS = (
     recorded(
         "rank:rankwatch_step_local_seconds:high_excess",
         _PLACED,
-        "The same, of ranks whose residual is that of a straggler.",
+        "Seconds per step by which the rank's local time exceeds the median of its stage; only of ranks "
+        "whose residual is that of a straggler.",
     ),
     recorded(
         "rank:rankwatch_straggler_candidate:slowdown",
@@ -117,7 +126,7 @@ _STRAGGLERS = (
     recorded(
         "rank:rankwatch_straggler:slowdown",
         _PLACED,
-        "Step time over the step time with the rank at its peers' value; only of suspected stragglers.",
+        "Step time over the step time with the rank at its peers' value; only of stragglers.",
     ),
 )
 
@@ -143,7 +152,7 @@ _STAGES = (
     recorded(
         "rank:rankwatch_step_compute_seconds:mean",
         _PLACED,
-        "Mean local seconds per step, waiting for data, checkpoints and evaluation left out.",
+        "Mean local seconds per step, without waiting for data, checkpoints and evaluation.",
     ),
     recorded(
         "stage:rankwatch_step_compute_seconds:median",
@@ -158,7 +167,8 @@ _STAGES = (
     recorded(
         "stage:rankwatch_step_compute_seconds:others_median",
         _STAGE,
-        "What the other stages compute: of two stages the other's median, else the median over all stages.",
+        "Compute seconds of the other stages: of two stages that of the other, else the median over all "
+        "stages.",
     ),
     recorded(
         "stage:rankwatch_step_compute_seconds:ratio",
@@ -168,7 +178,7 @@ _STAGES = (
     recorded(
         "stage:rankwatch_slow_stage:slowdown",
         _STAGE,
-        "Step time over the step time with the stage at the others' pace; only of stages that are too heavy.",
+        "Step time over the step time with the stage at the others' pace; only of slow stages.",
     ),
 )
 
@@ -186,23 +196,24 @@ _VARIATION = (
     recorded(
         "rank_reason:rankwatch_step_variation:covariance",
         _REASON,
-        "Variation that local time shares with work, or forward with backward (reason: work, microbatches).",
+        "Covariance of local time with work, or of forward with backward (reason: work, microbatches).",
     ),
     recorded(
         "rank_reason:rankwatch_step_variation:correlation",
         _REASON,
-        "Correlation of local time with work, and of forward with backward over the microbatches of a step.",
+        "Correlation of local time with work, or of forward with backward over the microbatches of a step "
+        "(reason: work, microbatches).",
     ),
     recorded(
         "rank_reason:rankwatch_step_variation:sigma",
         _REASON,
-        "Standard deviation of the step's own time, as a share of it, that work or microbatches explain.",
+        "Standard deviation of the step's own time that work or microbatches explain, as a share of it.",
     ),
     recorded(
         "run_reason:rankwatch_unequal_batches:share",
         (*_RUN, Label.REASON),
-        "Share of the step that unequal batches cost, by what shows it (work, microbatches, ranks), "
-        "where it passes its test.",
+        "Share of the step that unequal batches cost, by evidence (reason: work, microbatches, ranks); only "
+        "where the evidence is strong enough.",
     ),
     recorded(
         "run:rankwatch_unequal_batches:share",
@@ -220,17 +231,19 @@ _JITTER = (
     recorded(
         "rank:rankwatch_late_step_seconds:long_mean",
         _PLACED,
-        "The same, on average over the time for which jitter must last.",
+        "Seconds per step that late steps take beyond what is normal for the rank, averaged over the time "
+        "for which jitter must last.",
     ),
     recorded(
         "run:rankwatch_late_step_seconds:share",
         _RUN,
-        "The same over all ranks, as a share of the step.",
+        "Share of the run's step time that late steps of all its ranks take beyond what is normal.",
     ),
     recorded(
         "run:rankwatch_jitter:share",
         _RUN,
-        "The same, at most what ranks wait; only where late steps are spread over ranks and cost too much.",
+        "Share of the run's step time that jitter costs, at most what ranks wait; only where late steps are "
+        "spread over ranks and cost too much.",
     ),
 )
 
@@ -243,8 +256,8 @@ _DATA_LOADING = (
     recorded(
         "run:rankwatch_slow_data_loading:share",
         _RUN,
-        "Share of the step that the median rank which loads data waits for it; only where most "
-        "wait too long.",
+        "Share of the step that the median rank which loads data waits for it; only where most ranks wait "
+        "too long.",
     ),
 )
 
@@ -267,7 +280,7 @@ _NETWORK = (
     recorded(
         "group:rankwatch_collective_transfer_seconds:growth",
         _COLLECTIVE,
-        "Transfer time over its own median in the past.",
+        "Transfer time over its baseline, its own median of the hours before.",
     ),
     recorded(
         "group:rankwatch_network_degraded:share",
@@ -280,9 +293,9 @@ _COLLECTIVES = (
     recorded(
         "rank:rankwatch_collective_wait:share",
         (*_RUN, Label.RANK, Label.NODE, Label.STAGE),
-        "Seconds the rank waited in collectives for other ranks of its node, over the seconds of its "
-        "steps; the least waiter is the one the others wait for. Collectives that overlap count each, so "
-        "it may be above 1.",
+        "Seconds the rank waited in collectives for other ranks of its node, over the seconds of its steps. "
+        "The others wait for the rank that waits least. Overlapping collectives all count, so it may exceed "
+        "1.",
     ),
     recorded(
         "rank_group:rankwatch_collective_wait_seconds:mean",

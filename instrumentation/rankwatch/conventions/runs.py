@@ -118,14 +118,15 @@ VARIATION = (
         "rankwatch_late_steps_total",
         "1",
         _RANK,
-        "Steps whose local time, checkpoint and evaluation left out, took more than 1.25 times its median "
-        "over the 31 steps before, or that times the step's tokens over their median where they are more.",
+        "Steps whose local time, without checkpoint and evaluation, exceeded 1.25 times the rank's median "
+        "over the 31 steps before. For a step with more tokens than usual the median is scaled up with "
+        "them.",
     ),
     counter(
         "rankwatch_late_step_seconds_total",
         "seconds",
         _RANK,
-        "Time of late steps beyond that median.",
+        "Time by which late steps exceeded the rank's median.",
     ),
     counter(
         "rankwatch_step_microbatches_total",
