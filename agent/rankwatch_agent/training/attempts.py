@@ -1,7 +1,7 @@
 """Tells the present attempt of a run from an earlier one, for all who judge a run by its ranks.
 
 The black box of a rank that ended is kept for a while. After a restart of the run the rank may live on
-another node, or be in no world any more, and its box still says here that it was lost.
+another node, or be in no world any more, and its box here still shows it as lost.
 """
 
 from __future__ import annotations

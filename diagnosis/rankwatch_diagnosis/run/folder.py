@@ -35,11 +35,6 @@ class RunFolder:
     bundle: Path | None = None
     """Where it is an evidence bundle: the bundle."""
 
-    @property
-    def copied(self) -> bool:
-        """Whether the boxes are copies: that nobody holds their locks shows nothing then."""
-        return self.bundle is not None
-
 
 def find_run(directory: Path) -> RunFolder:
     """The one run in a directory: its own, one above it, or a bundle. Raises UserError."""

@@ -73,7 +73,7 @@ class _Rank(NamedTuple):
 
 
 def operation_table(boxes: Boxes) -> OperationTable:
-    """The steps that at least half of the ranks hold. Clocks of hosts meet by their wall clocks."""
+    """The steps that at least half of the ranks hold. The wall clock in each box aligns the hosts."""
     first = min(each.header.started_wall for each in boxes.by_rank.values())
     ranks = [_rank(box, first) for box in boxes.by_rank.values()]
     kept = _steps(ranks)

@@ -299,7 +299,8 @@ def _name(group: GroupState, number: int) -> str:
 def _to_peers(group: GroupState, box: Box) -> list[tuple[str, int]]:
     """A send or receive to each peer that it may be to: in a pipeline's own group, to a neighbour.
 
-    Taking all that it may be is safe: who waits is no culprit, and who waits for nobody is found along any.
+    It is safe to take all of them: a rank that waits is not blamed, and any path leads to one that waits for
+    nobody.
     """
     name = group.now.operation if group.now.operation in MESSAGES else "recv"
     at = group.members.index(box.rank)
