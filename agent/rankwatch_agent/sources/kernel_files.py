@@ -1,4 +1,4 @@
-"""Reads the small text files of /proc and /sys, and tells a missing file from a broken one."""
+"""Reads small text files, such as those of /proc and /sys, and tells a missing file from a broken one."""
 
 from __future__ import annotations
 
