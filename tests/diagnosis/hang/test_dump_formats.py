@@ -38,7 +38,10 @@ def verdict_on(dumps: Dumps) -> tuple[State, tuple[int, ...]]:
 
 
 def test_numbers_as_text(dumps: Dumps) -> None:
-    """PyTorch's JSON holds pg_status as text."""
+    """Numbers may be written as text.
+
+    PyTorch's JSON holds pg_status as text.
+    """
     for each in dumps.values():
         for status in each["pg_status"].values():
             status.update({name: str(value) for name, value in status.items()})
@@ -46,14 +49,20 @@ def test_numbers_as_text(dumps: Dumps) -> None:
 
 
 def test_entries_alone(dumps: Dumps) -> None:
-    """The oldest formats; members are then those who have entries in a group."""
+    """A dump without status and groups is judged by its entries.
+
+    The oldest formats; members are then those who have entries in a group.
+    """
     for each in dumps.values():
         del each["pg_status"], each["pg_config"]
     assert verdict_on(dumps) == (State.HANG, (5,))
 
 
 def test_gloo_sets_retired_only(dumps: Dumps) -> None:
-    """Its pg_config has no name, its states stay at scheduled."""
+    """Gloo leaves the state alone and sets retired.
+
+    Its pg_config has no name, and its states stay scheduled.
+    """
     for each in dumps.values():
         each["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
         for entry in each["entries"]:
@@ -62,7 +71,10 @@ def test_gloo_sets_retired_only(dumps: Dumps) -> None:
 
 
 def test_coalesced_parts_have_no_state(dumps: Dumps) -> None:
-    """Sends and receives inside stay scheduled for ever; only the entry `coalesced` completes."""
+    """An entry of a coalesced call has no state of its own.
+
+    Sends and receives inside stay scheduled for ever; only the entry `coalesced` completes.
+    """
     for each in dumps.values():
         first = each["entries"][0]
         part = first | {"is_p2p": True, "p2p_seq_id": 1, "collective_seq_id": 0, "state": "scheduled"}
@@ -73,7 +85,10 @@ def test_coalesced_parts_have_no_state(dumps: Dumps) -> None:
 
 
 def test_groups_of_one_name(dumps: Dumps) -> None:
-    """Split groups may share a name."""
+    """Groups of one name and different members are kept apart.
+
+    Split groups may share a name.
+    """
     for each in dumps.values():
         renamed = {
             ("0" if config["desc"] == "default_pg" else config["desc"]): config
@@ -87,13 +102,19 @@ def test_groups_of_one_name(dumps: Dumps) -> None:
 
 
 def test_rank_without_entries(dumps: Dumps) -> None:
-    """Its status is keyed by a local number that only the entries of others explain."""
+    """The status of a rank without entries is found through its peers.
+
+    Its status is keyed by a local number that only the entries of others explain.
+    """
     dumps[5]["entries"] = []
     assert verdict_on(dumps) == (State.HANG, (5,))
 
 
 def test_device_that_has_not_started(dumps: Dumps) -> None:
-    """All have enqueued the operation, all but one have started it."""
+    """A device that has not begun is to blame where timing is on.
+
+    All have enqueued the operation, all but one have started it.
+    """
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))
     timed = job.dumps()
@@ -104,7 +125,10 @@ def test_device_that_has_not_started(dumps: Dumps) -> None:
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], {}, {"record_id": 1}, {"process_group": [1]}])
 def test_odd_entry_is_counted(dumps: Dumps, odd: object) -> None:
-    """The others still count."""
+    """An entry that cannot be understood is counted and left out.
+
+    The others still count.
+    """
     for each in dumps.values():
         each["entries"].insert(0, odd)
     snapshots = [parsed(each, rank) for rank, each in dumps.items()]
@@ -119,7 +143,10 @@ def test_odd_entry_is_counted(dumps: Dumps, odd: object) -> None:
 )
 @pytest.mark.parametrize("value", [None, "x", [[["y"]]], {}, 1e300])
 def test_odd_field_never_raises(dumps: Dumps, field: str, value: object) -> None:
-    """Whatever a hostile rank writes."""
+    """A field of another type never raises.
+
+    Whatever a hostile rank writes.
+    """
     hostile = copy.deepcopy(dumps[1])
     for entry in hostile["entries"]:
         entry[field] = value
@@ -129,13 +156,16 @@ def test_odd_field_never_raises(dumps: Dumps, field: str, value: object) -> None
 
 @pytest.mark.parametrize("document", [None, [], 3, "x", {}, {"entries": 3}, {"entries": {}}])
 def test_no_dump_is_refused(document: object) -> None:
-    """One sentence says why."""
+    """What is no dump is refused with one sentence."""
     with pytest.raises(DumpError, match=r"holds|entries"):
         parsed(document, 0)
 
 
 def test_mixed_versions() -> None:
-    """In a job with sends: an old one without status and types, one with numbers as text, a new one."""
+    """Dumps of different versions of PyTorch are judged together.
+
+    In a job with sends: an old one without status and types, one with numbers as text, a new one.
+    """
     job = HungJob(Shape(2, 2, 2), 3)
     job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
     dumps = job.dumps()
@@ -156,7 +186,10 @@ def test_mixed_versions() -> None:
 @pytest.mark.parametrize("kind", ["asleep", "device", "other", "size", "skip"])
 @pytest.mark.parametrize("frames", [False, True])
 def test_json_and_pickle_agree(kind: str, frames: bool) -> None:
-    """With sends, with calls that differ, with and without recorded stacks."""
+    """JSON and pickle hold the same snapshot.
+
+    The jobs have sends, calls that differ, and entries with and without recorded stacks.
+    """
     job = HungJob(Shape(2, 2, 2), 3, steps=12)
     job.run(Fault(kind, (5,), job.places(5, kind)[-1]))
     for rank, document in job.dumps().items():
@@ -170,7 +203,10 @@ def test_json_and_pickle_agree(kind: str, frames: bool) -> None:
 
 
 def test_real_dumps() -> None:
-    """As PyTorch wrote them."""
+    """Real dumps are understood to the last entry.
+
+    PyTorch itself wrote them.
+    """
     if not REAL.is_dir():
         pytest.skip(f"{REAL} is not on this machine")
     dumps = [parse(path.read_bytes()) for path in sorted(REAL.glob("*/_dump_*"))]
@@ -205,7 +241,10 @@ def coalesced(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("batched", [False, True])
 def test_unmarked_sends(rank: int, batched: bool) -> None:
-    """Before `is_p2p` came, with sends of their own and with coalesced ones."""
+    """Sends are known by their names where a version does not mark them.
+
+    Before `is_p2p` came, with sends of their own and with coalesced ones.
+    """
     dumps = hung(Shape(2, 4), rank)
     marked = judged(dumps)
     for each in dumps.values():
@@ -218,7 +257,10 @@ def test_unmarked_sends(rank: int, batched: bool) -> None:
 
 
 def test_active_only_coalesced_parts() -> None:
-    """They stay scheduled for ever, and the entry that shows their end is left out of such dumps."""
+    """Parts of completed coalesced calls are no waits where only active entries are dumped.
+
+    They stay scheduled for ever, and the entry that shows their end is left out of such dumps.
+    """
     for rank in range(8):
         dumps = hung(Shape(2, 4), rank)
         for each in dumps.values():
@@ -228,7 +270,10 @@ def test_active_only_coalesced_parts() -> None:
 
 
 def test_status_without_entries_is_inconclusive() -> None:
-    """Something is enqueued and not complete; its group is unknown."""
+    """Status without entries is never called healthy.
+
+    Something is enqueued and not complete; its group is unknown.
+    """
     dumps = hung(Shape(4), 2)
     for each in dumps.values():
         del each["entries"]
@@ -241,7 +286,10 @@ def test_status_without_entries_is_inconclusive() -> None:
     [("time_created_ns", "x"), ("record_id", None), ("collective_seq_id", 1.5), ("input_sizes", "x")],
 )
 def test_garbled_entries_blame_nobody(field: str, value: object) -> None:
-    """What the rank called is unknown; the others still show which rank has not come."""
+    """Entries that are not understood do not blame the rank that wrote them.
+
+    What the rank called is unknown; the others still show which rank has not come.
+    """
     dumps = hung(Shape(4), 2)
     for entry in dumps[1]["entries"]:
         entry[field] = value
@@ -249,7 +297,10 @@ def test_garbled_entries_blame_nobody(field: str, value: object) -> None:
 
 
 def test_unnamed_member_shifts_no_index() -> None:
-    """Without pg_config the members of a pipeline are those with entries; a lost dump leaves a hole."""
+    """A member that no dump names shifts no other member's index in the group.
+
+    Without pg_config the members of a pipeline are those with entries; a lost dump leaves a hole.
+    """
     for rank in range(4):
         dumps = hung(Shape(1, 4), rank)
         del dumps[(rank + 1) % 4]
@@ -259,7 +310,10 @@ def test_unnamed_member_shifts_no_index() -> None:
 
 
 def test_time_before_newest_entry() -> None:
-    """Seconds since the start of a run, say: the dump is judged as one without a time."""
+    """A time before the newest entry is no time.
+
+    It may count from the start of the run. The dump is judged as one without a time.
+    """
     dumps = hung(Shape(4), 2)
     for each in dumps.values():
         each["time_seconds"] = 12.5
@@ -267,7 +321,10 @@ def test_time_before_newest_entry() -> None:
 
 
 def test_computing_between_snapshots_is_slow() -> None:
-    """Nothing has waited for long, and it need not have enqueued anything."""
+    """A rank that computes between two snapshots does not hang.
+
+    Nothing has waited for long, and it need not have enqueued anything.
+    """
     dumps = hung(Shape(4), 2)
     newest = max(entry["time_created_ns"] for each in dumps.values() for entry in each["entries"]) / 1e9
     snapshots = [
@@ -294,7 +351,10 @@ def shapes(dumps: Dumps) -> dict[str, object]:
 
 
 def test_json_shapes(tmp_path: Path) -> None:
-    """Lists and objects, with the rank as a key, inside, or around the snapshot."""
+    """JSON of every plain shape is understood.
+
+    Lists and objects, with the rank as a key, inside, or around the snapshot.
+    """
     for name, document in shapes(hung(Shape(4), 2)).items():
         path = tmp_path / "snapshots.json"
         path.write_text(json.dumps(document))
@@ -302,7 +362,10 @@ def test_json_shapes(tmp_path: Path) -> None:
 
 
 def test_other_files_are_ignored(tmp_path: Path) -> None:
-    """A log, a core and a record of TensorBoard have numbers in their names, too."""
+    """Files beside the dumps are not taken for dumps.
+
+    A log, a core and a record of TensorBoard have numbers in their names, too.
+    """
     for rank, each in hung(Shape(4), 2).items():
         (tmp_path / f"rank_{rank}").write_text(json.dumps(each))
     for name in ("core.1234", "events.out.tfevents.1", "train_17.log"):
@@ -313,7 +376,10 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
 
 
 def test_two_dumps_of_one_rank(tmp_path: Path) -> None:
-    """A mistake of the user: either may be meant."""
+    """Two dumps of one rank with names of the same pattern are a mistake.
+
+    A mistake of the user: either may be meant.
+    """
     for name in ("rank_1", "rank_01"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match="both dumps of rank 1"):

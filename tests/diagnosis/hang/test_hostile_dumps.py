@@ -86,7 +86,10 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_hostile_dump_is_not_executed(directory: Path) -> None:
-    """Each payload in the place of a victim's dump."""
+    """Nothing in a hostile pickle is executed and the others still count.
+
+    Each payload is read beside good dumps.
+    """
     mark = directory.parent / "executed"
     hostile = payloads(mark)
     paths = {100 + index: directory.parent / f"{index}" for index in range(len(hostile))}
@@ -102,7 +105,10 @@ def test_hostile_dump_is_not_executed(directory: Path) -> None:
 
 
 def test_broken_dump_is_missing(directory: Path) -> None:
-    """With the reason."""
+    """A broken dump counts as missing and is named.
+
+    The reason is given.
+    """
     (directory / "_dump_2").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     reading = read_source(directory)
     verdict = diagnose(reading.snapshots, broken=reading.broken)
@@ -111,7 +117,10 @@ def test_broken_dump_is_missing(directory: Path) -> None:
 
 
 def test_directory_without_dumps(tmp_path: Path) -> None:
-    """So are two dumps of a rank, no usable dump, and a path that is not there."""
+    """A directory without dumps is one sentence.
+
+    So are two dumps of a rank, no usable dump, and a path that is not there.
+    """
     with pytest.raises(UserError, match="neither a directory of dumps nor a file"):
         read_source(tmp_path / "absent")
     with pytest.raises(UserError, match="no file whose name ends in a rank's number"):
@@ -125,14 +134,17 @@ def test_directory_without_dumps(tmp_path: Path) -> None:
 
 
 def test_pipe_is_not_opened(directory: Path) -> None:
-    """A pipe would block for ever."""
+    """What is no regular file is not opened.
+
+    A pipe would block for ever.
+    """
     (directory / "_dump_2").unlink()
     os.mkfifo(directory / "_dump_2")
     assert read_source(directory).broken == {2: "is no regular file"}
 
 
 def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
-    """Sparse files, a dump and a document."""
+    """A file of ten gigabytes is refused unread, as a dump and as a document."""
     for name in ("_dump_1", "all.json"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(10 << 30)
@@ -144,7 +156,10 @@ def test_huge_file_is_refused_unread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["list", "object", "lines"])
 def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
-    """As a list, as an object by rank, or as lines with a rank each."""
+    """One JSON file may hold all ranks.
+
+    As a list, as an object by rank, or as lines with a rank each.
+    """
     documents = {rank: _document(directory / f"_dump_{rank}") for rank in range(8)}
     texts = {
         "list": json.dumps(list(documents.values())),
@@ -164,7 +179,10 @@ def test_one_json_file_of_all_ranks(directory: Path, form: str) -> None:
     ],
 )
 def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
-    """Never a traceback, whatever the bytes."""
+    """JSON without snapshots is one sentence.
+
+    Never a traceback, whatever the bytes.
+    """
     path = tmp_path / "all.json"
     path.write_bytes(text)
     with pytest.raises(UserError):
@@ -172,7 +190,10 @@ def test_json_without_snapshots(tmp_path: Path, text: bytes) -> None:
 
 
 def test_byte_order_mark(directory: Path) -> None:
-    """Nor are lines that end as on Windows; in a dump and in one file of all."""
+    """A byte order mark before JSON is no mistake.
+
+    Nor are lines that end as on Windows; in a dump and in one file of all.
+    """
     documents = {
         rank: json.dumps({"rank": rank} | _document(directory / f"_dump_{rank}")) for rank in range(8)
     }
@@ -184,7 +205,10 @@ def test_byte_order_mark(directory: Path) -> None:
 
 
 def test_impossible_rank_numbers(directory: Path) -> None:
-    """In the members of a group it makes these unknown; in the name of a file it is a mistake."""
+    """A number that is too large for a rank costs no memory.
+
+    In the members of a group it makes these unknown; in the name of a file it is a mistake.
+    """
     document = _document(directory / "_dump_2")
     for config in document["pg_config"].values():
         config["ranks"] = "[0, 9999999]"
@@ -197,7 +221,10 @@ def test_impossible_rank_numbers(directory: Path) -> None:
 
 
 def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
-    """A list of nothing takes thirty times the memory of its text; the bound is gone afterwards."""
+    """JSON that needs more memory than allowed is one sentence.
+
+    A list of nothing takes thirty times the memory of its text; the bound is gone afterwards.
+    """
     path = tmp_path / "all.json"
     path.write_text("[" + "{}," * 10_000_000 + "{}]")
     code = (
@@ -216,7 +243,10 @@ def test_json_beyond_the_memory_limit(tmp_path: Path) -> None:
 
 
 def test_too_few_dumps_are_not_ok(tmp_path: Path) -> None:
-    """One dump of four in which nothing waits, or four that hold nothing."""
+    """Too few dumps are no proof that nothing hangs.
+
+    One dump of four in which nothing waits, or four that hold nothing.
+    """
     job = HungJob(Shape(4), 3, lead=0)
     job.run(Fault("none", ()))
     snapshots = [parsed(document, rank) for rank, document in job.dumps().items()]

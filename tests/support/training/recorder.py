@@ -52,7 +52,7 @@ def reply(
     ranks: str = "[0, 1]",
     more: Mapping[str, tuple[int, int]] | None = None,
 ) -> dict[str, object]:
-    """What the recorder says; `more` are groups by local id with last enqueued and last completed."""
+    """A dump of the recorder; `more` are groups by local id with last enqueued and last completed."""
     numbers = {"0": (enqueued, done), **(more or {})}
     return {
         "version": "2.10",
@@ -70,9 +70,9 @@ def _reply(connection: socket.socket, answer: Callable[[], Mapping[str, object]]
     handlers = answer()
     asked.append(target)
     name = target.removeprefix("/handler/")
-    said = handlers.get(name) if name else ["ping", *handlers]
-    status = b"404 Not Found" if said is None else b"200 OK"
-    connection.sendall(b"HTTP/1.0 " + status + b"\r\n\r\n" + json.dumps(said).encode())
+    found = handlers.get(name) if name else ["ping", *handlers]
+    status = b"404 Not Found" if found is None else b"200 OK"
+    connection.sendall(b"HTTP/1.0 " + status + b"\r\n\r\n" + json.dumps(found).encode())
 
 
 @contextmanager

@@ -79,7 +79,10 @@ def pull(client: FlightRecorderClient) -> dict[str, Dump]:
     ],
 )
 def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: str) -> None:
-    """The message names the socket."""
+    """An odd server is one error.
+
+    The message names the socket.
+    """
     with (
         server(tmp_path / "0.sock", *replies) as path,
         pytest.raises(FlightRecorderError, match=message) as caught,
@@ -89,7 +92,10 @@ def test_odd_server_is_one_error(tmp_path: Path, replies: list[bytes], message: 
 
 
 def test_silent_server(tmp_path: Path) -> None:
-    """It accepts and says nothing."""
+    """A server that never answers costs only the timeout.
+
+    It accepts the connection and sends nothing.
+    """
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "0.sock"))
         listening.listen()
@@ -98,7 +104,10 @@ def test_silent_server(tmp_path: Path) -> None:
 
 
 def test_dripping_server(tmp_path: Path) -> None:
-    """Each byte comes in time, the whole never does."""
+    """A server that drips is given up at the timeout.
+
+    Each byte comes in time, the whole never does.
+    """
     stop = threading.Event()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "0.sock"))
@@ -119,13 +128,19 @@ def test_dripping_server(tmp_path: Path) -> None:
 
 
 def test_no_socket(tmp_path: Path) -> None:
-    """No failure: the run may not use torch."""
+    """No socket is not applicable.
+
+    It is no failure: the run may not use torch.
+    """
     with pytest.raises(NotApplicable):
         CollectivesCollector(directory=tmp_path).collect()
 
 
 def test_dead_socket(tmp_path: Path) -> None:
-    """Series of one rank do not depend on another's."""
+    """A dead socket is counted and the living rank is exported.
+
+    Series of one rank do not depend on another's.
+    """
     dead = tmp_path / "job" / "1.sock"
     dead.parent.mkdir()
     with socket.socket(socket.AF_UNIX) as gone:
@@ -150,7 +165,11 @@ def test_dead_socket(tmp_path: Path) -> None:
 
 
 def test_endless_small_parts() -> None:
-    """In memory each takes twenty times its size: eight such ranks would take all that the agent may have."""
+    """A reply of endless small parts is refused before it is decoded.
+
+    In memory each takes twenty times its size: eight such ranks would take all that the agent may
+    have.
+    """
     endless = b",".join([b"[]"] * MAX_OBJECTS)
     body = bytearray(b'{"entries":[{"record_id":1,"input_sizes":[' + endless + b"]}]}")
     with pytest.raises(FlightRecorderError, match="more than 262144 objects"):
@@ -158,7 +177,10 @@ def test_endless_small_parts() -> None:
 
 
 def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
-    """The first takes them nearly all, so the second is too large."""
+    """Both recorders of a rank share the bytes of a reply.
+
+    The first takes them nearly all, so the second is too large.
+    """
     long = {"fr_trace_json": "x" * (MAX_REPLY_BYTES - 100), "dump_nccl_trace_json": "y" * 20_000}
     with worker_server(tmp_path / "0.sock", lambda: long):
         with pytest.raises(FlightRecorderError, match="more than"):

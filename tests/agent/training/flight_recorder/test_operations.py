@@ -31,12 +31,15 @@ def made(name: str = "nccl:all_reduce", **fields: object) -> Entry:
     ],
 )
 def test_operation_names(name: str, backend: str, operation: str) -> None:
-    """One operation has one label, whatever its source: those of the dispatcher's hook."""
+    """Names are those of the dispatcher's hook: one operation has one label, whatever its source."""
     assert (backend_of(made(name)), operation_of(made(name))) == (backend, operation)
 
 
 def test_input_bytes() -> None:
-    """Over all tensors of the input."""
+    """Bytes are elements times the size of their type.
+
+    They are summed over all tensors of the input.
+    """
     sizes, types = [[2, 3], [5], []], ["Float", "BFloat16", "Float8_e4m3fn"]
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) == 2 * 3 * 4 + 5 * 2 + 1
 
@@ -54,12 +57,18 @@ def test_input_bytes() -> None:
     ],
 )
 def test_unknown_input_bytes(sizes: list[list[int]] | None, types: list[str] | None) -> None:
-    """Unknown types, and numbers that no tensor has."""
+    """Bytes that cannot be known are not guessed.
+
+    Types may be unknown, and sizes may be those of no tensor.
+    """
     assert input_bytes(made(input_sizes=sizes, input_dtypes=types)) is None
 
 
 def test_equal_calls_have_one_signature() -> None:
-    """The number of elements counts, not their shape, and the same operation has several names."""
+    """Ranks that call the same collective have one signature.
+
+    The number of elements counts, not their shape, and the same operation has several names.
+    """
     one = made(input_sizes=[[4, 8]], input_dtypes=["Float"])
     other = made(input_sizes=[[32]], input_dtypes=["Float"])
     assert signature(one) == signature(other)
@@ -75,16 +84,25 @@ def test_equal_calls_have_one_signature() -> None:
     ],
 )
 def test_other_calls_have_other_signatures(other: Entry) -> None:
-    """Each of them is a desync."""
+    """Another operation, size or type has another signature.
+
+    Each of them is a desync.
+    """
     assert signature(other) != signature(made(input_sizes=[[32]], input_dtypes=["Float"]))
 
 
 def test_uneven_operations_compare_by_name() -> None:
-    """The parts of an all-to-all differ between the ranks by design."""
+    """Uneven operations are compared by their name alone.
+
+    The parts of an all-to-all differ between the ranks by design.
+    """
     one, other = (made("nccl:all_to_all", input_sizes=[[size]], input_dtypes=["Float"]) for size in (1, 2))
     assert signature(one) == signature(other)
 
 
 def test_signature_is_stable() -> None:
-    """Agents of two nodes compare it: no hash with a seed of its own."""
+    """The signature is the same in every process.
+
+    Agents of two nodes compare it, so its hash has no random seed.
+    """
     assert signature(made(input_sizes=[[32]], output_sizes=[[32]], input_dtypes=["Float"])) == 2184440343

@@ -1,4 +1,4 @@
-"""The collector of flight recorders: whom it asks and when, and what it tells of each."""
+"""The collector of flight recorders: which ranks it asks, when, and what it exports of each."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Node:
     def pulls(self) -> list[int]:
         return [sum(target != "/handler/" for target in each) for each in self.asked]
 
-    def told(
+    def set_idle(
         self, *idle_seconds: float, states: tuple[RankState, ...] = (RankState.RUNNING,) * 2, **more: object
     ) -> None:
-        """Say how long each rank has made no progress, of a timeout of ten seconds."""
+        """Set how long each rank has made no progress, of a timeout of ten seconds."""
         self.conditions.update(
             {
                 "job": [
@@ -81,11 +81,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_healthy_rank_is_asked_seldom(node: Node) -> None:
     """A healthy rank is asked once a minute.
 
-    A pull copies its whole ring; in between the last answer stands.
+    A pull copies its whole ring; in between the last answer counts.
     """
     seen = []
     for _ in range(60):
-        node.told(0.1, 0.1)
+        node.set_idle(0.1, 0.1)
         collection = node.collect()
         seen.append(values(collection, "rankwatch_collective_last_enqueued"))
     assert node.pulls() == [1, 1]
@@ -97,14 +97,14 @@ def test_healthy_rank_is_asked_seldom(node: Node) -> None:
 def test_suspect_run_is_asked_often(node: Node) -> None:
     """A suspect run is asked at once and then every few seconds.
 
-    All of its ranks: the one that is late must be told from those that wait.
+    All of its ranks: the late one must be distinguished from those that wait.
     """
-    node.told(0.1, 0.1)
+    node.set_idle(0.1, 0.1)
     node.collect()
     node.collect(after=10.0)
     assert node.pulls() == [1, 1]
     node.recorders[0] = {NCCL: reply(completed(0), entry(1), enqueued=2, done=1)}
-    node.told(5.5, 0.1)
+    node.set_idle(5.5, 0.1)
     collection = node.collect()
     assert node.pulls() == [2, 2]
     assert values(collection, "rankwatch_collective_oldest_incomplete_timestamp_seconds") == {
@@ -114,10 +114,10 @@ def test_suspect_run_is_asked_often(node: Node) -> None:
         ("job", "0", *PLACE)
     ]
     for _ in range(10):
-        node.told(6.0, 0.1)
+        node.set_idle(6.0, 0.1)
         node.collect()
     assert node.pulls() == [4, 4]
-    node.told(0.1, 0.1)
+    node.set_idle(0.1, 0.1)
     node.collect(after=10.0)
     assert node.pulls() == [4, 4]
 
@@ -125,11 +125,11 @@ def test_suspect_run_is_asked_often(node: Node) -> None:
 def test_lost_rank_is_not_asked(node: Node) -> None:
     """When a rank is lost those that live are asked and it is not.
 
-    Where it stood at its last pull is not where it ended.
+    Its position at the last pull is not where it ended.
     """
-    node.told(0.1, 0.1)
+    node.set_idle(0.1, 0.1)
     node.collect()
-    node.told(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
+    node.set_idle(0.1, 0.1, states=(RankState.LOST, RankState.RUNNING))
     collection = node.collect(after=10.0)
     assert node.pulls() == [1, 2]
     assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
@@ -179,7 +179,7 @@ def test_no_double_counting(node: Node) -> None:
     """
     for recorder in node.recorders:
         recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
-    node.told(0.1, 0.1, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
+    node.set_idle(0.1, 0.1, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
     collection = node.collect()
     for name in ("rankwatch_collectives_total", "rankwatch_collective_transfers_total"):
         assert values(collection, name) == {}
@@ -193,13 +193,13 @@ def test_gloo_members(node: Node) -> None:
     """
     for recorder in node.recorders:
         recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
-    node.told(0.1, 0.1, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
+    node.set_idle(0.1, 0.1, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
     labels = set(values(node.collect(), "rankwatch_collective_last_enqueued"))
     assert labels == {("job", str(rank), "default_pg", "0-7", "flight_recorder") for rank in range(2)}
 
 
 def test_silent_rank_has_no_position(node: Node) -> None:
-    """A rank that does not answer shows no old place.
+    """A rank that does not answer shows no old position.
 
     Its peers go on: an old number would make it look behind.
     """
@@ -221,12 +221,12 @@ def test_forgotten_ranks(node: Node) -> None:
 
 
 def test_long_stall_is_asked_less_often(node: Node) -> None:
-    """A run that stands for long is asked ever less often.
+    """A run that hangs for long is asked ever less often.
 
-    Each answer copies a whole ring, and after ten minutes it says what it said before.
+    Each answer copies a whole ring, and after ten minutes nothing in it is new.
     """
     for _ in range(3600):
-        node.told(7.0, 7.0)
+        node.set_idle(7.0, 7.0)
         node.collect()
     assert 120 < node.pulls()[0] < 160, "12 in each minute would be 720"
 
