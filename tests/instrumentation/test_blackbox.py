@@ -36,7 +36,7 @@ def write(writer: Writer, count: int, first: int = 0) -> None:
 
 
 def values(reader: Reader) -> list[int]:
-    return [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll()]
+    return [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll().records()]
 
 
 def test_the_header_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_box_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_p
     reader = Reader(writer.path)
     os.truncate(writer.path, layout.RING_OFFSET + 10)
     with pytest.raises(BlackBoxError) as caught:
-        reader.poll()
+        reader.poll().records()
     assert caught.value.reason == "truncated"
 
 
@@ -231,7 +231,7 @@ def test_no_file_makes_the_reader_raise_anything_else(
     try:
         reader = Reader(writer.path)
         for _ in range(5):
-            for record in reader.poll():
+            for record in reader.poll().records():
                 reader.name(record.name).encode()
         reader.now()
         assert reader.missed >= 0
@@ -258,7 +258,7 @@ def test_no_sequence_numbers_make_the_reader_spin_or_go_back(
         corrupt(at, number.to_bytes(8, "little"))(writer.path)
     reader = Reader(writer.path)
     for _ in range(6):
-        assert len(reader.poll()) <= CAPACITY
+        assert len(reader.poll().records()) <= CAPACITY
     reader.close()
 
 
@@ -288,7 +288,7 @@ def test_times_that_no_clock_shows_are_missed(tmp_path: Path, start: float, end:
     writer = make(tmp_path)
     reader = Reader(writer.path)
     writer.append(RecordKind.SCALAR, 1, start, end, layout.SCALAR, 1.0, 1)
-    assert reader.poll() == []
+    assert reader.poll().records() == []
     assert reader.missed == 1
 
 

@@ -24,7 +24,7 @@ def write(writer: Writer, numbers: range) -> None:
 
 
 def values(reader: Reader) -> list[int]:
-    return [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll()]
+    return [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll().records()]
 
 
 class FilledWhileCopied(Reader):

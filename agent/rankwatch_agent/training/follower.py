@@ -88,7 +88,7 @@ class RankFollower:
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
         self.totals.collectives.observe(self.now.groups)
-        for columns in self._reader.read_to_end() if to_end else (self._reader.poll_columns(),):
+        for columns in self._reader.read_to_end() if to_end else (self._reader.poll(),):
             self._take(columns)
         self.totals.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
@@ -136,7 +136,7 @@ class RankFollower:
     def _take_new_process(self) -> None:
         reader = self._open()
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
-            self._take(self._reader.poll_columns())
+            self._take(self._reader.poll())
         self._reader.close()
         self._missed_before += self._reader.missed
         self._reader = reader

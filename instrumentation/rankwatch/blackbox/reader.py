@@ -25,7 +25,7 @@ from rankwatch.blackbox.columns import (
 )
 from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.records import GroupNow, NowBlock, RawRecord
+from rankwatch.blackbox.records import GroupNow, NowBlock
 from rankwatch.errors import BlackBoxError
 
 _CHUNK_RECORDS = 256
@@ -145,29 +145,8 @@ class Reader:
         name = self.name(number)
         return name if name.isascii() and name.isprintable() else ""
 
-    def poll(self, limit: int = 1 << 16) -> list[RawRecord]:
+    def poll(self, limit: int = 1 << 16) -> Columns:
         """The records written since the last poll, in order, at most `limit`, or a chunk more."""
-        return self.poll_columns(limit).records()
-
-    def read_to_end(self, most: int | None = None) -> Iterator[Columns]:
-        """The records written since the last poll up to the end, each once: for a box that is read only once.
-
-        A single poll stops earlier at a slot that is not filled yet, and where the ring has gone round.
-
-        most: records after which the rest is left, see `at_end`; two rounds of the ring unless given.
-        """
-        most = _MOST_ROUNDS * self.header.capacity if most is None else most
-        count = 0
-        for _ in range(_MOST_POLLS):
-            columns = self.poll_columns()
-            if columns.tags:
-                yield columns
-            count += len(columns.tags)
-            if self.at_end or count > most:
-                return
-
-    def poll_columns(self, limit: int = 1 << 16) -> Columns:
-        """Likewise, column by column."""
         self.at_end = False
         first = self._next
         chunks: list[bytes] = []
@@ -186,6 +165,23 @@ class Reader:
         columns = columns_of(raw)
         self.missed += count - len(columns.tags)
         return columns
+
+    def read_to_end(self, most: int | None = None) -> Iterator[Columns]:
+        """The records written since the last poll up to the end, each once: for a box that is read only once.
+
+        A single poll stops earlier at a slot that is not filled yet, and where the ring has gone round.
+
+        most: records after which the rest is left, see `at_end`; two rounds of the ring unless given.
+        """
+        most = _MOST_ROUNDS * self.header.capacity if most is None else most
+        count = 0
+        for _ in range(_MOST_POLLS):
+            columns = self.poll()
+            if columns.tags:
+                yield columns
+            count += len(columns.tags)
+            if self.at_end or count > most:
+                return
 
     def _read_chunk(self, chunks: list[bytes]) -> bool:
         """Read on; whether there may be more behind it."""

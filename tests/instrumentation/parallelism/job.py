@@ -44,7 +44,7 @@ class Observer:
             time.sleep(0.005)
         groups = {group.number: group for group in self.reader.now().groups}
         found = []
-        for record in self.reader.poll():
+        for record in self.reader.poll().records():
             if record.kind != RecordKind.COLLECTIVE:
                 continue
             size, number, name, flags, waited = layout.COLLECTIVE.unpack_from(record.payload)

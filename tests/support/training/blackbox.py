@@ -51,7 +51,7 @@ def read(path: Path) -> list[Read]:
                 if each.kind != RecordKind.PHASE
                 else (),
             )
-            for each in reader.poll()
+            for each in reader.poll().records()
         ]
     finally:
         reader.close()
