@@ -6,15 +6,12 @@ from pathlib import Path
 
 from rankwatch.conventions import metric
 
-from .errors import BenchError
-from .exporters import Effort, Usage, watch
-from .node_exporter import NODE_EXPORTER, node_exporter_installed, watch_node_exporter
+from .exporters import NODE_EXPORTER, Effort, Exporter, Usage, node_exporter, node_exporter_installed, watch
 from .process_usage import MIB
-from .processes import rankwatch_agent
-from .result import Result, Row, limited
+from .processes import rankwatch_agent, temporary_directory
+from .rank_load import step_load
+from .result import BenchError, Result, Row, limited
 from .spread import quantile
-from .step_load import step_load
-from .workplace import temporary_directory
 
 RANKS = 8
 STEPS_PER_SECOND = 20.0
@@ -37,11 +34,11 @@ def measure(*, quick: bool) -> Result:
         directory = Path(name)
         with (
             step_load(directory, ranks=RANKS, steps_per_second=STEPS_PER_SECOND) as blackboxes,
-            rankwatch_agent(directory, blackboxes) as (pid, address),
+            rankwatch_agent(directory, blackboxes) as agent,
         ):
-            usage = watch(pid, address, effort)
+            usage = watch(Exporter(*agent), effort)
         pace = _steps_per_second(usage)
-        peer = watch_node_exporter(directory, effort) if node_exporter_installed() else None
+        peer = _watch_node_exporter(directory, effort) if node_exporter_installed() else None
     rows = (*_agent_rows(usage), *(_peer_rows(peer) if peer else ()))
     return Result(
         title=f"Agent: {RANKS} ranks at {STEPS_PER_SECOND:g} steps/s",
@@ -49,6 +46,11 @@ def measure(*, quick: bool) -> Result:
         notes=_notes(usage, pace, peer_known=peer is not None),
         samples={"agent": _samples(usage), "peer": _samples(peer) if peer else None},
     )
+
+
+def _watch_node_exporter(directory: Path, effort: Effort) -> Usage:
+    with node_exporter(directory) as exporter:
+        return watch(exporter, effort)
 
 
 def _steps_per_second(usage: Usage) -> float:

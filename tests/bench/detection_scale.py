@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from .result import Result, Row
-from .table import as_markdown
+from .result import Result, Row, as_markdown
 
 RANKS = (1_024, 4_096, 16_384)
 STEPS = 50

@@ -25,8 +25,7 @@ from rankwatch_agent.incidents.verdict import LIMITS
 from rankwatch_diagnosis.straggler import group_by
 
 from .detection_scale import STEPS, write_job
-from .result import Result, Row
-from .table import as_markdown
+from .result import Result, Row, as_markdown
 
 LIBRARIES = ("numpy", "pandas", "polars")
 RANKS = 16_384

@@ -20,9 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as u
 
 from support.training.recorder import recorder_pickle
 
-from .errors import BenchError
-from .result import Result, Row
-from .table import as_markdown
+from .result import BenchError, Result, Row, as_markdown
 
 _TENSOR = 8
 _TIMES_FASTER = 10.0

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
+from prometheus_client import Histogram as PrometheusHistogram
 
 import rankwatch
 from rankwatch import Run
 
-from . import contenders
-from .contenders import Contender
-from .errors import BenchError
-from .result import Result, Row, limited
+from .processes import temporary_directory
+from .result import BenchError, Result, Row, limited
 from .spread import spread
-from .workplace import temporary_directory
 
+PHASE = "rankwatch phase"
+STEP = "rankwatch step"
+OBSERVE = "prometheus_client Histogram.observe"
+RECORD = "OpenTelemetry Histogram.record"
+SPAN = "OpenTelemetry span"
+
+_SECONDS = 0.05
+"""Observed value: a phase of a step of 100 ms; in the fourth of prometheus_client's default buckets."""
 OBSERVE_RATIO = 0.5
 """Most that a phase may cost, in calls of prometheus_client's `Histogram.observe`."""
 SPAN_RATIO = 1 / 20
@@ -32,11 +44,81 @@ class Effort(NamedTuple):
 
     rounds: int
     turn_seconds: float
-    """Time of one contender in one round; shorter than a scheduler's slice, so that most are undisturbed."""
+    """Time of one loop; shorter than a scheduler's slice, so that most are undisturbed."""
 
 
 FULL = Effort(rounds=101, turn_seconds=0.004)
 QUICK = Effort(rounds=15, turn_seconds=0.002)
+
+
+class TimedCall(NamedTuple):
+    """A name, and a loop that makes the call `count` times."""
+
+    name: str
+    loop: Callable[[int], None]
+
+
+def compared_calls(run: Run) -> list[TimedCall]:
+    """All five; the order is that of the table."""
+    return [
+        TimedCall(PHASE, _phase(run)),
+        TimedCall(STEP, _step(run)),
+        TimedCall(OBSERVE, _prometheus_observe()),
+        TimedCall(RECORD, _opentelemetry_record()),
+        TimedCall(SPAN, _opentelemetry_span()),
+    ]
+
+
+def _phase(run: Run) -> Callable[[int], None]:
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            with run.phase("forward"):
+                pass
+
+    return loop
+
+
+def _step(run: Run) -> Callable[[int], None]:
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            with run.step():
+                pass
+
+    return loop
+
+
+def _prometheus_observe() -> Callable[[int], None]:
+    declared = PrometheusHistogram("phase_seconds", "Phases.", ["phase"], registry=CollectorRegistry())
+    histogram = declared.labels("forward")  # looked up once: the cheapest use of the peer
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            histogram.observe(_SECONDS)
+
+    return loop
+
+
+def _opentelemetry_record() -> Callable[[int], None]:
+    provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    histogram = provider.get_meter("bench").create_histogram("phase.duration", unit="s")
+    attributes = {"phase": "forward"}
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            histogram.record(_SECONDS, attributes)
+
+    return loop
+
+
+def _opentelemetry_span() -> Callable[[int], None]:
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("bench")
+
+    def loop(count: int) -> None:
+        for _ in repeat(None, count):
+            with tracer.start_as_current_span("forward"):
+                pass
+
+    return loop
 
 
 def measure(*, quick: bool) -> Result:
@@ -46,12 +128,12 @@ def measure(*, quick: bool) -> Result:
         if not isinstance(run, Run):
             raise BenchError("could not measure the hot path: rankwatch records nothing here")
         with run:
-            samples = interleave(contenders.contenders(run), QUICK if quick else FULL)
+            samples = interleave(compared_calls(run), QUICK if quick else FULL)
     return _result(samples)
 
 
-def interleave(compared: Sequence[Contender], effort: Effort) -> dict[str, list[float]]:
-    """Nanoseconds per call, by contender and round. As in `timeit`, no garbage is collected meanwhile."""
+def interleave(compared: Sequence[TimedCall], effort: Effort) -> dict[str, list[float]]:
+    """Nanoseconds per call, by call and round. As in `timeit`, no garbage is collected meanwhile."""
     counts = {each.name: _calls_in(each, effort.turn_seconds) for each in compared}
     samples: dict[str, list[float]] = {each.name: [] for each in compared}
     was_enabled = gc.isenabled()
@@ -68,17 +150,17 @@ def interleave(compared: Sequence[Contender], effort: Effort) -> dict[str, list[
     return samples
 
 
-def _calls_in(contender: Contender, seconds: float) -> int:
-    """Calls that fill this time; measuring it also warms the contender up."""
+def _calls_in(call: TimedCall, seconds: float) -> int:
+    """Calls that fill this time; measuring it also warms the call up."""
     count = 100
-    while (taken := _seconds(contender, count)) < seconds / 4:
+    while (taken := _seconds(call, count)) < seconds / 4:
         count *= 2
     return max(1, round(count * seconds / taken))
 
 
-def _seconds(contender: Contender, count: int) -> float:
+def _seconds(call: TimedCall, count: int) -> float:
     began = time.perf_counter()
-    contender.loop(count)
+    call.loop(count)
     return time.perf_counter() - began
 
 
@@ -87,16 +169,16 @@ def _result(samples: Mapping[str, Sequence[float]]) -> Result:
         Row(name, _ns(each.median), each.quartiles(_ns))
         for name, each in ((name, spread(values)) for name, values in samples.items())
     ]
-    phase = samples[contenders.PHASE]
+    phase = samples[PHASE]
     return Result(
         title="Hot path: one record on the training thread",
         rows=(
             *costs,
-            _ratio("phase / Histogram.observe", phase, samples[contenders.OBSERVE], OBSERVE_RATIO),
-            _ratio("phase / OpenTelemetry span", phase, samples[contenders.SPAN], SPAN_RATIO),
+            _ratio("phase / Histogram.observe", phase, samples[OBSERVE], OBSERVE_RATIO),
+            _ratio("phase / OpenTelemetry span", phase, samples[SPAN], SPAN_RATIO),
         ),
         notes=(
-            f"{len(phase)} rounds, all contenders in each; judged by the median of the rounds' ratios.",
+            f"{len(phase)} rounds, all calls in each; judged by the median of the rounds' ratios.",
             "A phase is entered and left: it reads the clock twice; observe and record are given a value.",
         ),
         samples={"nanoseconds_per_call": samples},

@@ -17,10 +17,8 @@ from rankwatch_alerts import RuleConfig
 from support.e2e.game_day import monitored_system
 from support.e2e.hang_days import HANG_FAULTS, Named, begin_hangs, named_in, struck_ranks
 
-from .interruption import leave_on_signals
-from .result import Result, Row
-from .table import as_markdown
-from .workplace import temporary_directory
+from .processes import exit_on_signals, temporary_directory
+from .result import Result, Row, as_markdown
 
 _NODE = "node-a"
 _TIMES_TIMEOUT = 3.0
@@ -70,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one run of all faults for each")
     given = parser.parse_args(arguments)
     met = True
-    leave_on_signals()
+    exit_on_signals()
     for seed in given.seed:
         result = measure(seed)
         print(as_markdown(result), flush=True)

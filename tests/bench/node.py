@@ -5,20 +5,41 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rankwatch.conventions import metric
+from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES
+from support.gpu.nvml import FakeDriver, build_library
+from support.gpu.nvml_node import hopper_node, running
+from support.sources.kubelet import Kubelet, devices, kubelet, pod
+from support.sources.node_tree import build_node
 
-from .errors import BenchError
-from .hang import Hang, watch_hang
-from .node_exporter import NODE_EXPORTER, node_exporter, node_exporter_installed
-from .node_load import GPUS, STEPS_PER_SECOND, Watched, watched_node
+from .exporters import (
+    LATENCY_SCRAPES,
+    NODE_EXPORTER,
+    WINDOW_INTERVAL_SECONDS,
+    Exporter,
+    Window,
+    node_exporter,
+    node_exporter_installed,
+    watch_window,
+)
 from .process_usage import MIB
-from .result import Result, Row, limited
+from .processes import rankwatch_agent, temporary_directory
+from .rank_load import step_load
+from .result import BenchError, Result, Row, limited
+from .scrape import Scrape, scrape
 from .spread import quantile
-from .vigil import LATENCY_SCRAPES, SCRAPE_INTERVAL_SECONDS, Vigil, keep_vigil
-from .workplace import temporary_directory
+
+GPUS = 8
+STEPS_PER_SECOND = 2.0
+"""A step of half a second: quick for a model that needs eight GPUs."""
+
 
 CORES = 0.02
 RESIDENT_BYTES = 96 * MIB
@@ -28,81 +49,155 @@ GROWTH_BYTES = 1 * MIB
 """Less than this between the first and the last third of a window is no growth: a heap is never still."""
 
 HANG_INTERVALS = 3.0
+"""Within so many intervals of the GPU collector a hung driver call must be reported."""
 
 WINDOW_SECONDS = 120.0
 WARMUP_SECONDS = 45.0
 """Every collector but the slowest has run twice by then."""
 
+GPU_INTERVAL_SECONDS = DEFAULT_SCHEDULES["gpu"].interval_seconds
+HANG_PAUSE_SECONDS = 0.25
+HANG_PATIENCE_INTERVALS = 6.0
+_UNRESPONSIVE = metric("rankwatch_gpu_driver_unresponsive_total").name
+_DRIVER_PREFIXES = (
+    "rankwatch_gpu_",  # all values from NVML
+    "rankwatch_collector_last_success",
+)
+
+
+class Hang(NamedTuple):
+    """What a scraper saw of a driver call that never returns."""
+
+    intervals: float
+    """From the injection to the report, in intervals of the GPU collector."""
+    scrape_seconds: list[float]
+    families_lost: frozenset[str]
+    """Of other collectors, missing in any scrape meanwhile."""
+
 
 def measure(*, quick: bool) -> Result:
     """Raises BenchError where an exporter cannot be run, or does not see its node."""
-    return watch(
+    return measure_window(
         window_seconds=15.0 if quick else WINDOW_SECONDS, warmup_seconds=15.0 if quick else WARMUP_SECONDS
     )
 
 
-def watch(*, window_seconds: float, warmup_seconds: float) -> Result:
+def measure_window(*, window_seconds: float, warmup_seconds: float) -> Result:
     """The agent on a whole node, and node_exporter where it is installed, over the same window."""
     with temporary_directory() as name:
         directory = Path(name)
         with watched_node(directory) as (agent, driver), ExitStack() as stack:
             exporters = {"agent": agent}
             if node_exporter_installed():
-                exporters["peer"] = Watched(*stack.enter_context(node_exporter(directory)))
-            vigils = keep_vigil(exporters, warmup_seconds=warmup_seconds, window_seconds=window_seconds)
+                exporters["peer"] = stack.enter_context(node_exporter(directory))
+            windows = watch_window(exporters, warmup_seconds=warmup_seconds, window_seconds=window_seconds)
             hang = watch_hang(agent, driver)
-    _check_seen(vigils["agent"])
-    peer_rows = _rows(vigils["peer"]) if "peer" in vigils else []
+    _check_seen(windows["agent"])
+    peer_rows = _rows(windows["peer"]) if "peer" in windows else []
     return Result(
         title=f"Node: {GPUS} GPUs, {GPUS} RDMA ports, {GPUS} ranks at {STEPS_PER_SECOND:g} steps/s",
         rows=(
-            *_rows(vigils["agent"]),
+            *_rows(windows["agent"]),
             *_hang_rows(hang),
             *(Row(f"node_exporter: {r.what}", r.measured, r.spread) for r in peer_rows),
         ),
-        notes=_notes(vigils["agent"], peer_known=bool(peer_rows)),
-        samples={name: _samples(vigil) for name, vigil in vigils.items()},
+        notes=_notes(windows["agent"], peer_known=bool(peer_rows)),
+        samples={name: _samples(window) for name, window in windows.items()},
     )
 
 
-def _check_seen(vigil: Vigil) -> None:
+def _check_seen(window: Window) -> None:
     """Raises BenchError where the load did not come: it would measure nothing."""
-    assert vigil.last is not None
+    assert window.last is not None
     for name, least in (
         ("rankwatch_gpu_up", GPUS),
         ("rankwatch_rdma_port_up", GPUS),
         ("rankwatch_gpu_pod_info", GPUS),
         ("rankwatch_blackboxes", GPUS),
     ):
-        seen = vigil.last.total(metric(name).name)
+        seen = window.last.total(metric(name).name)
         if seen < least:
             raise BenchError(f"could not measure the agent: {name} adds up to {seen:g}, expected {least}")
 
 
-def _rows(vigil: Vigil) -> list[Row]:
-    assert vigil.last is not None
-    resident = max(each.resident_bytes for each in vigil.footprints)
-    proportional = max(each.proportional_bytes for each in vigil.footprints)
-    processes, scrapes = vigil.footprints[-1].processes, vigil.scrape_seconds
+@contextmanager
+def watched_node(directory: Path) -> Iterator[tuple[Exporter, FakeDriver]]:
+    """An agent with every collector it has, over a node under load, and its driver. Raises BenchError."""
+    if shutil.which("cc") is None:
+        raise BenchError("could not build the fake driver: no C compiler (cc)")
+    driver = FakeDriver(directory, build_library(directory), running(hopper_node(GPUS)))
+    node = build_node(directory / "node", gpus=GPUS, ports=GPUS)
+    log = directory / "kmsg"
+    log.write_text("6,1,1000000,-;nvidia: loading NVIDIA UNIX x86_64 Kernel Module\n")
+    flags = ["--procfs", str(node.procfs), "--sysfs", str(node.sysfs), "--kernel-log", str(log)]
+    flags += ["--kubelet-socket", str(directory / "kubelet.sock"), "--checkpoint-paths", str(directory)]
+    with (
+        kubelet(directory) as pods,
+        step_load(directory, ranks=GPUS, steps_per_second=STEPS_PER_SECOND) as blackboxes,
+        rankwatch_agent(directory, blackboxes, *flags, variables=driver.environ) as agent,
+    ):
+        _place(pods, driver)
+        yield Exporter(*agent), driver
+
+
+def _place(pods: Kubelet, driver: FakeDriver) -> None:
+    """One pod on each GPU."""
+    pods.answer = b"".join(
+        pod(f"worker-{number}", devices("nvidia.com/gpu", gpu["uuid"]))
+        for number, gpu in enumerate(driver.node["gpus"])
+    )
+
+
+def watch_hang(exporter: Exporter, driver: FakeDriver) -> Hang:
+    """Let a call hang and scrape until it is reported; raises BenchError where it never is."""
+    before = scrape(exporter.address)
+    others = _other_families(before)
+    driver.hang("nvmlDeviceGetPowerUsage", 3)
+    began = time.monotonic()
+    taken: list[float] = []
+    lost: set[str] = set()
+    while True:
+        seen = scrape(exporter.address)
+        taken.append(seen.seconds)
+        lost |= others - _other_families(seen)
+        intervals = (time.monotonic() - began) / GPU_INTERVAL_SECONDS
+        if seen.total(_UNRESPONSIVE) > before.total(_UNRESPONSIVE):
+            return Hang(intervals, taken, frozenset(lost))
+        if intervals > HANG_PATIENCE_INTERVALS:
+            raise BenchError(f"a hung driver call was not reported within {intervals:.1f} intervals")
+        time.sleep(HANG_PAUSE_SECONDS)
+
+
+def _other_families(seen: Scrape) -> set[str]:
+    """Families that do not come from the driver."""
+    names = {line.partition("{")[0].partition(" ")[0] for line in seen.text.splitlines() if line[:1] != "#"}
+    return {name for name in names if name and not name.startswith(_DRIVER_PREFIXES)}
+
+
+def _rows(window: Window) -> list[Row]:
+    assert window.last is not None
+    resident = max(each.resident_bytes for each in window.footprints)
+    proportional = max(each.proportional_bytes for each in window.footprints)
+    processes, scrapes = window.footprints[-1].processes, window.scrape_seconds
     spread = f"p50 {_ms(quantile(scrapes, 0.5))}, longest {_ms(max(scrapes))}"
     shared = f"{_mib(proportional)} with shared pages counted once; {processes} process(es)"
     return [
-        limited("CPU, of one core", vigil.cores(), CORES, "{:.2%}".format),
+        limited("CPU, of one core", window.cores(), CORES, "{:.2%}".format),
         limited("resident memory, at most", resident, RESIDENT_BYTES, _mib, shared),
         limited("scrape, p99", quantile(scrapes, 0.99), SCRAPE_SECONDS, _ms, spread),
-        limited("growth of memory", vigil.growth("proportional_bytes"), GROWTH_BYTES, _mib),
-        limited("growth of threads", vigil.growth("threads"), 0, "{:g}".format, _extent(vigil, "threads")),
+        limited("growth of memory", window.growth("proportional_bytes"), GROWTH_BYTES, _mib),
+        limited("growth of threads", window.growth("threads"), 0, "{:g}".format, _extent(window, "threads")),
         limited(
             "growth of file descriptors",
-            vigil.growth("file_descriptors"),
+            window.growth("file_descriptors"),
             0,
             "{:g}".format,
-            _extent(vigil, "file_descriptors"),
+            _extent(window, "file_descriptors"),
         ),
         Row(
             "answer to a scrape",
-            f"{vigil.last.samples():,} samples",
-            f"{vigil.last.compressed_bytes:,} bytes",
+            f"{window.last.samples():,} samples",
+            f"{window.last.compressed_bytes:,} bytes",
         ),
     ]
 
@@ -120,28 +215,29 @@ def _hang_rows(hang: Hang) -> list[Row]:
     ]
 
 
-def _extent(vigil: Vigil, what: str) -> str:
-    values = [getattr(each, what) for each in vigil.footprints]
+def _extent(window: Window, what: str) -> str:
+    values = [getattr(each, what) for each in window.footprints]
     return f"{min(values)} to {max(values)}"
 
 
-def _samples(vigil: Vigil) -> dict[str, object]:
+def _samples(window: Window) -> dict[str, object]:
     return {
-        "window_seconds": vigil.seconds,
-        "footprints": [each._asdict() for each in vigil.footprints],
-        "scrape_seconds": vigil.scrape_seconds,
+        "window_seconds": window.seconds,
+        "footprints": [each._asdict() for each in window.footprints],
+        "scrape_seconds": window.scrape_seconds,
     }
 
 
-def _notes(vigil: Vigil, *, peer_known: bool) -> tuple[str, ...]:
+def _notes(window: Window, *, peer_known: bool) -> tuple[str, ...]:
     peer = (
         "node_exporter, with its default collectors and no GPU or RDMA port, ran through the same window."
         if peer_known
         else f"No peer: {NODE_EXPORTER} is not installed (apt install {NODE_EXPORTER})."
     )
     return (
-        f"{vigil.seconds:.0f} s after a warm-up; one scrape each {SCRAPE_INTERVAL_SECONDS:g} s (OpenMetrics, "
-        f"gzip); then {LATENCY_SCRAPES} scrapes for the latency. All collectors; agent and worker added.",
+        f"{window.seconds:.0f} s after a warm-up; one scrape each {WINDOW_INTERVAL_SECONDS:g} s "
+        f"(OpenMetrics, gzip); then {LATENCY_SCRAPES} scrapes for the latency. "
+        "All collectors; agent and worker added.",
         "The driver is a fake library under the real pynvml: what a real one takes comes on top.",
         "Growth is the median of the last third of the window less that of the first.",
         peer,

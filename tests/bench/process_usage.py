@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import BenchError
+from .result import BenchError
 
 MIB = 1 << 20
 
@@ -27,10 +28,10 @@ def resident_bytes(pid: int, procfs: Path = Path("/proc")) -> tuple[int, int]:
 
 
 class Footprint(NamedTuple):
-    """What a process and its children hold, added up."""
+    """The resources of a process and its descendants, added up."""
 
     cpu_seconds: float
-    """Used so far by the processes that live now; what a child that ended had used is its parent's."""
+    """Used so far by the living processes; the CPU time of a child that ended is lost."""
     resident_bytes: int
     """Pages that two of them share count twice."""
     proportional_bytes: int
@@ -41,24 +42,44 @@ class Footprint(NamedTuple):
 
 
 def footprint(pid: int, procfs: Path = Path("/proc")) -> Footprint:
-    """Of the process and all its descendants."""
-    family = [pid, *_descendants(pid, procfs)]
-    status = [_status(each, procfs) for each in family]
-    return Footprint(
-        cpu_seconds=sum(cpu_seconds(each, procfs) for each in family),
-        resident_bytes=sum(int(each["VmRSS"]) for each in status) * 1024,
-        proportional_bytes=sum(_proportional_bytes(each, procfs) for each in family),
-        threads=sum(int(each["Threads"]) for each in status),
-        file_descriptors=sum(1 for each in family for _ in (procfs / str(each) / "fd").iterdir()),
-        processes=len(family),
-    )
+    """Resources of the process and all its descendants. A descendant that ends meanwhile does not count.
+
+    Raises BenchError where the process itself is gone.
+    """
+    parts = [_footprint(pid, procfs)]
+    for child in _descendants(pid, procfs):
+        with suppress(BenchError):
+            parts.append(_footprint(child, procfs))
+    return Footprint(*(sum(values) for values in zip(*parts, strict=True)))
+
+
+def _footprint(pid: int, procfs: Path) -> Footprint:
+    """Resources of one process; raises BenchError where it is gone."""
+    status = _status(pid, procfs)
+    try:
+        return Footprint(
+            cpu_seconds=cpu_seconds(pid, procfs),
+            resident_bytes=int(status["VmRSS"]) * 1024,
+            proportional_bytes=_proportional_bytes(pid, procfs),
+            threads=int(status["Threads"]),
+            file_descriptors=len(list((procfs / str(pid) / "fd").iterdir())),
+            processes=1,
+        )
+    except (KeyError, OSError) as error:  # a process that ends loses its memory and files first
+        raise BenchError(f"could not read the resources of process {pid}: it has ended") from error
 
 
 def _descendants(pid: int, procfs: Path) -> list[int]:
+    """Children of all threads, and theirs. A thread or process that ends meanwhile has none."""
     found: list[int] = []
-    for task in sorted((procfs / str(pid) / "task").iterdir()):
-        for child in map(int, _read(task / "children").split()):
-            found += [child, *_descendants(child, procfs)]
+    try:
+        threads = sorted((procfs / str(pid) / "task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        with suppress(BenchError):
+            for child in map(int, _read(thread / "children").split()):
+                found += [child, *_descendants(child, procfs)]
     return found
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import rankwatch
@@ -21,6 +22,9 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.collectives.groups import Groups
 from rankwatch.members import members_text
+
+from .processes import background, tail
+from .result import BenchError
 
 _MICRO_BATCHES = 4
 _COLLECTIVES = 6
@@ -104,3 +108,18 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@contextmanager
+def step_load(directory: Path, *, ranks: int, steps_per_second: float) -> Iterator[Path]:
+    """Start them; yields the directory of their black boxes. Raises BenchError where one ended meanwhile."""
+    blackboxes = directory / "blackboxes"
+    command = [sys.executable, "-m", f"{__package__}.rank_load", "--directory", str(blackboxes)]
+    command += ["--world-size", str(ranks), "--steps-per-second", str(steps_per_second), "--rank"]
+    logs = [directory / f"rank-{rank}.log" for rank in range(ranks)]
+    with ExitStack() as stack:
+        load = [stack.enter_context(background([*command, str(rank)], log)) for rank, log in enumerate(logs)]
+        yield blackboxes
+        for process, log in zip(load, logs, strict=True):
+            if process.poll() is not None:
+                raise BenchError(f"a rank of the load ended with {process.returncode}: {tail(log)}")

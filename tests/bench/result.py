@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
+
+
+class BenchError(Exception):
+    """Nothing could be measured; the message says what and why. A missed target is no error."""
 
 
 class Row(NamedTuple):
@@ -34,3 +42,58 @@ class Result:
 def limited(what: str, value: float, at_most: float, shown: Callable[[float], str], spread: str = "") -> Row:
     """A row with a target: met where the value is at most that."""
     return Row(what, shown(value), spread, f"<= {shown(at_most)}", value <= at_most)
+
+
+_HEAD = ("what", "measured", "spread", "target", "result")
+_VERDICTS = {True: "met", False: "MISSED", None: ""}
+
+
+def as_markdown(result: Result) -> str:
+    """Title, table and notes."""
+    lines = [(*row[:4], _VERDICTS[row.met]) for row in result.rows]
+    notes = "".join(f"- {note}\n" for note in result.notes)
+    return f"## {result.title}\n\n{_table((_HEAD, *lines))}\n{notes}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    head, *body = (_line(line, widths) for line in lines)
+    rule = _line(("-" * width for width in widths), widths)
+    return "".join((head, rule, *body))
+
+
+def _line(cells: Iterable[str], widths: Sequence[int]) -> str:
+    padded = (f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |\n"
+
+
+_PACKAGES = ("rankwatch", "torch", "prometheus-client", "opentelemetry-sdk")
+
+
+def describe_machine(procfs: Path = Path("/proc")) -> dict[str, object]:
+    """CPU, load, system and versions, ready for JSON; unknown ones are None."""
+    return {
+        "cpu_count": os.cpu_count(),
+        "cpu_usable": len(os.sched_getaffinity(0)),
+        "cpu_model": _cpu_model(procfs / "cpuinfo"),
+        "load_1_minute": os.getloadavg()[0],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _cpu_model(cpuinfo: Path) -> str | None:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

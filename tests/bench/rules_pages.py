@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rankwatch.members import members_text
 
-from .processes import rankwatch_agent
+from .processes import rankwatch_agent, temporary_directory
 from .rules_template import (
     ASLEEP_REPLICA,
     ASLEEP_STAGE,
@@ -37,7 +37,6 @@ from .rules_template import (
     make_template,
 )
 from .scrape import scrape
-from .workplace import temporary_directory
 
 NODE_RANKS = 8
 LEAST_RANKS = STAGES * REPLICAS

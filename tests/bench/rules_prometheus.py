@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules
 
-from .errors import BenchError
 from .process_usage import cpu_seconds, resident_bytes
 from .processes import background, wait_until
+from .result import BenchError
 
 _TIMEOUT_SECONDS = 60.0
 """Patience with a server that evaluates rules on all cores."""

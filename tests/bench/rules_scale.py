@@ -20,13 +20,11 @@ from typing import NamedTuple
 
 from rankwatch_alerts import Alert, RuleConfig
 
-from .interruption import leave_on_signals
-from .result import Result, Row, limited
+from .processes import exit_on_signals, temporary_directory
+from .result import Result, Row, as_markdown, limited
 from .rules_pages import Job
 from .rules_prometheus import pages, server
 from .rules_watch import Part, Watch
-from .table import as_markdown
-from .workplace import temporary_directory
 
 RANKS = (256, 1_024, 2_048, 4_096)
 QUICK_RANKS, TIME_SCALE = 1_024, 3.0
@@ -139,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--output", type=Path, help="where to write all samples as JSON")
     given = parser.parse_args(arguments)
-    leave_on_signals()
+    exit_on_signals()
     sizes = []
     for ranks in given.ranks:
         sizes.append(measure_size(ranks))

@@ -8,7 +8,7 @@ import http.client
 import time
 from typing import NamedTuple
 
-from .errors import BenchError
+from .result import BenchError
 
 _HEADERS = {
     "Accept": (

@@ -8,10 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from .errors import BenchError
-from .interruption import leave_on_signals
-from .node import WARMUP_SECONDS, watch
-from .table import as_markdown
+from .node import WARMUP_SECONDS, measure_window
+from .processes import exit_on_signals
+from .result import BenchError, as_markdown
 
 
 def main(arguments: list[str]) -> int:
@@ -19,9 +18,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the window (default 30)")
     given = parser.parse_args(arguments)
-    leave_on_signals()
+    exit_on_signals()
     try:
-        result = watch(window_seconds=60 * given.minutes, warmup_seconds=WARMUP_SECONDS)
+        result = measure_window(window_seconds=60 * given.minutes, warmup_seconds=WARMUP_SECONDS)
     except BenchError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from .errors import BenchError
+from .result import BenchError
 
 
 class Spread(NamedTuple):

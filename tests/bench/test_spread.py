@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.errors import BenchError
+from bench.result import BenchError
 from bench.spread import quantile, spread
 
 

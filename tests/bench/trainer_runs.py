@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rankwatch.conventions import environment
 
-from .errors import BenchError
 from .processes import background, tail
+from .result import BenchError
 from .spread import quantile
 
 _SECONDS_BEYOND_STEPS = 120.0

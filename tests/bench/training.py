@@ -15,11 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from .processes import rankwatch_agent
+from .processes import rankwatch_agent, temporary_directory
 from .result import Result, Row, limited
 from .spread import spread
 from .trainer_runs import Workload, median_step_seconds
-from .workplace import temporary_directory
 
 PAIRS = 5
 QUICK_PAIRS = 1

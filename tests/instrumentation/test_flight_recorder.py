@@ -44,6 +44,7 @@ def test_timing_is_asked_for_elsewhere(found: dict[str, str]) -> None:
     assert env == {**found, "TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
+@pytest.mark.e2e
 def test_without_a_gpu_nothing_is_asked_of_nccl(tmp_path: Path) -> None:
     """The environment of a trainer on CPU stays as it was."""
     code = (

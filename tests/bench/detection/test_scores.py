@@ -19,7 +19,7 @@ from bench.detection.scores import (
     slowdown_error,
 )
 from bench.detection.trial import Trial
-from bench.table import as_markdown
+from bench.result import as_markdown
 
 
 def outcome(

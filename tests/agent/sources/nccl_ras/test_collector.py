@@ -253,6 +253,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.gpu
 def test_real_ras_service() -> None:
     """NCCL of the installed PyTorch, with one rank on one GPU."""

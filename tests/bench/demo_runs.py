@@ -1,4 +1,4 @@
-"""`python -m tests.bench.demo_tally`: play `rankwatch demo` again and again, and count who was right."""
+"""`python -m tests.bench.demo_runs`: play `rankwatch demo` again and again, and count who was right."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .interruption import leave_on_signals
-from .processes import tail
-from .workplace import temporary_directory
+from .processes import exit_on_signals, tail, temporary_directory
 
 HEALTHY_SECONDS = 180
 
@@ -67,7 +65,7 @@ def play(*flags: str) -> Play:
 def main(arguments: Sequence[str]) -> int:
     """Exit status 1 if any play was wrong, else 0."""
     given = _parser().parse_args(arguments)
-    leave_on_signals()
+    exit_on_signals()
     plays = []
     for number in range(1, given.runs + 1):
         plays.append(play("--ranks", str(given.ranks)))
@@ -85,7 +83,7 @@ def _rank(rank: int | None) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.demo_tally", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.demo_runs", description=__doc__)
     parser.add_argument("--runs", type=int, default=10, metavar="N", help="demos to play (default 10)")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks of each (default 4)")
     parser.add_argument(

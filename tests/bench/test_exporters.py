@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bench.exporters import Window
 from bench.process_usage import Footprint
-from bench.vigil import Vigil
 
 
 def _held(size: int) -> Footprint:
@@ -12,8 +12,8 @@ def _held(size: int) -> Footprint:
 
 def test_growth_is_between_the_first_and_the_last_third() -> None:
     """One spike is no growth; a slope is."""
-    level = Vigil(footprints=[_held(size) for size in (5, 5, 5, 5, 90, 5, 5, 5, 5)])
-    slope = Vigil(footprints=[_held(size) for size in range(9)])
+    level = Window(footprints=[_held(size) for size in (5, 5, 5, 5, 90, 5, 5, 5, 5)])
+    slope = Window(footprints=[_held(size) for size in range(9)])
     assert level.growth("proportional_bytes") == 0
     assert slope.growth("proportional_bytes") == 6
 
@@ -21,4 +21,4 @@ def test_growth_is_between_the_first_and_the_last_third() -> None:
 def test_cpu_is_that_of_the_window() -> None:
     """What was used before does not count."""
     used = [Footprint(cpu, 0, 0, 1, 1, 1) for cpu in (10.0, 10.5, 11.0)]
-    assert Vigil(footprints=used, seconds=50.0).cores() == 0.02
+    assert Window(footprints=used, seconds=50.0).cores() == 0.02
