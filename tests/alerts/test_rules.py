@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,10 @@ from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import AlertRule
 from support.servers.prometheus import require
-from support.servers.promtool import run_cases
+
+Rule = Mapping[str, Any]
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 TESTS = Path(__file__).parent / "rules"
 RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
@@ -48,7 +53,7 @@ def _cases() -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, bool]:
-    """Whether the rule fires, by the instants at which its alert is asked for."""
+    """Instants at which a case checks the alert of the rule -> True if the rule fires then."""
     return {
         _seconds(each["eval_time"]): any(
             _key(each["alertname"], alert["exp_labels"]) == key for alert in each["exp_alerts"]
@@ -63,7 +68,7 @@ def _firing_times(case: dict[str, Any], key: tuple[str, str, str]) -> dict[int, 
 def test_cases(cases: Path, tmp_path: Path) -> None:
     """Labels and annotations are compared to the letter."""
     require("promtool")
-    result = run_cases(cases, tmp_path)
+    result = _run_cases(cases, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -121,3 +126,50 @@ def test_expected_maximum(ranks: int) -> None:
     exact = sum(width * x * ranks * normal.pdf(x) * normal.cdf(x) ** (ranks - 1) for x in points)
     formula = eval(EXPECTED_MAXIMUM.format(ranks=ranks), {"sqrt": math.sqrt, "ln": math.log})
     assert formula == pytest.approx(exact, rel=0.05)
+
+
+def _run_cases(cases: Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """`promtool test rules` on a file of cases, with only the rules that the cases use, directly or through
+    others: promtool evaluates each rule at each instant of each case. `directory` is for the files it reads.
+    """
+    content = yaml.safe_load(cases.read_text())
+    groups = [
+        group
+        for name in content["rule_files"]
+        for group in yaml.safe_load((cases.parent / name).read_text())["groups"]
+    ]
+    wanted = _reached(set(_asked(content)), [rule for group in groups for rule in group["rules"]])
+    kept = [
+        {**group, "rules": [each for each in group["rules"] if _name(each) in wanted]} for group in groups
+    ]
+    (directory / "rules.json").write_text(json.dumps({"groups": [group for group in kept if group["rules"]]}))
+    (directory / cases.name).write_text(json.dumps({**content, "rule_files": ["rules.json"]}))
+    command = ["promtool", "test", "rules", str(directory / cases.name)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _asked(content: Mapping[str, Any]) -> Iterator[str]:
+    """Alerts and series that the cases of a file ask for."""
+    for case in content["tests"]:
+        for each in case.get("alert_rule_test", ()):
+            yield each["alertname"]
+        for each in case.get("promql_expr_test", ()):
+            yield from _NAME.findall(each["expr"])
+
+
+def _reached(names: set[str], rules: list[Rule]) -> set[str]:
+    """The names, and those of all rules they are made of, as expressions and annotations mention them."""
+    mentioned: dict[str, set[str]] = {}
+    for rule in rules:
+        said = " ".join((rule["expr"], *rule.get("annotations", {}).values()))
+        mentioned.setdefault(_name(rule), set()).update(_NAME.findall(said))
+    reached: set[str] = set()
+    new = names & mentioned.keys()
+    while new:
+        reached |= new
+        new = {name for each in new for name in mentioned[each]} & mentioned.keys() - reached
+    return reached
+
+
+def _name(rule: Rule) -> str:
+    return str(rule.get("alert") or rule["record"])

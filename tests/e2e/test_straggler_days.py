@@ -21,12 +21,12 @@ pytestmark = pytest.mark.e2e
 
 NODE = "node-a"
 CONFIG = RuleConfig.for_demo()
-UNEVEN, JITTERY, STARVED, HEALTHY = "uneven-data", "jittery", "starved", "healthy"
+UNEQUAL, JITTERY, SLOW_DATA, HEALTHY = "unequal-batches", "jittery", "slow-data", "healthy"
 SLOW_STAGE, SLOW_NETWORK = "slow-stage", "slow-network"
 FAULTS: dict[str, tuple[str, ...]] = {
-    UNEVEN: ("unequal-batches:ratio=4",),
+    UNEQUAL: ("unequal-batches:ratio=4",),
     JITTERY: ("jitter:seconds=0.4,every=5",),
-    STARVED: ("slow-data:seconds=0.2",),
+    SLOW_DATA: ("slow-data:seconds=0.2",),
     HEALTHY: (),
 }
 """Of jobs of the trainer, by run."""
@@ -46,9 +46,9 @@ LARGER_MODEL = ("--width", "64")
 SLOW_BITS_PER_SECOND = 20_000_000
 """At which these gradients need a quarter of a second."""
 EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
-    UNEVEN: (Alert.UNEQUAL_BATCHES, {}),
+    UNEQUAL: (Alert.UNEQUAL_BATCHES, {}),
     JITTERY: (Alert.JITTER, {}),
-    STARVED: (Alert.SLOW_DATA_LOADING, {}),
+    SLOW_DATA: (Alert.SLOW_DATA_LOADING, {}),
     SLOW_STAGE: (Alert.SLOW_STAGE, {"stage": str(HEAVY_STAGE)}),
     SLOW_NETWORK: (Alert.NETWORK_DEGRADED, {"group": "default_pg", "operation": "all_reduce"}),
 }
@@ -90,7 +90,7 @@ def test_a_network_that_has_become_slow_raises_its_alert(slow_network: Monitored
     assert f"0-{NETWORK_RANKS - 1} (medium, " in alert.annotations["description"]
 
 
-@pytest.mark.parametrize("run", [UNEVEN, JITTERY, STARVED, SLOW_STAGE])
+@pytest.mark.parametrize("run", [UNEQUAL, JITTERY, SLOW_DATA, SLOW_STAGE])
 def test_what_slows_a_run_down_raises_its_alert(run: str, system: MonitoredSystem) -> None:
     """With the labels it must have and no others, and with complete annotations."""
     _the_alert(system, run)
@@ -110,7 +110,7 @@ def _the_alert(system: MonitoredSystem, run: str) -> DeliveredAlert:
 
 def test_no_rank_is_named_and_nothing_else_is_raised(system: MonitoredSystem) -> None:
     """No straggler in any of these runs, no second cause, and not a word of the healthy run beside them."""
-    for run in (UNEVEN, JITTERY, STARVED, SLOW_STAGE):
+    for run in (UNEQUAL, JITTERY, SLOW_DATA, SLOW_STAGE):
         name, labels = EXPECTED[run]
         system.alert(run, name, **labels)
     expected = {(run, str(name)) for run, (name, _) in EXPECTED.items()}
