@@ -1,7 +1,7 @@
 """Tells the present attempt of a run from an earlier one, for all who judge a run by its ranks.
 
 The black box of a rank that ended is kept for a while. After a restart of the run the rank may live on
-another node, or be in no world any more, and its box here still shows it as lost.
+another node, or the world may be smaller, and its box here still shows it as lost.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOST_START_SECONDS = 1800.0
-"""No process group waits longer for its ranks: PyTorch's default timeout of gloo, the longer one of the two.
-"""
+"""No process group waits longer for its ranks: PyTorch's default timeout of gloo; NCCL's is shorter."""
 
 
 class Lifetime(NamedTuple):

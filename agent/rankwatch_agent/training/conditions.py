@@ -1,5 +1,4 @@
-"""How the ranks of this node are, and which runs look stuck: written by the collector `ranks`, read by
-others.
+"""The condition of each rank of this node, and which runs look stuck: the collector `ranks` updates it.
 
 A rank is suspect once it went without progress for half of what its own history allows (see `timeouts`). All
 ranks of a run are suspect once one of them is lost. This is early on purpose: flight recorders and stacks

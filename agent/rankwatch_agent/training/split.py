@@ -4,10 +4,10 @@ This is the one splitter: the agent sums its parts while a run goes on, and the 
 operations from them. A step's *communication* is the time the training thread was blocked in collectives:
 
 - A blocking collective blocks from its enqueue to its completion. One that a thread was seen to wait for
-blocks from the beginning of the wait. - Other asynchronous ones, such as the gradient buckets of DDP, run
-under the backward pass. Within one phase the thread is taken to be blocked from the last enqueue (nothing is
-left to compute) to the last completion, at most to the end of the phase; outside of phases, to the start of
-the next one.
+  blocks from the beginning of the wait.
+- Other asynchronous ones, such as the gradient buckets of DDP, run under the backward pass. Within one phase
+  the thread is taken to be blocked from the last enqueue (nothing is left to compute) to the last completion,
+  at most to the end of the phase; outside of phases, to the start of the next one.
 
 The rest is the rank's own work. It names a straggler; the step's duration names nobody, because collectives
 equalise it over the ranks.
@@ -39,8 +39,9 @@ _COMPLETED = itemgetter(1)
 def split_step(
     start: float, end: float, phases: Sequence[Interval], collectives: Sequence[Collective]
 ) -> tuple[dict[str, float], list[float]]:
-    """Seconds by phase, `communication` and `other` included, which sum to `end - start`; and the own seconds
-    of every single phase.
+    """Seconds by phase, which sum to `end - start`, and the own seconds of every single phase.
+
+    The first include `communication` and `other`.
 
     phases: in the order of their ends, each within the step; they nest or follow one another.
     collectives: enqueued within the step.
