@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import Any
 
-from rankwatch.conventions import METRICS, RECORDS
+from rankwatch.conventions import METRICS, RECORDED_SERIES
 from rankwatch.settings import SentenceParser, field_help, flag_name
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, ENVIRONMENT_PREFIX, AgentConfig
 
@@ -36,9 +36,9 @@ def _metrics() -> Iterator[str]:
         yield f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.help} |"
     yield from ("", "## Written by the recording rules", "", "| series | labels | meaning |")
     yield "| --- | --- | --- |"
-    for record in RECORDS:
-        labels = ", ".join(f"`{label}`" for label in record.labels)
-        yield f"| `{record.name}` | {labels} | {record.help} |"
+    for recorded in RECORDED_SERIES:
+        labels = ", ".join(f"`{label}`" for label in recorded.labels)
+        yield f"| `{recorded.name}` | {labels} | {recorded.help} |"
 
 
 def _settings() -> Iterator[str]:

@@ -5,10 +5,10 @@ fails on any that does not come from here. Importing it costs nothing: no depend
 """
 
 from rankwatch.conventions import environment
-from rankwatch.conventions.declaration import Kind, Metric, Record
+from rankwatch.conventions.declaration import Kind, Metric, RecordedSeries
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
-from rankwatch.conventions.records import RECORDS, record
+from rankwatch.conventions.recorded import RECORDED_SERIES
 from rankwatch.conventions.vocabulary import (
     CHECKPOINT_OPERATIONS,
     COMMUNICATION,
@@ -33,9 +33,8 @@ __all__ = [
     "Metric",
     "METRICS",
     "metric",
-    "Record",
-    "RECORDS",
-    "record",
+    "RecordedSeries",
+    "RECORDED_SERIES",
     "Cause",
     "SlowPhase",
     "PHASES",

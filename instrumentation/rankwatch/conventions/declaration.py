@@ -33,7 +33,7 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RecordedSeries:
     """One recorded series: the only place its name, labels and help are written."""
 
     name: str
@@ -57,6 +57,6 @@ def info(name: str, labels: tuple[Label, ...], text: str) -> Metric:
     return Metric(name=name, kind=Kind.INFO, unit="1", labels=labels, help=text)
 
 
-def recorded(name: str, labels: tuple[Label, ...], text: str) -> Record:
+def recorded(name: str, labels: tuple[Label, ...], text: str) -> RecordedSeries:
     """The declaration of a recorded series."""
-    return Record(name=name, labels=labels, help=text)
+    return RecordedSeries(name=name, labels=labels, help=text)

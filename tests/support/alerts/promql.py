@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import promql_parser
 
-from rankwatch.conventions import METRICS, Kind, Label
-from rankwatch.conventions.records import RECORDS
+from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind, Label
 
 _EVERYWHERE = frozenset({str(Label.CLUSTER), str(Label.NODE), "job", "instance"})
 _LABELS: dict[str, frozenset[str]] = {
@@ -19,7 +18,7 @@ _LABELS: dict[str, frozenset[str]] = {
         if each.kind is Kind.HISTOGRAM
         for suffix in ("_bucket", "_sum", "_count")
     },
-    **{each.name: frozenset(map(str, each.labels)) for each in RECORDS},
+    **{each.name: frozenset(map(str, each.labels)) for each in RECORDED_SERIES},
     "up": frozenset({"job", "instance", str(Label.CLUSTER)}),
     "ALERTS": frozenset({"alertname", "alertstate", *map(str, Label)}),
 }

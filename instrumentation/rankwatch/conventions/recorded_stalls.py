@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.declaration import Record, recorded
+from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
 
 _RUN = (Label.CLUSTER, Label.RUN)
@@ -10,7 +10,7 @@ _RANK = (*_RUN, Label.RANK, Label.NODE)
 _GROUP = (Label.GROUP, Label.MEMBERS)
 _MEMBER = (*_RANK, *_GROUP)
 
-STALL_RECORDS: tuple[Record, ...] = (
+RECORDED_STALLS: tuple[RecordedSeries, ...] = (
     recorded(
         "run:rankwatch_stall_seconds:max",
         _RUN,

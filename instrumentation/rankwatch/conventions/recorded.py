@@ -6,9 +6,9 @@ it comes from, the operations what was done, the last one first in time.
 
 from __future__ import annotations
 
-from rankwatch.conventions.declaration import Record, recorded
+from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
-from rankwatch.conventions.stall_records import STALL_RECORDS
+from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
 
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
@@ -316,9 +316,9 @@ _COLLECTIVES = (
     ),
 )
 
-RECORDS: tuple[Record, ...] = (
+RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_PROGRESS,
-    *STALL_RECORDS,
+    *RECORDED_STALLS,
     *_STEPS,
     *_STRAGGLERS,
     *_PHASES,
@@ -329,10 +329,3 @@ RECORDS: tuple[Record, ...] = (
     *_NETWORK,
     *_COLLECTIVES,
 )
-
-_BY_NAME = {each.name: each for each in RECORDS}
-
-
-def record(name: str) -> Record:
-    """The declaration of a recorded series; raises KeyError for a name that is not declared."""
-    return _BY_NAME[name]
