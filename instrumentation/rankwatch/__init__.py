@@ -9,8 +9,9 @@
                 loss = model(batch)
             ...
 
-It needs nothing but Python's standard library, and torch where torch is there. Nothing in here takes
-a lock, talks to a network, synchronises a device or raises on the training thread.
+It needs only Python's standard library and uses torch if the process has imported it. On the training thread
+it takes no lock, uses no network, synchronises no device and raises nothing but UsageError for wrong calls
+before the first step has ended.
 """
 
 from rankwatch.disabled import DisabledRun

@@ -1,4 +1,4 @@
-"""The wait for a batch, and the data loader with that wait timed."""
+"""The wait for a batch, and a data loader that times it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class BatchWait(AbstractContextManager[None]):
-    """Phase `data_wait`: outside of a step it belongs to the step that follows."""
+    """Phase `data_wait`. Outside a step it belongs to the following step."""
 
     __slots__ = ("_began", "_enter", "_exit", "_steps")
 
@@ -37,7 +37,7 @@ class BatchWait(AbstractContextManager[None]):
 
 
 class Batches(Generic[T]):
-    """Iterates a loader and times the wait for each batch."""
+    """Iterates over a loader and times the wait for each batch."""
 
     def __init__(self, loader: Iterable[T], wait: AbstractContextManager[None]) -> None:
         self.loader = loader
@@ -52,8 +52,11 @@ class Batches(Generic[T]):
 
 
 class _TimedIterator(Iterator[T]):
-    """No generator: that would keep each batch alive until the next, and end for good at an exception
-    of the loader, where the loader itself might go on."""
+    """Iterator that times each `next`.
+
+    A generator would not do: it keeps each batch alive until the next one, and an exception of the loader
+    ends it for good, although the loader itself may continue.
+    """
 
     __slots__ = ("_iterator", "_wait")
 

@@ -1,4 +1,4 @@
-"""Checkpoint operations: save, verify, load, each with its stages."""
+"""Checkpoint operations (save, verify, load) and their stages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Stage(AbstractContextManager[None]):
         self._began = time.monotonic()
 
     def begin(self) -> Stage:
-        """The stage begins."""
+        """Begin the stage."""
         self._began = time.monotonic()
         return self
 
     def end(self, *, failed: bool = False) -> None:
-        """The stage ends."""
+        """End the stage and record it."""
         self._operation.record_stage(self._name, self._began, failed=failed)
 
     def __enter__(self) -> None:
@@ -41,10 +41,10 @@ class Stage(AbstractContextManager[None]):
 
 
 class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
-    """One save, verify or load. An exception marks it failed and goes on its way.
+    """One save, verify or load. An exception marks it failed and propagates.
 
-    On the training thread it is also phase `checkpoint`; on another thread (asynchronous
-    checkpoints) it does not touch the phases of the step.
+    On the training thread it is also phase `checkpoint`. On another thread (asynchronous checkpoints) it
+    does not affect the phases of the step.
     """
 
     def __init__(self, writer: Writer, failures: Failures, phase: Span, name: str, step: int) -> None:
@@ -55,12 +55,12 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self.name = name
         self.step = step
         self.bytes = 0
-        """Size of the checkpoint, set by whoever knows it."""
+        """Size of the checkpoint, set by the caller."""
         self._failed = False
         self._began = 0.0
 
     def stage(self, name: str) -> Stage:
-        """A stage, as a context manager."""
+        """Return a stage, to be used as a context manager."""
         return Stage(self, name)
 
     def failed(self, reason: str) -> None:
@@ -70,17 +70,17 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
 
     @guarded("record a stage of a checkpoint")
     def record_stage(self, name: str, began: float, *, failed: bool) -> None:
-        """Write the record of a stage that began at `began` and ends now."""
+        """Record a stage that began at `began`, on the monotonic clock, and ends now."""
         self._write(self._writer.name_number(name), began, time.monotonic(), failed)
 
     def begin(self) -> CheckpointOperation:
-        """The operation begins."""
+        """Begin the operation."""
         self._phase.__enter__()
         self._began = time.monotonic()
         return self
 
     def end(self, *, failed: bool = False) -> None:
-        """The operation ends."""
+        """End the operation and record it."""
         self._finish(self._failed or failed)
         self._phase.__exit__(None, None, None)
 

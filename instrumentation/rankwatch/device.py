@@ -1,8 +1,8 @@
-"""Phases on the GPU's own clock: CUDA events, recorded as the phase passes and read steps later.
+"""Phases on the GPU's clock, by CUDA events that are recorded during the phase and read some steps later.
 
-A phase on the host ends when the work is enqueued, not when it is done; the events say how long the
-GPU took. The moment the compute stream reached the last collective of the phase (its *arrival*)
-splits that into the rank's own work and what came after, which waits for other ranks.
+On the host a phase ends when its work is enqueued, not when it is done. The events show how long the GPU
+took. The *arrival* is the moment when the compute stream reached the last collective of the phase. The time
+before it is the rank's own work; the time after it includes waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Pending(NamedTuple):
 
 
 class DevicePhases:
-    """CUDA events of the phases of one run; at most 512 phases wait for the GPU, older ones are dropped."""
+    """CUDA events of the phases of one run. At most 512 phases wait for the GPU; older ones are dropped."""
 
     def __init__(self, writer: Writer, steps: Steps, failures: Failures, new_event: Any) -> None:
         self._writer = writer
@@ -42,20 +42,22 @@ class DevicePhases:
         self._free: list[Any] = []
         self._pending: deque[_Pending] = deque(maxlen=_MAX_PENDING)
         self.open: DeviceSpan | None = None
-        """Innermost open phase."""
+        """The innermost open phase."""
 
     def span(self, host: Span, number: int) -> DeviceSpan:
-        """A phase that is timed on host and GPU."""
+        """Return a phase that is timed on the host and on the GPU."""
         return DeviceSpan(self, host, number)
 
     def arrive(self) -> None:
-        """A collective is about to be enqueued on the current stream."""
+        """Note that a collective is about to be enqueued on the current stream."""
         if self.open is not None:
             self.open.arrive()
 
     def event(self) -> Any:
-        """An event recorded on the current stream; events are used again. None where CUDA refuses:
-        after an error on the GPU, or in a forked child."""
+        """Return an event, new or reused, recorded on the current stream.
+
+        None if CUDA refuses it: after an error on the GPU, or in a forked child.
+        """
         try:
             event = self._free.pop() if self._free else self._new_event()
             event.record()
@@ -65,7 +67,7 @@ class DevicePhases:
         return event
 
     def close(self, number: int, began: Any, arrived: Any) -> None:
-        """Keep the phase until the GPU has passed its end."""
+        """Record the end of the phase on the stream and keep its events until the GPU has passed it."""
         ended = self.event()
         if began is not None and ended is not None:
             self._pending.append(
@@ -73,13 +75,13 @@ class DevicePhases:
             )
 
     def resolve(self) -> None:
-        """Record the phases that the GPU has finished; never waits."""
+        """Record the phases that the GPU has finished. Never waits."""
         pending = self._pending
         while pending:
             try:
                 if not pending[0].ended.query():
                     return
-            except Exception:  # one recorded while a graph was captured: it must not keep back the others
+            except Exception:  # recorded while a CUDA graph was captured; it must not block the others
                 pending.popleft()
                 raise
             number, step, moment, began, arrived, ended = pending.popleft()
@@ -92,7 +94,7 @@ class DevicePhases:
 
 
 class DeviceSpan:
-    """One phase, timed on host and GPU."""
+    """One phase, timed on the host and on the GPU."""
 
     __slots__ = ("_arrived", "_began", "_host", "_number", "_outer", "_phases")
 
@@ -105,7 +107,7 @@ class DeviceSpan:
         self._arrived: Any = None
 
     def arrive(self) -> None:
-        """Remember this point of the current stream; a later one replaces it."""
+        """Remember this point of the current stream. A later call replaces it."""
         if self._arrived is None:
             self._arrived = self._phases.event()
         else:
@@ -128,7 +130,7 @@ class DeviceSpan:
 
 
 def cuda_event_factory() -> Any:
-    """A maker of CUDA timing events, or None where torch is not loaded or sees no GPU."""
+    """Return a function that creates CUDA timing events; None if torch is not loaded or sees no GPU."""
     import sys
 
     torch: Any = sys.modules.get("torch")

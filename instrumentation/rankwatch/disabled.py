@@ -1,4 +1,4 @@
-"""The run object of a process that is not recorded: the same calls, no effect."""
+"""The run object of a process that is not recorded. It has the methods of `Run`, without effect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DisabledOperation(AbstractContextManager["DisabledOperation"]):
         self.bytes = 0
 
     def stage(self, name: str) -> DisabledStage:
-        """Does nothing; so do all the others."""
+        """Does nothing, like all methods here."""
         return DisabledStage()
 
     def begin(self) -> DisabledOperation:
@@ -53,12 +53,12 @@ class DisabledOperation(AbstractContextManager["DisabledOperation"]):
 
 
 class DisabledRun:
-    """Takes every call of `Run` and records nothing."""
+    """Accepts every call of `Run` and records nothing."""
 
     identity = Identity(run="disabled")
 
     def step(self, number: int | None = None) -> NullSpan:
-        """Does nothing; so do all the others."""
+        """Does nothing, like all methods here."""
         return _NULL
 
     def phase(self, name: str) -> NullSpan:

@@ -1,10 +1,10 @@
 """The errors of the instrumentation, all of them:
 
 RankwatchError
-├── UsageError         the API was called in a wrong way; raised until the first step has ended
+├── UsageError         the API was used wrongly; raised until the first step has ended
 ├── IdentityError      run, rank or world size could not be found
 ├── BlackBoxError      a black box could not be created or read
-│   └── (reason)       a short word for counting: truncated, version, ...
+│   └── (reason)       one word for a metric's label: truncated, version, ...
 └── SettingError       a flag, an environment variable or a configuration file cannot be used
     └── FieldError     the value of one field cannot be used (rankwatch.settings)
 """
@@ -17,11 +17,11 @@ class RankwatchError(Exception):
 
 
 class UsageError(RankwatchError):
-    """The API was called in a wrong way."""
+    """The API was used wrongly."""
 
 
 class IdentityError(RankwatchError):
-    """Run, rank or world size could not be found, or do not fit together."""
+    """Run, rank or world size could not be found, or contradict each other."""
 
 
 class BlackBoxError(RankwatchError):
@@ -30,11 +30,11 @@ class BlackBoxError(RankwatchError):
     def __init__(self, message: str, *, reason: str = "unreadable") -> None:
         super().__init__(message)
         self.reason = reason
-        """One word of a small fixed set, fit for a metric's label."""
+        """One word of a small fixed set, suitable as the label of a metric."""
 
 
 class SettingError(RankwatchError):
     """A flag, an environment variable or a configuration file of one of our programs cannot be used.
 
-    The message is one sentence for the user. It never reaches training, which reads no such settings.
+    The message is one sentence for the user. Training reads no such settings and never sees this error.
     """

@@ -1,6 +1,6 @@
 """PyTorch's flight recorder, served on a unix socket by PyTorch's own worker server.
 
-The server is a C++ thread: it answers while Python hangs. The agent asks it; nothing is pushed.
+The server runs on a C++ thread, so it answers even while Python hangs. The agent pulls; nothing is pushed.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ _CLOSE_SECONDS = 2.0
 
 
 def reserve_entries(env: MutableMapping[str, str], *, of_all_backends: bool) -> None:
-    """Ask for a ring of 2,000 entries (the usual advice) unless somebody has asked for another size.
+    """Set the size of the ring to 2,000 entries, as is usually advised, unless the user has set a size.
 
-    of_all_backends: whether this torch has the recorder of all backends. An older one has NCCL's alone,
-    which knows the variable by its older name only; a newer one takes that too, but warns of it.
+    of_all_backends: True if the recorder of this torch covers all backends. An older torch records NCCL only
+    and reads only the older name of the variable. A newer torch reads that name too, but warns about it.
     """
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:
         env.setdefault("TORCH_FR_BUFFER_SIZE" if of_all_backends else "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
 
 
 def records_all_backends() -> bool:
-    """Whether this torch's flight recorder is that of all backends, gloo's too: torch 2.8 and later."""
+    """True if the flight recorder of this torch covers all backends, gloo included: torch 2.8 and later."""
     import torch._C._distributed_c10d as c10d
 
     return hasattr(c10d, "_dump_fr_trace_json")
 
 
-def ask_for_timing(env: MutableMapping[str, str]) -> None:
-    """Ask NCCL's process groups to time their collectives: without it the flight recorder tells neither
-    when one started nor how long it took. They read this once, when they are made.
+def enable_nccl_timing(env: MutableMapping[str, str]) -> None:
+    """Make NCCL's process groups time their collectives. They read the variable once, on creation.
 
-    Not with one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron sets it): there the events of
-    the timing end the overlap of communication and computation (pytorch/pytorch#143890). Not where the
-    user has decided, by PyTorch's own variable or by RANKWATCH_NCCL_TIMING=0.
+    Without timing the flight recorder shows neither when a collective started nor how long it took.
+
+    Timing stays off with a single hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1, as Megatron sets it),
+    because its events would end the overlap of communication and computation (pytorch/pytorch#143890). It
+    also stays as the user has set it, by PyTorch's own variable or by RANKWATCH_NCCL_TIMING=0.
     """
     wanted = env.get(environment.NCCL_TIMING, "1").lower() not in environment.OFF
     decided = "NCCL_ENABLE_TIMING" in env  # the older name
@@ -51,7 +52,7 @@ def ask_for_timing(env: MutableMapping[str, str]) -> None:
 
 
 class FlightRecorderServer:
-    """A running worker server; raises RuntimeError or OSError where there can be none."""
+    """A running worker server. Raises RuntimeError or OSError if it cannot be started."""
 
     def __init__(self, path: Path) -> None:
         from torch._C._distributed_c10d import _WorkerServer
@@ -61,19 +62,19 @@ class FlightRecorderServer:
         path.unlink(missing_ok=True)
         self._path = path
         self._server = _WorkerServer(str(path))
-        # Never destroyed: its destructor ends the process where its thread still runs, as in a fork.
+        # Never destroyed: its destructor ends the process if its thread was not joined, as in a forked child.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
 
     def close(self) -> None:
-        """End the server, but wait for that at most two seconds: the trainer wants to leave."""
+        """Stop the server, and wait at most two seconds for it, so that the trainer can exit."""
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
         self._path.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        # A shutdown that comes before the server's thread accepts is lost, and then never returns
-        # (torch 2.13): so have one request answered first.
+        # A shutdown before the server's thread accepts is lost and never returns (torch 2.13). So one
+        # request must be answered first.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_CLOSE_SECONDS)
             try:

@@ -1,7 +1,7 @@
-"""Who this process is: run id, rank, world size, local rank and host.
+"""The identity of this process: run id, rank, world size, local rank and host.
 
-Explicit arguments win, then torchrun's environment, then SLURM's; with none of them the process
-is rank 0 of 1. Nothing here talks to another process: every rank must come to the same run id alone.
+Explicit arguments come first, then the environment of torchrun, then that of SLURM. Without any of them the
+process is rank 0 of 1. Every rank derives the same run id by itself, without communication.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Identity:
     """One rank of one run."""
 
     run: str
-    """Run id, the same on all ranks; safe as a directory name, at most 100 bytes."""
+    """Run id, the same on all ranks. A safe directory name of at most 100 bytes."""
     rank: int = 0
     """Global rank, 0 <= rank < world_size."""
     world_size: int = 1
     local_rank: int = 0
-    """Rank within the node; by custom the index of the GPU."""
+    """Rank within the node; usually the index of the GPU."""
     host: str = ""
     coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Place in each parallel dimension: name -> (index, size), e.g. {"dp": (3, 8), "pp": (0, 2)}."""
+    """Position in each parallel dimension: name -> (index, size), e.g. {"dp": (3, 8), "pp": (0, 2)}."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -56,7 +56,7 @@ def find_identity(
     host: str | None = None,
     coordinates: Mapping[str, tuple[int, int]] | None = None,
 ) -> Identity:
-    """The identity of this process; raises IdentityError where what is given does not fit together."""
+    """Return the identity of this process. Raises IdentityError if the values contradict each other."""
     found_rank = _first(rank, env, "RANK", "SLURM_PROCID", default=0)
     return Identity(
         run=_safe(run or _find_run(env)),
@@ -84,7 +84,7 @@ def _find_run(env: Mapping[str, str]) -> str:
     if run := env.get(environment.RUN):
         return run
     run = env.get("TORCHELASTIC_RUN_ID", "")
-    if run and run != "none":  # "none" is what torchrun says without --rdzv-id
+    if run and run != "none":  # torchrun without --rdzv-id sets "none"
         return run
     if slurm := env.get("SLURM_JOB_ID"):
         return f"slurm-{slurm}"
@@ -95,7 +95,7 @@ def _find_run(env: Mapping[str, str]) -> str:
 
 
 def _script() -> str:
-    """What was started: the module of `python -m`, else the file."""
+    """Name of the program: the module of `python -m`, else the file."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
@@ -103,8 +103,8 @@ def _script() -> str:
 
 
 def _safe(run: str) -> str:
-    """The run id as one path component that is also fit to read on a page."""
+    """Return the run id as one path component that is printable everywhere."""
     name = _UNSAFE.sub("_", run)[:_RUN_BYTES].lstrip(".")
     if not name:
-        raise IdentityError(f"run id {run!r} holds no usable character")
+        raise IdentityError(f"run id {run!r} has no usable character")
     return name

@@ -1,7 +1,7 @@
-"""The global ranks of a process group in a few characters, the same on all of its ranks.
+"""The global ranks of a process group as a short text, the same on all of its ranks.
 
-PyTorch gives all groups of one mesh dimension one name (`mesh_tp`): only name and members together
-tell two groups apart.
+PyTorch gives all groups of one mesh dimension the same name (`mesh_tp`). Only the name and the members
+together identify a group.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _HASH_CHARACTERS = 8
 
 
 def members_text(ranks: Sequence[int]) -> str:
-    """`0-3`, `0-12/4` (every fourth), `0,3,7`; several such parts are joined by commas.
+    """Return the ranks as `0-3`, `0-12/4` (every fourth) or `0,3,7`. Commas join several such parts.
 
-    Past MOST_CHARACTERS the text is cut, and a hash of the whole keeps it apart from others.
+    A text longer than MOST_CHARACTERS is cut and ends with a hash of the whole text, so that it stays unique.
     """
     parts: list[str] = []
     ordered = sorted(set(ranks))
@@ -33,7 +33,8 @@ def members_text(ranks: Sequence[int]) -> str:
 
 
 def _end_of_run(ordered: Sequence[int], start: int) -> int:
-    """End of the longest run of equal distances from `start` on; two ranks are no run unless neighbours."""
+    """End of the longest run of equally spaced ranks from `start` on. Two ranks are a run only if
+    adjacent."""
     end = start + 1
     if end < len(ordered):
         stride = ordered[end] - ordered[start]

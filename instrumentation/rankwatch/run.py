@@ -28,15 +28,15 @@ _WORK = RecordKind.WORK
 
 
 class Run:
-    """One rank of a run, from `rankwatch.start` to `finish`. Phases and steps belong to the training thread.
+    """One rank of a run, from `rankwatch.start` to `finish`. Only the training thread calls phases and steps.
 
-    As a context manager it says `finished` at the end of the block, or `failed` with the type of the
-    exception, which goes on its way.
+    As a context manager it records `finished` at the end of the block. If an exception ends the block, it
+    records `failed` with the type of the exception, and the exception propagates.
     """
 
     phase: Callable[[str], AbstractContextManager[None]]
-    """`with run.phase("forward"):` times a phase. Phases may nest, each inside another; the time of
-    the inner one is taken out of the outer one's."""
+    """`with run.phase("forward"):` times a phase. A phase may contain another phase; the time of the inner
+    phase does not count for the outer one."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Run:
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
         self._ended = False
-        # Bounded, for calls of `begin_phase` that `end_phase` never follows.
+        # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
         self._closers: list[Callable[[], object]] = []
         self.device = (
             DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
         )
-        """Timing on the GPU's clock, where there is a GPU."""
+        """Timing on the GPU's clock; None without a GPU."""
         self._resolvers: list[Callable[[], None]] = [self._scalars.resolve]
         if self.device is not None:
             self._resolvers.append(self.device.resolve)
@@ -72,22 +72,22 @@ class Run:
         self._wait = BatchWait(self._spans[DATA_WAIT], self._steps)
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
-        self._steps.resolve_with(self._resolve)
+        self._steps.call_after_each(self._resolve)
         for reserved in (*Lifecycle, *CHECKPOINT_OPERATIONS, LOSS):
-            writer.name_number(reserved)  # while there is room: a full table must not swallow the last words
+            writer.name_number(reserved)  # reserved now: a full table of names must not hide the final state
         self._lifecycle(Lifecycle.STARTED)
 
     # -- steps and phases -------------------------------------------------------------------------
 
     def step(self, number: int | None = None) -> AbstractContextManager[None]:
-        """`with run.step():` is one training step, from the wait for its batch to the optimizer.
+        """`with run.step():` records one training step, from the wait for its batch to the optimizer.
 
-        Without a number it is the one after the last. Raises UsageError inside another step.
+        Without a number it is the one after the last step. Raises UsageError inside another step.
         """
         return self._steps.number(number)
 
     def begin_step(self, number: int | None = None) -> None:
-        """`step` as a plain call; `end_step` ends it."""
+        """Begin a step, as `step` does. `end_step` ends it."""
         self._steps.begin(number)
 
     def end_step(self) -> None:
@@ -95,31 +95,31 @@ class Run:
         self._steps.end()
 
     def begin_phase(self, name: str) -> None:
-        """`phase` as a plain call; `end_phase` ends it."""
+        """Begin a phase, as `phase` does. `end_phase` ends it."""
         span = self._spans[name]
         self._open_calls.append((name, span))
         span.__enter__()
 
     def end_phase(self, name: str) -> None:
-        """End the phase that `begin_phase` began last; it must be the one named."""
+        """End the phase that `begin_phase` began last. Its name must be `name`."""
         if not self._open_calls or self._open_calls[-1][0] != name:
             last = self._open_calls[-1][0] if self._open_calls else "none"
-            self._failures.misuse(f"phase {name!r} is not the one begun last ({last})")
+            self._failures.misuse(f"phase {name!r} is not the phase that began last ({last})")
             return
         self._open_calls.pop()[1].__exit__(None, None, None)
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
-        """Iterate a data loader; the wait for each batch is phase `data_wait` of the step that follows."""
+        """Iterate over a data loader. The wait for each batch is phase `data_wait` of the following step."""
         return Batches(loader, self._wait)
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """`with run.evaluation():`, inside a step or between two."""
+        """`with run.evaluation():` times an evaluation, inside a step or between two steps."""
         self._steps.waiting_since(0.0)
         return self.phase("evaluation")
 
     # -- what the step did ------------------------------------------------------------------------
 
-    # These two catch on their own what `guarded` would: one frame less, in every step.
+    # These two methods catch errors themselves instead of by `guarded`: it saves a frame in every step.
 
     def scalar(self, name: str, value: object) -> None:
         """Record a value of this step: a number, or a tensor with one element on the CPU or a CUDA device."""
@@ -139,14 +139,14 @@ class Run:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(self, operation: str, *, step: int | None = None) -> CheckpointOperation:
-        """`with run.checkpoint("save") as operation:`, likewise `verify` and `load`.
+        """`with run.checkpoint("save") as operation:` records a checkpoint operation: save, verify or load.
 
-        `with operation.stage("write"):` times a stage; set `operation.bytes`. Both have `begin` and
-        `end` as plain calls.
+        `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
+        Operation and stage can also be used by plain calls of `begin` and `end`.
         """
         if operation not in CHECKPOINT_OPERATIONS:
             self._failures.misuse(
-                f"checkpoint operation {operation!r} is none of {', '.join(CHECKPOINT_OPERATIONS)}"
+                f"checkpoint operation {operation!r} is not one of {', '.join(CHECKPOINT_OPERATIONS)}"
             )
         if threading.current_thread() is threading.main_thread():
             self._steps.waiting_since(0.0)
@@ -157,23 +157,24 @@ class Run:
 
     @guarded("record a resume")
     def resumed(self, step: int) -> None:
-        """The run goes on from a checkpoint of this step; the next step without a number is `step + 1`."""
+        """Record that the run continues from a checkpoint of this step. The next step is `step + 1`, unless
+        it is given a number."""
         self._steps.resume(step)
         self._lifecycle(Lifecycle.RESUMED)
 
     @guarded("record a preemption")
     def preempted(self) -> None:
-        """The scheduler takes the machine away; the run ends here and goes on elsewhere."""
+        """Record that the scheduler takes the machine away. The run ends here and continues elsewhere."""
         self._end(Lifecycle.PREEMPTED)
 
     @guarded("record the end")
     def finish(self) -> None:
-        """The run reached its end."""
+        """Record that the run has reached its end."""
         self._end(Lifecycle.FINISHED)
 
     @guarded("record a failure")
     def fail(self, error: BaseException | type[BaseException]) -> None:
-        """The run ends by this exception."""
+        """Record that this exception ends the run."""
         kind = error if isinstance(error, type) else type(error)
         self._end(Lifecycle.FAILED, kind.__qualname__)
 
@@ -189,23 +190,23 @@ class Run:
             self.fail(kind)
 
     def when_ended(self, close: Callable[[], object]) -> None:
-        """Have `close` called when the run ends."""
+        """Call `close` when the run ends."""
         self._closers.append(close)
 
     def after_steps(self, resolve: Callable[[], None]) -> None:
-        """Have `resolve` called after each step and at the end, for what the GPU did not tell before."""
+        """Call `resolve` after each step and at the end, for values that the GPU delivers late."""
         self._resolvers.append(resolve)
 
     @guarded("record the end")
     def exited(self, error: type[BaseException] | None, /) -> None:
-        """The interpreter ends; says so unless the loop has said more."""
+        """Record that the interpreter exits, unless the end of the run is recorded already."""
         if error is None:
             self._end(Lifecycle.EXITED)
         else:
             self._end(Lifecycle.FAILED, error.__qualname__)
 
     def silence(self) -> None:
-        """Go on without a black box: this process is a forked child, not the rank."""
+        """Stop writing to the black box, because this process is a forked child and not the rank."""
         self._ended = True
         self._writer.detach()
         for follow in self._followers:
@@ -221,13 +222,13 @@ class Run:
             try:
                 close()
             except Exception as error:  # noqa: BLE001 - the others must still be closed
-                self._failures.note("take a hook out", error)
+                self._failures.note("remove a hook", error)
 
     def _resolve(self) -> None:
         for resolve in self._resolvers:
             try:
                 resolve()
-            except Exception as error:  # noqa: BLE001 - reached from `end_step`, which must not fail
+            except Exception as error:  # noqa: BLE001 - `end_step` calls this and must not fail
                 self._failures.note("read values from the GPU", error)
 
     def _lifecycle(self, event: Lifecycle, detail: str = "") -> None:
@@ -241,12 +242,14 @@ class Run:
 
 
 class _Phases(dict[str, Any]):
-    """Name of a phase -> its span. A name nobody declared is told, and its time becomes `other`."""
+    """Name of a phase -> its span. An undeclared name is reported, and its time counts as `other`."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
 
     def __missing__(self, name: str) -> Any:
         known = ", ".join(self)
-        self._failures.misuse(f"phase {name!r} is none of {known}; declare it: start(phases=({name!r},))")
+        self._failures.misuse(
+            f"phase {name!r} is not one of {known}; declare it with start(phases=({name!r},))"
+        )
         return NullSpan()

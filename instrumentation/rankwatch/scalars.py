@@ -1,7 +1,7 @@
-"""Scalars of the training loop (loss, gradient norm, learning rate, anything) and amounts of work.
+"""Scalars of the training loop (loss, gradient norm, learning rate, ...) and amounts of work.
 
-A value on a GPU is never waited for: it is copied to pinned memory asynchronously and collected
-after a later step, when its event says that the copy is done.
+Nothing waits for a value on a GPU. The value is copied to pinned memory asynchronously and recorded after a
+later step, once a CUDA event shows that the copy is complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import LOSS
 
 _MAX_PENDING = 1024
-_LOSS_WORD = int(Now.LOSS)  # the members of an enum are slow keys
+_LOSS_WORD = int(Now.LOSS)  # members of an enum are slow keys
 _clock = time.monotonic
 
 
@@ -31,7 +31,7 @@ class _Pending(NamedTuple):
 
 
 class Scalars:
-    """Records scalars; holds those that a GPU has not delivered yet, at most 1,024 of them."""
+    """Records scalars. Holds at most 1,024 values that a GPU has not delivered yet; drops the oldest."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -40,35 +40,35 @@ class Scalars:
         self._works: tuple[dict[str, int], Any] = ({}, layout.WORK.pack_into)
 
     def record(self, name: str, value: Any, step: int, kind: RecordKind = RecordKind.SCALAR) -> None:
-        """Record a number, or a tensor with one element on the CPU or a CUDA device; as SCALAR or as WORK.
+        """Record a number, or a tensor with one element on the CPU or a CUDA device, as SCALAR or WORK.
 
-        Raises ValueError for a tensor elsewhere: to read it would wait for its device.
+        Raises ValueError for a tensor on another device, because reading it would wait for the device.
         """
         moment = _clock()
-        if type(value) is not float and not isinstance(value, (float, int)):  # `|` is made anew each time
-            if hasattr(value, "to_local"):  # a DTensor: this rank's own part, never a collective
+        if type(value) is not float and not isinstance(value, (float, int)):  # `float | int` costs an object
+            if hasattr(value, "to_local"):  # a DTensor: take this rank's part, without a collective
                 value = value.to_local()
             if getattr(value, "is_cuda", False):
                 self._pending.append(_copy_later(kind, name, value, step, moment))
                 return
             if not getattr(value, "is_cpu", True):
-                raise ValueError(f"it is on device {value.device}, which would have to be waited for")
-            item = getattr(value, "item", None)  # not by `float`: a tensor may still carry its graph
+                raise ValueError(f"it is on device {value.device}; reading it would wait for the device")
+            item = getattr(value, "item", None)  # `float` warns of a tensor that requires a gradient
             value = value if item is None else item()
         self._write(kind, name, float(value), step, moment)
 
     def resolve(self) -> None:
-        """Record what the GPU has delivered meanwhile; never waits."""
+        """Record what the GPU has delivered since. Never waits."""
         pending = self._pending
         while pending:
             try:
                 if not pending[0].copied.query():
                     return
-            except Exception:  # one that cannot be asked must not keep back those behind it
+            except Exception:  # an event that cannot be queried must not block the following ones
                 pending.popleft()
                 raise
             kind, name, step, moment, copy, _ = pending.popleft()
-            self._write(kind, name, float(copy), step, moment)  # in host memory by now: no synchronisation
+            self._write(kind, name, float(copy), step, moment)  # host memory: this synchronises nothing
 
     def _write(self, kind: RecordKind, name: str, value: float, step: int, moment: float) -> None:
         tags, pack = self._works if kind is RecordKind.WORK else self._scalars
@@ -82,7 +82,7 @@ class Scalars:
     def _tag(self, kind: RecordKind, name: str, tags: dict[str, int]) -> int:
         number = self._writer.name_number(name)
         tag = layout.tag(kind, number)
-        if number:  # else the table of names is full, and what is beyond it must not be kept
+        if number:  # 0: the table of names is full; `tags` must not grow without bound
             tags[name] = tag
         return tag
 

@@ -1,4 +1,4 @@
-"""`rankwatch.start`: finds out who this process is, opens its black box and installs the hooks."""
+"""`rankwatch.start`: identifies the rank, creates its black box and installs the hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import (
     FlightRecorderServer,
-    ask_for_timing,
+    enable_nccl_timing,
     records_all_backends,
     reserve_entries,
 )
@@ -47,22 +47,21 @@ def start(
     flight_recorder: bool = True,
     capacity: int = layout.DEFAULT_CAPACITY,
 ) -> Run | DisabledRun:
-    """Begin to record this rank. Call it after `import torch` and before `init_process_group`, once.
+    """Begin to record this rank. Call it once, after `import torch` and before `init_process_group`.
 
-    run, rank, world_size, local_rank, host: found in the environment of torchrun or SLURM where left
-        out; without a distributed job this is rank 0 of 1.
-    coordinates: place in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
-    target_steps: steps the run wants to reach, for progress and time to completion.
-    gpu: UUID of the GPU this rank works on, as `nvidia-smi -L` prints it; asked of torch where left out.
+    run, rank, world_size, local_rank, host: the defaults come from the environment of torchrun or SLURM.
+        Without a distributed job the process is rank 0 of 1.
+    coordinates: the rank's position in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
+    target_steps: the number of steps the run is to reach, for progress and time to completion.
+    gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
     collectives: record collectives (needs torch; gloo on CPU, arrivals on CUDA).
     flight_recorder: serve PyTorch's flight recorder to the agent on a unix socket.
-    capacity: records in the ring, 64 bytes each.
+    capacity: number of records in the ring, 64 bytes each.
 
-    Raises UsageError for arguments that cannot be right. Whatever else stands in the way (a full
-    disk, a read-only directory, an odd environment) is told once in the log, and the run object
-    that comes back records nothing.
+    Raises UsageError for invalid arguments. Any other obstacle (a full disk, a read-only directory, an
+    invalid environment) is logged once, and the returned run object records nothing.
     """
     if isinstance(phases, str):
         raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
@@ -80,7 +79,7 @@ def start(
     )
     try:
         find({})
-    except IdentityError as error:  # whatever the environment says: the arguments alone are wrong
+    except IdentityError as error:  # the arguments are wrong, whatever the environment holds
         raise UsageError(str(error)) from error
     try:
         base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
@@ -93,7 +92,7 @@ def start(
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
         return DisabledRun()
-    except Exception as error:  # noqa: BLE001 - no environment may be odd enough to end the training
+    except Exception as error:  # noqa: BLE001 - no environment may end the training
         _log.warning("rankwatch records nothing: %s: %s", type(error).__name__, error)
         return DisabledRun()
     _hook(started, writer, collectives=collectives, recorder=flight_recorder, gpu=gpu)
@@ -103,7 +102,7 @@ def start(
 def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:
     most = layout.MAX_PHASES - 1 - len(PHASES)
     if len(phases) > most:
-        raise UsageError(f"{len(phases)} phases of your own, at most {most} are possible")
+        raise UsageError(f"phases holds {len(phases)} phases of your own, at most {most} are possible")
     if not 256 <= capacity <= layout.MAX_CAPACITY:
         raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
     if gpu is not None and not is_gpu_uuid(gpu):
@@ -111,7 +110,7 @@ def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:
 
 
 def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
-    """Install the hooks, each on its own: one that cannot be had costs only itself."""
+    """Install the hooks independently, so that one that fails does not affect the others."""
 
     def install(what: str, action: Callable[[], None]) -> None:
         try:
@@ -120,7 +119,7 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: s
             run._failures.note(what, error)
 
     install("watch for the end of the process", lambda: _watch_end(run, writer))
-    install("tell the rank's GPU", lambda: _tell_gpu(run, writer, gpu))
+    install("record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
     if "torch" not in sys.modules:
         return
     if collectives:
@@ -138,7 +137,7 @@ def _watch_end(run: Run, writer: Writer) -> None:
     run.when_ended(stacks.close)
 
 
-def _tell_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
+def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
     if gpu is not None:
         writer.set_gpu(gpu)
     elif run.device is not None:
@@ -163,5 +162,5 @@ def _serve_flight_recorder(run: Run, writer: Writer) -> None:
     if dist.is_available():
         reserve_entries(os.environ, of_all_backends=records_all_backends())
         if run.device is not None:
-            ask_for_timing(os.environ)
+            enable_nccl_timing(os.environ)
         run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

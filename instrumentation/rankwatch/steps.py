@@ -1,4 +1,4 @@
-"""The training step: numbered, and begun where the wait for its batch began."""
+"""Training steps: their numbers, and their time from the beginning of the wait for a batch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.failures import Failures
 
 _FIRST_TOO_LARGE = 1 << 62
-"""Step numbers end below: one more than the last must still fit a word of the box."""
+"""Step numbers are smaller than this, so that the next number still fits a word of the black box."""
 
 _TAG = layout.tag(RecordKind.STEP, 0)
 _pack = layout.STEP.pack_into
 _clock = time.monotonic
-# As plain numbers: the members of an enum are slow keys.
+# Plain numbers, because members of an enum are slow keys.
 _STEP, _STEP_BEGAN, _STEP_ENDED = int(Now.STEP), int(Now.STEP_BEGAN), int(Now.STEP_ENDED)
 _STEPS_COMPLETED = int(Now.STEPS_COMPLETED)
 
 
 class Steps:
-    """The steps of one run. As a context manager it is the step that `number` was called for."""
+    """The steps of one run. As a context manager it is the step that the last call of `number` chose."""
 
     def __init__(self, writer: Writer, failures: Failures) -> None:
         self._writer = writer
@@ -34,28 +34,28 @@ class Steps:
         self._waiting_since = 0.0
         self._resolve: Callable[[], None] = _nothing
         self.current = -1
-        """Number of the open step, or of the last one."""
+        """Number of the open step, else of the last one; -1 before the first."""
 
-    def resolve_with(self, resolve: Callable[[], None]) -> None:
-        """Have `resolve` called after each step, for values that a GPU had not finished before."""
+    def call_after_each(self, resolve: Callable[[], None]) -> None:
+        """Call `resolve` after each step, for values that a GPU delivers late."""
         self._resolve = resolve
 
     @property
     def open(self) -> bool:
-        """Whether a step is open."""
+        """True while a step is open."""
         return self._began > 0.0
 
     def number(self, number: int | None) -> Steps:
-        """The next step, with this number or the one after the last."""
+        """Choose the number of the next step: this one, or by default the one after the last."""
         self._wanted = number
         return self
 
     def waiting_since(self, moment: float) -> None:
-        """The next step begins here: its batch was waited for since then. 0 takes it back."""
+        """Begin the next step at this moment, when the wait for its batch began. 0 cancels that."""
         self._waiting_since = moment
 
     def resume(self, number: int) -> None:
-        """Go on after this step."""
+        """Continue after this step."""
         self.current = self._whole(number, self.current)
 
     def begin(self, number: int | None = None) -> None:
@@ -88,15 +88,16 @@ class Steps:
         self._resolve()
 
     def _whole(self, number: object, otherwise: int) -> int:
-        """The number of a step as an int; wrong use, and `otherwise`, where it is no whole number."""
+        """Return the number of a step as an int. If it is no whole number, report that and return
+        `otherwise`."""
         if type(number) is int and -_FIRST_TOO_LARGE < number < _FIRST_TOO_LARGE:
             return number
-        if not getattr(number, "is_cpu", True):  # a tensor: not even its text can be had without waiting
-            self._failures.misuse("step number is on a device that would have to be waited for; use an int")
+        if not getattr(number, "is_cpu", True):  # a tensor: even its text would wait for the device
+            self._failures.misuse("step number is on a device; reading it would wait for it: use an int")
             return otherwise
         try:
             whole = operator.index(number)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError):  # the last two from tensors
+        except (TypeError, ValueError, RuntimeError):  # tensors raise the last two
             whole = _FIRST_TOO_LARGE
         if -_FIRST_TOO_LARGE < whole < _FIRST_TOO_LARGE:
             return whole

@@ -1,4 +1,4 @@
-"""Removes the black boxes of runs that ended long ago, where no agent does it: they lie in memory."""
+"""Removal of the black boxes of runs that ended long ago. They occupy memory, and there may be no agent."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 
 KEPT_SECONDS = 86400.0
-"""A day: longer than any agent keeps them, long enough to look into them the next morning."""
+"""A day: longer than an agent keeps them, and long enough to read them the next morning."""
 
 
 def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
-    """Remove boxes whose writer is dead and whose last word is older; what cannot be removed stays.
+    """Remove boxes whose writer is dead and was last active `kept_seconds` ago. What cannot be removed stays.
 
-    Call it before this process opens a box of its own: closing a second descriptor of that file would
-    drop its lock.
+    Call it before this process creates its own box: closing a second descriptor of that file would drop its
+    lock.
     """
     for path in directory.glob(f"*/*{layout.SUFFIX}"):
         try:
-            last_word, inode = _last_word(path)
-            if last_word < time.time() - kept_seconds and remove_box(path, inode):
+            last_activity, inode = _last_activity(path)
+            if last_activity < time.time() - kept_seconds and remove_box(path, inode):
                 for suffix in (SOCKET_SUFFIX, TERMINATED_SUFFIX):
                     path.with_suffix(suffix).unlink(missing_ok=True)
                 path.parent.rmdir()
         except (OSError, BlackBoxError):
-            continue  # not ours, not a box, or not the last of its run
+            continue  # another user's, not a box, or not the last box of its run
 
 
-def _last_word(path: Path) -> tuple[float, int]:
-    """Unix time of the last sign of life, infinity while the writer lives; and the inode of the box."""
+def _last_activity(path: Path) -> tuple[float, int]:
+    """Unix time of the last activity, infinity while the writer lives; and the inode of the box."""
     reader = Reader(path)
     try:
         if reader.writer_alive():

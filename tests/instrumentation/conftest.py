@@ -24,7 +24,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[rankwatch.Run]:
-    """A run that records below tmp_path; ended after the test."""
+    """A run that records below `tmp_path`. It ends after the test."""
     started = rankwatch.start(run="test", directory=tmp_path, flight_recorder=False, collectives=False)
     assert isinstance(started, rankwatch.Run)
     yield started

@@ -1,4 +1,4 @@
-"""The black box: what is written is read, and whatever else a file holds is refused or counted."""
+"""The black box: a reader gets what the writer wrote, and refuses or counts anything else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import columns_of
+from rankwatch.blackbox.header import GUARD_RECORDS
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
@@ -39,8 +40,8 @@ def values(reader: Reader) -> list[int]:
     return [layout.SCALAR.unpack_from(each.payload)[1] for each in reader.poll().records()]
 
 
-def test_the_header_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    """Identity, target and clocks."""
+def test_header(tmp_path: Path) -> None:
+    """Identity, target and clocks are read as they were written."""
     reader = Reader(make(tmp_path).path)
     header = reader.header
     assert header.identity == Identity(
@@ -51,8 +52,8 @@ def test_the_header_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert header.wall(header.started_monotonic + 1.0) == header.started_wall + 1.0
 
 
-def test_a_reader_gets_every_record_once_and_in_order(tmp_path: Path) -> None:
-    """Poll after poll, also around the end of the ring."""
+def test_poll(tmp_path: Path) -> None:
+    """Polls return every record once and in order, also around the end of the ring."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     seen: list[int] = []
@@ -63,8 +64,8 @@ def test_a_reader_gets_every_record_once_and_in_order(tmp_path: Path) -> None:
     assert reader.missed == 0
 
 
-def test_what_was_overwritten_is_counted_as_missed(tmp_path: Path) -> None:
-    """Read plus missed is what was written."""
+def test_overwritten_records(tmp_path: Path) -> None:
+    """Overwritten records count as missed: records read plus records missed are those written."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     write(writer, 10)
@@ -77,8 +78,8 @@ def test_what_was_overwritten_is_counted_as_missed(tmp_path: Path) -> None:
     assert 0 < len(rest) < CAPACITY
 
 
-def test_records_of_several_threads_all_arrive(tmp_path: Path) -> None:
-    """Slots are handed out without a lock."""
+def test_threads(tmp_path: Path) -> None:
+    """Threads that write at once lose no record, although there is no lock."""
     writer = make(tmp_path, capacity=8192)
     threads = [threading.Thread(target=write, args=(writer, 1000, 1000 * each)) for each in range(4)]
     for each in threads:
@@ -88,8 +89,8 @@ def test_records_of_several_threads_all_arrive(tmp_path: Path) -> None:
     assert sorted(values(Reader(writer.path))) == list(range(4000))
 
 
-def test_a_slot_that_stays_empty_is_passed_over_and_counted(tmp_path: Path) -> None:
-    """A thread may die between taking a slot and filling it."""
+def test_empty_slot(tmp_path: Path) -> None:
+    """A reader skips and counts a slot that stays empty. A thread may die before it fills its slot."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     write(writer, 2)
@@ -102,8 +103,8 @@ def test_a_slot_that_stays_empty_is_passed_over_and_counted(tmp_path: Path) -> N
     assert reader.missed == 1
 
 
-def test_names_come_back_and_the_table_never_overflows(tmp_path: Path) -> None:
-    """Beyond the table a name is number 0, which reads as nothing; long ones are cut."""
+def test_names(tmp_path: Path) -> None:
+    """Long names are cut. Once the table is full, a name gets number 0, which reads as empty."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     long = writer.name_number("x" * 500)
@@ -115,8 +116,8 @@ def test_names_come_back_and_the_table_never_overflows(tmp_path: Path) -> None:
     assert reader.name(10**6) == ""
 
 
-def test_the_writers_death_is_seen_by_its_lock(tmp_path: Path) -> None:
-    """The kernel drops the lock; a child that was forked does not hold it."""
+def test_dead_writer(tmp_path: Path) -> None:
+    """The kernel drops the writer's lock when it dies, so readers notice the death."""
     pid = os.fork()
     if pid == 0:
         make(tmp_path)
@@ -126,8 +127,8 @@ def test_the_writers_death_is_seen_by_its_lock(tmp_path: Path) -> None:
     assert not reader.writer_alive()
 
 
-def test_a_new_process_replaces_the_box(tmp_path: Path) -> None:
-    """The old reader still reads its own file and says that it was replaced."""
+def test_replaced_box(tmp_path: Path) -> None:
+    """After a new process has replaced the box, a reader still reads the old file and reports the change."""
     first = make(tmp_path)
     reader = Reader(first.path)
     assert not reader.replaced()
@@ -179,10 +180,8 @@ def replace_by_directory(path: Path) -> None:
         ("not_a_file", replace_by_directory),
     ],
 )
-def test_a_file_that_is_no_usable_box_is_refused_with_a_reason(
-    tmp_path: Path, reason: str, change: Callable[[Path], None]
-) -> None:
-    """One exception, one countable word, and the file in the message."""
+def test_unusable_file(tmp_path: Path, reason: str, change: Callable[[Path], None]) -> None:
+    """The reader refuses it with a reason of one word, and the message names the file."""
     path = make(tmp_path).path
     change(path)
     with pytest.raises(BlackBoxError) as caught:
@@ -191,16 +190,16 @@ def test_a_file_that_is_no_usable_box_is_refused_with_a_reason(
     assert str(path) in str(caught.value)
 
 
-def test_a_fifo_does_not_hang_the_reader(tmp_path: Path) -> None:
-    """Opening never waits for another process."""
+def test_fifo(tmp_path: Path) -> None:
+    """Opening a FIFO fails instead of waiting for another process."""
     path = tmp_path / "0.blackbox"
     os.mkfifo(path)
     with pytest.raises(BlackBoxError):
         Reader(path)
 
 
-def test_a_box_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
-    """A mapped file would end the reader by SIGBUS."""
+def test_truncated_while_open(tmp_path: Path) -> None:
+    """Truncation is an error. If the reader mapped the file, it would die of SIGBUS."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     os.truncate(writer.path, layout.RING_OFFSET + 10)
@@ -217,10 +216,11 @@ def test_a_box_that_is_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_p
     ),
     size=st.none() | st.integers(0, 1 << 18),
 )
-def test_no_file_makes_the_reader_raise_anything_else(
+def test_any_content(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]], size: int | None
 ) -> None:
-    """Whatever bytes a box holds, reading gives values or BlackBoxError, and names are text."""
+    """Whatever bytes a box holds, reading returns values or raises BlackBoxError, and names are valid
+    text."""
     writer = make(tmp_path_factory.mktemp("fuzz"))
     write(writer, 200)
     for offset, data in changes:
@@ -247,10 +247,10 @@ def test_no_file_makes_the_reader_raise_anything_else(
     sequences=st.lists(st.tuples(st.integers(0, CAPACITY - 1), st.integers(0, 2**64 - 1)), max_size=30),
     count=st.integers(0, 700),
 )
-def test_no_sequence_numbers_make_the_reader_spin_or_go_back(
+def test_any_sequence_numbers(
     tmp_path_factory: pytest.TempPathFactory, sequences: list[tuple[int, int]], count: int
 ) -> None:
-    """A poll always ends, and never hands out more than the ring holds."""
+    """Whatever the sequence numbers, a poll ends and returns no more records than the ring holds."""
     writer = make(tmp_path_factory.mktemp("fuzz"))
     write(writer, count)
     for slot, number in sequences:
@@ -262,8 +262,8 @@ def test_no_sequence_numbers_make_the_reader_spin_or_go_back(
     reader.close()
 
 
-def test_a_record_that_cannot_be_packed_leaves_no_gap_to_wait_for(tmp_path: Path) -> None:
-    """The records behind it are read at once; it counts as missed."""
+def test_unpackable_record(tmp_path: Path) -> None:
+    """A record that cannot be packed counts as missed, and readers do not wait for its slot."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     with pytest.raises(struct.error):
@@ -273,8 +273,8 @@ def test_a_record_that_cannot_be_packed_leaves_no_gap_to_wait_for(tmp_path: Path
     assert reader.missed == 1
 
 
-def test_what_is_no_text_uses_up_no_name(tmp_path: Path) -> None:
-    """A number given as a name in every step would fill the table."""
+def test_name_that_is_not_text(tmp_path: Path) -> None:
+    """It uses up no number. Otherwise a wrong name in every step would fill the table."""
     writer = make(tmp_path)
     for _ in range(1000):
         with pytest.raises(AttributeError):
@@ -283,8 +283,8 @@ def test_what_is_no_text_uses_up_no_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1.7e308, 1.7e308), (-1.0, 1.0), (0.0, 1e12)])
-def test_times_that_no_clock_shows_are_missed(tmp_path: Path, start: float, end: float) -> None:
-    """Their difference would be infinite, and every total with it."""
+def test_impossible_times(tmp_path: Path, start: float, end: float) -> None:
+    """Records with impossible times count as missed. An infinite difference would spoil every total."""
     writer = make(tmp_path)
     reader = Reader(writer.path)
     writer.append(RecordKind.SCALAR, 1, start, end, layout.SCALAR, 1.0, 1)
@@ -292,8 +292,8 @@ def test_times_that_no_clock_shows_are_missed(tmp_path: Path, start: float, end:
     assert reader.missed == 1
 
 
-def test_a_file_left_by_a_process_of_the_same_id_is_no_obstacle(tmp_path: Path) -> None:
-    """In a container every start has the same process id."""
+def test_leftover_temporary_file(tmp_path: Path) -> None:
+    """A file left by a process with the same id is replaced. In a container every start has the same id."""
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / f".2.blackbox.{os.getpid()}").write_bytes(b"")
     assert make(tmp_path).path.exists()
@@ -312,10 +312,8 @@ def test_a_file_left_by_a_process_of_the_same_id_is_no_obstacle(tmp_path: Path) 
         max_size=20,
     )
 )
-def test_only_records_that_make_sense_are_told_and_row_by_row_as_column_by_column(
-    records: list[tuple[int, int, float, float]],
-) -> None:
-    """A kind that there is, and times that a clock may show, in their order."""
+def test_columns(records: list[tuple[int, int, float, float]]) -> None:
+    """Rows and columns hold the same valid records: a known kind, and possible times in their order."""
     raw = b"".join(
         layout.HEAD.pack(kind << 16 | name, start, end, 0) + bytes([number] * 32)
         for number, (kind, name, start, end) in enumerate(records)
@@ -330,3 +328,52 @@ def test_only_records_that_make_sense_are_told_and_row_by_row_as_column_by_colum
     assert [layout.SCALAR.unpack_from(raw, at) for at in columns.payloads] == [
         layout.SCALAR.unpack_from(each[4]) for each in expected
     ]
+
+
+class FilledWhileCopied(Reader):
+    """Its first copy of a slot has an old payload and a new sequence number."""
+
+    def __init__(self, path: Path, slot: int) -> None:
+        super().__init__(path)
+        self.payload = layout.RING_OFFSET + slot * layout.RECORD_SIZE + layout.PAYLOAD_OFFSET
+        self.copied = False
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        raw = bytearray(super()._pread(size, offset))
+        if offset <= self.payload < offset + size and not self.copied:
+            self.copied = True
+            layout.SCALAR.pack_into(raw, self.payload - offset, 0.0, -1)
+        return bytes(raw)
+
+
+def test_slot_filled_while_copied(tmp_path: Path) -> None:
+    """The record is read as it was written. A copy is not atomic: its number may be new and its payload
+    old."""
+    writer = make(tmp_path)
+    write(writer, 10)
+    assert values(FilledWhileCopied(writer.path, 9)) == list(range(10))
+
+
+class Overtaken(Reader):
+    """The writer continues while it reads. One slot stays empty, as if its thread had stalled or died."""
+
+    def __init__(self, path: Path, writer: Writer) -> None:
+        super().__init__(path)
+        self.writer = writer
+
+    def _read_chunk(self, chunks: list[bytes]) -> bool:
+        more = super()._read_chunk(chunks)
+        empty = CAPACITY - GUARD_RECORDS
+        write(self.writer, empty - 100, 100)
+        self.writer.next_slot()
+        write(self.writer, CAPACITY + 99 - empty, empty + 1)
+        return more
+
+
+def test_overtaken_reader(tmp_path: Path) -> None:
+    """It returns nothing that may be overwritten, even if the slot that it checks first stays empty."""
+    writer = make(tmp_path)
+    write(writer, 100)
+    reader = Overtaken(writer.path, writer)
+    assert values(reader) == []
+    assert reader.missed >= 100

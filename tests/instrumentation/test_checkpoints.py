@@ -24,8 +24,8 @@ def operations(path: Path) -> list[tuple[str, str, int, int, bool]]:
     return found
 
 
-def test_a_save_is_recorded_with_stages_and_size(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Stages first, then the whole, and all of it is phase `checkpoint`."""
+def test_save(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The stages are recorded, then the operation with its size. All of it is phase `checkpoint`."""
     with run.checkpoint("save", step=40) as operation:
         with operation.stage("serialize"):
             pass
@@ -39,8 +39,8 @@ def test_a_save_is_recorded_with_stages_and_size(run: rankwatch.Run, tmp_path: P
     assert _phases(box(tmp_path))[-1].name == "checkpoint"
 
 
-def test_plain_calls_record_the_same(run: rankwatch.Run, tmp_path: Path) -> None:
-    """begin and end instead of `with`."""
+def test_plain_calls(run: rankwatch.Run, tmp_path: Path) -> None:
+    """`begin` and `end` record the same as `with`."""
     operation = run.checkpoint("load", step=3).begin()
     stage = operation.stage("read").begin()
     stage.end()
@@ -48,8 +48,8 @@ def test_plain_calls_record_the_same(run: rankwatch.Run, tmp_path: Path) -> None
     assert operations(box(tmp_path)) == [("load", "read", 3, 0, False), ("load", "", 3, 0, False)]
 
 
-def test_an_exception_marks_the_operation_failed_and_goes_on(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The stage in which it happened is marked too."""
+def test_exception(run: rankwatch.Run, tmp_path: Path) -> None:
+    """An exception marks the operation and its stage as failed, and propagates."""
     with pytest.raises(OSError), run.checkpoint("save") as operation, operation.stage("write"):
         raise OSError(28, "No space left on device")
     assert [(stage, failed) for _, stage, _, _, failed in operations(box(tmp_path))] == [
@@ -58,17 +58,15 @@ def test_an_exception_marks_the_operation_failed_and_goes_on(run: rankwatch.Run,
     ]
 
 
-def test_a_failure_can_be_said_without_an_exception(run: rankwatch.Run, tmp_path: Path) -> None:
-    """A verification that finds a wrong checksum."""
+def test_failure_without_exception(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The caller can mark a failure, such as a wrong checksum."""
     with run.checkpoint("verify") as operation:
         operation.failed("checksum differs")
     assert operations(box(tmp_path)) == [("verify", "", -1, 0, True)]
 
 
-def test_a_save_on_another_thread_leaves_the_phases_of_the_step_alone(
-    run: rankwatch.Run, tmp_path: Path
-) -> None:
-    """Asynchronous checkpoints overlap with training."""
+def test_save_on_another_thread(run: rankwatch.Run, tmp_path: Path) -> None:
+    """It does not affect the phases of the step, because asynchronous checkpoints overlap with training."""
 
     def save() -> None:
         with run.checkpoint("save", step=1):
@@ -82,8 +80,8 @@ def test_a_save_on_another_thread_leaves_the_phases_of_the_step_alone(
     assert _phases(box(tmp_path)) == []
 
 
-def test_an_unknown_operation_is_told(run: rankwatch.Run) -> None:
-    """The message says which there are."""
+def test_unknown_operation(run: rankwatch.Run) -> None:
+    """The error lists the known operations."""
     with pytest.raises(rankwatch.UsageError, match="save, verify, load"):
         run.checkpoint("export")
 

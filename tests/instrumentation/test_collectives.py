@@ -1,4 +1,4 @@
-"""Collectives of a real gloo job, as the dispatcher hook and the flight recorder see them."""
+"""Collectives of a real gloo job, as the hook records them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ LOOP = str(SUPPORT / "jobs" / "ddp_loop.py")
 STEPS = 4
 
 
-def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
-    """Those of DDP's C++ reducer too, with group, size and whether the caller blocks."""
+def test_ddp_job(tmp_path: Path) -> None:
+    """Every collective is recorded once, with its group, its size and if the caller blocks. This includes
+    the collectives of DDP's C++ reducer."""
     done = torchrun(LOOP, ranks=2, directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rankwatch" not in done.stderr, done.stderr
@@ -33,9 +34,9 @@ def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
         path = tmp_path / "job" / f"{rank}.blackbox"
         seen = Counter(_collectives(path))
         assert seen["all_reduce", "default_pg", 8 * 9 * 4, False] == STEPS  # DDP: weights and bias
-        assert seen["all_reduce", "pairs", 40, _tells_whether_it_blocks("allreduce_")] == STEPS
+        assert seen["all_reduce", "pairs", 40, _has_async_argument("allreduce_")] == STEPS
         assert seen["broadcast", "default_pg", 40, True] == STEPS
-        assert seen["all_gather", "default_pg", 20, _tells_whether_it_blocks("allgather_")] == STEPS
+        assert seen["all_gather", "default_pg", 20, _has_async_argument("allgather_")] == STEPS
         assert seen["all_reduce", "default_pg", 12, False] == STEPS
         assert sum(count for (name, *_), count in seen.items() if name == "barrier") == 1
         reader = Reader(path)
@@ -43,16 +44,16 @@ def test_every_collective_of_a_ddp_job_is_recorded_once(tmp_path: Path) -> None:
         reader.close()
 
 
-def _tells_whether_it_blocks(operator: str) -> bool:
-    """Before torch 2.8 few operators do."""
+def _has_async_argument(operator: str) -> bool:
+    """True if the operator's arguments show if the caller blocks. Before torch 2.8 few operators do."""
     import torch
 
     arguments = getattr(torch.ops.c10d, operator).default._schema.arguments
     return bool({"async_op", "asyncOp"} & {each.name for each in arguments})
 
 
-def test_a_killed_rank_ends_the_job_as_it_would_have(tmp_path: Path) -> None:
-    """The peers leave by the exception of gloo or by torchrun's SIGTERM, never by a crash of ours."""
+def test_killed_rank(tmp_path: Path) -> None:
+    """Its peers end by an exception of gloo or by torchrun's SIGTERM, never by a crash of rankwatch."""
     done = torchrun(LOOP, "kill", ranks=2, directory=tmp_path)
     assert done.returncode == 1
     assert "exitcode  : -9" in done.stderr
@@ -73,16 +74,17 @@ def _collectives(path: Path) -> list[tuple[str, str, int, bool]]:
     return found
 
 
-def test_a_collective_under_way_at_the_end_changes_no_exit_status(tmp_path: Path) -> None:
-    """Its failure, after the interpreter has ended, would call into it and abort the process."""
-    done = torchrun(LOOP, "leave", ranks=2, directory=tmp_path)
+def test_exit_with_collective_in_flight(tmp_path: Path) -> None:
+    """The exit status does not change. If the collective failed after the interpreter's end, its callback
+    would abort the process."""
+    done = torchrun(LOOP, "exit", ranks=2, directory=tmp_path)
     assert "exitcode  : 3 " in done.stderr
     assert "exitcode  : -6" not in done.stderr
     assert "terminate called" not in done.stderr
 
 
-def test_a_compiled_model_leaves_the_hook_alone(tmp_path: Path) -> None:
-    """torch.compile neither compiles it nor warns of it; a sparse tensor is no failure either."""
+def test_compiled_model(tmp_path: Path) -> None:
+    """torch.compile neither compiles the hook nor warns about it. A sparse tensor is no error either."""
     code = """
 import logging, torch, torch.distributed as dist, rankwatch
 from rankwatch.blackbox.layout import Now

@@ -1,4 +1,4 @@
-"""Phases on the GPU's clock, with events that stand for CUDA's, and with CUDA's own where there is a GPU."""
+"""Phases on the GPU's clock, with fake CUDA events, and with real ones on a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.training.blackbox import box, of_kind
 
 
 class Gpu:
-    """A GPU whose clock is set by the test and that finishes work when told."""
+    """A GPU whose clock and progress the test sets."""
 
     def __init__(self) -> None:
         self.clock_ms = 0.0
@@ -41,7 +41,7 @@ class Event:
         return self.gpu.finished_ms >= self.at_ms
 
     def elapsed_time(self, later: Event) -> float:
-        assert later.query(), "asked for a time before the GPU had passed it: CUDA would raise"
+        assert later.query(), "the GPU has not passed the event: CUDA would raise"
         return later.at_ms - self.at_ms
 
 
@@ -52,7 +52,7 @@ def gpu() -> Gpu:
 
 @pytest.fixture
 def run(tmp_path: Path, gpu: Gpu) -> Run:
-    """A run on that GPU."""
+    """A run on the fake GPU."""
     identity = Identity(run="gpu")
     return Run(identity, Writer(tmp_path, identity, phases=PHASES), PHASES, gpu.event)
 
@@ -65,8 +65,8 @@ def device_phases(directory: Path) -> list[tuple[str, float, float, int]]:
     ]
 
 
-def test_a_phase_is_recorded_once_the_gpu_has_passed_its_end(run: Run, gpu: Gpu, tmp_path: Path) -> None:
-    """After a later step, with its own step's number, and never by waiting."""
+def test_phase(run: Run, gpu: Gpu, tmp_path: Path) -> None:
+    """A phase is recorded after a later step, once the GPU has passed its end, with its own step's number."""
     with run.step(), run.phase("forward"):
         gpu.clock_ms += 30.0
     assert device_phases(tmp_path) == []
@@ -76,8 +76,8 @@ def test_a_phase_is_recorded_once_the_gpu_has_passed_its_end(run: Run, gpu: Gpu,
     assert device_phases(tmp_path) == [("forward", pytest.approx(0.030), pytest.approx(0.030), 0)]
 
 
-def test_the_last_collective_splits_own_work_from_waiting(run: Run, gpu: Gpu, tmp_path: Path) -> None:
-    """Own work ends where the compute stream reached the last bucket."""
+def test_arrival(run: Run, gpu: Gpu, tmp_path: Path) -> None:
+    """The rank's own work ends when the compute stream reaches the last collective."""
     assert run.device is not None
     with run.step(), run.phase("backward"):
         gpu.clock_ms += 10.0
@@ -89,8 +89,8 @@ def test_the_last_collective_splits_own_work_from_waiting(run: Run, gpu: Gpu, tm
     assert device_phases(tmp_path) == [("backward", pytest.approx(0.100), pytest.approx(0.020), 0)]
 
 
-def test_nested_phases_have_events_of_their_own(run: Run, gpu: Gpu, tmp_path: Path) -> None:
-    """The inner one's collective is not the outer one's."""
+def test_nested_phases(run: Run, gpu: Gpu, tmp_path: Path) -> None:
+    """A collective of the inner phase is not an arrival of the outer phase."""
     assert run.device is not None
     with run.step(), run.phase("backward"):
         with run.phase("communication"):
@@ -104,8 +104,8 @@ def test_nested_phases_have_events_of_their_own(run: Run, gpu: Gpu, tmp_path: Pa
     ]
 
 
-def test_events_are_used_again(run: Run, gpu: Gpu) -> None:
-    """A long run makes no new ones."""
+def test_reused_events(run: Run, gpu: Gpu) -> None:
+    """A long run creates no new events."""
     for _ in range(200):
         with run.step(), run.phase("forward"):
             gpu.clock_ms += 1.0
@@ -113,8 +113,8 @@ def test_events_are_used_again(run: Run, gpu: Gpu) -> None:
     assert gpu.events <= 6
 
 
-def test_a_gpu_that_never_finishes_costs_bounded_memory(run: Run, gpu: Gpu) -> None:
-    """The oldest phases are let go."""
+def test_gpu_that_never_finishes(run: Run, gpu: Gpu) -> None:
+    """The oldest phases are dropped, so that memory stays bounded."""
     gpu.finished_ms = -1.0
     for _ in range(2000):
         with run.step(), run.phase("forward"):
@@ -124,8 +124,8 @@ def test_a_gpu_that_never_finishes_costs_bounded_memory(run: Run, gpu: Gpu) -> N
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_times_its_phases_without_synchronising(tmp_path: Path) -> None:
-    """torch itself raises on a synchronising call in this mode."""
+def test_real_gpu(tmp_path: Path) -> None:
+    """Timing never synchronises the GPU. In debug mode torch raises on a synchronising call."""
     torch: Any = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU on this machine")
@@ -147,10 +147,9 @@ def test_a_real_gpu_times_its_phases_without_synchronising(tmp_path: Path) -> No
     assert 0.0 < own == seconds
 
 
-def test_a_gpu_that_refuses_events_never_ends_the_training(
-    run: Run, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an error on the GPU, or in a forked child: the exception of the trainer goes on its way."""
+def test_refused_events(run: Run, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA refuses events after an error on the GPU. The refusal is counted, and only the trainer's own
+    exception propagates."""
 
     def refuse(_: Event) -> None:
         raise RuntimeError("CUDA error")
@@ -163,18 +162,17 @@ def test_a_gpu_that_refuses_events_never_ends_the_training(
     assert run._writer.integers[Now.ERRORS] == 2
 
 
-def test_an_event_that_cannot_be_asked_does_not_keep_back_the_others(
-    run: Run, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One recorded while a CUDA graph was captured."""
-    asked: list[Event] = []
-    sound = Event.query
+def test_failing_query(run: Run, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event recorded during the capture of a CUDA graph cannot be queried. It must not block the
+    others."""
+    queried: list[Event] = []
+    original = Event.query
 
     def query(event: Event) -> bool:
-        asked.append(event)
-        if len(asked) == 1:
+        queried.append(event)
+        if len(queried) == 1:
             raise RuntimeError("captured")
-        return sound(event)
+        return original(event)
 
     monkeypatch.setattr(Event, "query", query)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The worker server of a real torch: it answers, and it never keeps a trainer from leaving."""
+"""The worker server of a real torch: it answers, and it never keeps a trainer from exiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.flight_recorder import ask_for_timing, records_all_backends, reserve_entries
+from rankwatch.flight_recorder import enable_nccl_timing, records_all_backends, reserve_entries
 from rankwatch_agent.training.flight_recorder.ask import FlightRecorderClient
 from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import until
@@ -29,24 +29,24 @@ torch = pytest.importorskip("torch")
         {"RANKWATCH_NCCL_TIMING": "False"},
     ],
 )
-def test_timing_is_not_asked_for_where_it_hurts_or_is_not_wanted(decided: dict[str, str]) -> None:
-    """One hardware queue, or a word of the user's."""
+def test_timing_stays_off(decided: dict[str, str]) -> None:
+    """Timing is not enabled with a single hardware queue, or if the user has decided."""
     env = dict(decided)
-    ask_for_timing(env)
+    enable_nccl_timing(env)
     assert env == decided
 
 
 @pytest.mark.parametrize("found", [{}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, {"RANKWATCH_NCCL_TIMING": "1"}])
-def test_timing_is_asked_for_elsewhere(found: dict[str, str]) -> None:
-    """By PyTorch's own variable; stacks are left alone."""
+def test_timing_is_enabled(found: dict[str, str]) -> None:
+    """PyTorch's own variable enables timing. No other variable changes."""
     env = dict(found)
-    ask_for_timing(env)
+    enable_nccl_timing(env)
     assert env == {**found, "TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 @pytest.mark.e2e
-def test_without_a_gpu_nothing_is_asked_of_nccl(tmp_path: Path) -> None:
-    """The environment of a trainer on CPU stays as it was."""
+def test_no_timing_without_gpu(tmp_path: Path) -> None:
+    """NCCL's variable stays unset in a trainer on CPUs."""
     code = (
         "import os, torch, rankwatch\n"
         "torch.cuda.is_available = lambda: False\n"
@@ -63,8 +63,8 @@ def python(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.e2e
-def test_a_run_that_ends_at_once_leaves_at_once(tmp_path: Path) -> None:
-    """torch loses a shutdown that comes before its server accepts; twenty in a row all end."""
+def test_run_that_ends_at_once(tmp_path: Path) -> None:
+    """Twenty short runs in a row all end, although torch loses a shutdown before its server accepts."""
     code = (
         "import torch, rankwatch\n"
         "for each in range(20): rankwatch.start(run=f'r{each}', collectives=False).finish()\n"
@@ -75,8 +75,8 @@ def test_a_run_that_ends_at_once_leaves_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_forked_child_that_leaves_in_order_does_not_abort(tmp_path: Path) -> None:
-    """The server's thread is not in the child; its destructor would end the process."""
+def test_exit_of_forked_child(tmp_path: Path) -> None:
+    """A forked child exits normally. It has no server thread, and the server's destructor would abort it."""
     code = (
         "import os, sys, torch, rankwatch\n"
         "run = rankwatch.start(run='r')\n"
@@ -89,36 +89,41 @@ def test_a_forked_child_that_leaves_in_order_does_not_abort(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (0, "7\n")
 
 
-def pull_when_complete(client: FlightRecorderClient) -> Dump:
-    """What gloo's recorder says once its last collective is complete: the backend notes that after the caller
-    goes on. A torch built with CUDA serves NCCL's recorder too, empty here."""
+def pull_when_complete(client: FlightRecorderClient, count: int) -> Dump:
+    """The dump of gloo's recorder once `count` collectives are complete.
+
+    The backend records a completion after the caller continues. A torch built with CUDA also serves NCCL's
+    recorder, which is empty here.
+    """
     replies: dict[str, Dump] = {}
 
     def complete() -> bool:
         replies.update({name: client.parse(body) for name, body in client.ask().items()})
-        (status,) = replies["fr_trace_json"].pg_status.values()
-        return (status.last_enqueued_collective, status.last_completed_collective) == (5, 5)
+        states = replies["fr_trace_json"].pg_status.values()
+        seen = [(each.last_enqueued_collective, each.last_completed_collective) for each in states]
+        return seen == [(count, count)]
 
-    until(complete, "five collectives are complete")
+    until(complete, f"{count} collectives are complete")
     return replies["fr_trace_json"]
 
 
 @pytest.mark.parametrize(
     ("of_all_backends", "variable"), [(True, "TORCH_FR_BUFFER_SIZE"), (False, "TORCH_NCCL_TRACE_BUFFER_SIZE")]
 )
-def test_a_ring_is_asked_for_by_the_name_that_this_torch_reads(of_all_backends: bool, variable: str) -> None:
-    """Unless somebody has asked, by either name."""
+def test_ring_size(of_all_backends: bool, variable: str) -> None:
+    """The size is set by the name that this torch reads, unless the user has set it by either name."""
     env: dict[str, str] = {}
     reserve_entries(env, of_all_backends=of_all_backends)
     assert env == {variable: "2000"}
-    for asked in ({variable: "7"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}):
-        env = dict(asked)
+    for given in ({variable: "7"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}):
+        env = dict(given)
         reserve_entries(env, of_all_backends=of_all_backends)
-        assert env == asked
+        assert env == given
 
 
-def test_the_name_of_the_ring_is_one_that_the_library_of_this_torch_holds() -> None:
-    """A variable that torch does not read would leave a recorder without entries, and nobody told."""
+def test_ring_variable_of_this_torch() -> None:
+    """Torch's library contains the variable's name. An unread variable would silently leave an empty
+    recorder."""
     env: dict[str, str] = {}
     reserve_entries(env, of_all_backends=records_all_backends())
     (variable,) = env
@@ -133,24 +138,27 @@ def _holds(library: Path, text: bytes) -> bool:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not serves_gloo_recorder(), reason=NO_GLOO_RECORDER)
-def test_the_flight_recorder_of_a_real_rank_is_read(tmp_path: Path) -> None:
-    """Last enqueued and completed of a gloo group, by its name."""
+def test_real_rank(tmp_path: Path) -> None:
+    """The agent's client reads the last enqueued and completed collective of a gloo group, and its name."""
     code = (
         "import os, sys, torch, torch.distributed as dist, rankwatch\n"
         "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}\n"
         "run = rankwatch.start(run='r')\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
-        "for _ in range(5): dist.all_reduce(torch.ones(4))\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
+        "print('ready', flush=True)\n"
+        "for _ in sys.stdin: dist.all_reduce(torch.ones(4))\n"
         "dist.destroy_process_group()\n"
     )
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        assert "ready\n" in iter(process.stdout.readline, "")  # gloo of torch 2.8 says something before it
+        assert process.stdin is not None and process.stdout is not None
+        assert "ready\n" in iter(process.stdout.readline, "")  # gloo of torch 2.8 prints something before
         client = FlightRecorderClient(tmp_path / "r" / "0.sock")
-        reply = pull_when_complete(client)
-    assert {entry.process_group for entry in reply.entries} == {("0", "default_pg")}
+        for count in range(1, 6):  # one by one: gloo's threads may record two completions in the wrong order
+            process.stdin.write("\n")
+            process.stdin.flush()
+            dump = pull_when_complete(client, count)
+    assert {entry.process_group for entry in dump.entries} == {("0", "default_pg")}

@@ -1,4 +1,4 @@
-"""The last words of a process, in every way a process can end."""
+"""Lifecycle events, for every way in which a process can end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = "import os, signal, sys, time, rankwatch\nrun = rankwatch.start(run='r')
 
 
 def end(directory: Path, code: str) -> tuple[int, list[str]]:
-    """Exit status of a process and the lifecycle events it left."""
+    """Run a process to its end; its exit status and its lifecycle events."""
     env = {**os.environ, "RANKWATCH_DIR": str(directory)}
     done = subprocess.run([sys.executable, "-c", START + code], env=env, capture_output=True, check=False)
     return done.returncode, [each.name for each in of_kind(box(directory), RecordKind.LIFECYCLE)]
@@ -43,13 +43,13 @@ def end(directory: Path, code: str) -> tuple[int, list[str]]:
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -15, ["started"]),
     ],
 )
-def test_every_end_is_in_the_record(tmp_path: Path, code: str, status: int, events: list[str]) -> None:
-    """The exit status is what it would be without rankwatch."""
+def test_every_end(tmp_path: Path, code: str, status: int, events: list[str]) -> None:
+    """The end is recorded, and the exit status is the same as without rankwatch."""
     assert end(tmp_path, code) == (status, events)
 
 
-def test_the_type_of_the_exception_is_recorded(tmp_path: Path) -> None:
-    """Also where nobody used the run as a context manager."""
+def test_type_of_exception(tmp_path: Path) -> None:
+    """It is recorded even if the run is not used as a context manager."""
     end(tmp_path, "raise MemoryError")
     failed = of_kind(box(tmp_path), RecordKind.LIFECYCLE)[-1]
     reader = Reader(box(tmp_path))
@@ -57,8 +57,8 @@ def test_the_type_of_the_exception_is_recorded(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_sigterm_leaves_the_stacks_of_all_threads_even_while_python_hangs(tmp_path: Path) -> None:
-    """The handler is C; the process dies of SIGTERM as it would have."""
+def test_sigterm_while_python_hangs(tmp_path: Path) -> None:
+    """The stacks of all threads are written, by a handler in C, and the process still dies of SIGTERM."""
     code = (
         "import threading\nlock = threading.Lock(); lock.acquire()\nos.kill(os.getpid(), 15)\nlock.acquire()"
     )
@@ -68,8 +68,8 @@ def test_sigterm_leaves_the_stacks_of_all_threads_even_while_python_hangs(tmp_pa
     assert "most recent call first" in stacks
 
 
-def test_a_handler_of_the_trainers_own_still_runs(tmp_path: Path) -> None:
-    """SIGTERM as a request to save and leave."""
+def test_handler_of_the_trainer(tmp_path: Path) -> None:
+    """The trainer's own handler for SIGTERM still runs, so that it can save and exit."""
     code = (
         "def leave(*_): run.preempted(); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, leave)\nos.kill(os.getpid(), 15)\ntime.sleep(60)"
@@ -77,8 +77,8 @@ def test_a_handler_of_the_trainers_own_still_runs(tmp_path: Path) -> None:
     assert end(tmp_path, code) == (0, ["started", "preempted"])
 
 
-def test_a_handler_set_before_the_start_still_runs_too(tmp_path: Path) -> None:
-    """faulthandler hands on to it."""
+def test_handler_installed_before_start(tmp_path: Path) -> None:
+    """faulthandler calls the trainer's handler that it replaced."""
     code = (
         "import os, signal, sys, time, rankwatch\n"
         "def leave(*_): run.preempted(); sys.exit(0)\n"
@@ -91,14 +91,14 @@ def test_a_handler_set_before_the_start_still_runs_too(tmp_path: Path) -> None:
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)][-1] == "preempted"
 
 
-def test_an_orderly_end_leaves_only_the_black_box(tmp_path: Path) -> None:
-    """No empty stack file, no socket."""
+def test_files_after_the_end(tmp_path: Path) -> None:
+    """Only the black box remains: no empty stack file and no socket."""
     end(tmp_path, "run.finish()")
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
 
 
 def test_second_start_of_a_run(tmp_path: Path) -> None:
-    """A notebook's cell that is run again begins a new box; the run that it replaces ends without a word."""
+    """A notebook cell that runs again begins a new box, and the run that it replaces ends silently."""
     again = "other = rankwatch.start(run='r')\nwith other.step(): pass\nother.finish()"
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -109,8 +109,8 @@ def test_second_start_of_a_run(tmp_path: Path) -> None:
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
 
 
-def test_a_forked_child_writes_nothing_into_the_box(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Workers of a data loader inherit the run object."""
+def test_forked_child(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A forked child, such as a worker of a data loader, writes nothing into the box of the rank."""
     pid = os.fork()
     if pid == 0:
         with run.step(), run.phase("forward"):
@@ -124,16 +124,17 @@ def test_a_forked_child_writes_nothing_into_the_box(run: rankwatch.Run, tmp_path
     assert [each.kind for each in read(box(tmp_path))][1:] == [RecordKind.STEP]
 
 
-def test_the_end_is_told_even_where_the_table_of_names_is_full(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Without its name the end would read as the death of the rank."""
+def test_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The end keeps its name. Without the name a reader would take the rank for dead."""
     for number in range(1000):
         run.scalar(f"norm/{number}", 1.0)
     run.finish()
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
 
 
-def test_a_terminated_child_leaves_no_stacks_of_the_rank(tmp_path: Path) -> None:
-    """`multiprocessing.Pool` ends its workers by SIGTERM: a rank killed later is lost, not terminated."""
+def test_terminated_child(tmp_path: Path) -> None:
+    """A child that dies of SIGTERM, as in `multiprocessing.Pool`, writes no stacks for the rank. Otherwise a
+    rank that is killed later would look terminated."""
     code = """
 pid = os.fork()
 if pid == 0:
@@ -146,8 +147,8 @@ os.kill(os.getpid(), 9)
     assert box(tmp_path).with_suffix(".terminated").read_text() == ""
 
 
-def test_a_handler_set_after_the_start_outlives_the_run(tmp_path: Path) -> None:
-    """To take our own handler back must not take the trainer's."""
+def test_handler_installed_after_start(tmp_path: Path) -> None:
+    """The end of the run removes our handler, not the trainer's."""
     code = (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nrun.finish()\n"
         "os.kill(os.getpid(), 15)\ntime.sleep(60)"
@@ -155,8 +156,8 @@ def test_a_handler_set_after_the_start_outlives_the_run(tmp_path: Path) -> None:
     assert end(tmp_path, code) == (7, ["started", "finished"])
 
 
-def test_a_vanished_directory_keeps_no_hook_in_place(run: rankwatch.Run, tmp_path: Path) -> None:
-    """One hook that cannot be taken out does not keep the others."""
+def test_vanished_directory(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A hook that cannot be removed does not keep the others in place."""
     closed: list[bool] = []
     run.when_ended(lambda: closed.append(True))
     shutil.rmtree(tmp_path / "test")
@@ -166,8 +167,8 @@ def test_a_vanished_directory_keeps_no_hook_in_place(run: rankwatch.Run, tmp_pat
     assert closed == [True]
 
 
-def test_runs_one_after_another_in_a_process_leave_nothing_open(tmp_path: Path) -> None:
-    """A search over hyperparameters starts a thousand."""
+def test_many_runs_in_one_process(tmp_path: Path) -> None:
+    """They leave no file open. A hyperparameter search starts a thousand runs."""
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Members of a process group in short form."""
+"""The members of a process group as a short text."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from support.fuzzing import BUSY_MACHINE
         (range(16384), "0-16383"),
     ],
 )
-def test_ranks_are_told_in_runs(ranks: tuple[int, ...], text: str) -> None:
-    """A person reads at a glance which ranks are meant."""
+def test_members_text(ranks: tuple[int, ...], text: str) -> None:
+    """Ranks are grouped into runs, which a person reads at a glance."""
     assert members_text(ranks) == text
 
 
 @BUSY_MACHINE
 @given(st.sets(st.integers(0, 20000), max_size=200), st.sets(st.integers(0, 20000), max_size=200))
-def test_different_groups_have_different_texts(one: set[int], other: set[int]) -> None:
-    """However many ranks they have, and in whatever order these come."""
+def test_unique_text(one: set[int], other: set[int]) -> None:
+    """Two groups have the same short text only if they have the same ranks, in any order."""
     first, second = members_text(list(one)), members_text(sorted(other, reverse=True))
     assert len(first) <= MOST_CHARACTERS
     assert (first == second) == (one == other)

@@ -1,4 +1,4 @@
-"""Every declared metric has one name, unit and instrument over OTLP, and the standard ones are standard."""
+"""Names, units and instruments of the declared metrics over OTLP."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def all_terms() -> Iterator[tuple[Metric, OtelMetric]]:
             yield each, STANDARD[each.name]
 
 
-def test_every_entry_of_the_table_names_a_declared_metric_and_labels_it_has() -> None:
-    """A metric that is renamed takes its entry with it."""
+def test_standard_table() -> None:
+    """Every entry names a declared metric and all its labels, so that renaming a metric updates its entry."""
     for name, terms in STANDARD.items():
         declared = set(metric(name).labels)
         used = {label for labels in terms.attributes.values() for label in labels} | set(terms.only)
-        # A label that is left out would make one series of two.
+        # Without one of its labels, two series would become one.
         assert used == declared, name
 
 
 @pytest.mark.parametrize(
     ("declared", "terms"), [pytest.param(*each, id=each[1].name) for each in all_terms()]
 )
-def test_name_unit_and_instrument_are_valid(declared: Metric, terms: OtelMetric) -> None:
-    """Lower case with dots, UCUM, and a kind that agrees with that of Prometheus."""
+def test_name_unit_and_instrument(declared: Metric, terms: OtelMetric) -> None:
+    """The name is lower case with dots, the unit is UCUM, and the instrument fits the kind in Prometheus."""
     assert NAME.fullmatch(terms.name)
     assert terms.unit in UNITS
     assert terms.instrument in INSTRUMENTS[declared.kind]
@@ -71,8 +71,9 @@ def test_name_unit_and_instrument_are_valid(declared: Metric, terms: OtelMetric)
     assert terms.description
 
 
-def test_metrics_that_share_a_name_agree_in_all_but_their_attributes() -> None:
-    """Then they are one metric over OTLP, of which no point occurs twice."""
+def test_metrics_with_one_name() -> None:
+    """They differ only in their attributes, so that they are one metric over OTLP without duplicate
+    points."""
     by_name: dict[str, list[OtelMetric]] = {}
     for _, terms in all_terms():
         by_name.setdefault(terms.name, []).append(terms)
@@ -82,14 +83,15 @@ def test_metrics_that_share_a_name_agree_in_all_but_their_attributes() -> None:
         assert len(apart) == len(sharing), name
 
 
-def test_no_name_is_the_beginning_of_another() -> None:
-    """Backends that make trees of names could show only one of the two."""
+def test_names_as_prefixes() -> None:
+    """No name is a prefix of another. Backends that build trees of names could show only one of the two."""
     names = {terms.name for _, terms in all_terms()}
     assert not {(one, other) for one in names for other in names if other.startswith(f"{one}.")}
 
 
-def test_the_rule_puts_units_into_the_field_for_them() -> None:
-    """Time and bytes that are counted become time and io, as in system.cpu.time and system.network.io."""
+def test_units() -> None:
+    """Units move from the name into their field. Counted time and bytes become time and io, as in
+    system.cpu.time and system.network.io."""
     names = {
         "rankwatch_gpu_activity_ratio": ("rankwatch.gpu.activity", "1"),
         "rankwatch_gpu_clock_hertz": ("rankwatch.gpu.clock", "Hz"),
@@ -103,8 +105,8 @@ def test_the_rule_puts_units_into_the_field_for_them() -> None:
         assert (terms.name, terms.unit) == expected
 
 
-def test_only_one_scope_of_ecc_errors_is_counted_under_the_standard_name() -> None:
-    """The other would count the same errors again."""
+def test_ecc_errors() -> None:
+    """Only one scope has the standard name. The other scope counts the same errors again."""
     ecc = metric("rankwatch_gpu_ecc_errors_total")
     given = {Label.GPU: "GPU-1", Label.KIND: "corrected", Label.SCOPE: "volatile"}
     names = [
@@ -115,7 +117,7 @@ def test_only_one_scope_of_ecc_errors_is_counted_under_the_standard_name() -> No
 
 
 class RecordingMeter:
-    """Takes down what the semantic conventions create."""
+    """Notes the instruments that the semantic conventions create."""
 
     def __init__(self) -> None:
         self.created: dict[str, tuple[Instrument, str]] = {}
@@ -149,15 +151,15 @@ def constants(module: ModuleType) -> set[str]:
     }
 
 
-def test_standard_names_instruments_and_units_are_those_of_the_semantic_conventions() -> None:
-    """As the package opentelemetry-semantic-conventions has them."""
+def test_standard_metrics() -> None:
+    """Standard names, instruments and units agree with the package opentelemetry-semantic-conventions."""
     standard = standard_metrics()
     for terms in STANDARD.values():
         assert standard.get(terms.name) == (terms.instrument, terms.unit), terms.name
 
 
-def test_attributes_are_standard_or_in_our_own_namespace() -> None:
-    """Nothing in between that a later standard could give another meaning."""
+def test_attributes() -> None:
+    """They are standard or begin with `rankwatch.`. A later standard could give others another meaning."""
     standard = {name for module in ATTRIBUTE_MODULES for name in constants(module)}
     for _, terms in all_terms():
         for attribute in (*terms.attributes, *terms.constants):

@@ -1,4 +1,4 @@
-"""The GPU of a rank: said by the trainer, or asked of torch once CUDA is in use."""
+"""The GPU of a rank: given by the trainer, or reported by torch once CUDA is in use."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ UUIDS = [f"{number}1111111-aaaa-bbbb-cccc-0123456789ab" for number in range(4)]
 
 @dataclass
 class Cuda:
-    """What `torch.cuda` tells, on a machine with four GPUs."""
+    """A fake `torch.cuda` on a machine with four GPUs."""
 
     initialized: bool = True
     current: int = 0
     held: dict[int, int] = field(default_factory=dict)
     model: str = "NVIDIA H100 80GB HBM3"
     uuids: list[Any] = field(default_factory=lambda: [*UUIDS])
-    asked: int = 0
+    queries: int = 0
 
     def is_initialized(self) -> bool:
-        self.asked += 1
+        self.queries += 1
         return self.initialized
 
     def current_device(self) -> int:
@@ -52,7 +52,7 @@ class Cuda:
 
 
 def gpu_of(directory: Path) -> str:
-    """What a reader of the black box is told."""
+    """The GPU as a reader of the black box sees it."""
     reader = Reader(box(directory))
     try:
         return reader.now().gpu
@@ -70,8 +70,8 @@ def watch(run: rankwatch.Run, cuda: Any) -> None:
     run.after_steps(RankGpu(run._writer, cuda).resolve)
 
 
-def test_a_gpu_said_by_hand_is_there_from_the_start(tmp_path: Path) -> None:
-    """And torch is not asked."""
+def test_given_gpu(tmp_path: Path) -> None:
+    """A GPU given to `start` is recorded at once."""
     run = rankwatch.start(run="r", directory=tmp_path, gpu=f"GPU-{UUIDS[2]}", flight_recorder=False)
     assert gpu_of(tmp_path) == f"GPU-{UUIDS[2]}"
     assert isinstance(run, rankwatch.Run)
@@ -79,22 +79,23 @@ def test_a_gpu_said_by_hand_is_there_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["3", "", "0000:3b:00.0", "GPU-" + "1" * 60, "GPU-\n", "GPU-é", 3])
-def test_what_is_no_uuid_is_told_to_the_caller(tmp_path: Path, gpu: Any) -> None:
-    """A number would mean another GPU after a reboot."""
+def test_given_gpu_that_is_no_uuid(tmp_path: Path, gpu: Any) -> None:
+    """It raises. An index, for example, may mean another GPU after a reboot."""
     with pytest.raises(rankwatch.UsageError, match=r"gpu is .*expected a UUID"):
         rankwatch.start(run="r", directory=tmp_path, gpu=gpu)
 
 
-def test_without_cuda_nothing_is_asked(run: rankwatch.Run, tmp_path: Path) -> None:
-    """A rank on CPUs pays nothing for it."""
+def test_no_cuda(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A rank on CPUs never queries torch."""
     assert run.device is None
     assert len(run._resolvers) == 1
     steps(run)
     assert gpu_of(tmp_path) == ""
 
 
-def test_the_gpu_is_known_after_the_first_step_that_used_one(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Before that torch must not be made to initialise CUDA; afterwards it is not asked again."""
+def test_first_step_with_cuda(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The GPU is known after the first step that used CUDA. Torch is never made to initialise CUDA, and is
+    not queried again once the GPU is known."""
     cuda = Cuda(initialized=False, held={1: 1 << 30}, current=1)
     watch(run, cuda)
     steps(run, 3)
@@ -102,31 +103,32 @@ def test_the_gpu_is_known_after_the_first_step_that_used_one(run: rankwatch.Run,
     cuda.initialized = True
     steps(run)
     assert gpu_of(tmp_path) == f"GPU-{UUIDS[1]}"
-    asked = cuda.asked
+    queries = cuda.queries
     steps(run, 5)
-    assert cuda.asked == asked
+    assert cuda.queries == queries
 
 
-def test_the_gpu_is_the_one_that_holds_the_tensors(run: rankwatch.Run, tmp_path: Path) -> None:
-    """With `tensor.to("cuda:3")` the current device stays 0, and a stray tensor may lie on it."""
+def test_device_with_most_memory(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The rank's GPU holds most of its tensors. With `tensor.to("cuda:3")` the current device stays 0, and a
+    stray tensor may lie there."""
     watch(run, Cuda(current=0, held={0: 512, 3: 1 << 30}))
     steps(run)
     assert gpu_of(tmp_path) == f"GPU-{UUIDS[3]}"
 
 
-def test_torch_is_asked_a_hundred_times_at_most(run: rankwatch.Run, tmp_path: Path) -> None:
-    """A job on CPUs of a machine with GPUs."""
+def test_bounded_attempts(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A job on the CPUs of a machine with GPUs queries torch a hundred times at most."""
     cuda = Cuda(initialized=False)
     watch(run, cuda)
     steps(run, MAX_ATTEMPTS + 20)
-    assert cuda.asked == MAX_ATTEMPTS
+    assert cuda.queries == MAX_ATTEMPTS
     assert gpu_of(tmp_path) == ""
 
 
-def test_where_memory_is_not_accounted_for_the_current_device_counts_in_the_end(
+def test_allocator_without_statistics(
     run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An allocator of the trainer's own."""
+    """If the trainer's own allocator reports no memory, the last attempt takes the current device."""
 
     def refuse(cuda: Cuda, device: int) -> int:
         raise RuntimeError("does not yet support getDeviceStats")
@@ -140,29 +142,30 @@ def test_where_memory_is_not_accounted_for_the_current_device_counts_in_the_end(
     assert run._writer.integers[Now.ERRORS] == 0
 
 
-def test_a_mig_instance_is_told_as_one(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Torch gives the UUID without saying of what."""
+def test_mig_instance(run: rankwatch.Run, tmp_path: Path) -> None:
+    """It gets the prefix `MIG-`. Torch reports the UUID without a prefix."""
     watch(run, Cuda(model="NVIDIA A100-SXM4-40GB MIG 1g.5gb", held={0: 1}))
     steps(run)
     assert gpu_of(tmp_path) == f"MIG-{UUIDS[0]}"
 
 
 @pytest.mark.parametrize("uuid", ["", "unknown", None, b"\x00" * 16, "x" * 500])
-def test_a_torch_that_gives_no_uuid_leaves_it_unknown(run: rankwatch.Run, tmp_path: Path, uuid: Any) -> None:
-    """Old versions have none, and other vendors another form."""
+def test_torch_without_uuid(run: rankwatch.Run, tmp_path: Path, uuid: Any) -> None:
+    """The GPU stays unknown. Old versions report no UUID, and other vendors use another form."""
     watch(run, Cuda(uuids=[uuid], held={0: 1}))
     steps(run)
     assert gpu_of(tmp_path) == ""
     assert run._writer.integers[Now.ERRORS] == 0
 
 
-def test_a_torch_that_raises_is_told_once_and_left_alone(run: rankwatch.Run, tmp_path: Path) -> None:
-    """After an error on the GPU each further question would raise too."""
+def test_torch_that_raises(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The error is counted once, and torch is not queried again: after an error on the GPU it always
+    raises."""
     cuda = Cuda(uuids=[], held={0: 1})
     watch(run, cuda)
     steps(run, 5)
     assert run._writer.integers[Now.ERRORS] == 1
-    assert cuda.asked == 1
+    assert cuda.queries == 1
 
 
 def spoil_word(word: int) -> Callable[[rankwatch.Run], None]:
@@ -174,16 +177,16 @@ def spoil_name(run: rankwatch.Run) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_word(-1), spoil_word(1 << 62), spoil_word(400), spoil_name])
-def test_a_reader_is_not_fooled_by_what_is_no_gpu(
+def test_invalid_gpu_in_box(
     run: rankwatch.Run, tmp_path: Path, spoil: Callable[[rankwatch.Run], None]
 ) -> None:
-    """The box comes from the training process."""
+    """A reader does not trust the box, which comes from the training process."""
     spoil(run)
     assert gpu_of(tmp_path) == ""
 
 
-def test_a_full_table_of_names_leaves_it_unknown(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Number 0 stands for no name, as in boxes of older versions."""
+def test_gpu_and_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The GPU stays unknown, as in boxes of older versions."""
     for number in range(layout.NAME_COUNT):
         run._writer.name_number(f"name {number}")
     watch(run, Cuda(held={0: 1}))
@@ -192,8 +195,8 @@ def test_a_full_table_of_names_leaves_it_unknown(run: rankwatch.Run, tmp_path: P
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_is_told_by_the_name_nvidia_smi_gives_it(tmp_path: Path) -> None:
-    """Once a tensor lies on it."""
+def test_real_rank_gpu(tmp_path: Path) -> None:
+    """A GPU with a tensor on it is recorded under the UUID that nvidia-smi prints."""
     torch: Any = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU on this machine")
@@ -202,7 +205,7 @@ def test_a_real_gpu_is_told_by_the_name_nvidia_smi_gives_it(tmp_path: Path) -> N
     with run, run.step():
         tensor = torch.ones(1024, device="cuda")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    told = gpu_of(tmp_path)
+    recorded = gpu_of(tmp_path)
     assert tensor.is_cuda
-    assert told.startswith(("GPU-", "MIG-"))
-    assert f"UUID: {told})" in listed
+    assert recorded.startswith(("GPU-", "MIG-"))
+    assert f"UUID: {recorded})" in listed

@@ -1,4 +1,4 @@
-"""Scalars, work and values that a GPU delivers late."""
+"""Scalars, amounts of work, and values that a GPU delivers late."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.training.blackbox import box, of_kind
 torch: Any = pytest.importorskip("torch")
 
 
-def test_numbers_and_tensors_are_recorded_with_their_step(run: rankwatch.Run, tmp_path: Path) -> None:
-    """A tensor may still carry its graph."""
+def test_numbers_and_tensors(run: rankwatch.Run, tmp_path: Path) -> None:
+    """They are recorded with their step, even a tensor that requires a gradient."""
     with run.step(3):
         run.scalar("loss", torch.tensor(2.5, requires_grad=True) * 1)
         run.scalar("learning_rate", 0.125)
@@ -34,14 +34,14 @@ def test_numbers_and_tensors_are_recorded_with_their_step(run: rankwatch.Run, tm
     ]
 
 
-def test_values_that_are_not_finite_are_recorded_as_they_are(run: rankwatch.Run, tmp_path: Path) -> None:
-    """NaN is what an alert waits for."""
+def test_nan(run: rankwatch.Run, tmp_path: Path) -> None:
+    """NaN is recorded as NaN, because an alert fires on it."""
     run.scalar("loss", math.nan)
     assert math.isnan(of_kind(box(tmp_path), RecordKind.SCALAR)[0].payload[0])
 
 
-def test_a_value_that_is_no_number_is_swallowed_and_counted(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Training goes on."""
+def test_value_that_is_no_number(run: rankwatch.Run, tmp_path: Path) -> None:
+    """It is counted as an error and does not raise."""
     run.scalar("loss", object())
     run.scalar("loss", torch.zeros(3))
     run.work(samples="many")  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_a_value_that_is_no_number_is_swallowed_and_counted(run: rankwatch.Run, 
 
 
 class _SlowGpu:
-    """Stands for a loss on a GPU: torch's calls for an asynchronous copy, completed when told."""
+    """A fake tensor on a GPU; reading its value synchronises."""
 
     def __init__(self, value: float) -> None:
         self.is_cuda = True
@@ -68,10 +68,8 @@ class _SlowGpu:
         return self.value
 
 
-def test_a_loss_on_a_gpu_is_collected_after_a_later_step(
-    run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The copy is asynchronous; its value is recorded with its own step, once the event has passed."""
+def test_loss_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied asynchronously, and recorded with its own step once the event has passed."""
     passed: list[bool] = [False]
     loss = _SlowGpu(1.5)
 
@@ -104,8 +102,8 @@ def test_a_loss_on_a_gpu_is_collected_after_a_later_step(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
-def test_a_loss_on_a_real_gpu_arrives_without_synchronising(run: rankwatch.Run, tmp_path: Path) -> None:
-    """torch itself raises on a synchronising call in this mode."""
+def test_loss_on_real_gpu(run: rankwatch.Run, tmp_path: Path) -> None:
+    """It arrives without synchronisation. In debug mode torch raises on a synchronising call."""
     loss = torch.full((), 2.0, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -119,10 +117,8 @@ def test_a_loss_on_a_real_gpu_arrives_without_synchronising(run: rankwatch.Run, 
     assert [each.payload for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [(2.0, 0)]
 
 
-def test_work_on_a_gpu_is_not_waited_for_either(
-    run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of tokens is often the sum of a mask."""
+def test_work_on_gpu(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An amount of work is copied asynchronously too. The number of tokens is often the sum of a mask."""
     monkeypatch.setattr("rankwatch.scalars._copy_later", lambda kind, name, value, step, moment: _copied())
     tokens = _SlowGpu(7.0)
     with run.step():
@@ -144,30 +140,31 @@ def _copied() -> Any:
 
 
 @pytest.mark.parametrize("device", ["xpu:0", "mps:0", "meta"])
-def test_a_value_on_another_device_is_counted_and_never_waited_for(run: rankwatch.Run, device: str) -> None:
-    """Only of CUDA we know how to ask for it later."""
+def test_value_on_another_device(run: rankwatch.Run, device: str) -> None:
+    """It is counted as an error and never read, because only CUDA values can be copied asynchronously."""
 
     class Elsewhere:
         is_cpu = is_cuda = False
 
         def __init__(self) -> None:
             self.device = device
-            self.asked = False
+            self.synchronised = False
 
         def item(self) -> float:
-            self.asked = True
+            self.synchronised = True
             return 1.0
 
     value = Elsewhere()
     run.scalar("loss", value)
-    assert not value.asked
+    assert not value.synchronised
     assert run._writer.integers[Now.ERRORS] == 1
 
 
-def test_a_tensor_spread_over_ranks_is_its_own_part(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The whole of it may take a collective, which this rank might enter alone."""
+def test_distributed_tensor(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The rank's own part is recorded. The full value may need a collective that this rank would enter
+    alone."""
 
-    class Spread:
+    class Distributed:
         is_cuda = False
 
         def to_local(self) -> Any:
@@ -176,5 +173,5 @@ def test_a_tensor_spread_over_ranks_is_its_own_part(run: rankwatch.Run, tmp_path
         def detach(self) -> Any:
             raise AssertionError
 
-    run.scalar("gradient_norm", Spread())
+    run.scalar("gradient_norm", Distributed())
     assert [each.payload[0] for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [3.0]

@@ -196,14 +196,14 @@ def test_wrong_value_is_shown_short() -> None:
     ],
 )
 def test_wrong_file(tmp_path: Path, toml: str) -> None:
-    """Unknown keys, wrong types and what is not TOML are one sentence that names the file."""
+    """Unknown keys, wrong types and invalid TOML give one sentence that names the file."""
     with pytest.raises(SettingError, match=r"^could not .*app\.toml") as caught:
         load(file=write(tmp_path, toml))
     assert "\n" not in str(caught.value)
 
 
 def test_unreadable_file(tmp_path: Path) -> None:
-    """Missing, or a directory."""
+    """A missing file and a directory give one sentence that names the path."""
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(SettingError, match=f"could not read config file {path}: "):
             load(file=path)
@@ -218,7 +218,7 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_flag() -> None:
-    """A switch takes no value, a repeated flag one item each time; what is not given stays unset."""
+    """A switch takes no value, and a repeated flag takes one item each time. Flags not given stay unset."""
     given = parser().parse_args(["--eager", "--items", "a,b", "--items", "c", "--count", "2"])
     assert load(vars(given)).values == Config(eager=True, items=("a,b", "c"), count=2)
     assert load(vars(parser().parse_args([]))).values == Config()
@@ -234,7 +234,7 @@ def test_help_shows_docstrings_and_defaults() -> None:
 
 
 def test_a_mistake_on_the_command_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2, and no abbreviations, which the next flag would make ambiguous."""
+    """The status is 2. Abbreviations are refused, because a new flag could make them ambiguous."""
     for arguments in (["--coun", "1"], ["--bad\n\x1b"]):
         with pytest.raises(SystemExit) as stopped:
             parser().parse_args(arguments)
@@ -253,7 +253,7 @@ def test_printable() -> None:
 
 
 def test_training_does_not_import_it() -> None:
-    """It brings argparse, ast and tomllib, which a rank has no use for."""
+    """The module imports argparse, ast and tomllib, which a rank does not need."""
     code = "import rankwatch, sys; print('rankwatch.settings' in sys.modules, 'argparse' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

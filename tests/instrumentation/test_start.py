@@ -1,4 +1,4 @@
-"""What stands in the way of a black box never stands in the way of training."""
+"""Starting a run: whatever prevents the black box never prevents training."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def loop(directory: Path | str, **variables: str) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, "-c", LOOP], env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_missing_directory_is_made(tmp_path: Path) -> None:
-    """Nobody has to prepare the node."""
+def test_missing_directory(tmp_path: Path) -> None:
+    """It is created, so that nobody has to prepare the node."""
     done = loop(tmp_path / "a" / "b")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Run\n", "")
     assert list((tmp_path / "a" / "b").glob("r/0.blackbox"))
 
 
-def test_a_directory_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
-    """The loop runs to its end without a record."""
+def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
+    """It is logged once, and the loop runs to its end without recording."""
     (tmp_path / "file").write_text("")
     done = loop(tmp_path / "file" / "below")
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
@@ -54,16 +54,16 @@ def test_a_directory_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_read_only_directory_is_told_once() -> None:
-    """/proc takes no files, not even from root."""
+def test_read_only_directory() -> None:
+    """It is logged once. /proc accepts no files, not even from root."""
     done = loop("/proc/rankwatch")
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
     assert done.stderr.count("rankwatch records nothing") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-def test_a_full_disk_is_told_once_and_never_a_bus_error(tmp_path: Path) -> None:
-    """The pages are reserved before the file gets its name."""
+def test_full_disk(tmp_path: Path) -> None:
+    """It is logged and never a SIGBUS, because the pages are reserved before the file gets its name."""
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(
@@ -81,22 +81,22 @@ def test_a_full_disk_is_told_once_and_never_a_bus_error(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_one_variable_turns_everything_off(tmp_path: Path) -> None:
-    """No file, no word."""
+def test_disabled(tmp_path: Path) -> None:
+    """RANKWATCH_DISABLE leaves no file and no output."""
     done = loop(tmp_path, RANKWATCH_DISABLE="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "DisabledRun\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_odd_environment_is_told_and_training_goes_on(tmp_path: Path) -> None:
-    """A launcher of one's own may set RANK to anything."""
+def test_invalid_environment(tmp_path: Path) -> None:
+    """It is logged and the loop runs. A custom launcher may set RANK to anything."""
     done = loop(tmp_path, RANK="zero")
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
     assert "RANK is 'zero'" in done.stderr
 
 
-def test_arguments_that_cannot_be_right_raise(tmp_path: Path) -> None:
-    """What the caller wrote wrong is told to the caller."""
+def test_invalid_arguments(tmp_path: Path) -> None:
+    """They raise, because the caller made the mistake."""
     with pytest.raises(rankwatch.UsageError, match="rank 4 does not fit"):
         rankwatch.start(directory=tmp_path, run="r", rank=4, world_size=2)
     with pytest.raises(rankwatch.UsageError, match="expected names"):
@@ -107,8 +107,8 @@ def test_arguments_that_cannot_be_right_raise(tmp_path: Path) -> None:
         rankwatch.start(directory=tmp_path, run="r", phases=[f"p{each}" for each in range(60)])
 
 
-def test_importing_takes_nothing_but_the_standard_library(tmp_path: Path) -> None:
-    """Every module that `import rankwatch` and a recorded loop load is Python's own or ours."""
+def test_standard_library_only(tmp_path: Path) -> None:
+    """`import rankwatch` and a recorded loop load only modules of Python and of rankwatch."""
     code = (
         LOOP + "import sys\n"
         "names = {name.partition('.')[0] for name in sys.modules}\n"
@@ -124,10 +124,8 @@ def _source() -> list[str]:
     return [str(Path(rankwatch.__file__).parents[1])]
 
 
-def test_an_error_inside_is_told_once_however_often_it_happens(
-    run: rankwatch.Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Counted each time."""
+def test_repeated_error(run: rankwatch.Run, caplog: pytest.LogCaptureFixture) -> None:
+    """An error that repeats is logged once."""
     with caplog.at_level(logging.WARNING, "rankwatch"):
         for _ in range(50):
             run.scalar("loss", "high")
@@ -135,8 +133,8 @@ def test_an_error_inside_is_told_once_however_often_it_happens(
 
 
 @pytest.mark.parametrize("world", [2**33, 2**70])
-def test_numbers_that_fit_no_box_are_told_and_training_goes_on(tmp_path: Path, world: int) -> None:
-    """Whatever the environment holds, `start` returns."""
+def test_world_size_too_large_for_the_header(tmp_path: Path, world: int) -> None:
+    """It is logged once, and the loop runs."""
     done = loop(tmp_path, RANK="3", WORLD_SIZE=str(world))
     assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
     assert done.stderr.count("rankwatch records nothing") == 1

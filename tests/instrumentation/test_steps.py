@@ -16,7 +16,7 @@ from rankwatch.blackbox.reader import Reader
 from support.training.blackbox import box, of_kind, read
 
 
-def test_a_step_holds_its_phases(run: rankwatch.Run, tmp_path: Path) -> None:
+def test_steps_and_phases(run: rankwatch.Run, tmp_path: Path) -> None:
     """Every phase lies within its step, and steps are numbered from 0."""
     for _ in range(3):
         with run.step():
@@ -32,8 +32,8 @@ def test_a_step_holds_its_phases(run: rankwatch.Run, tmp_path: Path) -> None:
         assert step.start <= phase.start <= phase.end <= step.end
 
 
-def test_plain_calls_record_the_same_as_context_managers(run: rankwatch.Run, tmp_path: Path) -> None:
-    """begin and end instead of `with`."""
+def test_plain_calls(run: rankwatch.Run, tmp_path: Path) -> None:
+    """`begin_...` and `end_...` record the same as `with`."""
     run.begin_step(7)
     run.begin_phase("forward")
     run.end_phase("forward")
@@ -44,7 +44,7 @@ def test_plain_calls_record_the_same_as_context_managers(run: rankwatch.Run, tmp
     ]
 
 
-def test_phases_nest(run: rankwatch.Run, tmp_path: Path) -> None:
+def test_nested_phases(run: rankwatch.Run, tmp_path: Path) -> None:
     """The inner phase lies within the outer one and is recorded first."""
     with run.step(), run.phase("backward"), run.phase("communication"):
         pass
@@ -53,8 +53,8 @@ def test_phases_nest(run: rankwatch.Run, tmp_path: Path) -> None:
     assert outer.start <= inner.start <= inner.end <= outer.end
 
 
-def test_a_step_that_an_exception_ends_is_still_recorded(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Step and phase end in the record, the step is marked, and the exception goes on its way."""
+def test_exception(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Step and phase are recorded, the step is marked as failed, and the exception propagates."""
     with pytest.raises(ZeroDivisionError), run.step(), run.phase("forward"):
         _ = 1 / 0
     phase, step = read(box(tmp_path))[1:]
@@ -62,8 +62,8 @@ def test_a_step_that_an_exception_ends_is_still_recorded(run: rankwatch.Run, tmp
     assert step.payload == (0, 1)
 
 
-def test_the_wait_for_a_batch_belongs_to_the_step_that_follows(run: rankwatch.Run, tmp_path: Path) -> None:
-    """The step begins where the wait for its batch began."""
+def test_wait_for_batch(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A step begins when the wait for its batch begins."""
     assert [batch for batch in run.batches([10, 20]) if not run.begin_step() and not run.end_step()] == [
         10,
         20,
@@ -77,10 +77,8 @@ def test_the_wait_for_a_batch_belongs_to_the_step_that_follows(run: rankwatch.Ru
         assert wait.end <= step.end
 
 
-def test_a_wait_that_the_loop_times_itself_belongs_to_the_next_step_too(
-    run: rankwatch.Run, tmp_path: Path
-) -> None:
-    """`with run.phase("data_wait")` before the step."""
+def test_data_wait_phase(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A phase `data_wait` before the step belongs to the step, like a wait of `batches`."""
     with run.phase("data_wait"):
         pass
     with run.step():
@@ -90,8 +88,8 @@ def test_a_wait_that_the_loop_times_itself_belongs_to_the_next_step_too(
     assert step.start <= wait.start
 
 
-def test_a_disabled_run_takes_every_call_of_a_run() -> None:
-    """What `Run` offers, `DisabledRun` offers with the same arguments."""
+def test_disabled_run() -> None:
+    """`DisabledRun` has the methods of `Run`, with the same parameters."""
     for name in [each for each in vars(rankwatch.Run) if not each.startswith("_")]:
         if name in ("when_ended", "after_steps", "exited", "silence"):
             continue  # for `rankwatch.start` itself
@@ -99,8 +97,8 @@ def test_a_disabled_run_takes_every_call_of_a_run() -> None:
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
 
 
-def test_an_evaluation_after_the_wait_is_no_part_of_the_next_step(run: rankwatch.Run, tmp_path: Path) -> None:
-    """A step does not reach back over an evaluation or a checkpoint."""
+def test_evaluation_after_wait(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A step does not begin before an evaluation that follows the wait for its batch."""
     for _ in run.batches([1]):
         with run.evaluation():
             pass
@@ -111,35 +109,35 @@ def test_an_evaluation_after_the_wait_is_no_part_of_the_next_step(run: rankwatch
     assert evaluation.end <= step.start
 
 
-def test_batches_are_as_long_as_the_loader(run: rankwatch.Run) -> None:
-    """A progress bar around the loader still works."""
+def test_length_of_batches(run: rankwatch.Run) -> None:
+    """It is that of the loader, so that progress bars work."""
     assert len(run.batches([1, 2, 3])) == 3
 
 
-def test_a_phase_of_ones_own_is_declared_at_the_start(tmp_path: Path) -> None:
-    """`start(phases=...)` adds names."""
+def test_own_phase(tmp_path: Path) -> None:
+    """`start(phases=...)` declares phases of the user."""
     run = rankwatch.start(run="own", directory=tmp_path, phases=("teacher",), flight_recorder=False)
     with run, run.step(), run.phase("teacher"):
         pass
     assert "teacher" in [each.name for each in read(box(tmp_path))]
 
 
-def test_an_unknown_phase_is_told_at_the_first_call(run: rankwatch.Run) -> None:
-    """The message names the phase and what is known."""
-    with pytest.raises(rankwatch.UsageError, match=r"phase 'froward' is none of .*forward"):
+def test_unknown_phase(run: rankwatch.Run) -> None:
+    """The first call raises. The error names the phase and the known ones."""
+    with pytest.raises(rankwatch.UsageError, match=r"phase 'froward' is not one of .*forward"):
         run.phase("froward")
 
 
-def test_a_step_inside_a_step_is_told_at_the_first_call(run: rankwatch.Run) -> None:
-    """Steps do not nest."""
+def test_nested_steps(run: rankwatch.Run) -> None:
+    """Steps do not nest; the first attempt raises."""
     with pytest.raises(rankwatch.UsageError, match="still open"), run.step(), run.step():
         pass
 
 
-def test_wrong_use_after_the_first_step_never_ends_the_run(
+def test_wrong_use_after_first_step(
     run: rankwatch.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A branch first taken late is told in the log once and counted; its time becomes `other`."""
+    """It is counted and logged once, and never raises: a branch first taken late must not end the run."""
     with run.step():
         pass
     with caplog.at_level(logging.WARNING, "rankwatch"), run.step():
@@ -156,7 +154,7 @@ def test_wrong_use_after_the_first_step_never_ends_the_run(
     reader.close()
 
 
-def test_the_now_block_tells_what_is_open(run: rankwatch.Run, tmp_path: Path) -> None:
+def test_now_block(run: rankwatch.Run, tmp_path: Path) -> None:
     """A reader sees the open step and the phase that began in it."""
     reader = Reader(box(tmp_path))
     with run.step(41), run.phase("optimizer"):
@@ -171,8 +169,9 @@ def test_the_now_block_tells_what_is_open(run: rankwatch.Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", ["10", 10.5, 2**70, [1]])
-def test_a_number_that_is_none_never_ends_the_run(run: rankwatch.Run, number: Any) -> None:
-    """A step read from a checkpoint may be anything: told once, and the next number is taken."""
+def test_invalid_step_number(run: rankwatch.Run, number: Any) -> None:
+    """A number from a checkpoint may be anything. After the first step it is counted as an error, and the
+    next number is used."""
     with pytest.raises(rankwatch.UsageError, match="step number"):
         run.resumed(number)
     with run.step(4):
@@ -185,8 +184,8 @@ def test_a_number_that_is_none_never_ends_the_run(run: rankwatch.Run, number: An
     assert run._writer.integers[Now.ERRORS] == 2
 
 
-def test_a_number_on_a_device_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
-    """Not for its value, and not for its text in the message either."""
+def test_step_number_on_a_device(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Neither its value nor its text is read, because both would wait for the device."""
 
     class OnGpu:
         is_cpu = False
@@ -197,7 +196,7 @@ def test_a_number_on_a_device_is_never_waited_for(run: rankwatch.Run, tmp_path: 
         def __repr__(self) -> str:
             raise AssertionError
 
-    with pytest.raises(rankwatch.UsageError, match="waited for"), run.step(OnGpu()):  # type: ignore[arg-type]
+    with pytest.raises(rankwatch.UsageError, match="would wait for it"), run.step(OnGpu()):  # type: ignore[arg-type]
         pass
     with run.step(4):
         pass
@@ -207,15 +206,15 @@ def test_a_number_on_a_device_is_never_waited_for(run: rankwatch.Run, tmp_path: 
     assert run._writer.integers[Now.ERRORS] == 1
 
 
-def test_a_phase_that_is_begun_and_never_ended_costs_bounded_memory(run: rankwatch.Run) -> None:
-    """An exception caught between the two calls leaves one behind."""
+def test_phases_that_never_end(run: rankwatch.Run) -> None:
+    """Their memory is bounded. An exception caught between the two calls leaves a phase open."""
     for _ in range(1000):
         run.begin_phase("forward")
     assert len(run._open_calls) <= 64
 
 
-def test_batches_keep_no_batch_alive(run: rankwatch.Run) -> None:
-    """`del batch` frees its memory, as with the loader itself."""
+def test_freed_batch(run: rankwatch.Run) -> None:
+    """`del batch` frees the memory, because `batches` keeps no reference to it."""
 
     class Batch:
         pass
@@ -227,8 +226,8 @@ def test_batches_keep_no_batch_alive(run: rankwatch.Run) -> None:
     next(iterator)
 
 
-def test_batches_go_on_after_an_error_where_the_loader_does(run: rankwatch.Run) -> None:
-    """A generator would end for good, and the epoch with it."""
+def test_error_of_the_loader(run: rankwatch.Run) -> None:
+    """The iteration continues after it if the loader does. A generator would end for good."""
     results: list[Any] = [1, ValueError(), 2]
 
     class Loader:
@@ -249,8 +248,8 @@ def test_batches_go_on_after_an_error_where_the_loader_does(run: rankwatch.Run) 
     assert list(iterator) == [2]
 
 
-def test_the_loader_can_be_reached_whether_recorded_or_not(run: rankwatch.Run) -> None:
-    """For `set_epoch` and the like: a full disk must not end the loop that calls it."""
+def test_loader_of_batches(run: rankwatch.Run) -> None:
+    """The loader is accessible for `set_epoch`, recorded or not: a full disk must not end the loop."""
     loader = [1, 2]
     for each in (run, rankwatch.DisabledRun()):
         assert each.batches(loader).loader is loader

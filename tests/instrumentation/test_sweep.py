@@ -1,4 +1,4 @@
-"""Old boxes are removed where no agent does it; those of the living never are."""
+"""The sweep removes old boxes, for nodes without an agent, and never the box of a living rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rankwatch.sweep import sweep
 
 
 def leave_a_box(directory: Path, run: str) -> Path:
-    """A box whose process has ended."""
+    """Create a box whose process has ended."""
     code = f"import rankwatch\nwith rankwatch.start(run={run!r}): pass"
     env = {**os.environ, "RANKWATCH_DIR": str(directory)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
     return directory / run / "0.blackbox"
 
 
-def test_a_box_is_kept_for_a_day_and_then_removed_with_its_directory(tmp_path: Path) -> None:
-    """By the age of its last word."""
+def test_old_box(tmp_path: Path) -> None:
+    """A box stays for a day after its last activity. Then it is removed with its directory."""
     path = leave_a_box(tmp_path, "old")
     sweep(tmp_path)
     assert path.exists()
@@ -33,8 +33,8 @@ def test_a_box_is_kept_for_a_day_and_then_removed_with_its_directory(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_box_of_a_living_rank_is_never_removed(tmp_path: Path) -> None:
-    """However old it is; and what is no box is left alone."""
+def test_living_rank(tmp_path: Path) -> None:
+    """Its box is never removed, however old it is. Files that are not boxes stay too."""
     code = (
         "import sys, rankwatch\nrun = rankwatch.start(run='live')\n"
         "print('ready', flush=True)\nsys.stdin.readline()"
@@ -52,8 +52,8 @@ def test_the_box_of_a_living_rank_is_never_removed(tmp_path: Path) -> None:
         assert (tmp_path / "odd" / "0.blackbox").exists()
 
 
-def test_a_start_sweeps_what_is_old(tmp_path: Path) -> None:
-    """A box from the past is gone once the next run has started."""
+def test_sweep_on_start(tmp_path: Path) -> None:
+    """The start of the next run removes an old box."""
     path = leave_a_box(tmp_path, "past")
     with path.open("r+b") as file:  # header: start on the wall clock, two days earlier
         at = 88
@@ -67,16 +67,14 @@ def test_a_start_sweeps_what_is_old(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_directory_that_is_swept_while_a_box_is_made_in_it_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All ranks of a run that is resumed after a day start at once, and one of them sweeps."""
+def test_directory_removed_during_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is created again. All ranks of a resumed run start at once, and one of them sweeps."""
     (tmp_path / "resumed").mkdir()
     unlink = Path.unlink
     swept: list[Path] = []
 
     def sweep_first(path: Path, missing_ok: bool = False) -> None:
-        if not swept:  # by another rank, between the making of the directory and that of the box
+        if not swept:  # by another rank, after the directory was created and before the box is
             swept.append(path.parent)
             path.parent.rmdir()
         unlink(path, missing_ok)
@@ -87,10 +85,8 @@ def test_a_directory_that_is_swept_while_a_box_is_made_in_it_is_made_again(
     assert (tmp_path / "resumed" / "0.blackbox").exists()
 
 
-def test_the_box_of_a_rank_that_starts_while_its_old_one_is_looked_at_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has taken the place of the old one before that was removed."""
+def test_box_replaced_during_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may create its new box after the sweep has read the old one. The new box must stay."""
     path = leave_a_box(tmp_path, "resumed")
     close = Reader.close
     begun: list[Writer] = []

@@ -1,1 +1,1 @@
-"""The black box: a file per rank that survives its writer. `layout` documents every byte."""
+"""The black box: one file per rank that survives its writer. `layout` documents every byte."""

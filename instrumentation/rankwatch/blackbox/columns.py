@@ -1,4 +1,4 @@
-"""Records that were read at once, column by column: no object for each, where thousands a second are read."""
+"""Records as columns. Thousands of records are read per second, too many for an object each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import RawRecord
 
 END_OF_TIME = 1e10
-"""Seconds. No clock of a machine says more (as Unix time: the year 2286), and no sum of them overflows."""
+"""Seconds. No clock shows more (as Unix time it is the year 2286), and sums of such times do not overflow."""
 SEQUENCE_OFFSET = 24
-"""Of a slot: where its sequence number lies."""
+"""Offset of the sequence number in a slot."""
 _WORDS = layout.RECORD_SIZE // 8
 _PAYLOAD_SIZE = layout.RECORD_SIZE - layout.PAYLOAD_OFFSET
 _FIRST_TAG = 1 << layout.NAME_BITS
@@ -21,19 +21,19 @@ _END_OF_TAGS = (max(layout.RecordKind) + 1) << layout.NAME_BITS
 
 
 class Columns(NamedTuple):
-    """The n-th item of each column is of the n-th record; the payload is decoded by whoever wants it."""
+    """Item n of each column belongs to record n. Payloads are not decoded (see `layout`)."""
 
     tags: Sequence[int]
-    """Kind and number of the name, see `layout.tag`."""
+    """Kind and number of the name (see `layout.tag`)."""
     starts: Sequence[float]
     ends: Sequence[float]
     payloads: Sequence[int]
-    """Where in `raw` the payload begins."""
+    """Offset of the payload in `raw`."""
     raw: bytes
-    """Slots of the ring, one after another."""
+    """Consecutive slots of the ring."""
 
     def records(self) -> list[RawRecord]:
-        """The same, row by row."""
+        """Return the same records as rows."""
         bits, raw = layout.NAME_BITS, self.raw
         return [
             RawRecord(tag >> bits, tag & _FIRST_TAG - 1, start, end, raw[at : at + _PAYLOAD_SIZE])
@@ -41,21 +41,21 @@ class Columns(NamedTuple):
         ]
 
 
-NOTHING = Columns((), (), (), (), b"")
+EMPTY = Columns((), (), (), (), b"")
 
 
 def sequence_numbers(raw: bytes) -> list[int]:
-    """What the slots say which records they hold."""
+    """Return the sequence number of each slot."""
     return memoryview(raw).cast("Q")[SEQUENCE_OFFSET // 8 :: _WORDS].tolist()
 
 
 def count_in_order(numbers: Sequence[int], expected: int) -> int:
-    """How many of the slots with these numbers, from the first on, hold the records expected there."""
+    """Return how many slots from the first on hold the numbers `expected`, `expected + 1`, and so on."""
     return next(compress(count(), map(ne, numbers, count(expected))), len(numbers))
 
 
 def columns_of(raw: bytes) -> Columns:
-    """The records of these slots, without those that make no sense."""
+    """Return the valid records of these slots."""
     words = memoryview(raw)
     tags, floats = words.cast("Q")[::_WORDS].tolist(), words.cast("d")
     starts, ends = floats[1::_WORDS].tolist(), floats[2::_WORDS].tolist()
@@ -63,19 +63,19 @@ def columns_of(raw: bytes) -> Columns:
     if (
         min(tags) >= _FIRST_TAG
         and max(tags) < _END_OF_TAGS
-        and all(map(le, starts, ends))  # false for what is no number, so that the next two hold
+        and all(map(le, starts, ends))  # false for NaN, so the next two comparisons see none
         and min(starts) >= 0.0
         and max(ends) < END_OF_TIME
     ):
         return columns
-    return _without_nonsense(columns)
+    return _only_valid(columns)
 
 
-def _without_nonsense(columns: Columns) -> Columns:
+def _only_valid(columns: Columns) -> Columns:
     tags, starts, ends, payloads, raw = columns
-    good = [
+    valid = [
         _FIRST_TAG <= tag < _END_OF_TAGS and 0.0 <= start <= end < END_OF_TIME
         for tag, start, end in zip(tags, starts, ends, strict=True)
     ]
-    kept = (list(compress(tags, good)), list(compress(starts, good)), list(compress(ends, good)))
-    return Columns(*kept, list(compress(payloads, good)), raw)
+    kept = (list(compress(tags, valid)), list(compress(starts, valid)), list(compress(ends, valid)))
+    return Columns(*kept, list(compress(payloads, valid)), raw)

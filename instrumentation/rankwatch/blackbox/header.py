@@ -11,37 +11,39 @@ from rankwatch.errors import BlackBoxError, IdentityError
 from rankwatch.identity import Identity
 
 GUARD_RECORDS = 64
-"""Slots in front of the writer that a reader does not trust: they may be overwritten while read."""
+"""Slots in front of the writer that a reader does not trust. They may be overwritten while they are read."""
 
 
 def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
-    """The first HEADER_SIZE bytes of a file of this size; raises BlackBoxError, with a countable `reason`,
-    where they are not those of a black box that this version can read."""
+    """Parse the first HEADER_SIZE bytes of a file of `actual_size` bytes.
+
+    Raises BlackBoxError with a `reason` if this version cannot read them as a black box.
+    """
 
     def refuse(reason: str, why: str) -> BlackBoxError:
-        return BlackBoxError(f"{path} is no usable black box: {why}", reason=reason)
+        return BlackBoxError(f"{path} is not a usable black box: {why}", reason=reason)
 
     if len(raw) < layout.HEADER_SIZE:
-        raise refuse("truncated", f"only {len(raw)} bytes")
+        raise refuse("truncated", f"it has only {len(raw)} bytes")
     (magic, version, header, record, names, capacity, now, names_at, ring, size,
      rank, world, local, pid, monotonic, wall, target, run, host, count,
     ) = layout.FIXED.unpack_from(raw)  # fmt: skip
     if magic != layout.MAGIC:
-        raise refuse("garbage", "wrong magic")
+        raise refuse("garbage", "its magic is wrong")
     if version != layout.VERSION:
-        raise refuse("version", f"format version {version}, this reader knows {layout.VERSION}")
+        raise refuse("version", f"its format version is {version}, this reader knows {layout.VERSION}")
     expected = (layout.HEADER_SIZE, layout.RECORD_SIZE, layout.NAME_COUNT,
                 layout.NOW_OFFSET, layout.NAMES_OFFSET, layout.RING_OFFSET)  # fmt: skip
     if (header, record, names, now, names_at, ring) != expected:
-        raise refuse("garbage", "its sizes or offsets are not those of its version")
+        raise refuse("garbage", "its sizes or offsets do not belong to its version")
     if not 2 * GUARD_RECORDS < capacity <= layout.MAX_CAPACITY:
-        raise refuse("oversized", f"a ring of {capacity} records")
+        raise refuse("oversized", f"its ring has {capacity} records")
     if size != layout.RING_OFFSET + capacity * layout.RECORD_SIZE or actual_size < size:
-        raise refuse("truncated", f"{actual_size} bytes, its header says {size}")
+        raise refuse("truncated", f"it has {actual_size} bytes, according to its header {size}")
     if actual_size > size:
-        raise refuse("oversized", f"{actual_size} bytes, its header says {size}")
+        raise refuse("oversized", f"it has {actual_size} bytes, according to its header {size}")
     if not (0.0 <= monotonic < END_OF_TIME and 0.0 <= wall < END_OF_TIME):
-        raise refuse("garbage", "clocks that cannot be")
+        raise refuse("garbage", "its clocks are impossible")
     coordinates = {}
     for index in range(min(count, layout.MAX_COORDINATES)):
         at = layout.FIXED.size + index * layout.COORDINATE.size
@@ -59,7 +61,7 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
     except IdentityError as error:
         raise refuse("garbage", str(error)) from error
     if not identity.run:
-        raise refuse("garbage", "no run id")
+        raise refuse("garbage", "it has no run id")
     return Header(
         identity=identity,
         pid=pid,

@@ -2,24 +2,24 @@
 
     offset  size   what
     0       4096   header: identity and clocks, written once before the file gets its name
-    4096    4096   now: 512 words of 8 bytes; each word is written whole, so a reader never sees half of one
-    8192    32768  names: 512 entries of 64 bytes, length byte then UTF-8; number 0 means "no name"
+    4096    4096   now: 512 words of 8 bytes, each written whole, so a reader never sees half a word
+    8192    32768  names: 512 entries of 64 bytes, a length byte and then UTF-8; number 0 means "no name"
     40960   64 x n ring of n records
 
-A record is 64 bytes; the sequence number is stored after tag, start and end (and, where there is a
-payload, after the payload), so a record is complete once its slot shows the number expected there. A
-reader sees the number first and copies the record then: one copy may hold the number and yet the old rest.
+A record is 64 bytes. The writer stores the sequence number last, so a record is complete once its slot shows
+the expected number. A reader checks the number first and copies the record afterwards, because a single copy
+may hold the new number and an old rest.
 
     0   u64  tag: kind x 65536 + number of a name
     8   f64  start, seconds on CLOCK_MONOTONIC
-    16  f64  end, likewise; for moments the same as start
-    24  u64  sequence number n, counted from 0; the record lies in slot n mod capacity
+    16  f64  end, seconds on CLOCK_MONOTONIC; equal to start for moments
+    24  u64  sequence number n, counted from 0; the record is in slot n mod capacity
     32       payload of 32 bytes, by kind
 
-Sequence numbers are handed out by one atomic step and records written by several threads, so a slot
-may be filled a little later than its successor: the reader waits for it, then counts it as missed.
+Several threads write records, and one atomic step gives each record its sequence number. So a slot may be
+filled a little later than the next one. The reader waits for it and finally counts it as missed.
 
-Times are those of CLOCK_MONOTONIC, which all processes of a machine share; the header holds the pair
+Times are on CLOCK_MONOTONIC, which all processes of a machine share. The header holds a pair
 (monotonic, wall clock) taken at the start.
 """
 
@@ -42,14 +42,14 @@ RING_OFFSET = NAMES_OFFSET + NAME_SIZE * NAME_COUNT
 RECORD_SIZE = 64
 DEFAULT_CAPACITY = 16384
 MAX_CAPACITY = 1 << 22
-"""256 MiB of records; a reader refuses more."""
+"""256 MiB of records. A reader refuses more."""
 
 FIXED = struct.Struct("<8sIIIIQQQQQiiiiddd128s64sI")
 """Header: magic, version, header size, record size, name count, capacity, offsets of now, names and
 ring, file size, rank, world size, local rank, pid, start (monotonic, wall), target steps (NaN: none),
 run, host (both NUL-padded UTF-8), number of coordinates."""
 COORDINATE = struct.Struct("<16sii")
-"""Name (NUL-padded), index, size; up to MAX_COORDINATES of them follow the fixed part."""
+"""Name (NUL-padded), index, size. At most MAX_COORDINATES of them follow the fixed part."""
 MAX_COORDINATES = 8
 
 HEAD = struct.Struct("<QddQ")
@@ -57,35 +57,35 @@ NAME_BITS = 16
 PAYLOAD_OFFSET = 32
 
 STEP = struct.Struct("<qq")
-"""Step number, 1 where an exception ended it."""
+"""Step number, 1 if an exception ended it."""
 COLLECTIVE = struct.Struct("<QQIId")
-"""Bytes of input, number in its group from 0 (sends and receives are counted apart), group's name, flags,
-moment at which a thread began to wait for it. That is 0 where the caller blocks, where no wait was seen
-before its end, and in boxes that were written before this field had a meaning."""
+"""Bytes of input, number in its group from 0 (sends and receives have their own numbers), group's name,
+flags, moment when a thread began to wait for it. The moment is 0 if the caller blocks, if no wait was seen
+before the end, and in boxes that are older than this field."""
 SCALAR = struct.Struct("<dq")
 """Value, step."""
 WORK = struct.Struct("<dq")
 """Amount, step."""
 CHECKPOINT = struct.Struct("<QqII")
-"""Bytes, step, stage's name (0: the whole operation), 1 where it failed."""
+"""Bytes, step, stage's name (0: the whole operation), 1 if it failed."""
 LIFECYCLE = struct.Struct("<qI")
 """Step, name of a detail (type of an exception)."""
 DEVICE = struct.Struct("<ddq")
-"""Seconds on the GPU, of these before the last collective was enqueued, step."""
+"""Seconds on the GPU, seconds of these before the stream reached the last collective, step."""
 
 BLOCKING = 1
 """Flag of a collective: the caller blocks from its start to its end."""
 FAILED = 2
 POINT_TO_POINT = 4
-"""A send or a receive. It starts where the thread began to wait for it, not where it was enqueued: what lies
-between is the rank's own work. A collective without this flag starts where it was enqueued."""
+"""A send or a receive. It starts when the thread began to wait for it, because the time between enqueue and
+wait is the rank's own work. A collective without this flag starts when it was enqueued."""
 UNTIMED = 8
-"""Its end was not seen, because nobody was seen to wait for it: it has no duration. Start and end are one
-moment, that of the enqueue."""
+"""It has no duration, because no thread waited for it and its end was not seen. Start and end are both the
+moment of the enqueue."""
 
 
 class RecordKind(IntEnum):
-    """What a record tells."""
+    """Kinds of records."""
 
     PHASE = 1
     STEP = 2
@@ -101,41 +101,41 @@ class Now(IntEnum):
     """Words of the now block. Moments (seconds on CLOCK_MONOTONIC) and the loss are f64, the others i64."""
 
     STEP = 0
-    """Number of the step that is open, or of the last one."""
+    """Number of the open step, else of the last one."""
     STEP_BEGAN = 1
     """Start of the open step; 0 while none is open."""
     STEP_ENDED = 2
     STEPS_COMPLETED = 3
     ERRORS = 4
-    """Errors inside rankwatch, swallowed."""
+    """Errors inside rankwatch that were kept from training."""
     LOSS = 5
     CHECKPOINT_STEP = 6
     CHECKPOINT_ENDED = 7
     NAMES = 8
     """Number of names in use."""
     PHASES = 9
-    """Number of phases; their names are numbers 1 to this."""
+    """Number of phases. Their names have the numbers from 1 to this."""
     GPU = 10
-    """Number of the name that is the UUID of the rank's GPU; 0 while it is not known, and in boxes that
-    were written before this word had a meaning."""
+    """Number of the name that is the UUID of the rank's GPU; 0 while it is unknown, and in boxes that are
+    older than this word."""
     GROUPS = 11
-    """Number of process groups in the tables below; 0 in boxes that were written before there were any."""
+    """Number of process groups in the tables below; 0 in boxes that are older than the tables."""
     PHASE_BEGAN = 64
-    """First of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
+    """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""
     GROUP_NAME = 128
-    """First of a table, as the following ones: number of the name of process group g."""
+    """First word of a table, like the following: number of the name of process group g."""
     GROUP_MEMBERS = 192
     """Number of the name that lists its global ranks (see `rankwatch.members`)."""
     GROUP_SIZE = 256
     """Number of its ranks."""
     GROUP_ENQUEUED = 320
-    """Collectives enqueued in it, sends and receives left out: these differ between its ranks."""
+    """Collectives enqueued in it, without sends and receives, which differ between its ranks."""
     GROUP_OLDEST = 384
-    """Enqueue of its oldest operation that is not complete; 0 for none. A send or receive counts from where
-    a thread began to wait for it, as long as it waits. Only where completions are seen (gloo)."""
+    """Enqueue of its oldest operation that is not complete; 0 for none. A send or receive counts from the
+    beginning of the wait for it until its end. Only backends whose completions are seen (gloo) have it."""
     GROUP_OPERATION = 448
-    """Number of the name of its operation that was enqueued last, sends and receives included."""
+    """Number of the name of the operation enqueued last, including sends and receives."""
 
 
 MAX_PHASES = 64
@@ -143,5 +143,5 @@ MAX_GROUPS = 64
 
 
 def tag(kind: RecordKind, name: int) -> int:
-    """The tag of a record of this kind with this name."""
+    """Return the tag of a record of this kind with this name."""
     return (kind << NAME_BITS) | name

@@ -1,6 +1,8 @@
-"""Follows a black box. The file is untrusted: whatever it holds, a reader raises BlackBoxError or
-counts, and never follows a link, maps the file (a truncated one would kill the reader by SIGBUS)
-or reads more than its own bounds.
+"""Reads a black box while it is written.
+
+The file is untrusted. Whatever it holds, a reader raises BlackBoxError or counts what it skips. It never
+follows a link, never reads beyond its own bounds, and never maps the file, because truncating a mapped file
+would kill the reader by SIGBUS.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import (
+    EMPTY,
     END_OF_TIME,
-    NOTHING,
     SEQUENCE_OFFSET,
     Columns,
     columns_of,
@@ -30,23 +32,22 @@ from rankwatch.errors import BlackBoxError
 
 _CHUNK_RECORDS = 256
 _LOOK_AHEAD = 8
-"""Slots behind one that is not written, of which one that is shows that writing went on."""
+"""Slots behind an unwritten slot that are checked. If one is written, the writer has gone on."""
 _HOLE_POLLS = 3
-"""Polls a reader waits for a slot that was handed out and not yet filled."""
+"""Polls during which a reader waits for a slot that was reserved and is not yet filled."""
 _MOST_POLLS = 256
-"""Polls of one reading to the end; each hole takes some."""
+"""Most polls of one `read_to_end`. Each hole takes several."""
 _MOST_ROUNDS = 2
-"""Rounds of the ring in one reading to the end: a writer that is faster than its reader has no end."""
-_STALLED = 4
-"""Slots of which one that is written shows how far the writer is: threads may have stalled in the others."""
+"""Most rounds of the ring in one `read_to_end`, because a writer may be faster than its reader."""
+_OVERTAKEN_SLOTS = 4
+"""Slots that are checked for how far the writer is. Threads may have stalled in all but one of them."""
 _FLOCK = struct.Struct("hhqqi4x")
 
 
 class Reader:
     """An open black box.
 
-    Raises BlackBoxError, with a countable `reason`, where the file is no black box that this
-    version can read.
+    Raises BlackBoxError with a `reason` if this version cannot read the file as a black box.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,38 +60,38 @@ class Reader:
                 raise BlackBoxError(f"{path} is not a regular file", reason="not_a_file")
             self.inode = status.st_ino
             self.changed_wall = status.st_ctime
-            """Unix time at which the file was changed last, other than through memory."""
+            """Unix time of the last change of the file, other than through memory."""
             self.header = parse_header(path, os.pread(self._file, layout.HEADER_SIZE, 0), status.st_size)
         except BaseException:
             os.close(self._file)
             raise
         self.missed = 0
-        """Records overwritten or torn before they were read, or that made no sense."""
+        """Records that were invalid, or were overwritten or torn before they were read."""
         self._next = 0
         self.at_end = False
-        """Whether the last poll came to the end of what was written."""
+        """True if the last poll reached the newest record."""
         self._hole = (-1, 0)
         self._names: dict[int, str] = {}
 
     def close(self) -> None:
-        """Give the file back; the reader is of no further use."""
+        """Close the file. The reader cannot be used any more."""
         os.close(self._file)
 
     def writer_alive(self) -> bool:
-        """Whether the process that wrote the box still holds its lock."""
+        """True while the process that wrote the box holds its lock."""
         query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         answer = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, query))
         return bool(answer[0] != fcntl.F_UNLCK)
 
     def replaced(self) -> bool:
-        """Whether the path now names another file, or none."""
+        """True if the path now names another file or none."""
         try:
             return os.lstat(self._name).st_ino != self.inode
         except OSError:
             return True
 
     def now(self) -> NowBlock:
-        """The now block as it stands."""
+        """Read the now block."""
         raw = self._pread(layout.NOW_WORDS * 8, layout.NOW_OFFSET)
         view = memoryview(raw)
         integers, floats = view.cast("q"), view.cast("d")
@@ -106,7 +107,7 @@ class Reader:
             checkpoint_ended=_finite(floats[Now.CHECKPOINT_ENDED]),
             phases_began={
                 number: began[number]
-                for number in compress(range(layout.MAX_PHASES), began)  # most have never begun
+                for number in compress(range(layout.MAX_PHASES), began)  # most phases have never begun
                 if number and 0.0 < began[number] < END_OF_TIME
             },
             gpu=self._printable_name(integers[Now.GPU]),
@@ -129,7 +130,7 @@ class Reader:
                 )
 
     def name(self, number: int) -> str:
-        """The name with this number; empty for 0 and for numbers that are not in use."""
+        """Return the name with this number; empty for 0 and for unused numbers."""
         known = self._names.get(number)
         if known is not None:
             return known
@@ -146,32 +147,33 @@ class Reader:
         return name if name.isascii() and name.isprintable() else ""
 
     def poll(self, limit: int = 1 << 16) -> Columns:
-        """The records written since the last poll, in order, at most `limit`, or a chunk more."""
+        """Return the records written since the last poll, in order. May exceed `limit` by one chunk."""
         self.at_end = False
         first = self._next
         chunks: list[bytes] = []
         while self._next - first < limit and self._read_chunk(chunks):
             pass
         if not chunks:
-            return NOTHING
+            return EMPTY
         raw = b"".join(chunks)
         count = len(raw) // layout.RECORD_SIZE
         limit_of_trust = first + self.header.capacity - GUARD_RECORDS
-        if any(self._reached(limit_of_trust + ahead) for ahead in range(_STALLED)):
-            # The writer has nearly caught up with what was just read: none of it can be trusted.
+        if any(self._reached(limit_of_trust + ahead) for ahead in range(_OVERTAKEN_SLOTS)):
+            # The writer may have overwritten these records while they were read.
             self.missed += count
             self._skip_to_head()
-            return NOTHING
+            return EMPTY
         columns = columns_of(raw)
         self.missed += count - len(columns.tags)
         return columns
 
     def read_to_end(self, most: int | None = None) -> Iterator[Columns]:
-        """The records written since the last poll up to the end, each once: for a box that is read only once.
+        """Yield the records since the last poll up to the newest, for a box that is read only once.
 
-        A single poll stops earlier at a slot that is not filled yet, and where the ring has gone round.
+        A single poll may stop earlier: at a slot that is not filled yet, or after the writer has overtaken
+        it.
 
-        most: records after which the rest is left, see `at_end`; two rounds of the ring unless given.
+        most: reading stops after this many records (see `at_end`); by default two rounds of the ring.
         """
         most = _MOST_ROUNDS * self.header.capacity if most is None else most
         count = 0
@@ -184,15 +186,15 @@ class Reader:
                 return
 
     def _read_chunk(self, chunks: list[bytes]) -> bool:
-        """Read on; whether there may be more behind it."""
+        """Read the next records into `chunks`; True if there may be more."""
         expected = self._next
         slots = min(_CHUNK_RECORDS, self._to_end(expected))
         raw = self._pread(slots * layout.RECORD_SIZE, self._offset(expected))
         numbers = sequence_numbers(raw)
         count = count_in_order(numbers, expected)
         if count:
-            # Again, now that their numbers were seen: of a slot that was filled while it was copied the
-            # number may be new and the rest old.
+            # Read again after the numbers were seen. If a slot was filled during the first copy, its number
+            # may be new and the rest old.
             chunks.append(self._pread(count * layout.RECORD_SIZE, self._offset(expected)))
             self._next = expected + count
         if count == slots:
@@ -201,16 +203,16 @@ class Reader:
         return False
 
     def _stopped_at(self, expected: int, numbers: Sequence[int]) -> None:
-        """Decide whether the slot is still to be written, was overwritten, or will stay a hole.
+        """Decide if the slot of record `expected` is not written yet, was overwritten, or stays a hole.
 
-        numbers: what it and the slots behind it hold, as far as they were read.
+        numbers: the sequence numbers of this slot and of the slots behind it, as far as they were read.
         """
         capacity, number = self.header.capacity, numbers[0]
         if number > expected and (number - expected) % capacity == 0 and number < 1 << 62:
             self._skip_to_head()
             return
         written = any(expected + ahead <= each < 1 << 62 for ahead, each in enumerate(numbers) if ahead)
-        beyond = range(len(numbers), _LOOK_AHEAD + 1)  # round the end of the ring
+        beyond = range(len(numbers), _LOOK_AHEAD + 1)  # not read yet, perhaps at the beginning of the ring
         if not written and not any(self._reached(expected + ahead) for ahead in beyond):
             self.at_end = True
             return
@@ -222,7 +224,7 @@ class Reader:
             self._next = expected + 1
 
     def _skip_to_head(self) -> None:
-        """Go on at the oldest record that is safe to read, and count what lies between as missed."""
+        """Continue at the oldest record that is safe to read, and count the skipped ones as missed."""
         capacity = self.header.capacity
         raw = self._pread(capacity * layout.RECORD_SIZE, layout.RING_OFFSET)
         newest = max(
@@ -238,7 +240,7 @@ class Reader:
         self._next = target
 
     def _reached(self, number: int) -> bool:
-        """Whether the writer has filled the slot of this record, with it or a later one."""
+        """True if the slot of this record holds it or a later one."""
         raw = self._pread(8, self._offset(number) + SEQUENCE_OFFSET)
         return number <= int.from_bytes(raw, "little") < 1 << 62
 

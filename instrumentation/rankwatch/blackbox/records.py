@@ -1,4 +1,4 @@
-"""What a reader hands out: header, now block and records, as plain values."""
+"""What a reader returns: header, now block and records, as plain values."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ class Header:
 
     identity: Identity
     pid: int
-    """Process id as the writer saw it; another PID namespace may know it by another number."""
+    """Process id in the writer's PID namespace. Other namespaces may use another number."""
     started_monotonic: float
     started_wall: float
-    """One moment on both clocks, seconds."""
+    """The same moment on the wall clock, in seconds."""
     target_steps: int | None
     capacity: int
-    """Records the ring holds."""
+    """Number of records in the ring."""
 
     def wall(self, monotonic: float) -> float:
-        """Unix time of a moment on the writer's monotonic clock, by the pair of the header."""
+        """Convert a moment on the writer's monotonic clock to Unix time."""
         return monotonic - self.started_monotonic + self.started_wall
 
 
 class GroupNow(NamedTuple):
-    """A process group of the rank, as the now block tells it."""
+    """A process group of the rank, from the now block."""
 
     number: int
-    """Number of the name of the group, as records of collectives give it."""
+    """Number of the name of the group, as in records of collectives."""
     name: str
     members: str
-    """Its global ranks in short form (see `rankwatch.members`); empty where they are not known."""
+    """Its global ranks in short form (see `rankwatch.members`); empty if they are unknown."""
     size: int
     enqueued: int
-    """Collectives enqueued up to now, sends and receives left out."""
+    """Collectives enqueued so far, without sends and receives."""
     oldest: float
-    """Enqueue of the oldest operation that is not complete (of a send or receive: when a thread began to wait
-    for it), monotonic; 0 for none, or not known."""
+    """Start of the oldest operation that is not complete, monotonic; 0 if there is none or it is unknown. A
+    collective starts when it is enqueued, a send or receive when a thread begins to wait for it."""
     operation: str
-    """Name of the operation that was enqueued last."""
+    """Name of the operation enqueued last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NowBlock:
-    """The last words: what the rank was doing when the block was read."""
+    """What the rank was doing when the block was read. After its end this is the final state."""
 
     step: int
     step_began: float
-    """Start of the open step on the monotonic clock; 0 while none is open."""
+    """Start of the open step on the monotonic clock; 0 if none is open."""
     step_ended: float
     steps_completed: int
     errors: int
-    """Errors inside rankwatch, swallowed."""
+    """Errors inside rankwatch that were kept from training."""
     loss: float
     checkpoint_step: int
     checkpoint_ended: float
     phases_began: Mapping[int, float]
-    """Number of a phase's name -> when it last began; phases that never began are left out."""
+    """Number of a phase's name -> when it last began. Phases that never began are left out."""
     gpu: str
-    """UUID of the GPU the rank works on; empty while it is not known."""
+    """UUID of the rank's GPU; empty while it is unknown."""
     groups: tuple[GroupNow, ...] = ()
-    """Process groups in which an operation was enqueued, in the order of the first."""
+    """Process groups in which an operation was enqueued, in the order of their first operations."""
 
 
 class RawRecord(NamedTuple):
-    """One record of the ring; the payload is decoded by whoever wants it (see `layout`)."""
+    """One record of the ring. The payload is not decoded (see `layout`)."""
 
     kind: int
     name: int

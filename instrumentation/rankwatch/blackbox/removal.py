@@ -1,4 +1,4 @@
-"""Removes a box that was judged by its content, where its path may name another one by then."""
+"""Removal of a box after its content was read. By then its path may name another box."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 from pathlib import Path
 
 ASIDE = ".removed"
-"""Ends the name of a box that is looked at for the last time; a leading dot keeps readers from it."""
+"""Suffix of a box that is checked before it is removed. A leading dot hides it from readers."""
 
 
 def remove_box(path: Path, inode: int) -> bool:
-    """Remove the box with this inode, and say whether the path named it. Raises OSError.
+    """Remove the box if it has this inode; True if it had. Raises OSError.
 
-    A run that is resumed puts a new box in the place of the old one at any moment. So the box is put aside,
-    looked at, and put back if it is another one.
+    A resumed run may replace the box at any moment. So the box is first renamed, then checked, and put back
+    if it is another one.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}{ASIDE}")
     path.rename(aside)
     ours = aside.stat(follow_symlinks=False).st_ino == inode
     if not ours:
-        with contextlib.suppress(FileExistsError):  # of a process that is newer still
+        with contextlib.suppress(FileExistsError):  # an even newer process has created its box meanwhile
             os.link(aside, path)
     aside.unlink()
     return ours

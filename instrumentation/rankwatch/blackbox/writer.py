@@ -1,4 +1,4 @@
-"""Writes a black box. No lock, no allocation that grows, no system call once it is open."""
+"""Writes a black box. A write takes no lock, makes no system call and does not allocate growing memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
 _PAYLOAD = layout.PAYLOAD_OFFSET
 _TRIES = 8
-"""To make a file before somebody removes its empty directory: a few microseconds each."""
+"""Attempts to create a file before another process removes its empty directory; a few microseconds each."""
 
 
 class Writer:
     """The black box of this process.
 
-    The file is written under a temporary name, its pages reserved (a full file system is an error
-    here and never a SIGBUS later), locked, and only then given its name. The lock is a POSIX record
-    lock: the kernel drops it when the process dies, it is not inherited by fork, and a reader in any
-    PID namespace can ask for it.
+    The file is created under a temporary name. Its pages are reserved, so that a full file system is an error
+    now and not a SIGBUS later. Then the file is locked and gets its final name. The lock is a POSIX record
+    lock: the kernel drops it when the process dies, a forked child does not inherit it, and a reader in any
+    PID namespace can query it.
 
-    Raises BlackBoxError where the file cannot be created.
+    Raises BlackBoxError if the file cannot be created.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Writer:
         self.attach(self._map)
         offsets = range(layout.RING_OFFSET, self._size, layout.RECORD_SIZE)
         self.next_slot = enumerate(itertools.cycle(offsets)).__next__
-        """Hands out (sequence number, offset); one atomic step, so threads need no lock."""
+        """Returns the next (sequence number, offset). The call is atomic, so threads need no lock."""
         for count, name in enumerate(phases, start=1):
             self.name_number(name)
             self.integers[Now.PHASES] = count
@@ -69,11 +69,11 @@ class Writer:
         self.floats = words.cast("d")
 
     def detach(self) -> None:
-        """Write into private memory from now on: what a forked child must do."""
+        """Write into private memory from now on. A forked child must call this."""
         self.attach(mmap.mmap(-1, self._size))
 
     def name_number(self, name: str) -> int:
-        """The number of a name, entered into the table at its first use; 0 once the table is full."""
+        """Return the number of a name. Its first use enters it into the table; 0 once the table is full."""
         number = self._ids.get(name)
         if number is None:
             number = self.new_name(name)
@@ -82,9 +82,9 @@ class Writer:
         return number
 
     def new_name(self, name: str) -> int:
-        """A number of its own for a name, whether or not the table holds the same text; 0 once it is full."""
+        """Enter a name even if the table holds the same text; return its number, 0 once the table is full."""
         raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
-        number = self._next_name()  # after `encode`: what is no text must not use up the table
+        number = self._next_name()  # after `encode`: a value that is not text must not use up the table
         if number >= layout.NAME_COUNT:
             return 0
         at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
@@ -94,7 +94,7 @@ class Writer:
         return number
 
     def set_gpu(self, uuid: str) -> None:
-        """Say which GPU the rank works on; a full table of names leaves it unknown."""
+        """Record the UUID of the rank's GPU. It stays unknown if the table of names is full."""
         self.integers[Now.GPU] = self.name_number(uuid)
 
     def append(
@@ -106,12 +106,12 @@ class Writer:
         payload: struct.Struct,
         *values: float,
     ) -> None:
-        """Write one record; times are seconds on CLOCK_MONOTONIC."""
+        """Write one record. Times are seconds on CLOCK_MONOTONIC."""
         number, at = self.next_slot()
         try:
             payload.pack_into(self.target, at + layout.PAYLOAD_OFFSET, *values)
         except BaseException:
-            # The slot is taken: left empty, every reader would wait for it to be filled.
+            # The slot is reserved. If it stayed empty, every reader would wait for it.
             _pack_head(self.target, at, 0, 0.0, 0.0, number)
             raise
         _pack_head(self.target, at, (kind << layout.NAME_BITS) | name, start, end, number)
@@ -119,9 +119,9 @@ class Writer:
     def pair(
         self, tag: int, start: float, end: float, pack: Callable[..., None], first: float, second: float
     ) -> None:
-        """Write one record with a payload of two numbers, as `append` does: this is for records of each step.
+        """Write one record with a payload of two numbers. Faster than `append`, for records of each step.
 
-        tag: as of `layout.tag`. pack: `pack_into` of the payload.
+        tag: see `layout.tag`. pack: `pack_into` of the payload.
         """
         number, at = self.next_slot()
         target = self.target
@@ -135,7 +135,7 @@ class Writer:
     def collective(
         self, tag: int, start: float, end: float, size: int, count: int, group: int, flags: int, waited: float
     ) -> None:
-        """Write the record of a collective; the last five are the fields of `layout.COLLECTIVE`."""
+        """Write the record of a collective. The last five arguments are the fields of `layout.COLLECTIVE`."""
         number, at = self.next_slot()
         target = self.target
         try:
@@ -146,7 +146,7 @@ class Writer:
         _pack_head(target, at, tag, start, end, number)
 
     def unlock(self) -> None:
-        """Give the descriptor back, and the lock with it; writing goes on."""
+        """Close the descriptor, which releases the lock. Writing stays possible."""
         os.close(self._file)
 
 
@@ -154,16 +154,16 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
     base = path.parent.parent
     if not base.is_dir():
         base.mkdir(parents=True, exist_ok=True)
-        base.chmod(0o1777)  # users share it, as they share /tmp
+        base.chmod(0o1777)  # shared by all users, like /tmp
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     file = _open_new(temporary)
     try:
-        os.fchmod(file, 0o644)  # whatever the umask: the agent is another user
+        os.fchmod(file, 0o644)  # independent of the umask, because the agent is another user
         os.posix_fallocate(file, 0, size)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         target = mmap.mmap(file, size)
         target[: len(header)] = header
-        # Sequence number 0 is a real one: an empty slot 0 must not look written.
+        # 0 is a valid sequence number, so an empty slot 0 must hold another one.
         layout.HEAD.pack_into(target, layout.RING_OFFSET, 0, 0.0, 0.0, 2**64 - 1)
         temporary.replace(path)
     except BaseException:
@@ -174,15 +174,15 @@ def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
 
 
 def _open_new(path: Path) -> int:
-    """Open a file that is not there yet, in a directory that may not be either.
+    """Create and open a file, and its directory if needed.
 
-    Whoever removes old boxes removes a directory that has become empty: one of a run that is resumed after a
-    day perhaps just now, before there is a file in it. Then it is made again.
+    A process that removes old boxes also removes a directory that has become empty. If a run is resumed after
+    a day, that may happen just before its new file is created. Then the directory is created again.
     """
     for again in range(_TRIES, 0, -1):
         try:
             _make_readable_directory(path.parent)
-            path.unlink(missing_ok=True)  # of a process killed right here; a container gives its id again
+            path.unlink(missing_ok=True)  # left by a killed process with the same id, as in a container
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
             if again == 1:

@@ -47,7 +47,7 @@ def test_a_copy_kept_as_evidence_is_read_and_tells_how_the_rank_ended(
 def test_what_is_no_box_is_one_sentence(tmp_path: Path) -> None:
     """The path is in it."""
     (tmp_path / "x").write_text("no box")
-    with pytest.raises(UserError, match="x is no usable black box"):
+    with pytest.raises(UserError, match="x is not a usable black box"):
         main([str(tmp_path / "x")])
     with pytest.raises(UserError, match="records is -1"):
         main([str(tmp_path / "x"), "--records", "-1"])

@@ -1,34 +1,21 @@
-"""The tables of process groups, written by the rank."""
+"""The tables of process groups in the black box."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankwatch.blackbox import layout
 from rankwatch.collectives.groups import Group, Groups
-from support.jobs.gloo import Recording, gloo
+from support.jobs.gloo import Recording
 
 dist = pytest.importorskip("torch.distributed")
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Recording:
-    return Recording(tmp_path)
-
-
-@pytest.fixture
-def world() -> Iterator[Any]:
-    with gloo() as group:
-        yield group
-
-
-def test_the_65th_group_has_no_row_and_is_numbered_all_the_same(recording: Recording, world: Any) -> None:
-    """Its records stay, under a name of its own."""
+def test_more_groups_than_rows(recording: Recording, world: Any) -> None:
+    """The 65th group has no row, but a name of its own for its records, and its collectives are numbered."""
     groups = Groups(recording.writer)
     made = [dist.new_group([0], group_desc=f"g{each}") for each in range(layout.MAX_GROUPS + 2)]
     found = [groups.of(each) for each in made]
@@ -42,8 +29,8 @@ def test_the_65th_group_has_no_row_and_is_numbered_all_the_same(recording: Recor
     assert {group.oldest for group in recording.groups} == {0.0}
 
 
-def test_groups_that_pytorch_does_not_know_keep_their_counters(recording: Recording) -> None:
-    """Their Python objects come and go; their members are not known."""
+def test_group_unknown_to_pytorch(recording: Recording) -> None:
+    """It keeps its counters, although its Python object changes. Its members stay unknown."""
 
     class Foreign:
         group_name, group_desc = "foreign", "undefined"
@@ -57,8 +44,8 @@ def test_groups_that_pytorch_does_not_know_keep_their_counters(recording: Record
     assert (row.name, row.members, row.size, row.enqueued) == ("foreign", "", 3, 3)
 
 
-def test_a_full_table_of_names_costs_only_the_names(recording: Recording, world: Any) -> None:
-    """The counters of the group go on."""
+def test_full_table_of_names(recording: Recording, world: Any) -> None:
+    """The group has no row, but its counter continues."""
     for each in range(layout.NAME_COUNT):
         recording.writer.name_number(f"n{each}")
     group = Groups(recording.writer).of(world)
@@ -66,8 +53,8 @@ def test_a_full_table_of_names_costs_only_the_names(recording: Recording, world:
     assert recording.groups == ()
 
 
-def test_a_refused_collective_gives_its_number_back(recording: Recording, world: Any) -> None:
-    """Its peers, which were refused likewise, count the same."""
+def test_number_of_refused_collective(recording: Recording, world: Any) -> None:
+    """The next collective gets it. The peers refuse the collective too, so that all ranks count the same."""
     group = Groups(recording.writer).of(world)
     group.collective(1)
     group.refused(group.collective(1))
@@ -75,10 +62,9 @@ def test_a_refused_collective_gives_its_number_back(recording: Recording, world:
     assert group.collective(1) == 1
 
 
-def test_the_oldest_is_right_after_threads_have_completed_in_any_order(
-    recording: Recording, world: Any
-) -> None:
-    """Nothing is left standing in the box when all is complete."""
+def test_oldest_operation(recording: Recording, world: Any) -> None:
+    """It is right after threads have completed operations in any order. Once all are complete there is
+    none."""
     group = Groups(recording.writer).of(world)
     lanes = [[object() for _ in range(300)] for _ in range(6)]
 
@@ -102,8 +88,8 @@ def test_the_oldest_is_right_after_threads_have_completed_in_any_order(
     assert recording.groups[0].oldest == 8.0
 
 
-def test_threads_that_meet_groups_at_once_leave_all_of_them_in_the_box(recording: Recording) -> None:
-    """Each has a row of its own."""
+def test_groups_of_several_threads(recording: Recording) -> None:
+    """Threads that use new groups at the same time give each group its own row."""
     groups = Groups(recording.writer)
 
     class Foreign:
@@ -115,12 +101,12 @@ def test_threads_that_meet_groups_at_once_leave_all_of_them_in_the_box(recording
         def size(self) -> int:
             return 2
 
-    met: list[Group] = []
+    found: list[Group] = []
     kept = [Foreign(f"lane{each}") for each in range(40)]
-    threads = [threading.Thread(target=lambda each=each: met.append(groups.of(each))) for each in kept]
+    threads = [threading.Thread(target=lambda each=each: found.append(groups.of(each))) for each in kept]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert {group.name for group in recording.groups} == {each.group_name for each in kept}
-    assert len(met) == 40
+    assert len(found) == 40

@@ -1,10 +1,8 @@
-"""The hook at the dispatcher: what it sees, what it leaves alone, and what its own failures cost."""
+"""The hook at the dispatcher: what it records, what it ignores, and the effect of its own failures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from rankwatch.collectives import CollectiveHook, call
 from rankwatch.collectives.groups import Group
 from rankwatch.collectives.operators import OPERATIONS, Operator
 from support.agent.process import until
-from support.jobs.gloo import Recording, gloo
+from support.jobs.gloo import Recording
 from support.processes.lines import lines_run
 from support.training.blackbox import Read, of_kind
 
@@ -22,32 +20,14 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Recording:
-    return Recording(tmp_path)
-
-
-@pytest.fixture
-def world() -> Iterator[Any]:
-    with gloo() as group:
-        yield group
-
-
-@pytest.fixture
-def hook(recording: Recording, world: Any) -> Iterator[CollectiveHook]:
-    installed = CollectiveHook(recording.writer, recording.failures, None)
-    yield installed
-    installed.remove()
-
-
 def records(recording: Recording, count: int) -> list[Read]:
-    """The records of collectives, once there are as many."""
+    """The records of collectives, once there are at least `count`."""
     until(lambda: len(of_kind(recording.writer.path, RecordKind.COLLECTIVE)) >= count, "the records")
     return of_kind(recording.writer.path, RecordKind.COLLECTIVE)
 
 
-def test_every_operator_of_this_torch_that_takes_a_group_is_known() -> None:
-    """A new collective of PyTorch's must not go unseen."""
+def test_known_operators() -> None:
+    """Every operator of this torch that takes a group is known, so that a new collective is not missed."""
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
     with_group = {
         name.removeprefix("c10d::")
@@ -58,10 +38,8 @@ def test_every_operator_of_this_torch_that_takes_a_group_is_known() -> None:
     assert with_group <= OPERATIONS.keys()
 
 
-def test_collectives_are_seen_in_inference_mode_and_under_a_dispatch_mode(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """Each once."""
+def test_modes_of_torch(recording: Recording, hook: CollectiveHook) -> None:
+    """A collective is recorded once in inference mode, under a dispatch mode, and without gradients."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):  # type: ignore[misc]
@@ -79,10 +57,10 @@ def test_collectives_are_seen_in_inference_mode_and_under_a_dispatch_mode(
     assert sizes == [12, 20, 28]
 
 
-def test_what_does_not_travel_is_not_recorded(recording: Recording, hook: CollectiveHook) -> None:
-    """Fake tensors, and such without memory."""
+def test_tensors_without_data(recording: Recording, hook: CollectiveHook) -> None:
+    """Collectives of fake tensors and meta tensors send nothing and are not recorded."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
-        pytest.skip(f"torch {torch.__version__} has no collectives of tensors without memory")
+        pytest.skip(f"torch {torch.__version__} has no collectives of meta tensors")
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -95,8 +73,8 @@ def test_what_does_not_travel_is_not_recorded(recording: Recording, hook: Collec
     assert recording.errors == 0
 
 
-def test_a_refused_collective_raises_as_it_would_have(recording: Recording, hook: CollectiveHook) -> None:
-    """It leaves no record, no number and nothing under way."""
+def test_refused_collective(recording: Recording, hook: CollectiveHook) -> None:
+    """It raises as it does without the hook, and leaves no record, no number and nothing in flight."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.group.WORLD.allreduce([torch.ones(1), torch.ones(2)])
     (group,) = recording.groups
@@ -109,10 +87,10 @@ def test_a_refused_collective_raises_as_it_would_have(recording: Recording, hook
 @pytest.mark.parametrize(
     ("part", "what"), [(Operator, "tensor"), (Operator, "input_bytes"), (Group, "collective_in_flight")]
 )
-def test_a_failure_before_the_collective_is_counted_and_the_collective_runs(
+def test_own_failure_before_collective(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: type, what: str
 ) -> None:
-    """Whatever part of ours fails."""
+    """A failure of the hook is counted, and the collective runs."""
 
     def fail(*_: Any) -> Any:
         raise ArithmeticError(what)
@@ -124,10 +102,10 @@ def test_a_failure_before_the_collective_is_counted_and_the_collective_runs(
     assert recording.errors == 1
 
 
-def test_a_failure_behind_the_collective_is_counted_too(
+def test_own_failure_after_collective(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the thread of the backend, where the collective completes; and where its wait ends."""
+    """It is counted, on the backend's thread that completes the collective and at the end of a wait."""
 
     def fail(*_: Any) -> Any:
         raise ArithmeticError
@@ -138,14 +116,14 @@ def test_a_failure_behind_the_collective_is_counted_too(
     monkeypatch.setattr(recording.writer, "collective", fail)
     dist.group.WORLD._reduce_scatter_base(torch.ones(1), torch.ones(1)).wait()
     assert recording.errors == 2
-    until(lambda: recording.groups[0].oldest == 0.0, "nothing is shown as under way")
+    until(lambda: recording.groups[0].oldest == 0.0, "nothing is shown as in flight")
 
 
 @pytest.mark.parametrize("part", ["_work_of", "_waiting.follow"])
-def test_a_collective_that_we_fail_to_follow_does_not_look_hung(
+def test_own_failure_to_follow(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """It runs, and the failure counts."""
+    """The collective runs and does not look hung, and the failure is counted."""
     owner, _, name = f"hook.{part}".rpartition(".")
     monkeypatch.setattr({"hook": hook, "hook._waiting": hook._waiting}[owner], name, None)
     tensor = torch.ones(2)
@@ -156,10 +134,10 @@ def test_a_collective_that_we_fail_to_follow_does_not_look_hung(
     assert recording.groups[0].oldest == 0.0
 
 
-def test_the_wait_for_an_asynchronous_collective_is_told_where_it_comes_before_the_end(
+def test_wait_before_future(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the work or of the output. Here the future is late, and finds the record written."""
+    """If a wait for the work or the output ends first, it writes the record, and the late future does not."""
     late: list[Any] = []
     complete = hook._complete
     monkeypatch.setattr(hook, "_complete", lambda *ended: late.append(ended))
@@ -175,8 +153,9 @@ def test_the_wait_for_an_asynchronous_collective_is_told_where_it_comes_before_t
     assert (recording.groups[0].oldest, recording.errors) == (0.0, 0)
 
 
-def test_on_a_gpu_the_arrival_and_the_tables_are_noted(recording: Recording, world: Any) -> None:
-    """No record: when it completes nobody sees. An arrival that fails costs only itself."""
+def test_collective_on_gpu(recording: Recording, world: Any) -> None:
+    """The arrival and the tables are updated. There is no record, because the completion is not seen. A
+    failing arrival does not affect the tables."""
     arrivals: list[float] = []
 
     def arrive() -> None:
@@ -204,17 +183,16 @@ def test_on_a_gpu_the_arrival_and_the_tables_are_noted(recording: Recording, wor
     assert of_kind(recording.writer.path, RecordKind.COLLECTIVE) == []
 
 
-def test_a_collective_that_nobody_waits_for_costs_the_training_thread_little(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """DDP issues such: 93 lines of ours each, with torch 2.13; the least, as some complete right here."""
+def test_cost_on_training_thread(recording: Recording, hook: CollectiveHook) -> None:
+    """A collective that nobody waits for, as of DDP, runs 93 lines of the hook with torch 2.13. The minimum
+    of several counts, because some collectives complete on this thread."""
     large = torch.ones(1 << 20)
     until(lambda: lines_run(lambda: dist.group.WORLD.allreduce([large])) <= 96, "one that costs so little")
     until(lambda: recording.groups[0].oldest == 0.0, "their ends")
 
 
-def test_a_hook_that_is_taken_out_sees_nothing_more(recording: Recording, world: Any) -> None:
-    """Nor does it cost anything."""
+def test_removed_hook(recording: Recording, world: Any) -> None:
+    """It records nothing more."""
     hook = CollectiveHook(recording.writer, recording.failures, None)
     dist.all_reduce(torch.ones(1))
     hook.remove()
@@ -223,12 +201,10 @@ def test_a_hook_that_is_taken_out_sees_nothing_more(recording: Recording, world:
     assert recording.groups[0].enqueued == 1
 
 
-def test_a_forked_child_leaves_the_groups_of_the_rank_alone(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """What was under way in the parent is not under way in the child."""
+def test_forked_child(recording: Recording, hook: CollectiveHook) -> None:
+    """It does not change the rank's tables, and the parent's collectives are not in flight in it."""
     dist.all_reduce(torch.ones(1))
-    until(lambda: recording.groups[0].oldest == 0.0, "the end of what the parent had under way")
+    until(lambda: recording.groups[0].oldest == 0.0, "the parent has nothing in flight")
     group = hook._groups.of(dist.group.WORLD)
     group.in_flight("parent's", 5.0)
     recording.writer.detach()

@@ -1,10 +1,9 @@
-"""`wait_tensor` while the hook is installed: it tells when a functional collective blocked the thread."""
+"""`wait_tensor` while the hook is installed: it shows when a functional collective blocks the thread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from rankwatch.collectives.groups import Group
 from rankwatch.collectives.operators import Operator
 from rankwatch.collectives.tensor_waits import TensorWaits
 from support.agent.process import until
-from support.jobs.gloo import Recording, gloo
+from support.jobs.gloo import Recording
 from support.training.blackbox import Read, of_kind
 
 torch = pytest.importorskip("torch")
@@ -28,19 +27,6 @@ wait_tensor = torch.ops._c10d_functional.wait_tensor
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Recording:
-    return Recording(tmp_path)
-
-
-@pytest.fixture
-def hook(recording: Recording) -> Iterator[CollectiveHook]:
-    with gloo():
-        installed = CollectiveHook(recording.writer, recording.failures, None)
-        yield installed
-        installed.remove()
-
-
-@pytest.fixture
 def waits(recording: Recording) -> Iterator[TensorWaits]:
     alone = TensorWaits(recording.failures)
     yield alone
@@ -48,7 +34,7 @@ def waits(recording: Recording) -> Iterator[TensorWaits]:
 
 
 class Awaited(dist.Work):  # type: ignore[misc,name-defined]
-    """The work that belongs to a tensor; runs `during` while a thread waits for it."""
+    """The work that belongs to a tensor. It runs `during` while a thread waits for it."""
 
     def __init__(self, tensor: Any, during: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -61,7 +47,7 @@ class Awaited(dist.Work):  # type: ignore[misc,name-defined]
 
 
 def call(recording: Recording, tensors: Sequence[Any]) -> Call:
-    """A collective on these tensors that was enqueued just now."""
+    """A collective on these tensors that is enqueued now."""
     writer = recording.writer
     operator = Operator(
         ["tensors", "process_group", "async_op"], writer.name_number("all_reduce"),
@@ -84,15 +70,14 @@ def waited(record: Read) -> float:
 
 
 def reduce_scatter(size: int) -> Any:
-    """A functional one; its output must be waited for."""
+    """A functional reduce-scatter, whose output must be waited for."""
     group = dist.group.WORLD.group_name
     return torch.ops._c10d_functional.reduce_scatter_tensor(torch.ones(size), "sum", 1, group)
 
 
-def test_reduce_scatters_are_timed_by_the_waits_for_their_outputs(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """Several at once, in any order; a view of an output will do, and a second wait adds nothing."""
+def test_reduce_scatters(recording: Recording, hook: CollectiveHook) -> None:
+    """Waits for their outputs time them, in any order. A view of an output suffices, and a second wait adds
+    nothing."""
     outputs = [reduce_scatter(size) for size in (1, 2, 3)]
     for each in reversed(outputs):
         wait_tensor(each.view(-1)[:1])
@@ -106,10 +91,9 @@ def test_reduce_scatters_are_timed_by_the_waits_for_their_outputs(
     assert hook._tensor_waits._awaited == {}
 
 
-def test_a_reduce_scatter_that_nobody_waits_for_has_no_duration(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """It counts once its output is freed, or the hook is taken out: no thread is seen to wait after that."""
+def test_reduce_scatter_without_wait(recording: Recording, hook: CollectiveHook) -> None:
+    """It has no duration. It is recorded when its output is freed or the hook is removed, because no wait can
+    be seen after that."""
     group = dist.group.WORLD
     output = torch.ones(1)
     work = group._reduce_scatter_base(output, torch.ones(1))
@@ -125,10 +109,9 @@ def test_a_reduce_scatter_that_nobody_waits_for_has_no_duration(
     assert not flags(second) & layout.UNTIMED
 
 
-def test_the_wait_counts_from_its_begin_whoever_sees_the_end_first(
-    recording: Recording, waits: TensorWaits
-) -> None:
-    """The future on its thread, or the thread that waits: there is one record."""
+def test_first_to_see_the_end(recording: Recording, waits: TensorWaits) -> None:
+    """The future's thread or the waiting thread writes the record, whichever sees the end first. Both record
+    the beginning of the wait."""
     for first in ("future", "wait"):
         tensor = torch.ones(2)
         waited_for = call(recording, [tensor])
@@ -144,8 +127,8 @@ def test_the_wait_counts_from_its_begin_whoever_sees_the_end_first(
     assert recording.errors == 0
 
 
-def test_a_wait_for_what_is_complete_blocks_nothing(recording: Recording, waits: TensorWaits) -> None:
-    """Its record is written, without a wait."""
+def test_wait_after_completion(recording: Recording, waits: TensorWaits) -> None:
+    """It does not block, so the record has no wait."""
     tensor = torch.ones(2)
     done = call(recording, [tensor])
     waits.expect(done, [tensor])
@@ -155,8 +138,9 @@ def test_a_wait_for_what_is_complete_blocks_nothing(recording: Recording, waits:
     assert waited(only) == 0.0
 
 
-def test_a_wait_that_fails_raises_as_it_would_have(recording: Recording, waits: TensorWaits) -> None:
-    """The collective is told as failed; where it has a future, that is to tell."""
+def test_failing_wait(recording: Recording, waits: TensorWaits) -> None:
+    """It raises as it does without the hook. The collective is recorded as failed, unless it has a future,
+    which shows how it ends."""
 
     def fail() -> None:
         raise RuntimeError("connection closed by peer")
@@ -175,10 +159,10 @@ def test_a_wait_that_fails_raises_as_it_would_have(recording: Recording, waits: 
 
 
 @pytest.mark.parametrize("what", ["wait_began", "wait_ended"])
-def test_our_own_failures_are_counted_and_the_wait_goes_on(
+def test_own_failures(
     recording: Recording, hook: CollectiveHook, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """At its begin and at its end."""
+    """A failure of the hook is counted, and the wait returns as usual."""
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ArithmeticError(what)
@@ -189,10 +173,8 @@ def test_our_own_failures_are_counted_and_the_wait_goes_on(
     assert recording.errors == 1
 
 
-def test_what_may_be_waited_for_is_bounded(
-    recording: Recording, waits: TensorWaits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond the bound no wait is seen, and the collective is recorded as ever."""
+def test_bound(recording: Recording, waits: TensorWaits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound waits are not seen, but the collectives are still recorded."""
     monkeypatch.setattr(tensor_waits, "MOST_AWAITED", 2)
     tensors = [torch.ones(1) for _ in range(3)]
     calls = [call(recording, [each]) for each in tensors]
@@ -205,10 +187,9 @@ def test_what_may_be_waited_for_is_bounded(
     assert waits._unresolved == {}
 
 
-def test_of_two_that_write_to_one_tensor_the_later_is_waited_for(
-    recording: Recording, waits: TensorWaits
-) -> None:
-    """Whichever way they will be told to end; storages are not asked for before a thread waits."""
+def test_two_collectives_on_one_tensor(recording: Recording, waits: TensorWaits) -> None:
+    """A wait counts for the later one, with a future or without. With a future, the storage is looked up only
+    when a thread waits."""
     for by_future in (False, True):
         tensor, other = torch.ones(2), torch.ones(2)
         earlier, later, last = (call(recording, [tensor]) for _ in range(3))
@@ -227,8 +208,8 @@ def test_of_two_that_write_to_one_tensor_the_later_is_waited_for(
     assert (waits._awaited, waits._unresolved, recording.errors) == ({}, {}, 0)
 
 
-def test_one_that_ends_while_it_is_entered_leaves_nothing_behind(recording: Recording) -> None:
-    """Its future ends on another thread, between any two steps of this one."""
+def test_end_while_entering(recording: Recording) -> None:
+    """A collective whose future ends on another thread meanwhile leaves no entry behind."""
     ended = call(recording, [torch.ones(1)])
 
     class EndsMeanwhile(dict[int, Call]):
@@ -242,10 +223,8 @@ def test_one_that_ends_while_it_is_entered_leaves_nothing_behind(recording: Reco
     assert len(records(recording)) == 1
 
 
-def test_nothing_is_followed_after_the_hook_is_taken_out_or_in_a_forked_child(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """Waits go on as before."""
+def test_forked_child_and_removed_hook(recording: Recording, hook: CollectiveHook) -> None:
+    """Waits work as before, and nothing is recorded."""
     output = reduce_scatter(2)
     hook.forget()
     assert wait_tensor(output).tolist() == [1.0, 1.0]
@@ -256,10 +235,8 @@ def test_nothing_is_followed_after_the_hook_is_taken_out_or_in_a_forked_child(
     assert recording.errors == 0
 
 
-def test_a_collective_awaited_by_its_future_leaves_nothing_behind(
-    recording: Recording, hook: CollectiveHook
-) -> None:
-    """Sparse tensors, which have no storage, are no failure."""
+def test_collective_with_future(recording: Recording, hook: CollectiveHook) -> None:
+    """It leaves no entry behind. A sparse tensor, which has no storage, is no error."""
     dist.all_reduce(torch.ones(2), async_op=True).wait()
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # torch 2.11 warns of an undecided check
         sparse = torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,))

@@ -1,4 +1,4 @@
-"""What the hook looks up in PyTorch's private parts is there, in the form it expects."""
+"""The private parts of PyTorch that the hook uses exist in this release, in the expected form."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ c10d = pytest.importorskip("torch._C._distributed_c10d")
         "ops._c10d_functional.wait_tensor.default",
     ],
 )
-def test_a_private_name_is_where_we_look_for_it(path: str) -> None:
-    """A release that has moved it would cost the collectives, with one line in the log."""
+def test_private_name(path: str) -> None:
+    """It exists. Otherwise rankwatch would record no collectives and only log a line."""
     found = torch
     for name in path.split("."):
         found = getattr(found, name)
 
 
-def test_a_kernel_is_given_its_keys() -> None:
-    """It hands on below itself with them."""
+def test_keys_of_kernel() -> None:
+    """A kernel can receive the dispatch keys, which it needs to call the kernel below."""
     assert "with_keyset" in inspect.signature(torch.library.Library.impl).parameters
 
 
 @pytest.mark.parametrize("name", [each for each in OPERATIONS if hasattr(torch.ops.c10d, each)])
-def test_the_arguments_of_an_operator_are_understood(name: str) -> None:
-    """Tensors before the group; and every argument that says whether the caller goes on by a known name."""
+def test_arguments_of_operator(name: str) -> None:
+    """Tensors come before the group, and the argument that makes a call asynchronous has a known name."""
     arguments = [each.name for each in getattr(torch.ops.c10d, name).default._schema.arguments]
     operator = Operator(arguments, 1, point_to_point=False)
     assert 0 < operator.group < len(arguments)
     assert {each for each in arguments if "async" in each.lower()} <= {"async_op", "asyncOp"}
 
 
-def test_the_compiler_can_be_told_to_leave_a_function_alone() -> None:
-    """And all that it calls: in one of the two ways that releases know."""
+def test_skipping_the_compiler() -> None:
+    """This release has one of the two known ways to keep a function and its callees from the compiler."""
     frames = torch._C._dynamo.eval_frame
     way = hasattr(frames, "set_code_exec_strategy") and hasattr(frames, "_FrameExecStrategy")
     assert way or (hasattr(frames, "skip_code") and hasattr(frames, "set_eval_frame"))
 
 
-def test_the_compiler_of_an_older_release_is_off_while_ours_runs_and_on_again_after() -> None:
-    """After an exception too."""
+def test_compiler_of_older_release() -> None:
+    """It is off while the function runs and on afterwards, also after an exception."""
     compilers: list[Any] = ["the trainer's"]
 
     def switch(new: Any) -> Any:

@@ -1,10 +1,9 @@
-"""`Work.wait` while the hook is installed: every operation ends, and nothing else changes."""
+"""`Work.wait` while the hook is installed: every operation gets its end, and nothing else changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 
-class Told:
-    """Stands for a call: writes down what it is told."""
+class FakeCall:
+    """A fake call that notes which of its methods are called."""
 
     def __init__(self, fails: bool = False) -> None:
         self.noted: list[Any] = []
@@ -41,11 +40,6 @@ class Told:
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Recording:
-    return Recording(tmp_path)
-
-
-@pytest.fixture
 def follower(recording: Recording) -> Iterator[Waiting]:
     found = Waiting(dist.Work, recording.failures)
     yield found
@@ -53,20 +47,20 @@ def follower(recording: Recording) -> Iterator[Waiting]:
 
 
 class Endless(dist.Work):  # type: ignore[misc,name-defined]
-    """A work that Python implements, as torchft's are."""
+    """A work implemented in Python, like those of torchft."""
 
     def wait(self, timeout: timedelta = timedelta(milliseconds=1)) -> bool:
         return super().wait(timeout)  # type: ignore[no-any-return]
 
 
 class Plain(dist.Work):  # type: ignore[misc,name-defined]
-    """One that leaves `wait` to PyTorch."""
+    """A work that inherits `wait` from PyTorch."""
 
 
-def test_a_wait_is_told_from_its_begin_to_its_end(follower: Waiting) -> None:
-    """Once; a second wait for the same work is none of ours."""
+def test_wait(follower: Waiting) -> None:
+    """The call is informed of the beginning and the end of the wait."""
     with gloo() as group:
-        call = Told()
+        call = FakeCall()
         work = group._reduce_scatter_base(torch.ones(1), torch.ones(1))
         follower.follow(work, call)  # type: ignore[arg-type]
         assert call.noted == []
@@ -74,12 +68,13 @@ def test_a_wait_is_told_from_its_begin_to_its_end(follower: Waiting) -> None:
         assert call.noted == ["began", "ended"]
 
 
-def test_a_wait_that_fails_raises_as_it_would_have(follower: Waiting) -> None:
-    """And is told as failed; works that Python implements are no exception."""
+def test_failing_wait(follower: Waiting) -> None:
+    """It raises as it does without the hook, also for works implemented in Python, and the call is
+    informed."""
     for work in (Plain(), Endless()):
         with pytest.raises(Exception, match=r"[Tt]ime"):
             work.wait(timedelta(milliseconds=1))
-    call, work = Told(), Plain()
+    call, work = FakeCall(), Plain()
     follower.follow(work, call)  # type: ignore[arg-type]
     with pytest.raises(Exception, match=r"[Tt]ime"):
         work.wait(timedelta(milliseconds=1))
@@ -87,8 +82,9 @@ def test_a_wait_that_fails_raises_as_it_would_have(follower: Waiting) -> None:
 
 
 def test_abandoned_work(follower: Waiting) -> None:
-    """When the trainer has dropped it and the next one is enqueued, or when the hook is taken out."""
-    first, second, third = Told(), Told(), Told()
+    """A work is abandoned when the trainer has dropped it and enqueues the next one, or when the hook is
+    removed."""
+    first, second, third = FakeCall(), FakeCall(), FakeCall()
     follower.follow(Plain(), first)  # type: ignore[arg-type]
     assert first.noted == []
     kept = Plain()
@@ -103,29 +99,29 @@ def test_abandoned_work(follower: Waiting) -> None:
     assert second.noted == ["abandoned"]
 
 
-def test_what_is_followed_is_bounded(follower: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound an operation ends at once."""
+def test_bound(follower: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound an operation counts as abandoned at once."""
     monkeypatch.setattr(waiting, "MOST_FOLLOWED", 2)
-    works, calls = [Plain() for _ in range(3)], [Told() for _ in range(3)]
+    works, calls = [Plain() for _ in range(3)], [FakeCall() for _ in range(3)]
     for work, call in zip(works, calls, strict=True):
         follower.follow(work, call)  # type: ignore[arg-type]
     assert [call.noted for call in calls] == [[], [], ["abandoned"]]
 
 
-def test_our_own_failures_are_counted_and_the_wait_goes_on(follower: Waiting, recording: Recording) -> None:
-    """At its begin, at its end, and where it is let go."""
+def test_own_failures(follower: Waiting, recording: Recording) -> None:
+    """Failures at the beginning, at the end and on abandoning are counted, and the wait returns as usual."""
     with gloo() as group:
         work = group._reduce_scatter_base(torch.ones(1), torch.ones(1))
-        follower.follow(work, Told(fails=True))  # type: ignore[arg-type]
+        follower.follow(work, FakeCall(fails=True))  # type: ignore[arg-type]
         work.wait()
         assert recording.errors == 2
-    follower.follow(Plain(), Told(fails=True))  # type: ignore[arg-type]
+    follower.follow(Plain(), FakeCall(fails=True))  # type: ignore[arg-type]
     follower.remove()
     assert recording.errors == 3
 
 
-def test_the_wait_that_was_found_is_put_back(recording: Recording) -> None:
-    """Unless another tool has replaced ours since."""
+def test_restored_wait(recording: Recording) -> None:
+    """Removing the hook restores the original `wait`, unless another tool has replaced ours since."""
     found = dist.Work.__dict__["wait"]
     ours = Waiting(dist.Work, recording.failures)
     assert dist.Work.__dict__["wait"] is not found

@@ -1,6 +1,6 @@
 """A small DDP job for the tests of the collective hook, run by torchrun.
 
-`kill` kills the last rank; `leave` has rank 0 leave with a collective under way.
+With the argument `kill` the last rank kills itself. With `exit` rank 0 exits with a collective in flight.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ with run:
         if "kill" in sys.argv and step == 2 and rank == size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
-    if "leave" in sys.argv:
+    if "exit" in sys.argv:
         if rank == 0:
             dist.all_reduce(torch.ones(3), async_op=True)
             sys.exit(3)
-        time.sleep(1000.0)  # torchrun ends it
+        time.sleep(1000.0)  # torchrun terminates it
 dist.destroy_process_group()

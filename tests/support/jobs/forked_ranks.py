@@ -1,4 +1,5 @@
-"""Jobs whose ranks are forked from one process that has imported torch, as torchrun would start them."""
+"""Jobs whose ranks are forked from one process that has imported torch. They look as if torchrun started
+them."""
 
 from __future__ import annotations
 
@@ -16,33 +17,31 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 class ForkedRanks:
-    """Starts the ranks of jobs."""
+    """Starts the ranks of jobs, through the server that forks them."""
 
     def __init__(self, server: subprocess.Popen[str], ports: contextlib.ExitStack) -> None:
         self._server = server
         self._ports = ports
 
     def start(self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: int, log: Path) -> None:
-        """All ranks of one job, with these arguments of Python and with what torchrun tells them."""
+        """Start all ranks of one job, with these arguments of Python and the environment of torchrun."""
         port = self._ports.enter_context(reserved_port())
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
         for rank in range(ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting}
-            wanted = {"arguments": [*arguments], "environ": {**environ, **place}, "log": str(log)}
-            self._ask(wanted)
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **rendezvous}
+            self._fork({"arguments": [*arguments], "environ": {**environ, **place}, "log": str(log)})
 
-    def _ask(self, wanted: Mapping[str, object]) -> int:
+    def _fork(self, request: Mapping[str, object]) -> None:
         assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(f"{json.dumps(wanted)}\n")
+        self._server.stdin.write(f"{json.dumps(request)}\n")
         self._server.stdin.flush()
-        answer = self._server.stdout.readline()
-        assert answer, "the process that forks ranks has ended"
-        return int(answer)
+        assert self._server.stdout.readline(), "the process that forks ranks has ended"
 
 
 @contextlib.contextmanager
 def forked_ranks(environ: Mapping[str, str], *, prefix: Sequence[str] = ()) -> Iterator[ForkedRanks]:
-    """The process that forks; all its ranks end with it. `prefix`: a command that runs the one behind it."""
+    """Run the server that forks ranks; its ranks end with it. `prefix`: a command that runs another
+    command."""
     command = [*prefix, sys.executable, str(_SERVER)]
     server = subprocess.Popen(
         command, env={**environ, **_QUIET}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

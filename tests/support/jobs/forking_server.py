@@ -1,9 +1,9 @@
-"""A process that has imported torch once and forks ranks: a rank so starts in a moment, not in seconds.
+"""A process that imports torch once and then forks ranks, which start in a moment instead of seconds.
 
-Run as a script. Each line on standard input is a JSON object with `arguments` (as after `python`: `-m`
-and a module, or a script, and what follows), `environ` (set on top of this process's own) and `log`
-(a file that standard output and error are appended to). The line on standard output that answers it is the
-process id. The ranks end with this process's input: on its end they are killed.
+Run as a script. Each line on standard input is a JSON object. `arguments` are those of `python` (`-m` and a
+module, or a script, and further arguments), `environ` is set on top of this process's environment, and
+standard output and error are appended to the file `log`. The reply on standard output is a line with the
+process id. When standard input ends, the ranks are killed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch._dynamo  # noqa: F401 - DistributedDataParallel imports it, and takes seconds for it
+import torch._dynamo  # noqa: F401 - DistributedDataParallel imports it, which takes seconds
 
-import rankwatch_trainer.cli  # noqa: F401 - what the ranks need is imported here, before the forks
+import rankwatch_trainer.cli  # noqa: F401 - imported before the forks, because all ranks need it
 
 
 def serve(lines: Iterable[str]) -> None:
     """Fork a rank for each line."""
     ranks = []
     for line in lines:
-        wanted = json.loads(line)
-        ranks.append(_fork(wanted["arguments"], wanted["environ"], wanted["log"]))
+        request = json.loads(line)
+        ranks.append(_fork(request["arguments"], request["environ"], request["log"]))
         print(ranks[-1], flush=True)
     for rank in ranks:
         try:
@@ -47,7 +47,7 @@ def _fork(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> int
         _write_to(log)
         status = _run(arguments)
     finally:
-        os._exit(status)  # nothing of the server may run on in a rank
+        os._exit(status)  # a rank must not continue with the server's code
 
 
 def _write_to(log: str) -> None:
@@ -58,7 +58,7 @@ def _write_to(log: str) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """As the interpreter does it; exit status."""
+    """Run a module or script as the interpreter does; its exit status."""
     status: object = None
     try:
         if arguments[0] == "-m":
@@ -69,7 +69,7 @@ def _run(arguments: Sequence[str]) -> int:
             runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
         status = end.code
-    except BaseException:  # noqa: BLE001 - this is the end of the process, which tells it as Python does
+    except BaseException:  # noqa: BLE001 - the process ends here and reports it as Python does
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -78,5 +78,5 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away what ends: nobody waits for it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the ranks, because nobody waits for them
     serve(sys.stdin)

@@ -1,4 +1,4 @@
-"""A process group of one rank, and the hook on it, in tests."""
+"""A black box for tests of collectives, and a process group of one rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankwatch.identity import Identity
 
 
 class Recording:
-    """A black box, and what to write it with."""
+    """A black box, its writer and its counter of failures."""
 
     def __init__(self, directory: Path) -> None:
         self.writer = Writer(directory, Identity(run="r"), phases=())
@@ -23,7 +23,7 @@ class Recording:
 
     @property
     def errors(self) -> int:
-        """Failures inside rankwatch so far."""
+        """Number of failures inside rankwatch so far."""
         return self._reader(lambda reader: reader.now().errors)  # type: ignore[no-any-return]
 
     @property
@@ -31,10 +31,10 @@ class Recording:
         """The tables of the black box."""
         return self._reader(lambda reader: reader.now().groups)  # type: ignore[no-any-return]
 
-    def _reader(self, ask: Any) -> Any:
+    def _reader(self, read: Any) -> Any:
         reader = Reader(self.writer.path)
         try:
-            return ask(reader)
+            return read(reader)
         finally:
             reader.close()
 

@@ -1,8 +1,8 @@
-"""A rank of a pipeline-parallel job with several replicas, whose stages take a given time asleep.
+"""A rank of a pipeline-parallel job with several replicas. Its stages sleep instead of computing.
 
-Run as a script: `STAGES SLOW_STAGE FACTOR`, with the environment of torchrun. Activations and their
-gradients travel between the stages by send and receive, microbatch by microbatch; then the replicas of a
-stage reduce its gradients, as everywhere. The layers of `SLOW_STAGE` take `FACTOR` times as long.
+Run as a script with the arguments `STAGES SLOW_STAGE FACTOR` and the environment of torchrun. For each
+microbatch, stages send activations and gradients to each other. Then the replicas of a stage all-reduce its
+gradients. The layers of `SLOW_STAGE` take `FACTOR` times as long.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import rankwatch
 MICROBATCHES = 3
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.05, 0.1
 _VALUES = 1000
-"""Of an activation, and of the gradients of a stage."""
+"""Number of values in an activation, and in the gradients of a stage."""
 
 
 class Stage:
-    """What one rank does in a step."""
+    """The work of one rank in a step."""
 
     def __init__(self, run: rankwatch.Run | rankwatch.DisabledRun, stages: int, factor: float) -> None:
         self._run = run
@@ -36,7 +36,7 @@ class Stage:
         self._peers = [dist.new_group(list(row)) for row in rows][stage]
 
     def step(self) -> None:
-        """All microbatches forward, all backward, then the gradients."""
+        """Run all microbatches forward, then all backward, then reduce the gradients."""
         run = self._run
         with run.step():
             for _ in range(MICROBATCHES):
@@ -60,7 +60,7 @@ class Stage:
 
 
 def main(stages: int, slow_stage: int, factor: float) -> None:
-    """Steps for ever."""
+    """Run steps forever."""
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stage, replica = divmod(rank, world // stages)

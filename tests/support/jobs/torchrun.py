@@ -11,7 +11,7 @@ from pathlib import Path
 def torchrun(
     *arguments: str, ranks: int, directory: Path, timeout_seconds: float = 600.0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job to its end; its black boxes lie below `directory`, in run `job`."""
+    """Run a job to its end. Its black boxes are below `directory`, in run `job`."""
     env = {
         **os.environ,
         "RANKWATCH_DIR": str(directory),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Inside the block this process can open nothing; what is open stays so."""
+    """Inside the block this process cannot open files. Open files stay open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""Processes that belong together by a variable in their environment, also those that left their parent."""
+"""Processes that share a variable in their environment, including those whose parent has ended."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _VARIABLE = "TEST_PROCESS_FAMILY"
 
 
 class ProcessFamily:
-    """Every process started with `environ`, and every process these start in turn."""
+    """Every process started with `environ`, and all their descendants."""
 
     def __init__(self) -> None:
         self._tag = uuid.uuid4().hex
         self.environ = {**clean_environment(), _VARIABLE: self._tag}
-        """Environment of the first members; without settings of rankwatch."""
+        """Environment of the first members, without settings of rankwatch."""
 
     def members(self) -> dict[int, list[str]]:
-        """Process id -> command line of all that live; a zombie has no environment and is none."""
+        """Process id -> command line of all living members. A zombie has no environment and does not
+        count."""
         mark = f"{_VARIABLE}={self._tag}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -32,13 +33,13 @@ class ProcessFamily:
                     command = (entry / "cmdline").read_bytes().decode(errors="replace")
                     found[int(entry.name)] = command.split("\0")[:-1]
             except OSError:
-                continue  # gone meanwhile, or another user's
+                continue  # it has ended, or belongs to another user
         return found
 
     def kill(self) -> None:
-        """SIGKILL for every member, until none is left; all are stopped before, so that none sees another go.
+        """Kill every member until none is left.
 
-        A rank whose peer dies first would else end with an error of its own.
+        All members are stopped first. Otherwise a rank whose peer dies first would end with its own error.
         """
         while living := self.members():
             for number in (signal.SIGSTOP, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""How much Python a call runs, counted in lines: the same on every machine, however busy it is."""
+"""The cost of a call in executed lines of Python, which does not depend on the machine or its load."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """Lines executed by the call and all it calls; work inside one call of C counts as one line.
+    """Count the lines executed by the call and everything it calls. A call of C counts as one line.
 
-    Garbage is not collected meanwhile: that runs Python too (Hypothesis times it), and when is chance.
+    The garbage collector is off meanwhile: it runs Python too (Hypothesis times it) at random moments.
     """
     count = 0
 

@@ -1,4 +1,4 @@
-"""Reading a black box back in tests."""
+"""Reading a black box in tests."""
 
 from __future__ import annotations
 
