@@ -28,16 +28,8 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "state": verdict.state.value,
         "ranks": verdict.ranks,
         "why": verdict.why,
-        "hang": {
-            "state": hang.state.value,
-            "ranks": hang.ranks,
-            "group": hang.group,
-            "operation": hang.operation,
-            "missing_ranks": hang.missing_ranks,
-            "groups": [vars(each) for each in hang.groups],
-            "evidence": hang.evidence,
-        },
-        "straggler": None if straggler is None else _straggler_json(straggler),
+        "hang": {**vars(hang), "groups": [vars(each) for each in hang.groups]},
+        "straggler": None if straggler is None else vars(straggler),
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
@@ -45,19 +37,6 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "sources": verdict.sources,
     }
     return {name: _plain(value) for name, value in parts.items()}
-
-
-def _straggler_json(found: Verdict) -> dict[str, object]:
-    return {
-        "cause": found.cause.value,
-        "phase": found.phase and found.phase.value,
-        "ranks": found.ranks,
-        "stages": found.stages,
-        "first_step": found.first_step,
-        "slowdown": found.slowdown,
-        "lost_rank_seconds": found.lost_rank_seconds,
-        "evidence": found.evidence,
-    }
 
 
 def _plain(value: object) -> object:
