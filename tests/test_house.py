@@ -49,7 +49,7 @@ AGENT_FLOORS = {
     "incidents": {"runtime", "sources", "training"},
 }
 """What each folder of the agent may import of the others. `collectors` and `agent` put them together."""
-DOOR = "agent/rankwatch_agent/incidents/verdict.py"
+DOOR = "agent/rankwatch_agent/incidents/diagnosis.py"
 """The one place in the agent that names the diagnosis: it runs it in a process of its own."""
 HEAVY = {"torch", "numpy", "pyarrow"}
 MAY_LOAD = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwatch_agent.incidents.verdict import LIMITS
+from rankwatch_agent.incidents.diagnosis import LIMITS
 from rankwatch_diagnosis.straggler import group_by
 
 from .detection_scale import STEPS, write_job

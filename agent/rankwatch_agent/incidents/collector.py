@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from rankwatch.conventions import metric
 from rankwatch.conventions.incidents import IncidentKind
+from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
 from rankwatch_agent.incidents.registry import IncidentRegistry
-from rankwatch_agent.incidents.verdict import root_causes_of
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.training.conditions import RunConditions
 

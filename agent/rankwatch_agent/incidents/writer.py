@@ -28,6 +28,8 @@ from rankwatch_agent.incidents.bundle import (
     manifest,
     ranks_file,
 )
+from rankwatch_agent.incidents.diagnosis import DIAGNOSE, BundleDiagnosis, diagnose, root_causes_of
+from rankwatch_agent.incidents.diagnosis import LIMITS as VERDICT_LIMITS
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPage
@@ -38,8 +40,6 @@ from rankwatch_agent.incidents.rank_files import (
 )
 from rankwatch_agent.incidents.rank_state import add_final_states, add_process_states, add_stacks
 from rankwatch_agent.incidents.registry import RootCause
-from rankwatch_agent.incidents.verdict import DIAGNOSE, BundleDiagnosis, diagnose, root_causes_of
-from rankwatch_agent.incidents.verdict import LIMITS as VERDICT_LIMITS
 
 WRITE_SECONDS = 120.0
 """Time for a whole bundle. Nothing is written after it."""

@@ -74,10 +74,8 @@ class Discovery:
                 self.faults.note(run, "too_many_runs", f"{run.name}: already following {self._max_runs} runs")
                 continue
             before = self._seen.get(run, (0, 0))
-            if before == (
-                changed,
-                changed,
-            ):  # once is not enough: a box that comes within the same tick of the clock keeps the mtime
+            # Seen twice: a box that comes within the same tick of the clock leaves the mtime as it is.
+            if before == (changed, changed):
                 continue
             try:
                 boxes = sorted(_boxes(run))

@@ -6,8 +6,8 @@ operations from them. A step's *communication* is the time the training thread w
 - A blocking collective blocks from its enqueue to its completion. One that a thread was seen to wait for
   blocks from the beginning of the wait.
 - Other asynchronous ones, such as the gradient buckets of DDP, run under the backward pass. Within one phase
-  the thread is taken to be blocked from the last enqueue (nothing is left to compute) to the last completion,
-  at most to the end of the phase; outside of phases, to the start of the next one.
+  the thread counts as blocked from the last enqueue (nothing is left to compute) to the last completion, at
+  most to the end of the phase. Outside of phases it counts as blocked to the start of the next one.
 
 The rest is the rank's own work. It names a straggler; the step's duration names nobody, because collectives
 equalise it over the ranks.

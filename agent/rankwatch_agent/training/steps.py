@@ -223,16 +223,18 @@ class StepAssembler:
             self._outside(self.unsettled.take_ended(SECTIONS, idle_until))
 
     def _settle(self, start: float, end: float, number: int, *, until: float) -> None:
-        """Count a step. What begins between its end and `until` may lie in the next one; what begins even
-        later is no honest record, and would be looked at again with each step."""
+        """Split a step by `split_step` and count its parts.
+
+        What begins between its end and `until` may belong to the next step. What begins later is no honest
+        record, and would be examined again with each step.
+        """
         inside, outside = self.unsettled.take_phases(start, end, until)
         self._outside(outside)
         held = self.unsettled.take_collectives(start, end, until)
         step = self._open.of(number)
         parts, own = split_step(start, end, inside, held)
-        if (
-            not self.device_seconds
-        ):  # else the host's phases show when work was enqueued, not how long it took
+        # On a GPU the host's phases show when work was enqueued, not how long it took.
+        if not self.device_seconds:
             step.phases(inside, own)
         sections = self._count(end - start, parts, number, step)
         self._learn(start, end, sections)

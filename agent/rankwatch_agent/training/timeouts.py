@@ -1,13 +1,14 @@
-"""How long a rank may go without progress: learnt from its own history, never a fixed half hour.
+"""How long a rank may go without progress, learnt from its own history.
 
-A start-up, a step, a checkpoint and an evaluation have separate histories. The timeout of a kind is five
-times the longest observed one, and the first 5 steps of a process (compilation, caches) are not normal steps:
-this is the rule of NVIDIA's resiliency extension. Two things differ from it:
+A start-up, a step, a checkpoint and an evaluation have separate histories. NVIDIA's resiliency extension
+takes five times the longest time observed of a kind, and does not count the first 5 steps of a process
+(compilation, caches) as normal steps. The rule here differs in two points:
 
-- The single longest step is left out, and so is a step that an exception ended: a stall that passed
-  would allow five times itself from then on. What comes a second time is normal.
-- The start of a process counts as a kind of its own, up to the end of its first 5 steps: a restart
-  loads a checkpoint and compiles, which takes longer than any step.
+- The timeout is five times the second longest time, and a step that an exception ended does not count. A
+  stall that resolved would otherwise raise the timeout to five times its own length. A duration that is seen
+  twice is normal.
+- The start of a process, up to the end of its first 5 steps, is a kind of its own: a restart loads a
+  checkpoint and compiles, which takes longer than any step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 
 FACTOR = 5.0
-"""Longest observed time -> timeout."""
+"""Timeout over the second longest observed time."""
 LONGEST_FACTOR = 1.5
 """Checkpoints, evaluations and starts are few: the single longest one is allowed half as much again."""
 SKIPPED_STEPS = 5
@@ -43,7 +44,7 @@ class Longest:
     def timeout(self, *, longest_factor: float = 0.0) -> float | None:
         """Five times the second longest, at least the longest times `longest_factor`; None for no history.
 
-        The only one there is counts in full.
+        A single observation counts as the second longest.
         """
         if self._first is None:
             return None
@@ -60,15 +61,15 @@ class LearntTimeouts:
         self._sections = {phase: Longest() for phase in SECTIONS}
         self._starts = Longest()
         self._skipped = 0
-        self._last: float | None = None
-        """End of the last step of the start-up, at first its begin; None where it is over, or was not seen.
-        """
+        self._start_up_since: float | None = None
+        """During the start-up: end of its latest step, or the start of the process before the first one. None
+        afterwards, and if the start was not seen."""
         self._longest_of_start = 0.0
         self._failed_end = math.nan
 
     def begin_process(self, moment: float) -> None:
         """Another process of the rank began, monotonic."""
-        self._last = moment
+        self._start_up_since = moment
         self._longest_of_start = 0.0
         self._skipped = 0
 
@@ -83,19 +84,19 @@ class LearntTimeouts:
         """
         if ended == self._failed_end:
             return
-        if self._last is not None and ended <= self._last:
+        if self._start_up_since is not None and ended <= self._start_up_since:
             return  # of the process before
         self._skipped += 1
         if self._skipped > SKIPPED_STEPS:
             self._steps.add(seconds)
             return
-        if self._last is None:
+        if self._start_up_since is None:
             return
-        self._longest_of_start = max(self._longest_of_start, ended - self._last)
-        self._last = ended
+        self._longest_of_start = max(self._longest_of_start, ended - self._start_up_since)
+        self._start_up_since = ended
         if self._skipped == SKIPPED_STEPS:
             self._starts.add(self._longest_of_start)
-            self._last = None
+            self._start_up_since = None
 
     def section(self, phase: str, seconds: float) -> None:
         """A checkpoint or an evaluation took this long."""
@@ -107,7 +108,7 @@ class LearntTimeouts:
 
         A section follows a step or a start, and is allowed the time of both.
         """
-        starting = self._last is not None
+        starting = self._start_up_since is not None
         own = self._starts.timeout(longest_factor=LONGEST_FACTOR) if starting else self._steps.timeout()
         if open_phase not in self._sections:
             return own or None

@@ -46,8 +46,8 @@ def run_stalled(config: RuleConfig) -> tuple[AlertRule, ...]:
         config,
         Alert.RUN_STALLED,
         "No rank of a running run makes progress.",
-        rank_known=(named, _stalled_by_rank()),
-        rank_unknown=(unnamed, _stalled()),
+        rank_known=(named, _describe_stall_of_rank()),
+        rank_unknown=(unnamed, _describe_stall()),
     )
 
 
@@ -79,8 +79,8 @@ def collectives_desynchronised(config: RuleConfig) -> tuple[AlertRule, ...]:
         config,
         Alert.COLLECTIVES_DESYNCHRONISED,
         "The ranks of a run call different collectives and wait for each other.",
-        rank_known=(named, _desynchronised_rank()),
-        rank_unknown=(unnamed, _desynchronised()),
+        rank_known=(named, _describe_mismatch_of_rank()),
+        rank_unknown=(unnamed, _describe_mismatch()),
     )
 
 
@@ -185,7 +185,7 @@ def _stall(
     )
 
 
-def _stalled_by_rank() -> str:
+def _describe_stall_of_rank() -> str:
     why = looked_up(f"{ROOT_CAUSE}{_OF_RANK}", OF_RANK, _WHY, "holds up its peers")
     phase = looked_up(
         f"rankwatch_rank_phase_start_timestamp_seconds{_OF_RANK}",
@@ -207,7 +207,7 @@ def _stalled_by_rank() -> str:
     )
 
 
-def _stalled() -> str:
+def _describe_stall() -> str:
     phases = listed(
         f"count by (phase) (rankwatch_rank_phase_start_timestamp_seconds{_OF_RUN})",
         OF_RUN,
@@ -229,7 +229,7 @@ def _stalled() -> str:
     )
 
 
-def _desynchronised_rank() -> str:
+def _describe_mismatch_of_rank() -> str:
     how = looked_up(
         f"{MISMATCHED}{_OF_RANK}",
         OF_RANK,
@@ -245,7 +245,7 @@ def _desynchronised_rank() -> str:
     )
 
 
-def _desynchronised() -> str:
+def _describe_mismatch() -> str:
     groups = listed(
         "topk(5, group by (group, members) ("
         f"rank_group:rankwatch_collective_oldest_incomplete_signature:stalled{_OF_RUN}))",

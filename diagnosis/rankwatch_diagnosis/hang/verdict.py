@@ -28,9 +28,9 @@ class State(StrEnum):
     SLOW = "slow"
     """Ranks wait, and all of them advance."""
     OK = "ok"
+    """Nothing waits for longer than it should."""
     INCONCLUSIVE = "inconclusive"
-    """Something waits, and the dumps do not show for whom; or they show too little to call the run
-    healthy."""
+    """The dumps do not show for whom ranks wait, or show too little to call the run healthy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class GroupState:
     arrived: tuple[int, ...]
     """Ranks that wait in the operation."""
     waited_for: tuple[int, ...]
-    """Members with a dump that have not come to it."""
+    """Members with a dump that have not called the operation."""
     completed_by: tuple[int, ...]
-    """Members that have left it."""
+    """Members that have completed the operation."""
     no_dump: tuple[int, ...]
     """Members of which nothing is known."""
 
@@ -65,7 +65,7 @@ class HangVerdict:
     """Process group in which these ranks are waited for."""
     operation: str | None = None
     missing_ranks: tuple[int, ...] = ()
-    """Ranks of the job without a readable dump, to blame or not."""
+    """Ranks of the job without a readable dump, whether or not they are also in `ranks`."""
     groups: tuple[GroupState, ...] = ()
     """Groups that wait, those that wait for these ranks first."""
     evidence: Mapping[str, object] = field(default_factory=dict)

@@ -6,8 +6,8 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import IncidentKind
+from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import MAX_LOSS_AGE_SECONDS, MIN_OPEN_SECONDS, Episodes
-from rankwatch_agent.incidents.verdict import root_causes_of
 from rankwatch_agent.training.conditions import RankCondition
 from support.incidents.incidents import condition, run_of
 

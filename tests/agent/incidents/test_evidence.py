@@ -8,11 +8,11 @@ import pytest
 
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.evidence import MAX_WAIT_SECONDS, EvidenceKeeper
 from rankwatch_agent.incidents.registry import MAX_PENDING, IncidentRegistry, RootCause
 from rankwatch_agent.incidents.store import BundleStore
-from rankwatch_agent.incidents.verdict import root_causes_of
 from support.agent.process import ManualClock
 from support.incidents.incidents import condition, incident, writer
 

@@ -44,7 +44,8 @@ class GpuFinder:
             for mig in gpu.mig_uuids:
                 self._by_uuid[mig.lower()] = FoundGpu(gpu.uuid, mig)
             self._by_index[gpu.index] = gpu.uuid
-            # Both numbers are equal on nearly all machines. A driver that hides one still shows the other.
+            # Both numbers are equal on nearly all machines, and a driver without the minor number still
+            # reports the index.
             self._by_node[gpu.minor_number if gpu.minor_number >= 0 else gpu.index] = gpu.uuid
         self._instances = _instances(exported)
 
@@ -80,7 +81,7 @@ class GpuFinder:
     def _instance(self, gpu: str, instance: int, *, name: str = "", compute: int | None = None) -> FoundGpu:
         """Returns a MIG instance by its numbers.
 
-        Where they lead to no UUID, `name` or `gpu_instance N` stands for it.
+        If not exactly one instance matches, `name` or `gpu_instance N` stands for its UUID.
         """
         uuids = [
             mig

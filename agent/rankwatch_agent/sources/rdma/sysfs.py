@@ -66,7 +66,7 @@ class SysfsFiles:
         """Returns the parsed file, or None where it is absent, unreadable, skipped or without a value.
 
         `parse` returns None for an answer that means "unknown" and raises ValueError for one that it does not
-        understand. Raises OutOfDescriptorsError, which does not count as a failure of the file.
+        understand. Either counts as a failure of the file. OutOfDescriptorsError, which it raises, does not.
         """
         failure = self._failures.get(path) if self._failures else None
         if failure is not None and failure.in_a_row >= MAX_FAILURES and self._monotonic() < failure.retry_at:

@@ -22,6 +22,7 @@ from rankwatch_agent.incidents.limited_process import Limits, run_limited
 from rankwatch_agent.incidents.registry import MAX_ROOT_CAUSES, RootCause
 
 LIMITS = Limits(seconds=60.0, output_bytes=4 << 20, memory_bytes=384 << 20)
+"""The memory is address space. Decision 0007 has what Python with NumPy takes of it."""
 DIAGNOSE = (sys.executable, "-P", "-m", "rankwatch_diagnosis.run")
 """The command, without the bundle. -P keeps Python from importing modules of the working directory."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
