@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree."""
+"""The wheel contains what is in the tree."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _files(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in found}
 
 
-def test_the_wheel_built_from_the_sdist_holds_every_package_and_data_file(wheel: Path) -> None:
-    """No module and no generated file is left behind."""
+def test_wheel_is_complete(wheel: Path) -> None:
+    """The wheel built from the sdist holds every module and every generated file."""
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
     for package, folder in PACKAGES.items():
@@ -67,13 +67,13 @@ def test_the_wheel_built_from_the_sdist_holds_every_package_and_data_file(wheel:
         assert expected <= inside
 
 
-def test_the_version_of_the_package_is_that_of_the_distribution(wheel: Path) -> None:
-    """`rankwatch --version`, metrics and manifests name what was installed."""
+def test_version(wheel: Path) -> None:
+    """The package has the version of the distribution, so `--version` and metrics name what is installed."""
     assert wheel.name.startswith(f"rankwatch-{rankwatch.__version__}-")
 
 
-def test_the_wheel_without_extras_needs_nothing_and_imports(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked alone on the path, as in a training image, the instrumentation records a step."""
+def test_without_extras(wheel: Path, tmp_path: Path) -> None:
+    """The instrumentation records a step with nothing else installed, as in a training image."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
@@ -87,8 +87,8 @@ def test_the_wheel_without_extras_needs_nothing_and_imports(wheel: Path, tmp_pat
     assert (tmp_path / "boxes" / "r" / "0.blackbox").is_file()
 
 
-def test_the_command_names_the_extra_that_is_missing(wheel: Path, tmp_path: Path) -> None:
-    """One sentence and exit status 2, where only the instrumentation is installed."""
+def test_missing_extra(wheel: Path, tmp_path: Path) -> None:
+    """The command without its extra ends with status 2 and one sentence that names it."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (

@@ -9,5 +9,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-golden",
         action="store_true",
-        help="write the golden files of the agent anew instead of comparing with them",
+        help="rewrite the golden files of the agent instead of comparing with them",
     )

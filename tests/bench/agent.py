@@ -1,4 +1,4 @@
-"""Part `agent`: what watching a node costs, with 8 ranks at 20 steps per second."""
+"""Part `agent`: CPU, memory and scrapes of an agent with 8 ranks at 20 steps per second."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SCRAPE_SECONDS = 0.025
 """Of the 99th percentile."""
 
 _LEAST_STEPS = 0.9
-"""Share of the steps that the agent must have counted: a load that did not come measures nothing."""
+"""Least share of the steps that the agent must count: without its load nothing is measured."""
 
 FULL = Effort(warmup_seconds=10.0, scrapes=100)
 QUICK = Effort(warmup_seconds=3.0, scrapes=5)
 
 
 def measure(*, quick: bool) -> Result:
-    """Raises BenchError where the agent does not answer, or does not see the ranks step."""
+    """Run the part. Raises BenchError if the agent does not answer, or does not see the steps."""
     effort = QUICK if quick else FULL
     with temporary_directory() as name:
         directory = Path(name)
@@ -54,7 +54,7 @@ def _watch_node_exporter(directory: Path, effort: Effort) -> Usage:
 
 
 def _steps_per_second(usage: Usage) -> float:
-    """Steps of all ranks that the agent counted; raises BenchError where it missed the load."""
+    """Steps per second of all ranks, as counted by the agent. Raises BenchError if it missed the load."""
     name = metric("rankwatch_steps_total").name
     pace = (usage.last.total(name) - usage.first.total(name)) / usage.seconds
     expected = RANKS * STEPS_PER_SECOND
@@ -99,7 +99,7 @@ def _notes(usage: Usage, pace: float, *, peer_known: bool) -> tuple[str, ...]:
     return (
         f"{usage.seconds:.0f} s after a warm-up; one scrape per second (OpenMetrics, gzip); all collectors.",
         f"The agent counted {pace:.1f} steps/s; each rank is a process that writes 22 records per step.",
-        "These ranks hold no torch and serve no flight recorder, which the agent would ask once a minute.",
+        "These ranks have no torch and no flight recorder, which the agent would query once a minute.",
         peer,
     )
 

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.demo_runs`: play `rankwatch demo` again and again, and count who was right."""
+"""`python -m tests.bench.demo_runs`: run `rankwatch demo` several times and count the right results."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .processes import exit_on_signals, tail, temporary_directory
 HEALTHY_SECONDS = 180
 
 
-class Play(NamedTuple):
+class DemoRun(NamedTuple):
     """One demo from start to end."""
 
     outcome: dict[str, Any] | None
-    """What `--result` wrote; None where the demo ended before it could."""
+    """The JSON of `--result`; None if the demo ended before it was written."""
     wall_seconds: float
     log: str
-    """End of what it printed."""
+    """End of its output."""
 
     @property
     def right(self) -> bool:
-        """The injected rank was named (none, in a healthy run), and nothing else."""
+        """True if the injected rank was named and no other; in a healthy run, if none was."""
         return self.outcome is not None and bool(self.outcome["right"])
 
     def line(self) -> str:
-        """The play in one line; what went wrong is told by the demo itself."""
+        """The result in one line. If it is wrong, the demo's own output follows."""
         verdict = "right" if self.right else "WRONG"
         if self.outcome is None:
             return f"{verdict}  no outcome  wall {self.wall_seconds:.0f} s\n{self.log}"
@@ -45,8 +45,8 @@ class Play(NamedTuple):
         return line if self.right else f"{line}\n{self.log}"
 
 
-def play(*flags: str) -> Play:
-    """One demo; it cleans up after itself, also after Ctrl-C, which it receives as we do."""
+def run_demo(*flags: str) -> DemoRun:
+    """Run one demo. It cleans up after itself, also after Ctrl-C, which it receives too."""
     with temporary_directory() as name:
         result, log = Path(name) / "result.json", Path(name) / "demo.log"
         command = [sys.executable, "-m", "rankwatch_cli", "demo", "--result", str(result), *flags]
@@ -59,23 +59,23 @@ def play(*flags: str) -> Play:
                 process.wait()
                 raise
         outcome = json.loads(result.read_text()) if result.exists() else None
-        return Play(outcome, time.monotonic() - began, tail(log))
+        return DemoRun(outcome, time.monotonic() - began, tail(log))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 1 if any play was wrong, else 0."""
+    """Exit status 1 if any result was wrong, else 0."""
     given = _parser().parse_args(arguments)
     exit_on_signals()
-    plays = []
+    runs = []
     for number in range(1, given.runs + 1):
-        plays.append(play("--ranks", str(given.ranks)))
-        print(f"run {number:>2}  {plays[-1].line()}", flush=True)
+        runs.append(run_demo("--ranks", str(given.ranks)))
+        print(f"run {number:>2}  {runs[-1].line()}", flush=True)
     if given.healthy:
-        plays.append(play("--ranks", str(given.ranks), "--healthy", str(HEALTHY_SECONDS)))
-        print(f"healthy {plays[-1].line()}", flush=True)
-    right = sum(each.right for each in plays)
-    print(f"right {right} of {len(plays)}")
-    return 0 if right == len(plays) else 1
+        runs.append(run_demo("--ranks", str(given.ranks), "--healthy", str(HEALTHY_SECONDS)))
+        print(f"healthy {runs[-1].line()}", flush=True)
+    right = sum(each.right for each in runs)
+    print(f"right {right} of {len(runs)}")
+    return 0 if right == len(runs) else 1
 
 
 def _rank(rank: int | None) -> str:
@@ -84,7 +84,7 @@ def _rank(rank: int | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.demo_runs", description=__doc__)
-    parser.add_argument("--runs", type=int, default=10, metavar="N", help="demos to play (default 10)")
+    parser.add_argument("--runs", type=int, default=10, metavar="N", help="number of demos (default 10)")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks of each (default 4)")
     parser.add_argument(
         "--healthy", action="store_true", help=f"also watch one healthy run for {HEALTHY_SECONDS} s"

@@ -1,7 +1,7 @@
-"""`python -m tests.bench.detection_scale`: how time and memory of a straggler diagnosis grow with the table.
+"""`python -m tests.bench.detection_scale`: time and memory of a straggler diagnosis by size of the table.
 
 Three sizes of one job: a data-parallel step of one computation and one all-reduce, one rank 6 % slow. Each
-size runs in a process of its own, through the command line and a Parquet file, so that reading counts too.
+size runs in its own process and reads a Parquet file, so that reading counts too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOW_RANK = 7
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the sizes and print a table; exit status 0 whatever the result is."""
+    """Measure the sizes and print a table. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.detection_scale", description=__doc__)
     parser.add_argument("--one", type=Path, metavar="FILE", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """`python -m tests.bench.group_by`: the group-by primitives of the straggler engine beside pandas and polars.
 
-rankwatch depends on neither of the two: install them into an environment of their own. Times are those of the
-processor, the least of three in one run. The engine reads the largest table of `detection_scale`.
+rankwatch depends on neither of the two: install them into an environment of their own. Times are CPU
+times, the least of three in one run. The engine reads the largest table of `detection_scale`.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def _engine_rows() -> list[Row]:
 
 
 def _engine(library: str, path: str) -> dict[str, Any]:
-    """Seconds of the processor for one diagnosis; for pandas, with its primitives in place of ours."""
+    """CPU seconds of one diagnosis; for pandas with its primitives instead of ours."""
     from rankwatch_diagnosis.operations.reading import read_operations
     from rankwatch_diagnosis.straggler.engine import diagnose
 
-    for name, primitive in (_of_pandas() if library == "pandas" else {}).items():
+    for name, primitive in (_pandas_primitives() if library == "pandas" else {}).items():
         for module in [
             each for each in sys.modules.values() if each.__name__.startswith("rankwatch_diagnosis.")
         ]:
@@ -153,7 +153,7 @@ def _engine(library: str, path: str) -> dict[str, Any]:
     return {"seconds": seconds, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def _of_pandas() -> dict[str, Callable[..., Any]]:
+def _pandas_primitives() -> dict[str, Callable[..., Any]]:
     import pandas
 
     def ngroup(*keys: Any) -> group_by.Groups:

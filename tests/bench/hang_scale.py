@@ -1,6 +1,6 @@
-"""Hang diagnosis of many dumps beside PyTorch's own `torchfrtrace`, on the same files in the same run.
+"""`python -m tests.bench.hang_scale`: hang diagnosis of many dumps beside PyTorch's `torchfrtrace`.
 
-`python -m tests.bench.hang_scale --ranks 1024 --entries 2000` is the size of a large job.
+Both read the same files. `--ranks 1024 --entries 2000` is the size of a large job.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _OURS = (sys.executable, "-m", "rankwatch_cli", "diagnose", "hang", "--json")
 _THEIRS = (sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace")
 
 
-class Run(NamedTuple):
-    """A program that was run to its end."""
+class Finished(NamedTuple):
+    """A finished program."""
 
     seconds: float
     peak_bytes: int
-    """Largest resident set of the program or any process it waited for."""
+    """Largest resident memory of the program or of any child it waited for."""
     output: str
 
 
@@ -46,13 +46,13 @@ def measure(*, quick: bool) -> Result:
 def compare(ranks: int, entries: int) -> Result:
     """Write dumps of a job in which one rank sleeps, and diagnose them with both programs."""
     with tempfile.TemporaryDirectory(prefix="rankwatch-hang-") as name:
-        culprit = ranks // 2 + 1
+        sleeper = ranks // 2 + 1
         for rank in range(ranks):
-            document = dump(rank, ranks, entries, culprit)
+            document = dump(rank, ranks, entries, sleeper)
             (Path(name) / f"_dump_{rank}").write_bytes(recorder_pickle(document))
         ours, theirs = _run((*_OURS, name)), _run((*_THEIRS, name))
     verdict = json.loads(ours.output)
-    right = verdict["state"] == "hang" and verdict["ranks"] == [culprit]
+    right = verdict["state"] == "hang" and verdict["ranks"] == [sleeper]
     faster = theirs.seconds / ours.seconds
     rows = (
         Row("rankwatch diagnose hang", f"{ours.seconds:.1f} s, {ours.peak_bytes / 2**20:.0f} MiB"),
@@ -68,11 +68,11 @@ def compare(ranks: int, entries: int) -> Result:
     )
 
 
-def dump(rank: int, ranks: int, entries: int, culprit: int) -> dict[str, object]:
+def dump(rank: int, ranks: int, entries: int, sleeper: int) -> dict[str, object]:
     """The recorder of one rank: tensor-parallel collectives, every 20th one data-parallel.
 
-    The culprit sleeps before its last collective; its tensor-parallel neighbours wait there, everyone else in
-    the data-parallel one after it.
+    The sleeper sleeps before its last collective. Its tensor-parallel neighbours wait there, all other ranks
+    in the data-parallel collective after it.
     """
     block = rank // _TENSOR * _TENSOR
     groups = (
@@ -81,9 +81,9 @@ def dump(rank: int, ranks: int, entries: int, culprit: int) -> dict[str, object]
         (f"{1000 + rank % _TENSOR}", "DATA_PARALLEL_GROUP", range(rank % _TENSOR, ranks, _TENSOR)),
     )
     waits_at = entries // 20 * 20 - 5
-    if culprit // _TENSOR != rank // _TENSOR:
+    if sleeper // _TENSOR != rank // _TENSOR:
         waits_at += 4  # the next data-parallel collective
-    last = waits_at if rank == culprit else waits_at + 1
+    last = waits_at if rank == sleeper else waits_at + 1
     numbers = [0, 0, 0]
     found = []
     for index in range(last):
@@ -126,7 +126,7 @@ def _entry(index: int, local: int, group: tuple[str, str], number: int, complete
     }
 
 
-def _run(command: Sequence[str]) -> Run:
+def _run(command: Sequence[str]) -> Finished:
     """Run it to its end; raises BenchError where it fails."""
     with tempfile.TemporaryFile() as output:
         began = time.perf_counter()
@@ -138,7 +138,7 @@ def _run(command: Sequence[str]) -> Run:
         text = output.read().decode(errors="replace")
     if process.returncode:
         raise BenchError(f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}")
-    return Run(seconds, usage.ru_maxrss * 1024, text)
+    return Finished(seconds, usage.ru_maxrss * 1024, text)
 
 
 def _lines(arguments: Sequence[str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Part `hot-path`: what one phase and one step cost the training thread, beside the peers.
+"""Part `hot-path`: cost of a phase and of a step on the training thread, beside other libraries.
 
-All run in one process, in turns of a few milliseconds, and are judged by ratios: a machine that is
-slow or busy is so for all of them.
+All calls run in one process in turns of a few milliseconds and are judged by ratios, because a slow or busy
+machine slows all of them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ QUICK = Effort(rounds=15, turn_seconds=0.002)
 
 
 class TimedCall(NamedTuple):
-    """A name, and a loop that makes the call `count` times."""
+    """A call, and a loop that makes it `count` times."""
 
     name: str
     loop: Callable[[int], None]
 
 
 def compared_calls(run: Run) -> list[TimedCall]:
-    """All five; the order is that of the table."""
+    """The five calls, in the order of the table."""
     return [
         TimedCall(PHASE, _phase(run)),
         TimedCall(STEP, _step(run)),
@@ -122,7 +122,7 @@ def _opentelemetry_span() -> Callable[[int], None]:
 
 
 def measure(*, quick: bool) -> Result:
-    """Raises BenchError where rankwatch does not record."""
+    """Run the part. Raises BenchError if rankwatch does not record."""
     with temporary_directory() as directory:
         run = rankwatch.start(run="bench", directory=directory, collectives=False, flight_recorder=False)
         if not isinstance(run, Run):
@@ -140,7 +140,7 @@ def interleave(compared: Sequence[TimedCall], effort: Effort) -> dict[str, list[
     gc.disable()
     try:
         for number in range(effort.rounds):
-            first = number % len(compared)  # nobody always runs behind the same neighbour
+            first = number % len(compared)  # no call always follows the same one
             for each in (*compared[first:], *compared[:first]):
                 samples[each.name].append(_seconds(each, counts[each.name]) / counts[each.name] * 1e9)
             gc.collect()
@@ -178,8 +178,8 @@ def _result(samples: Mapping[str, Sequence[float]]) -> Result:
             _ratio("phase / OpenTelemetry span", phase, samples[SPAN], SPAN_RATIO),
         ),
         notes=(
-            f"{len(phase)} rounds, all calls in each; judged by the median of the rounds' ratios.",
-            "A phase is entered and left: it reads the clock twice; observe and record are given a value.",
+            f"{len(phase)} rounds, all calls in each; judged by the median of their ratios.",
+            "A phase reads the clock twice, at its begin and end; observe and record receive a value.",
         ),
         samples={"nanoseconds_per_call": samples},
     )

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.loss_detection`: false alarms on healthy losses, delay on others."""
+"""`python -m tests.bench.loss_detection`: false alarms on healthy losses, delays on diverging ones."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
 from support.diagnosis.loss_curves import DIVERGING, HEALTHY, STEPS, Curve, curves
 
 
-class Tally(NamedTuple):
-    """All curves of one kind."""
+class Counts(NamedTuple):
+    """Results over all curves of one kind."""
 
     kind: str
     curves: int
     false: int
-    """Curves with a warning or a critical anomaly where all was well (before the onset, if there is one)."""
+    """Curves with a warning or critical anomaly before the onset, or anywhere in a healthy curve."""
     spikes: int
     """Anomalies of severity info, in all curves."""
     first: tuple[int, ...]
-    """Steps from each onset that was found to the anomaly's step; sorted."""
+    """Steps from each onset that was found to the step of its anomaly, sorted."""
     confirmed: tuple[int, ...]
-    """The same to the step at which the anomaly was certain; sorted."""
+    """The same to the step at which the anomaly was confirmed, sorted."""
 
 
-def tally(kind: str, count: int, seed: int) -> Tally:
-    """Diagnose so many curves of a kind."""
+def count_anomalies(kind: str, count: int, seed: int) -> Counts:
+    """Diagnose `count` curves of a kind."""
     false = spikes = 0
     first, confirmed = [], []
     for curve in curves(kind, count, seed):
@@ -45,7 +45,7 @@ def tally(kind: str, count: int, seed: int) -> Tally:
         if found is not None and curve.onset is not None:
             first.append(found.step - onset)
             confirmed.append((found.step if found.confirmed_step is None else found.confirmed_step) - onset)
-    return Tally(kind, count, false, spikes, tuple(sorted(first)), tuple(sorted(confirmed)))
+    return Counts(kind, count, false, spikes, tuple(sorted(first)), tuple(sorted(confirmed)))
 
 
 def anomalies_of(curve: Curve) -> tuple[Anomaly, ...]:
@@ -54,14 +54,14 @@ def anomalies_of(curve: Curve) -> tuple[Anomaly, ...]:
     return detect(rows, ReadCounts()).anomalies
 
 
-def table(tallies: Sequence[Tally]) -> str:
+def table(counts: Sequence[Counts]) -> str:
     """A Markdown table; delays in steps."""
     lines = [
-        "| curves | kind | false alarms | found | delay: median, 95 %, most | until certain: the same "
+        "| curves | kind | false alarms | found | delay: median, 95 %, most | until confirmed: the same "
         "| spikes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for each in tallies:
+    for each in counts:
         found = f"{len(each.first)} of {each.curves}" if each.kind in DIVERGING else ""
         delays = f"{_quantiles(each.first)} | {_quantiles(each.confirmed)}"
         lines.append(f"| {each.curves} | {each.kind} | {each.false} | {found} | {delays} | {each.spikes} |")
@@ -76,21 +76,21 @@ def _quantiles(delays: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table and what it must reach; 1 where it does not."""
+    """Print the table and its targets. Exit status 1 if one is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.loss_detection", description=__doc__)
     parser.add_argument("--curves", type=int, default=50, metavar="N", help="of each kind (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="base of all seeds (default 0)")
     given = parser.parse_args(arguments)
-    tallies = [tally(kind, given.curves, given.seed) for kind in (*HEALTHY, *DIVERGING)]
-    print(table(tallies))
-    healthy = sum(each.curves for each in tallies if each.kind in HEALTHY)
-    false = sum(each.false for each in tallies)
-    share = [len(each.first) / each.curves for each in tallies if each.kind in DIVERGING]
+    counts = [count_anomalies(kind, given.curves, given.seed) for kind in (*HEALTHY, *DIVERGING)]
+    print(table(counts))
+    healthy = sum(each.curves for each in counts if each.kind in HEALTHY)
+    false = sum(each.false for each in counts)
+    share = [len(each.first) / each.curves for each in counts if each.kind in DIVERGING]
     print(
         f"\n{false} false alarms (must be 0), in {healthy} healthy curves of {STEPS:,} steps and before "
         "onsets"
     )
-    print(f"{100 * min(share):.1f} % found of the kind that is found least (must be 95 %)")
+    print(f"{100 * min(share):.1f} % found of the hardest kind (must be 95 %)")
     return 0 if not false and min(share) >= 0.95 else 1
 
 

@@ -1,4 +1,4 @@
-"""Part `node`: what watching a whole GPU node costs, beside node_exporter on the same machine.
+"""Part `node`: CPU, memory and scrapes of an agent on a whole GPU node, beside node_exporter.
 
 `python -m tests.bench.soak` is the long form.
 """
@@ -46,7 +46,7 @@ RESIDENT_BYTES = 96 * MIB
 SCRAPE_SECONDS = 0.040
 """Of the 99th percentile."""
 GROWTH_BYTES = 1 * MIB
-"""Less than this between the first and the last third of a window is no growth: a heap is never still."""
+"""Largest difference between the first and the last third of a window: a heap always moves a little."""
 
 HANG_INTERVALS = 3.0
 """Within so many intervals of the GPU collector a hung driver call must be reported."""
@@ -76,7 +76,7 @@ class Hang(NamedTuple):
 
 
 def measure(*, quick: bool) -> Result:
-    """Raises BenchError where an exporter cannot be run, or does not see its node."""
+    """Run the part. Raises BenchError if an exporter cannot be run, or does not see its node."""
     return measure_window(
         window_seconds=15.0 if quick else WINDOW_SECONDS, warmup_seconds=15.0 if quick else WARMUP_SECONDS
     )
@@ -107,7 +107,7 @@ def measure_window(*, window_seconds: float, warmup_seconds: float) -> Result:
 
 
 def _check_seen(window: Window) -> None:
-    """Raises BenchError where the load did not come: it would measure nothing."""
+    """Raises BenchError if the agent missed the load: nothing would be measured."""
     assert window.last is not None
     for name, least in (
         ("rankwatch_gpu_up", GPUS),
@@ -122,7 +122,7 @@ def _check_seen(window: Window) -> None:
 
 @contextmanager
 def watched_node(directory: Path) -> Iterator[tuple[Exporter, FakeDriver]]:
-    """An agent with every collector it has, over a node under load, and its driver. Raises BenchError."""
+    """An agent with all collectors on a node under load, and the driver of the node. Raises BenchError."""
     if shutil.which("cc") is None:
         raise BenchError("could not build the fake driver: no C compiler (cc)")
     driver = FakeDriver(directory, build_library(directory), running(hopper_node(GPUS)))
@@ -149,7 +149,7 @@ def _place(pods: Kubelet, driver: FakeDriver) -> None:
 
 
 def watch_hang(exporter: Exporter, driver: FakeDriver) -> Hang:
-    """Let a call hang and scrape until it is reported; raises BenchError where it never is."""
+    """Let a driver call hang, and scrape until it is reported. Raises BenchError if it never is."""
     before = scrape(exporter.address)
     others = _other_families(before)
     driver.hang("nvmlDeviceGetPowerUsage", 3)
@@ -238,7 +238,7 @@ def _notes(window: Window, *, peer_known: bool) -> tuple[str, ...]:
         f"{window.seconds:.0f} s after a warm-up; one scrape each {WINDOW_INTERVAL_SECONDS:g} s "
         f"(OpenMetrics, gzip); then {LATENCY_SCRAPES} scrapes for the latency. "
         "All collectors; agent and worker added.",
-        "The driver is a fake library under the real pynvml: what a real one takes comes on top.",
+        "The driver is a fake library under the real pynvml: the time of a real one comes on top.",
         "Growth is the median of the last third of the window less that of the first.",
         peer,
     )

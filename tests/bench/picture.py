@@ -1,4 +1,4 @@
-"""Draws the picture of the README from a demo that it plays: `python -m tests.bench.picture`.
+"""`python -m tests.bench.picture`: draw the picture of the README from a real demo.
 
 Two panels over the same minute of a real run, as Prometheus recorded it: the mean step time of each
 rank, and the mean local time of each rank.
@@ -19,7 +19,7 @@ from pathlib import Path
 WIDTH, HEIGHT, LEFT, TOP, GAP = 760, 300, 56, 44, 64
 PANEL = (WIDTH - 2 * LEFT - GAP // 2) // 2
 COLOURS = ("#3b6fb6", "#5a9e6f", "#c9822b", "#8a63b0", "#3f8f93", "#8c6d31", "#6b6b6b", "#b0639a")
-CULPRIT = "#c8322d"
+NAMED = "#c8322d"
 PANELS = (
     ("step time: names nobody", "rank:rankwatch_step_seconds:mean"),
     ("local time: names the rank", "rank:rankwatch_step_local_seconds:mean"),
@@ -28,7 +28,7 @@ Line = list[tuple[float, float]]
 
 
 def main() -> int:
-    """Play a demo, ask its Prometheus, write the picture."""
+    """Run a demo, query its Prometheus, write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs/images/straggler.svg"))
     output = parser.parse_args().output
@@ -38,7 +38,7 @@ def main() -> int:
         try:
             address, named = _follow(demo)
             end = time.time()
-            series = [_ask(address, query, end - 50.0, end) for _, query in PANELS]
+            series = [_query(address, query, end - 50.0, end) for _, query in PANELS]
         finally:
             demo.terminate()
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def _follow(demo: subprocess.Popen[str]) -> tuple[str, str]:
     raise SystemExit("the demo ended before its time")
 
 
-def _ask(address: str, query: str, start: float, end: float) -> dict[str, Line]:
+def _query(address: str, query: str, start: float, end: float) -> dict[str, Line]:
     """Lines by rank: (Unix time, milliseconds)."""
     parameters = urllib.parse.urlencode({"query": query, "start": start, "end": end, "step": 1})
     with urllib.request.urlopen(f"http://{address}/api/v1/query_range?{parameters}", timeout=10.0) as reply:
@@ -102,13 +102,13 @@ def _panel(
         parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + PANEL}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#666">{tick} ms</text>')
     for number, (rank, line) in enumerate(sorted(lines.items(), key=lambda each: each[0] == named)):
-        colour = CULPRIT if rank == named else COLOURS[number % len(COLOURS)]
+        colour = NAMED if rank == named else COLOURS[number % len(COLOURS)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(at, value) for at, value in line))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
     _, y = place(*max(lines[named], key=lambda point: point[0]))
     if len({round(line[-1][1]) for line in lines.values()}) > 1 and title.startswith("local"):
         parts.append(
-            f'<text x="{left + PANEL}" y="{y - 8:.1f}" text-anchor="end" fill="{CULPRIT}">rank {named}</text>'
+            f'<text x="{left + PANEL}" y="{y - 8:.1f}" text-anchor="end" fill="{NAMED}">rank {named}</text>'
         )
     parts.append(
         f'<text x="{left + PANEL / 2}" y="{HEIGHT - 14}" text-anchor="middle" fill="#666">'

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts and ends."""
+"""Processes and files of a benchmark: started, watched, and removed at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from .result import BenchError
 
 _END_SECONDS = 40.0
-"""Patience after SIGTERM: torchrun itself gives its ranks 30 s."""
+"""Longest wait after SIGTERM: torchrun itself gives its ranks 30 s."""
 _START_SECONDS = 60.0
 _LOG_TAIL = 2000
 
@@ -24,7 +24,7 @@ _LOG_TAIL = 2000
 def background(
     command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process beside this one, asked to end when the block does. `log` receives its output."""
+    """A process that is ended with the block. `log` receives its output."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=_environment(variables or {}), stdout=output, stderr=subprocess.STDOUT
@@ -36,7 +36,7 @@ def background(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL for what does not heed it."""
+    """SIGTERM, then SIGKILL if it does not end."""
     process.terminate()
     try:
         process.wait(_END_SECONDS)
@@ -46,7 +46,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, what: str) -> None:
-    """Poll; raises BenchError where the process ends or a minute passes first."""
+    """Poll the condition. Raises BenchError if the process ends or a minute passes first."""
     deadline = time.monotonic() + _START_SECONDS
     while not condition():
         if process.poll() is not None:
@@ -81,19 +81,22 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 _MEMORY = Path("/dev/shm")
-"""Where black boxes lie in production; a disk would be measured instead of rankwatch."""
+"""Memory, as for black boxes in production: a disk would be measured instead of rankwatch."""
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory for a `with` block."""
+    """A directory in memory where possible, removed with the block."""
     return tempfile.TemporaryDirectory(prefix="rankwatch-bench-", dir=_MEMORY if _MEMORY.is_dir() else None)
 
 
 def exit_on_signals() -> None:
-    """From now on both raise SystemExit in the main thread, with the status a shell expects."""
+    """Let Ctrl-C and SIGTERM raise SystemExit, so that every `with` block ends its processes.
+
+    The exit status is the one a shell expects.
+    """
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _leave)
+        signal.signal(each, _exit)
 
 
-def _leave(number: int, _frame: object) -> None:
+def _exit(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)

@@ -35,7 +35,7 @@ _COMPUTE_SHARE = 0.1
 
 
 class Collectives:
-    """Writes what the hook on the dispatcher would: six all-reduces of DDP, each a millisecond long."""
+    """Records the collectives of a step as the hook does: six all-reduces of DDP, each a millisecond long."""
 
     def __init__(self, writer: Writer, world_size: int) -> None:
         self._writer = writer
@@ -43,7 +43,7 @@ class Collectives:
         self._group = Groups(writer)._enter("default_pg", members_text(range(world_size)), world_size)
 
     def reduce_gradients(self) -> None:
-        """All-reduces that end now."""
+        """Record all-reduces that end now."""
         now = time.monotonic()
         for _ in range(_COLLECTIVES):
             count = self._group.collective(self._operation)
@@ -58,7 +58,7 @@ class Collectives:
 def record_steps(
     run: Run, collectives: Collectives, steps_per_second: float, stopping: threading.Event
 ) -> None:
-    """Make steps at this pace until told to stop; a step that came late does not shift the next."""
+    """Make steps at this pace until `stopping` is set. A late step does not shift the next one."""
     step_seconds = 1 / steps_per_second
     for batch in run.batches(_ticks(step_seconds, stopping)):
         with run.step():

@@ -1,4 +1,4 @@
-"""What a part of the benchmarks hands out: rows for a reader, raw samples for a program."""
+"""The result of a benchmark: rows for a reader, raw samples for a program, facts about the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class BenchError(Exception):
-    """Nothing could be measured; the message says what and why. A missed target is no error."""
+    """Nothing could be measured. The message says what and why. A missed target is not an error."""
 
 
 class Row(NamedTuple):
@@ -21,15 +21,15 @@ class Row(NamedTuple):
     what: str
     measured: str
     spread: str = ""
-    """How far the samples lie apart, so that a reader sees what this machine can resolve."""
+    """Spread of the samples, so that a reader sees what this machine can resolve."""
     target: str = ""
     met: bool | None = None
-    """None where there is no target."""
+    """None if there is no target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One part, measured."""
+    """The result of one benchmark."""
 
     title: str
     rows: tuple[Row, ...]
@@ -40,7 +40,7 @@ class Result:
 
 
 def limited(what: str, value: float, at_most: float, shown: Callable[[float], str], spread: str = "") -> Row:
-    """A row with a target: met where the value is at most that."""
+    """A row with a target, met if the value is at most `at_most`."""
     return Row(what, shown(value), spread, f"<= {shown(at_most)}", value <= at_most)
 
 
@@ -49,7 +49,7 @@ _VERDICTS = {True: "met", False: "MISSED", None: ""}
 
 
 def as_markdown(result: Result) -> str:
-    """Title, table and notes."""
+    """The result as Markdown: title, table and notes."""
     lines = [(*row[:4], _VERDICTS[row.met]) for row in result.rows]
     notes = "".join(f"- {note}\n" for note in result.notes)
     return f"## {result.title}\n\n{_table((_HEAD, *lines))}\n{notes}"

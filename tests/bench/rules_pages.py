@@ -1,7 +1,6 @@
-"""The `/metrics` pages of a job of any number of ranks: one HTTP server on loopback, a path for each agent.
+"""`python -m tests.bench.rules_pages`: serve the `/metrics` pages of a job of any size.
 
-`python -m tests.bench.rules_pages --ranks 1024 --address-file FILE` serves until it is ended. `POST /stall`
-lets the run stand still from then on.
+One HTTP server on loopback has a path for each agent. `POST /stall` stalls the run from then on.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _NODE_LABELS = re.compile(r'(?:cluster|node)="[^"]*",?')
 
 
 class Job(NamedTuple):
-    """A job of so many replicas with 8 stages, ranks in Megatron's order; 8 replicas of a stage on a node."""
+    """A job of 8 stages, with ranks in Megatron's order and 8 replicas of a stage on a node."""
 
     replicas: int
 
     @classmethod
     def of(cls, ranks: int) -> Job:
-        """Raises ValueError where nodes of 8 ranks cannot be filled."""
+        """Raises ValueError if the ranks do not fill nodes of 8."""
         if ranks < LEAST_RANKS or ranks % (STAGES * NODE_RANKS):
             raise ValueError(
                 f"{ranks} ranks; expected a multiple of {STAGES * NODE_RANKS} from {LEAST_RANKS} on"
@@ -68,25 +67,25 @@ class Job(NamedTuple):
         return self.ranks // NODE_RANKS
 
     @property
-    def struck(self) -> int:
-        """Which of a stage's nodes stands for the struck one of the small job: one in the middle."""
+    def faulty_node(self) -> int:
+        """Index of the stage's node with the faults: one in the middle."""
         return self.replicas // NODE_RANKS // 2
 
     @property
     def slow_rank(self) -> int:
-        return SLOW_STAGE * self.replicas + self.struck * NODE_RANKS + SLOW_REPLICA
+        return SLOW_STAGE * self.replicas + self.faulty_node * NODE_RANKS + SLOW_REPLICA
 
     @property
     def asleep_rank(self) -> int:
-        return ASLEEP_STAGE * self.replicas + self.struck * NODE_RANKS + ASLEEP_REPLICA
+        return ASLEEP_STAGE * self.replicas + self.faulty_node * NODE_RANKS + ASLEEP_REPLICA
 
     def place(self, node: int) -> tuple[int, int]:
-        """Stage, and which of its nodes."""
+        """Stage, and index of the node in it."""
         return divmod(node, self.replicas // NODE_RANKS)
 
 
 class _Lines:
-    """Lines whose values are `value + rate * t`, made into text quickly."""
+    """Lines whose values are `value + rate * t`, formatted quickly."""
 
     def __init__(self, lines: Sequence[tuple[str, Line]], began: float) -> None:
         self._began = began
@@ -97,7 +96,7 @@ class _Lines:
         self._rates: NDArray[np.float64] = np.array([each.rate for _, each in moving])
 
     def at(self, moment: float) -> str:
-        """The text at a Unix time."""
+        """The lines at a Unix time."""
         values = (self._values + self._rates * (moment - self._began)).tolist()
         moving = [f"{head}{value!r}\n" for head, value in zip(self._heads, values, strict=True)]
         return self._still + "".join(moving)
@@ -108,20 +107,25 @@ def _value(line: Line, began: float) -> float:
 
 
 class Pages:
-    """What the agents of a job say at any moment, before and after it stalled."""
+    """The pages of a job's agents at any moment, before and after the stall."""
 
     def __init__(self, job: Job, template: Template, agent: Sequence[str], began: float) -> None:
         self._job, self._template, self._agent = job, template, agent
         self._training = [
-            _Lines([*self._heads(node, template.training), *self._heads(node, template.places)], began)
+            _Lines(
+                [*self._heads(node, template.training), *self._heads(node, template.last_collectives)], began
+            )
             for node in range(job.nodes)
         ]
         self._hung: list[tuple[str, _Lines]] = []
 
     def stall(self, moment: float) -> None:
-        """From this Unix time on nothing grows, and ranks stand where the hang left them."""
+        """From this Unix time on no value grows, and collectives are those of the hang."""
         self._hung = [
-            (_without_places(training.at(moment)), _Lines(self._heads(node, self._template.hung), moment))
+            (
+                _without_last_collectives(training.at(moment)),
+                _Lines(self._heads(node, self._template.hung), moment),
+            )
             for node, training in enumerate(self._training)
         ]
 
@@ -134,15 +138,15 @@ class Pages:
         return (own + frozen + hung.at(moment)).encode()
 
     def _heads(self, node: int, lines: Mapping[int, list[Line]]) -> list[tuple[str, Line]]:
-        """Each line of the node of the small job that stands for this one, with its labels in this job."""
+        """The lines of the node of the small job that this node copies, with their labels in this job."""
         stage, number = self._job.place(node)
-        struck = number == self._job.struck
-        first = (number - (0 if struck else 1)) * NODE_RANKS
-        model = lines[stage * (REPLICAS // NODE_RANKS) + (0 if struck else 1)]
+        faulty = number == self._job.faulty_node
+        first = (number - (0 if faulty else 1)) * NODE_RANKS
+        model = lines[stage * (REPLICAS // NODE_RANKS) + (0 if faulty else 1)]
         return [(_head(each, self._labels(each, stage, node, first)), each) for each in model]
 
     def _labels(self, line: Line, stage: int, node: int, first: int) -> dict[str, str]:
-        """first: what a replica of the small job on this node lies behind that of this job."""
+        """`first` is the offset of this node's replicas from those of the small job."""
         labels = {**line.labels, "cluster": CLUSTER, "node": f"node-{node}"}
         if "rank" in labels:
             replica = int(labels["rank"]) % REPLICAS + first
@@ -156,7 +160,7 @@ class Pages:
 
 @cache
 def _members(job: Job, text: str, stage: int, first: int) -> str:
-    """Everybody, the replicas of a stage, or the stages of a replica."""
+    """Members of a group: all ranks, the replicas of a stage, or the stages of a replica."""
     if text == members_text(range(STAGES * REPLICAS)):
         return members_text(range(job.ranks))
     if "/" not in text:
@@ -165,10 +169,10 @@ def _members(job: Job, text: str, stage: int, first: int) -> str:
     return members_text(range(replica, job.ranks, job.replicas))
 
 
-def _without_places(page: str) -> str:
-    """Without what a hang tells anew."""
-    told_anew = ("rankwatch_collective_last_", "rankwatch_flight_recorder_")
-    return "".join(each for each in page.splitlines(keepends=True) if not each.startswith(told_anew))
+def _without_last_collectives(page: str) -> str:
+    """The page without the metrics that the hang replaces."""
+    replaced = ("rankwatch_collective_last_", "rankwatch_flight_recorder_")
+    return "".join(each for each in page.splitlines(keepends=True) if not each.startswith(replaced))
 
 
 def _head(line: Line, labels: Mapping[str, str]) -> str:
@@ -176,7 +180,7 @@ def _head(line: Line, labels: Mapping[str, str]) -> str:
 
 
 def agent_lines() -> list[str]:
-    """What a real agent on this machine says of itself and of the host, to be formatted with node and now."""
+    """Lines of a real agent about itself and its host, to be formatted with `node` and `now`."""
     with temporary_directory() as name, rankwatch_agent(Path(name), Path(name) / "none") as (_, address):
         lines: list[str] = []
         for _ in range(_MOST_SCRAPES):
@@ -188,7 +192,7 @@ def agent_lines() -> list[str]:
 
 
 def _is_own(line: str) -> bool:
-    """Whether it is a sample of ours; collectors that fail on this machine are no part of the job."""
+    """True for a sample of rankwatch. Collectors that fail on this machine are not part of the job."""
     return line.startswith("rankwatch_") and 'state="failed"' not in line
 
 
@@ -225,7 +229,7 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until ended."""
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_pages", description=__doc__)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--address-file", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""A real Prometheus over the pages of a large job, and what it says about its own rules."""
+"""A real Prometheus that scrapes the pages of a large job, and its figures about its own rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .processes import background, wait_until
 from .result import BenchError
 
 _TIMEOUT_SECONDS = 60.0
-"""Patience with a server that evaluates rules on all cores."""
+"""Longest wait for a server that evaluates rules on all cores."""
 _MISSED = re.compile(r"^prometheus_rule_group_iterations_missed_total\{.*\} (\S+)$", re.MULTILINE)
 
 
@@ -30,26 +30,26 @@ class Evaluation(NamedTuple):
 
     group: str
     moment: str
-    """When it began, as Prometheus writes it: tells two evaluations apart."""
+    """Its start as Prometheus writes it, which identifies the evaluation."""
     seconds: float
     rules: dict[str, float]
-    """Seconds by record or alert; of several with one name, their sum."""
+    """Seconds by record or alert. Rules with the same name are added."""
     failed: tuple[str, ...]
     """Errors of its rules."""
 
 
 class Server:
-    """A Prometheus that runs. Methods raise BenchError where it does not answer."""
+    """A running Prometheus. Methods raise BenchError if it does not answer."""
 
     def __init__(self, url: str, pid: int) -> None:
         self._url, self._pid = url, pid
 
     def evaluations(self) -> list[Evaluation]:
-        """The last one of each group."""
+        """The last evaluation of each group."""
         return [_evaluation(each) for each in self._api("rules")["groups"]]
 
     def firing(self) -> dict[str, set[str]]:
-        """Ranks by name of the alerts that fire and name one."""
+        """Ranks by name of the firing alerts that name one."""
         found: dict[str, set[str]] = {}
         for each in self._api("alerts")["alerts"]:
             if each["state"] == "firing" and "rank" in each["labels"]:
@@ -57,7 +57,7 @@ class Server:
         return found
 
     def value(self, expression: str) -> float:
-        """Of an instant query that gives one series; 0 where it gives none."""
+        """Value of an instant query with one series; 0 if it has none."""
         series = self._api(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
         return float(series[0]["value"][1]) if series else 0.0
 
@@ -67,7 +67,7 @@ class Server:
         return count
 
     def missed(self) -> int:
-        """Evaluations left out because the one before was still going on."""
+        """Evaluations skipped because the previous one was still running."""
         return int(sum(map(float, _MISSED.findall(self._get("/metrics").decode()))))
 
     def peak_bytes(self) -> int:
@@ -75,11 +75,11 @@ class Server:
         return resident_bytes(self._pid)[1]
 
     def cpu_seconds(self) -> float:
-        """It has used so far."""
+        """CPU time used so far."""
         return cpu_seconds(self._pid)
 
     def ready(self) -> bool:
-        """Whether it answers."""
+        """True once it answers."""
         try:
             self._get("/-/ready")
         except BenchError:
@@ -95,7 +95,7 @@ class Server:
                 body: bytes = answer.read()
                 return body
         except OSError as error:  # URLError is one
-            raise BenchError(f"could not ask Prometheus: {error}") from error
+            raise BenchError(f"could not query Prometheus: {error}") from error
 
 
 def _evaluation(group: dict[str, Any]) -> Evaluation:
@@ -108,7 +108,7 @@ def _evaluation(group: dict[str, Any]) -> Evaluation:
 
 @contextmanager
 def pages(directory: Path, ranks: int) -> Iterator[str]:
-    """The server of the pages of a job of so many ranks; yields HOST:PORT."""
+    """The server of the pages of a job; yields HOST:PORT."""
     address, log = directory / "pages-address", directory / "pages.log"
     command = [sys.executable, "-m", "tests.bench.rules_pages"]
     command += ["--ranks", str(ranks), "--address-file", str(address)]
@@ -136,10 +136,10 @@ def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Ite
 
 
 def _config(config: RuleConfig, rules: list[Path], address: str, nodes: int) -> dict[str, object]:
-    made = prometheus_config(config, rule_files=rules, agent_targets=())
+    generated = prometheus_config(config, rule_files=rules, agent_targets=())
     targets = [
         {"targets": [address], "labels": {"__metrics_path__": f"/node-{node}", "instance": f"node-{node}"}}
         for node in range(nodes)
     ]
     scrapes = [{"job_name": config.agent_job, "static_configs": targets}]
-    return made | {"scrape_configs": scrapes, "alerting": {}}
+    return generated | {"scrape_configs": scrapes, "alerting": {}}

@@ -1,11 +1,9 @@
-"""How long the generated rules take as jobs grow, and whether the right rank is named.
+"""`python -m tests.bench.rules_scale`: evaluation time of the generated rules by size of the job.
 
 A real Prometheus scrapes the pages of a job of N ranks (8 stages of N/8 replicas, an agent for each 8
-ranks) and evaluates all rules. First one rank is slow, then another one sleeps and all wait. Times of the
-rules are divided by 3 up to 1,024 ranks, the scrape interval too: each window holds as many scrapes as by
-default.
-
-`python -m tests.bench.rules_scale --ranks 256 1024` takes these sizes.
+ranks) and evaluates all rules. First one rank is slow, then another rank sleeps and all others wait for it;
+the right rank must be named each time. Up to 1,024 ranks, all times of the rules and the scrape interval are
+divided by 3, so that each window has as many scrapes as by default.
 """
 
 from __future__ import annotations
@@ -28,33 +26,33 @@ from .rules_watch import Part, Watch
 
 RANKS = (256, 1_024, 2_048, 4_096)
 QUICK_RANKS, TIME_SCALE = 1_024, 3.0
-"""Up to so many ranks times are divided by it; for more, small machines need the whole interval."""
+"""Times are divided by TIME_SCALE up to QUICK_RANKS. Small machines need the whole interval for more."""
 INTERVAL_SECONDS = RuleConfig().scrape_interval_seconds
-ROOM = 3.0
+HEADROOM = 3.0
 """A group must take less than its interval divided by this."""
 _SPARE_SECONDS = 300.0
-"""Patience beyond what an alert needs at the least."""
-_GROUPS_TOLD, _RULES_TOLD = 3, 5
+"""Longest wait beyond the shortest time to the alert."""
+_GROUPS_SHOWN, _RULES_SHOWN = 3, 5
 
 
 class Size(NamedTuple):
-    """A job of one size, measured."""
+    """The measurements of one job."""
 
     ranks: int
     slow: Part
     stalled: Part
-    named_right: bool
-    """Each of both ranks by the alert it should be, and nobody else."""
+    right_ranks_named: bool
+    """True if each of both ranks was named by its alert, and no other rank."""
     scraped: int
-    """Samples of all pages."""
+    """Samples in one scrape of all pages."""
     series: int
     peak_bytes: int
     missed: int
-    """Evaluations left out because the one before still went on."""
+    """Evaluations skipped because the previous one was still running."""
 
 
 def measure_size(ranks: int) -> Size:
-    """One size, in four to ten minutes; raises BenchError."""
+    """Measure one size, which takes four to ten minutes. Raises BenchError."""
     job, config = Job.of(ranks), RuleConfig().scaled(TIME_SCALE if ranks <= QUICK_RANKS else 1.0)
     window, stalled_expression = config.step_window_seconds, "run:rankwatch_stall_seconds:max"
     with (
@@ -75,7 +73,7 @@ def measure_size(ranks: int) -> Size:
             ranks=ranks,
             slow=slow,
             stalled=stalled,
-            named_right=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
+            right_ranks_named=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
             and stalled.named.get(Alert.RUN_STALLED) == [str(job.asleep_rank)],
             scraped=int(prometheus.value("sum(scrape_samples_scraped)")),
             series=prometheus.series(),
@@ -85,15 +83,15 @@ def measure_size(ranks: int) -> Size:
 
 
 def result(sizes: Sequence[Size]) -> Result:
-    """The table: the slowest groups of each size, what it held, and who was named."""
+    """The table: the slowest groups of each size, the size of Prometheus, and the ranks named."""
     rows = [row for each in sizes for row in _rows(each)]
     return Result(
         title="Rules by size of the job",
         rows=tuple(rows),
         notes=(
             "A group's time is the median by the clock; the target is its default interval of"
-            f" {INTERVAL_SECONDS:g} s over {ROOM:g}. The pages are made on the same machine, and what else"
-            " runs on it counts too.",
+            f" {INTERVAL_SECONDS:g} s over {HEADROOM:g}. The pages are made on the same machine, and"
+            " everything else that runs on it counts too.",
         ),
         samples={"sizes": [each._asdict() for each in sizes]},
     )
@@ -103,21 +101,21 @@ def _rows(size: Size) -> list[Row]:
     ranks = f"{size.ranks:,} ranks"
     rows = []
     for what, part in (("a slow rank", size.slow), ("a stall", size.stalled)):
-        for group, seconds in part.slowest_groups(_GROUPS_TOLD):
+        for group, seconds in part.slowest_groups(_GROUPS_SHOWN):
             middle, most = part.median(group), max(seconds)
             rows.append(limited(
-                f"{ranks}, {what}: {group}", middle, INTERVAL_SECONDS / ROOM, _seconds,
+                f"{ranks}, {what}: {group}", middle, INTERVAL_SECONDS / HEADROOM, _seconds,
                 f"{_seconds(min(seconds))} to {_seconds(most)}, {len(seconds)} evaluations",
             ))  # fmt: skip
         rows.append(Row(f"{ranks}, {what}: CPU in one interval", _seconds(part.cpu_seconds)))
-        rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_TOLD))
+        rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_SHOWN))
         rows.append(Row(f"{ranks}, {what}: slowest rules", rules))
     failed = sorted({*size.slow.failed, *size.stalled.failed})
     rows.append(Row(f"{ranks}: rules that failed", ", ".join(failed) or "none", met=not failed))
-    held = f"{size.series:,} series, {size.peak_bytes / 2**20:,.0f} MiB at most"
-    rows.append(Row(f"{ranks}: held", held, f"{size.scraped:,} samples a scrape, {size.missed} missed"))
+    held = f"{size.series:,} series, {size.peak_bytes / 2**20:,.0f} MiB at the peak"
+    rows.append(Row(f"{ranks}: Prometheus", held, f"{size.scraped:,} samples a scrape, {size.missed} missed"))
     named = f"{_named(size.slow)}; {_named(size.stalled)}"
-    rows.append(Row(f"{ranks}: named", named, target="the struck ones", met=size.named_right))
+    rows.append(Row(f"{ranks}: named", named, target="the faulty ones", met=size.right_ranks_named))
     return rows
 
 
@@ -126,11 +124,11 @@ def _seconds(value: float) -> str:
 
 
 def _named(part: Part) -> str:
-    return ", ".join(f"{alert} {'+'.join(ranks)}".strip() for alert, ranks in part.named.items()) or "nobody"
+    return ", ".join(f"{alert} {'+'.join(ranks)}".strip() for alert, ranks in part.named.items()) or "none"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the sizes given and print a table; exit status 0 whatever the result is."""
+    """Measure the given sizes and print a table of each. Exit status 0 whatever the result is."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_scale", description=__doc__)
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=list(RANKS), help="a multiple of 64 from 128 on"

@@ -1,7 +1,7 @@
-"""A small job as real agents export it, from which the pages of a large one are made.
+"""The metrics of a small job, from which the pages of a large job are made.
 
-128 simulated ranks on 16 nodes: 8 stages of 16 replicas, so each stage has the node of the struck replicas
-and another one. While it trains, one rank computes half as long again; in the hang, another one sleeps.
+128 simulated ranks on 16 nodes: 8 stages of 16 replicas, so each stage has a node with faulty replicas and a
+healthy one. In the training job one rank computes 1.5 times as long; in the hang another rank sleeps.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SHAPE = JobShape(data_parallel=REPLICAS, pipeline_parallel=STAGES)
 SLOW_STAGE, SLOW_REPLICA, SLOW_FACTOR = 5, 3, 1.5
 ASLEEP_STAGE, ASLEEP_REPLICA = 3, 2
 STEP_SECONDS = 2.0
-"""Of a healthy step, about."""
+"""Seconds of a healthy step, about."""
 _STEPS = 16
 _SIMULATED_STEP_SECONDS = 0.26
-"""Of a healthy step of this shape with the default workload."""
-_PLACES = frozenset(
+"""Seconds of a healthy step of this shape with the default workload."""
+_LAST_COLLECTIVES = frozenset(
     f"rankwatch_collective_{each}"
     for each in (
         "last_enqueued",
@@ -46,9 +46,9 @@ _PLACES = frozenset(
         "oldest_incomplete_signature",
     )
 )
-"""What a hang changes: where each rank stands. All else stays as it was at that moment."""
+"""Metrics that change in a hang: the last collectives of each rank. All others keep their values."""
 _PULLS_PER_SECOND = 0.2
-"""Of each flight recorder, as of a run that looks stuck."""
+"""Pulls of each flight recorder, as for a run that seems stuck."""
 _SERIES = re.compile(r"(\w+)\{(.*)\}")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -58,13 +58,13 @@ class Line(NamedTuple):
 
     name: str
     labels: Mapping[str, str]
-    """Those that the agent gives; `rank`, `group` and `members` as in the small job."""
+    """Labels of the agent; `rank`, `group` and `members` as in the small job."""
     value: float
     rate: float
 
     @property
     def is_moment(self) -> bool:
-        """Whether the value is a Unix time, here counted from the beginning of the run."""
+        """True if the value is a Unix time, here counted from the beginning of the run."""
         return self.name.endswith("_timestamp_seconds")
 
 
@@ -73,15 +73,15 @@ class Template:
     """Lines by node of the small job."""
 
     training: Mapping[int, list[Line]]
-    """Without those of flight recorders."""
-    places: Mapping[int, list[Line]]
-    """Where ranks stand in a training run, by their flight recorders."""
+    """Lines of the training job, without those of flight recorders."""
+    last_collectives: Mapping[int, list[Line]]
+    """Last collectives in the training job, from flight recorders."""
     hung: Mapping[int, list[Line]]
-    """Where they stand in the hang, by black boxes and flight recorders; times count from its beginning."""
+    """Last collectives in the hang, from black boxes and flight recorders. Times count from its beginning."""
 
 
 def make_template() -> Template:
-    """Simulate both jobs and let real collectors read them; takes some seconds."""
+    """Simulate both jobs and read them with real collectors, which takes some seconds."""
     training, hung = _training(), _hung()
     names = {each.labels["members"]: each.labels["group"] for each in training if "members" in each.labels}
     renamed = [
@@ -91,8 +91,10 @@ def make_template() -> Template:
         for each in hung
     ]
     recorded = [each for each in renamed if each.labels.get("source") != "black_box"]
-    places = [each for each in recorded if "oldest_incomplete" not in each.name]
-    return Template(training=_by_node(training), places=_by_node(places), hung=_by_node(renamed))
+    last_collectives = [each for each in recorded if "oldest_incomplete" not in each.name]
+    return Template(
+        training=_by_node(training), last_collectives=_by_node(last_collectives), hung=_by_node(renamed)
+    )
 
 
 def _training() -> list[Line]:
@@ -121,7 +123,7 @@ def _training() -> list[Line]:
     for series, values in scrapes.values.items():
         last, middle = values[-1], values[half]
         if last is None or middle is None:
-            continue  # it starts, or it is in another phase by now
+            continue  # a series that starts or ends in between
         matched = _SERIES.fullmatch(series)
         assert matched is not None, series
         labels = dict(_LABEL.findall(matched[2]))
@@ -130,16 +132,16 @@ def _training() -> list[Line]:
 
 
 def _line(name: str, labels: dict[str, str], middle: float, last: float, seconds: float, now: float) -> Line:
-    """What grew goes on growing; the value at the last scrape is the first one of the large run."""
+    """Counters keep their rate. The value at the last scrape is the first one of the large run."""
     del labels["cluster"], labels["instance"]
     if name.endswith("_timestamp_seconds"):
         return Line(name, labels, last - now, 1.0) if last != middle else Line(name, labels, -now, 0.0)
-    grows = metric(name).kind is Kind.COUNTER or name in _PLACES or name == "rankwatch_step"
+    grows = metric(name).kind is Kind.COUNTER or name in _LAST_COLLECTIVES or name == "rankwatch_step"
     return Line(name, labels, last, (last - middle) / seconds if grows else 0.0)
 
 
 def _hung() -> list[Line]:
-    """Where the ranks of the small job stand. A box that nobody writes says that, too."""
+    """Last collectives of the hung job, from its black boxes and its recorders."""
     asleep = SHAPE.rank(ASLEEP_STAGE, ASLEEP_REPLICA, 0)
     job = HangJob(shape=SHAPE, fault=HangFault(kind=HangKind.SLEEP, ranks=(asleep,)))
     hang = simulate_hang(job)
@@ -157,13 +159,13 @@ def _recorded(rank: int, dump: Path) -> Iterator[Series]:
     recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
     recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
     for each in recorded.series((RUN, str(rank)), frozenset(), ended=False):
-        if each.metric.name in _PLACES or each.metric.name.startswith("rankwatch_flight_recorder_"):
+        if each.metric.name in _LAST_COLLECTIVES or each.metric.name.startswith("rankwatch_flight_recorder_"):
             yield each
 
 
 def _hung_lines(series: Series) -> Iterator[Line]:
     name = series.metric.name
-    if name not in _PLACES and not name.startswith("rankwatch_flight_recorder_"):
+    if name not in _LAST_COLLECTIVES and not name.startswith("rankwatch_flight_recorder_"):
         return
     labels = dict(zip((each.value for each in series.metric.labels), series.labels, strict=True))
     labels["node"] = f"node-{int(labels['rank']) // 8}"

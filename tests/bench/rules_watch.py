@@ -1,4 +1,4 @@
-"""Watches the rules of a Prometheus while something is wrong with a run."""
+"""Watches how long Prometheus takes to evaluate its rules while a run has a fault."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import NamedTuple
 from .rules_prometheus import Evaluation, Server
 
 _EVALUATIONS = 6
-"""Of each group, while a fault lasts, at least."""
+"""Least number of evaluations of each group for one fault."""
 
 
 class Part(NamedTuple):
-    """Evaluations while one fault lasted."""
+    """Evaluations during one fault."""
 
     groups: Mapping[str, list[float]]
-    """Seconds of each evaluation."""
+    """Seconds of each evaluation, by group."""
     rules: Mapping[str, list[float]]
-    """Likewise, of all rules with one record or alert."""
+    """The same by record or alert."""
     named: Mapping[str, list[str]]
-    """Ranks by alert, when all was over."""
+    """Ranks by alert, at the end."""
     failed: tuple[str, ...]
     """Errors of rules."""
     cpu_seconds: float
-    """Of Prometheus in one interval, scrapes included."""
+    """CPU time of Prometheus in one interval, scrapes included."""
 
     def median(self, group: str) -> float:
-        """Seconds."""
+        """Median seconds of a group."""
         return median(self.groups[group])
 
     def slowest_groups(self, most: int) -> list[tuple[str, list[float]]]:
-        """The slowest first."""
+        """Groups and their seconds, the slowest first."""
         return sorted(self.groups.items(), key=lambda each: -median(each[1]))[:most]
 
     def slowest_rules(self, most: int) -> list[tuple[str, float]]:
-        """Median seconds, the slowest first."""
+        """Rules and their median seconds, the slowest first."""
         seconds = [(name, median(each)) for name, each in self.rules.items()]
         return sorted(seconds, key=lambda each: -each[1])[:most]
 
 
 class Watch:
-    """Sees each evaluation once. interval_seconds: of the groups."""
+    """Collects each evaluation once. `interval_seconds` is the interval of the groups."""
 
     def __init__(self, server: Server, *, interval_seconds: float) -> None:
         self._server = server
@@ -51,13 +51,13 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since the watch began."""
+        """Seconds since the watch began."""
         return time.monotonic() - self._began
 
     def until(self, alert: str, at_most: float, counts: Callable[[], bool]) -> Part:
-        """Watch until the alert fires, or for that many seconds, and on until enough evaluations were seen.
+        """Watch until the alert fires and enough evaluations were seen, or for `at_most` seconds.
 
-        counts: asked until it is true; what was before is left out. Raises BenchError.
+        Evaluations before `counts` first returns true are left out. Raises BenchError.
         """
         deadline = self.seconds + at_most
         found: dict[tuple[str, str], Evaluation] = {}

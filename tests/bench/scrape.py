@@ -24,7 +24,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class Scrape(NamedTuple):
-    """The answer of an exporter."""
+    """The response of an exporter."""
 
     seconds: float
     """From connecting to the last byte."""

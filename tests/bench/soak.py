@@ -1,4 +1,4 @@
-"""`python -m tests.bench.soak`: watch a whole GPU node for half an hour, to see that nothing grows."""
+"""`python -m tests.bench.soak`: watch an agent on a whole GPU node for half an hour, for growth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .result import BenchError, as_markdown
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0, or 1 where nothing could be measured."""
+    """Exit status 0, or 1 if nothing could be measured."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the window (default 30)")
     given = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Summaries of few and noisy samples."""
+"""Summaries of a few noisy samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least this share (0 to 1) of the samples does not exceed."""
+    """The smallest sample that at least a share (0 to 1) of the samples does not exceed."""
     if not samples:
         raise BenchError("could not summarise a measurement: there is no sample")
     ordered = sorted(samples)
@@ -37,6 +37,6 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Summarise; raises BenchError where there is no sample."""
+    """Summarise the samples. Raises BenchError if there are none."""
     least, lower, upper, most = (quantile(samples, share) for share in (0.0, 0.25, 0.75, 1.0))
     return Spread(least, lower, median(samples), upper, most)

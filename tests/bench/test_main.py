@@ -28,8 +28,8 @@ def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_part_prints_its_table_and_writes_its_samples(tmp_path: Path) -> None:
-    """The hot path in its short form; whether its targets are met is left to `make bench`."""
+def test_part(tmp_path: Path) -> None:
+    """A part prints its table and writes its samples. Its targets are left to `make bench`."""
     done = bench("hot-path", "--quick", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "| phase / Histogram.observe" in done.stdout
@@ -40,16 +40,16 @@ def test_a_part_prints_its_table_and_writes_its_samples(tmp_path: Path) -> None:
     assert all(each > 0 for values in samples.values() for each in values)
 
 
-def test_a_benchmark_without_samples_fails(tmp_path: Path) -> None:
-    """With rankwatch turned off there is nothing to measure: exit status 1, one sentence, no table."""
+def test_no_samples(tmp_path: Path) -> None:
+    """With rankwatch disabled there is nothing to measure: status 1, one sentence, no table."""
     done = bench("hot-path", "--quick", "--output", str(tmp_path), RANKWATCH_DISABLE="1")
     assert done.returncode == 1
     assert done.stderr == "bench hot-path: could not measure the hot path: rankwatch records nothing here\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_part_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """Exit status 2, and what could be asked for."""
+def test_unknown_part(tmp_path: Path) -> None:
+    """Status 2, and the names of all parts."""
     done = bench("cold-path", "--output", str(tmp_path))
     assert done.returncode == 2
     assert "part is 'cold-path', expected one of hot-path, training, agent" in done.stderr

@@ -1,4 +1,4 @@
-"""The pages of a large job: made from those of a small one, they name each rank and group as it would."""
+"""The pages of a large job, made from a small one, have the ranks and groups of the large job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _line(name: str, node: int, replica: int, members: str, rate: float) -> Line
 
 
 def _lines(name: str, rate: float) -> dict[int, list[Line]]:
-    """For each rank of the small job one line, of the group of the stages of its replica."""
+    """One line for each rank of the small job, with the group of its replica's stages."""
     return {
         node: [
             _line(name, node, replica, f"{replica}-{replica + 112}/16", rate)
@@ -33,14 +33,14 @@ def _lines(name: str, rate: float) -> dict[int, list[Line]]:
 def _pages(job: Job) -> Pages:
     template = Template(
         training=_lines("rankwatch_steps_total", 2.0),
-        places=_lines("rankwatch_collective_last_enqueued", 0.0),
+        last_collectives=_lines("rankwatch_collective_last_enqueued", 0.0),
         hung=_lines("rankwatch_collective_last_enqueued", 0.0),
     )
     return Pages(job, template, ['own{{node="{node}"}} {now!r}\n'], _BEGAN)
 
 
-def test_each_rank_of_the_job_is_on_one_page_with_the_stages_of_its_replica() -> None:
-    """Ranks are in Megatron's order: a stage's replicas follow each other."""
+def test_ranks_and_groups() -> None:
+    """Each rank is on one page, with the stages of its replica as a group: ranks are in Megatron's order."""
     job = Job.of(256)
     pages = _pages(job)
     found = []
@@ -51,15 +51,15 @@ def test_each_rank_of_the_job_is_on_one_page_with_the_stages_of_its_replica() ->
     assert {members for rank, members in found if int(rank) % job.replicas == 3} == {"3-227/32"}
 
 
-def test_the_struck_node_of_the_small_job_stands_for_one_node_of_each_stage() -> None:
-    """The slow rank and the sleeping one are on it."""
+def test_faulty_node() -> None:
+    """Both faulty ranks are on the nodes that copy the faulty nodes of the small job."""
     job = Job.of(512)
-    assert job.slow_rank // NODE_RANKS % (job.replicas // NODE_RANKS) == job.struck
-    assert job.asleep_rank // NODE_RANKS % (job.replicas // NODE_RANKS) == job.struck
+    assert job.slow_rank // NODE_RANKS % (job.replicas // NODE_RANKS) == job.faulty_node
+    assert job.asleep_rank // NODE_RANKS % (job.replicas // NODE_RANKS) == job.faulty_node
 
 
-def test_what_grew_stands_still_from_the_stall_on() -> None:
-    """Places are told anew, once; what the agent says of itself goes on."""
+def test_stall() -> None:
+    """After the stall nothing of the run grows and its last collectives are replaced; the agent continues."""
     pages = _pages(Job.of(128))
     assert " 11.0\n" in pages.of(0, _BEGAN + 3.0).decode()
     pages.stall(_BEGAN + 4.0)
@@ -70,7 +70,7 @@ def test_what_grew_stands_still_from_the_stall_on() -> None:
 
 
 @pytest.mark.parametrize("ranks", [64, 200])
-def test_a_job_that_does_not_fill_its_nodes_is_refused(ranks: int) -> None:
-    """Eight replicas of a stage share a node, and the small job is the smallest."""
+def test_partly_filled_nodes(ranks: int) -> None:
+    """Eight replicas of a stage share a node, and no job is smaller than the small one."""
     with pytest.raises(ValueError, match=f"{ranks} ranks"):
         Job.of(ranks)

@@ -1,4 +1,4 @@
-"""Comparing runs that alternate."""
+"""The comparison of alternating runs with and without rankwatch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import pytest
 from bench.training import Alternation
 
 
-def test_a_machine_that_slows_down_steadily_is_no_slowdown() -> None:
-    """Each run with rankwatch is held against the mean of the runs before and after it."""
+def test_drift() -> None:
+    """A machine that slows down steadily shows no slowdown: neighbours are compared."""
     drifting = Alternation(without=[1.0, 1.2, 1.4], recorded=[1.1, 1.3])
     assert drifting.slowdowns() == pytest.approx([0.0, 0.0])
 
 
-def test_a_cost_per_step_is_found_beside_the_drift() -> None:
-    """One percent more than the neighbours is one percent."""
+def test_slowdown_and_cost() -> None:
+    """A run that takes one percent longer than its neighbours has a slowdown of one percent."""
     slowed = Alternation(without=[0.1, 0.1, 0.1], recorded=[0.101, 0.102])
     assert slowed.slowdowns() == pytest.approx([0.01, 0.02])
     assert slowed.costs() == pytest.approx([0.001, 0.002])
 
 
-def test_runs_without_rankwatch_show_the_noise() -> None:
-    """Each is held against the one without before it."""
+def test_noise() -> None:
+    """Each run without rankwatch is compared with the previous one without it."""
     assert Alternation([1.0, 1.1, 1.1], [1.0, 1.0]).differences_without() == pytest.approx([0.1, 0.0])

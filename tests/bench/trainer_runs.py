@@ -16,7 +16,7 @@ from .result import BenchError
 from .spread import quantile
 
 _SECONDS_BEYOND_STEPS = 120.0
-"""Patience for start-up and end of a run: torch is imported once per rank."""
+"""Longest time for start and end of a run: torch is imported once per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Workload:
 
     name: str
     target_step_seconds: float
-    """What a step shall take; how long it does take is measured."""
+    """Intended length of a step; the real one is measured."""
     ranks: int
     layers: int
     forward_seconds: float
@@ -47,7 +47,7 @@ class Workload:
 
 
 def median_step_seconds(workload: Workload, directory: Path, blackboxes: Path, *, recorded: bool) -> float:
-    """One run, from start to end, with rankwatch or without. Raises BenchError where it fails."""
+    """Median step of one run with or without rankwatch. Raises BenchError if it fails."""
     history, log = directory / "history.json", directory / "trainer.log"
     history.unlink(missing_ok=True)
     variables = {
@@ -76,7 +76,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, workload: Workload) -> No
 
 
 def _steps(history: Path, log: Path) -> list[float]:
-    """Seconds of each step; the trainer goes on where it cannot write them, and says so in its log."""
+    """Seconds of each step. A trainer that cannot write them continues and logs why."""
     try:
         seconds: list[float] = json.loads(history.read_text())["seconds"]
     except OSError as error:

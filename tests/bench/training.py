@@ -1,8 +1,8 @@
 """Part `training`: how much slower a training step is with rankwatch than without.
 
-Runs without and with rankwatch alternate, and begin and end without. Each run with it is compared
-with the mean of its two neighbours, which takes out what drifts slowly on a shared machine; two
-neighbouring runs without it, compared in the same way, show what cannot be told from nothing.
+Runs without and with rankwatch alternate, and begin and end without. Each run with rankwatch is compared with
+the mean of its two neighbours, which removes the slow drift of a shared machine. The differences between
+successive runs without rankwatch show the noise.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ALONE = Workload(
     warmup_steps=200,
 )
 WORKLOADS = ((LONG, 0.005), (SHORT, 0.02), (ALONE, 0.02))
-"""Workload, and the most by which rankwatch may slow its median step down."""
+"""Workload, and the largest share by which rankwatch may slow down its median step."""
 
 
 class Alternation(NamedTuple):
@@ -64,15 +64,15 @@ class Alternation(NamedTuple):
     recorded: list[float]
 
     def slowdowns(self) -> list[float]:
-        """Of each run with rankwatch against its neighbours; 0.01 is one percent slower."""
+        """Slowdown of each run with rankwatch against its neighbours; 0.01 is one percent slower."""
         return [one / before - 1 for one, before in zip(self.recorded, self._around(), strict=True)]
 
     def costs(self) -> list[float]:
-        """Seconds added to a step, likewise."""
+        """Seconds added to a step of each run with rankwatch."""
         return [one - before for one, before in zip(self.recorded, self._around(), strict=True)]
 
     def differences_without(self) -> list[float]:
-        """Of each run without rankwatch against the one without before it: pure noise."""
+        """Difference of each run without rankwatch from the previous one without it: pure noise."""
         return [later / earlier - 1 for earlier, later in pairwise(self.without)]
 
     def _around(self) -> list[float]:
@@ -80,7 +80,7 @@ class Alternation(NamedTuple):
 
 
 def measure(*, quick: bool) -> Result:
-    """Raises BenchError where a run fails."""
+    """Run the part. Raises BenchError if a run fails."""
     rows: list[Row] = []
     samples: dict[str, object] = {}
     for workload, at_most in WORKLOADS:
@@ -137,7 +137,7 @@ def _notes() -> tuple[str, ...]:
         "An agent runs beside every run; it has black boxes to follow only in those with rankwatch.",
         f"{cores} cores: where `shortest` takes more than 5 ms, this machine cannot run {SHORT.ranks} ranks "
         "faster; `1 rank, 5 ms` then shows the cost at 5 ms.",
-        "A slowdown inside the range of without / without cannot be told from none.",
+        "A slowdown within the range of without / without is not distinguishable from noise.",
     )
 
 

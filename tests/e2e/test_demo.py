@@ -1,45 +1,157 @@
-"""The demo as a person plays it."""
+"""The demo as a person runs it: it names the slow rank, and leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.cli.demo import demo
+from support.agent.process import rankwatch
+from support.cli.demo import RunningDemo, demo
 from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
 
+FEWEST_RANKS = ("--ranks", "3")
+SERVERS = ("prometheus", "prometheus-alertmanager")
 
-def test_the_demo_prints_the_alert_that_names_the_injected_rank_and_leaves_nothing(tmp_path: Path) -> None:
-    """The rank is known to the demo alone; the alert has come through Prometheus and Alertmanager."""
-    require("prometheus", "prometheus-alertmanager")
+
+def _starting(_: RunningDemo) -> None:
+    """Its directory has just been made."""
+
+
+def _importing(running: RunningDemo) -> None:
+    """All servers run, and the ranks import torch."""
+    running.wait_for("waiting for the first steps")
+    _rank(running)
+
+
+def _stepping(running: RunningDemo) -> None:
+    """The ranks train."""
+    running.wait_for("healthy")
+
+
+def _rank(running: RunningDemo) -> int:
+    return running.process_of(sys.executable, "-u", "rankwatch_trainer")
+
+
+def test_right_rank(tmp_path: Path) -> None:
+    """The delivered alert names the slowed rank, with its cause and its runbook.
+
+    Only the demo knows that rank; the alert passes through Prometheus and Alertmanager.
+    """
+    require(*SERVERS)
     result = tmp_path / "result.json"
     with demo(tmp_path, "--result", str(result)) as running:
         running.wait_for("injected: ")
-        status = running.ended()
-        said = running.said
-    assert status == 0, said
+        status = running.wait()
+        printed = running.printed
+    assert status == 0, printed
     outcome = json.loads(result.read_text())
     rank = outcome["injected_rank"]
     assert outcome["right"]
     assert outcome["named_rank"] == rank
-    assert _shown(said, "alertname") == "RankwatchStraggler"
-    assert _shown(said, "run") == "demo"
-    assert _shown(said, "rank") == str(rank)
-    assert _shown(said, "node")
-    assert _shown(said, "cause") == "slow_rank"
-    assert _shown(said, "phase") == "compute"
-    assert float(_shown(said, "slowdown")) > 1.2
-    assert _shown(said, "runbook_url").endswith("/RankwatchStraggler")
-    assert re.search(rf"RIGHT: rank {rank} was slowed down and named \d+ s later", said)
+    assert _shown(printed, "alertname") == "RankwatchStraggler"
+    assert _shown(printed, "run") == "demo"
+    assert _shown(printed, "rank") == str(rank)
+    assert _shown(printed, "node")
+    assert _shown(printed, "cause") == "slow_rank"
+    assert _shown(printed, "phase") == "compute"
+    assert float(_shown(printed, "slowdown")) > 1.2
+    assert _shown(printed, "runbook_url").endswith("/RankwatchStraggler")
+    assert re.search(rf"RIGHT: rank {rank} was slowed down and named \d+ s later", printed)
 
 
-def _shown(said: str, name: str) -> str:
+def _shown(printed: str, name: str) -> str:
     """The value in the line of a label or an annotation."""
-    found = re.search(rf"^  {name} +(\S.*)$", said, re.MULTILINE)
-    assert found, f"no line for {name} in:\n{said}"
+    found = re.search(rf"^  {name} +(\S.*)$", printed, re.MULTILINE)
+    assert found, f"no line for {name} in:\n{printed}"
     return found[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "moment"),
+    [
+        (signal.SIGINT, 130, _starting),
+        (signal.SIGTERM, 143, _starting),
+        (signal.SIGKILL, -signal.SIGKILL, _starting),
+        (signal.SIGINT, 130, _importing),
+        (signal.SIGTERM, 143, _importing),
+        (signal.SIGKILL, -signal.SIGKILL, _importing),
+        (signal.SIGINT, 130, _stepping),
+        (signal.SIGKILL, -signal.SIGKILL, _stepping),
+    ],
+)
+def test_signal(
+    number: signal.Signals, status: int, moment: Callable[[RunningDemo], None], tmp_path: Path
+) -> None:
+    """A signal at any moment leaves no process, no file and no traceback.
+
+    SIGKILL neither: the cleanup is a process of its own.
+    """
+    require(*SERVERS)
+    with demo(tmp_path, *FEWEST_RANKS) as running:
+        moment(running)
+        running.process.send_signal(number)
+        assert running.wait() == status, running.printed
+        assert "Traceback" not in running.printed
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("agent", ("rankwatch_cli", "agent")),
+        ("prometheus", ("--storage.tsdb.path={directory}/prometheus",)),
+        ("alertmanager", ("--storage.path={directory}/alertmanager",)),
+    ],
+)
+def test_killed_server(part: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """The demo ends with status 1 and names the server, the signal and the end of its log."""
+    require(*SERVERS)
+    with demo(tmp_path, *FEWEST_RANKS) as running:
+        running.wait_for("waiting for the first steps")
+        victim = running.process_of(*(word.format(directory=running.directory) for word in words))
+        os.kill(victim, signal.SIGKILL)
+        assert running.wait() == 1, running.printed
+        assert f"rankwatch demo: {part} ended with status -9; the end of its log:" in running.printed
+        assert "Traceback" not in running.printed
+
+
+def test_killed_rank(tmp_path: Path) -> None:
+    """The demo ends with the log of torchrun, which names the signal."""
+    require(*SERVERS)
+    with demo(tmp_path, *FEWEST_RANKS) as running:
+        _importing(running)
+        os.kill(_rank(running), signal.SIGKILL)
+        assert running.wait() == 1, running.printed
+        assert "rankwatch demo: trainer ended with status 1; the end of its log:" in running.printed
+        assert "SIGKILL" in running.printed
+
+
+def test_without_prometheus(tmp_path: Path) -> None:
+    """With neither server on PATH the demo says so, and the engine names the rank."""
+    with demo(tmp_path, *FEWEST_RANKS, environ={"PATH": str(tmp_path)}) as running:
+        running.wait_for("Prometheus or Alertmanager is not installed")
+        running.wait_for("injected: ")
+        assert running.wait() == 0, running.printed
+        assert "as `rankwatch diagnose run` names it (no Prometheus, no alert)" in running.printed
+        assert re.search(r"slowdown      1\.\d\d", running.printed)
+        assert "RIGHT: rank " in running.printed
+
+
+@pytest.mark.parametrize(
+    "flags", [("--ranks", "2"), ("--ranks", "x"), ("--no-such-flag",), ("--deadline", "soon"), ("stray",)]
+)
+def test_wrong_arguments(flags: tuple[str, ...]) -> None:
+    """One sentence and exit status 2, before anything is started."""
+    done = rankwatch("demo", *flags)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("rankwatch demo: ")
+    assert done.stderr.count("\n") == 1

@@ -9,8 +9,7 @@ import pytest
 
 from rankwatch_trainer.world import rendezvous
 from support.jobs.trainer import DEADLINE_SECONDS
-from support.servers.ports import reserved_port
-from support.servers.prometheus import poll
+from support.servers.prometheus import poll, reserved_port
 
 pytestmark = pytest.mark.e2e
 

@@ -1,4 +1,4 @@
-"""A running `rankwatch demo`: what it says, which parts it has started, and what it leaves behind."""
+"""A running `rankwatch demo`: its output, the processes it started, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from support.processes.family import ProcessFamily
 from support.servers.prometheus import poll
 
 DEADLINE_SECONDS = 300
-"""The demo's own, for a machine busy with other tests."""
-SECONDS_TO_SPEAK = DEADLINE_SECONDS + 30.0
+"""The demo's own deadline, long enough for a machine that is busy with other tests."""
+OUTPUT_SECONDS = DEADLINE_SECONDS + 30.0
 """Longest wait for a line of the demo, and for its end."""
-SECONDS_TO_END = 120.0
-"""Longest wait until all is gone; parts have 5 s to end in order before they are killed."""
+CLEANUP_SECONDS = 120.0
+"""Longest wait until nothing is left. Each process has 5 s to end before it is killed."""
 
 
 class RunningDemo:
@@ -27,32 +27,32 @@ class RunningDemo:
         self.process = process
         self._family = family
         self._output = output
-        cleanup = self.part("rankwatch_cli.demo.cleanup")
+        cleanup = self.process_of("rankwatch_cli.demo.cleanup")
         self.directory = Path(family.members()[cleanup][-1])
         """Where the demo keeps its files."""
 
     @property
-    def said(self) -> str:
-        """Everything it has printed, errors too."""
+    def printed(self) -> str:
+        """Everything on stdout and stderr so far."""
         return self._output.read_text()
 
     def wait_for(self, text: str) -> None:
-        """Wait until it has said this."""
-        poll(lambda: text in self.said, SECONDS_TO_SPEAK, f"{text!r} from the demo")
+        """Wait until it has printed this."""
+        poll(lambda: text in self.printed, OUTPUT_SECONDS, f"{text!r} from the demo")
 
-    def part(self, *words: str) -> int:
-        """Process id of the first part whose command line has these words, once there is one."""
+    def process_of(self, *words: str) -> int:
+        """Process id of the first member whose command line has these words, once there is one."""
 
         def find() -> int | None:
             members = self._family.members().items()
             return next((pid for pid, command in members if set(words) <= set(command)), None)
 
-        return poll(find, SECONDS_TO_SPEAK, f"process with {words} in its command line")
+        return poll(find, OUTPUT_SECONDS, f"process with {words} in its command line")
 
-    def ended(self) -> int:
-        """Exit status; returns once no process and no file is left, and fails where some stay."""
-        status = self.process.wait(SECONDS_TO_SPEAK)
-        poll(lambda: not self._left(), SECONDS_TO_END, "end of all parts of the demo")
+    def wait(self) -> int:
+        """Wait until no process and no file is left; returns the exit status."""
+        status = self.process.wait(OUTPUT_SECONDS)
+        poll(lambda: not self._left(), CLEANUP_SECONDS, "end of all parts of the demo")
         return status
 
     def _left(self) -> bool:
@@ -61,7 +61,7 @@ class RunningDemo:
 
 @contextmanager
 def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) -> Iterator[RunningDemo]:
-    """A demo that has just begun; whatever is left of it at the end is killed."""
+    """A demo that has just begun. Processes left at the end are killed."""
     family = ProcessFamily()
     output = tmp_path / "demo.output"
     command = [sys.executable, "-m", "rankwatch_cli", "demo", "--deadline", str(DEADLINE_SECONDS), *flags]
@@ -71,7 +71,7 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
             env={**family.environ, **(environ or {})},
             stdout=stream,
             stderr=stream,
-            preexec_fn=_hear_interrupts,
+            preexec_fn=_accept_interrupts,
         )
     try:
         yield RunningDemo(process, family, output)
@@ -79,11 +79,11 @@ def demo(tmp_path: Path, *flags: str, environ: Mapping[str, str] | None = None) 
         process.kill()
         process.wait()
         try:  # the demo cleans up; only what that leaves is killed
-            poll(lambda: not family.members(), SECONDS_TO_END, "end of the demo's cleanup")
+            poll(lambda: not family.members(), CLEANUP_SECONDS, "end of the demo's cleanup")
         finally:
             family.kill()
 
 
-def _hear_interrupts() -> None:
-    """A job that a script starts with `&` ignores SIGINT, and its children inherit that."""
+def _accept_interrupts() -> None:
+    """Undo that a script which starts the tests with `&` lets them, and their children, ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support.servers.ports import reserved_port
+from support.servers.prometheus import reserved_port
 
 _SERVER = Path(__file__).with_name("forking_server.py")
 _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import rankwatch
 from rankwatch_trainer.checkpoints.store import CheckpointStore
-from support.servers.ports import reserved_port
+from support.servers.prometheus import reserved_port
 
 TINY = ("--layers", "2", "--width", "32", "--context", "32", "--corpus-bytes", "200000")
 """A model on the CPU that takes a few milliseconds per step."""

@@ -1,9 +1,10 @@
-"""Real Prometheus and Alertmanager servers on free loopback ports, ended by their process id."""
+"""Real Prometheus and Alertmanager servers on loopback ports, and requests to them."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import time
 import urllib.error
@@ -17,7 +18,6 @@ from typing import Any, TypeVar
 import pytest
 
 from rankwatch_alerts import to_yaml
-from support.servers.ports import reserved_port
 
 Answer = TypeVar("Answer")
 
@@ -27,14 +27,14 @@ _SECONDS_TO_END = 10.0
 
 
 def require(*programs: str) -> None:
-    """Skip the test where a program is missing, and say how to get it."""
+    """Skip the test if a program is missing, and say how to install it."""
     missing = [each for each in programs if shutil.which(each) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: apt install prometheus prometheus-alertmanager")
 
 
 def poll(question: Callable[[], Answer | None], seconds: float, what: str) -> Answer:
-    """The first answer that is not None or empty; fails the test after `seconds`."""
+    """Ask until an answer is truthy, and return it. Fail the test after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = question()
@@ -65,6 +65,20 @@ def query(prometheus_url: str, expression: str) -> list[dict[str, Any]]:
     answer = get_json(f"{prometheus_url}/api/v1/query", {"query": expression})
     series: list[dict[str, Any]] = answer["data"]["result"]
     return series
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A loopback port that the kernel gives to nobody else until the block ends.
+
+    A server that sets SO_REUSEADDR can still listen on it: Prometheus, Alertmanager and the store of
+    torch do. A port that was only looked up may be taken when they start, seconds later.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        yield port
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A server with given routes for the length of a test."""
+"""A metrics server with given routes, for the length of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankwatch_agent.runtime.server import MetricsServer, Route, TlsContext, joi
 from support.agent.process import ManualClock, until
 
 TIMEOUT_SECONDS = 60.0
-"""Life of a connection of `serving`, on the clock of the server."""
+"""Longest life of a connection to `serving`, on the server's clock."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def serving(
 
 
 def outlive(client: socket.socket, clock: ManualClock) -> None:
-    """Let the clock of the server pass until it has cut the client off.
+    """Advance the server's clock until it has closed the connection.
 
     More than once, because the time of a connection starts when the server accepts it.
     """

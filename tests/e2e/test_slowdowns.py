@@ -1,7 +1,7 @@
-"""Straggler days: what slows real jobs down without any rank at fault raises its alert, and names no rank.
+"""Slowdowns of real jobs without a rank at fault: each raises its alert, and none names a rank.
 
-All jobs run at once, on one monitored system. The network needs half a minute of past, so its alert
-comes last, and the file takes as long as it does. A straggler itself is the demo's game day.
+All jobs run at once on one monitored system. The network rule needs half a minute of baseline, so its alert
+comes last and determines how long the file takes. The demo tests the straggler itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
 from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
-from support.e2e.game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
 from support.paths import SUPPORT
 from support.servers.netns import namespace_with_loopback
 from support.servers.prometheus import poll, query, require
@@ -29,22 +29,22 @@ FAULTS: dict[str, tuple[str, ...]] = {
     SLOW_DATA: ("slow-data:seconds=0.2",),
     HEALTHY: (),
 }
-"""Of jobs of the trainer, by run."""
+"""Faults of the trainer's jobs, by run."""
 RANKS = 4
-"""Of each of these: with three, one of them would soon hold more than half of all lateness by chance."""
+"""Ranks of each job. With three, one rank would soon have more than half of all lateness by chance."""
 LONG_STEPS = (
     *("--layer-forward-seconds", "0.08", "--layer-backward-seconds", "0.16"),
     *("--checkpoint-every", "1000000"),
 )
-"""Of about half a second: a busy machine delays a step by a small part of that. No checkpoints."""
+"""Steps of about half a second, of which a busy machine delays a small part. No checkpoints."""
 PIPELINE_JOB = SUPPORT / "jobs" / "pipeline_job.py"
 STAGES, HEAVY_STAGE, REPLICAS = 3, 1, 2
 HEAVY_FACTOR = 1.6
 NETWORK_RANKS = 3
 LARGER_MODEL = ("--width", "64")
-"""Gradients of some 150 kB."""
+"""Its gradients have some 150 kB."""
 SLOW_BITS_PER_SECOND = 20_000_000
-"""At which these gradients need a quarter of a second."""
+"""These gradients take a quarter of a second at this rate."""
 EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
     UNEQUAL: (Alert.UNEQUAL_BATCHES, {}),
     JITTERY: (Alert.JITTER, {}),
@@ -52,14 +52,14 @@ EXPECTED: dict[str, tuple[Alert, dict[str, str]]] = {
     SLOW_STAGE: (Alert.SLOW_STAGE, {"stage": str(HEAVY_STAGE)}),
     SLOW_NETWORK: (Alert.NETWORK_DEGRADED, {"group": "default_pg", "operation": "all_reduce"}),
 }
-"""Run -> the one alert it must raise, and its labels beside `run` and `severity`."""
+"""By run: its only alert, and the labels beside `run` and `severity`."""
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
-    """All jobs are under way but the one with the slow network."""
+    """All jobs run but the one with the slow network."""
     require("prometheus", "prometheus-alertmanager")
-    with monitored_system(tmp_path_factory.mktemp("straggler-day"), CONFIG, (NODE,)) as system:
+    with monitored_system(tmp_path_factory.mktemp("slowdowns"), CONFIG, (NODE,)) as system:
         for run, faults in FAULTS.items():
             system.train(run, faults, node=NODE, ranks=RANKS, flags=LONG_STEPS)
         pipeline = [str(PIPELINE_JOB), *map(str, (STAGES, HEAVY_STAGE, HEAVY_FACTOR))]
@@ -69,30 +69,30 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
 
 @pytest.fixture(scope="module")
 def slow_network(system: MonitoredSystem) -> Iterator[MonitoredSystem]:
-    """One more job has trained long enough to have a past, and then its network has become slow."""
+    """One more job has trained long enough for a baseline before its network becomes slow."""
     with namespace_with_loopback("slow") as inside:
         forked = system.forked_under(*inside.command)
         flags = (*LONG_STEPS, *LARGER_MODEL)
         system.train(SLOW_NETWORK, (), node=NODE, ranks=NETWORK_RANKS, flags=flags, forked=forked)
-        past = (
+        baseline = (
             f'count_over_time(group:rankwatch_collective_transfer_seconds:mean{{run="{SLOW_NETWORK}"}}[1h])'
         )
         least = CONFIG.network_min_baseline_seconds / CONFIG.scrape_interval_seconds
-        enough = f"{past} >= {least:g}"
-        poll(lambda: query(system.prometheus_url, enough), SECONDS_TO_ALERT, f"past of {SLOW_NETWORK}")
+        enough = f"{baseline} >= {least:g}"
+        poll(lambda: query(system.prometheus_url, enough), SECONDS_TO_ALERT, f"baseline of {SLOW_NETWORK}")
         inside.limit_loopback(SLOW_BITS_PER_SECOND)
         yield system
 
 
-def test_a_network_that_has_become_slow_raises_its_alert(slow_network: MonitoredSystem) -> None:
-    """The kernel limits the rate of the job's loopback interface; nothing about the job changes."""
+def test_slow_network(slow_network: MonitoredSystem) -> None:
+    """A network that becomes slow raises its alert: the kernel limits the rate of the loopback interface."""
     alert = _the_alert(slow_network, SLOW_NETWORK)
     assert f"0-{NETWORK_RANKS - 1} (medium, " in alert.annotations["description"]
 
 
 @pytest.mark.parametrize("run", [UNEQUAL, JITTERY, SLOW_DATA, SLOW_STAGE])
-def test_what_slows_a_run_down_raises_its_alert(run: str, system: MonitoredSystem) -> None:
-    """With the labels it must have and no others, and with complete annotations."""
+def test_alert(run: str, system: MonitoredSystem) -> None:
+    """The alert has its labels and no others, and complete annotations."""
     _the_alert(system, run)
 
 
@@ -108,8 +108,8 @@ def _the_alert(system: MonitoredSystem, run: str) -> DeliveredAlert:
     return alert
 
 
-def test_no_rank_is_named_and_nothing_else_is_raised(system: MonitoredSystem) -> None:
-    """No straggler in any of these runs, no second cause, and not a word of the healthy run beside them."""
+def test_no_other_alert(system: MonitoredSystem) -> None:
+    """No run raises a second alert or names a rank, and the healthy run raises none."""
     for run in (UNEQUAL, JITTERY, SLOW_DATA, SLOW_STAGE):
         name, labels = EXPECTED[run]
         system.alert(run, name, **labels)

@@ -1,4 +1,4 @@
-"""A whole monitored system for game days: agent, Prometheus, Alertmanager and receiver, and jobs to break."""
+"""A whole monitored system: agents, Prometheus, Alertmanager, a receiver of alerts, and jobs to break."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.processes.family import ProcessFamily
 from support.servers.prometheus import alertmanager, poll, prometheus, query
 
 SECONDS_TO_ALERT = 240.0
-"""Longest wait for an alert, from the moment a test asks for it."""
+"""Longest wait for one alert."""
 _TRAINER = (
     *("-m", "rankwatch_trainer", "--device", "emulated", "--steps", "100000", "--corpus-bytes", "200000"),
     *("--layers", "2", "--layer-forward-seconds", "0.03", "--layer-backward-seconds", "0.05"),
@@ -31,12 +31,12 @@ _TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts=0")
 
 @dataclass
 class MonitoredSystem:
-    """Two watched nodes; `alerts` holds what the receiver got so far."""
+    """Watched nodes, their jobs, and the alerts received so far."""
 
     directory: Path
     prometheus_url: str
     agents: Mapping[str, AgentProcess]
-    """By the name of the node."""
+    """By name of the node."""
     receiver: Receiver
     alerts: list[Alert] = field(default_factory=list)
     _family: ProcessFamily = field(default_factory=ProcessFamily)
@@ -45,19 +45,19 @@ class MonitoredSystem:
 
     @cached_property
     def forked(self) -> ForkedRanks:
-        """Ranks that start at once."""
+        """A server from which ranks fork at once, without importing torch again."""
         return self.forked_under()
 
     def forked_under(self, *prefix: str) -> ForkedRanks:
-        """Ranks that start at once, below a command such as `ip netns exec`."""
+        """The same, started by a command such as `ip netns exec`."""
         return self._stack.enter_context(forked_ranks(self._family.environ, prefix=prefix))
 
     def start(
         self, run: str, arguments: Sequence[str], *, node: str, ranks: int, forked: ForkedRanks | None = None
     ) -> None:
-        """Start a job of ranks, with these arguments of Python."""
+        """Start a job: each rank is Python with these arguments."""
         log = self.directory / f"{run}.log"
-        (forked or self.forked).start(arguments, self._place(run, node), ranks=ranks, log=log)
+        (forked or self.forked).start(arguments, self._job_environment(run, node), ranks=ranks, log=log)
 
     def train(
         self,
@@ -73,11 +73,11 @@ class MonitoredSystem:
         self.start(run, self._trainer(run, faults, flags), node=node, ranks=ranks, forked=forked)
 
     def train_under_torchrun(self, run: str, faults: Sequence[str], *, node: str, ranks: int) -> None:
-        """The same, by the launcher, which ends all ranks where one has ended; it takes seconds longer."""
+        """Start the trainer under torchrun, which ends all ranks when one ends. It takes seconds longer."""
         launcher = (*_TORCHRUN, f"--nproc-per-node={ranks}")
         command = [sys.executable, *launcher, *self._trainer(run, faults)]
         quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environ = {**self._family.environ, **quiet, **self._place(run, node)}
+        environ = {**self._family.environ, **quiet, **self._job_environment(run, node)}
         with (self.directory / f"{run}.log").open("wb") as log:
             self._jobs.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
 
@@ -86,7 +86,7 @@ class MonitoredSystem:
         given = [part for fault in faults for part in ("--fault", fault)]
         return [*_TRAINER, "--checkpoint-dir", str(checkpoints), *flags, *given]
 
-    def _place(self, run: str, node: str) -> dict[str, str]:
+    def _job_environment(self, run: str, node: str) -> dict[str, str]:
         return {"RANKWATCH_RUN": run, "RANKWATCH_DIR": str(self.directory / node / "blackboxes")}
 
     def end_jobs(self) -> None:
@@ -97,7 +97,7 @@ class MonitoredSystem:
         self._stack.close()
 
     def alert(self, run: str, name: str, **labels: str) -> Alert:
-        """The alert with these labels, as soon as it has been delivered; an empty run is no run."""
+        """Wait for the alert with these labels. An empty `run` stands for an alert without one."""
         wanted = {"alertname": name, **({"run": run} if run else {}), **labels}
 
         def find() -> Alert | None:
@@ -106,7 +106,7 @@ class MonitoredSystem:
         return poll(find, SECONDS_TO_ALERT, f"alert {wanted}")
 
     def delivered(self) -> list[Alert]:
-        """Every firing alert the receiver got up to now."""
+        """Every firing alert received so far."""
         while True:
             try:
                 alert = self.receiver.alerts.get_nowait()
@@ -116,26 +116,26 @@ class MonitoredSystem:
                 self.alerts.append(alert)
 
     def steps(self, run: str) -> float:
-        """Steps of a run, as Prometheus knows them; 0 for none."""
+        """Steps of a run in Prometheus; 0 if there are none."""
         found = query(self.prometheus_url, f'max(rankwatch_steps_total{{run="{run}"}})')
         return float(found[0]["value"][1]) if found else 0.0
 
 
 def complete(alert: Alert, config: RuleConfig) -> bool:
-    """Every annotation says something, and no template of it found nothing."""
+    """True if every annotation has a value, and no template was expanded to nothing."""
     texts = alert.annotations
-    nothing = ("no value", "  ", "not known", "unknown")
+    empty = ("no value", "  ", "not known", "unknown")
     return (
         {"summary", "description", "runbook_url", "dashboard_url"} <= texts.keys()
         and texts["runbook_url"] == f"{config.runbook_base_url}/{alert.name}"
-        and not any(each in text for text in texts.values() for each in nothing)
+        and not any(each in text for text in texts.values() for each in empty)
         and all(text.strip() for text in texts.values())
     )
 
 
 @contextmanager
 def monitored_system(directory: Path, config: RuleConfig, nodes: Sequence[str]) -> Iterator[MonitoredSystem]:
-    """An agent for each node, and one of everything else; all jobs end with it."""
+    """An agent for each node, and one of each server. All jobs end with it."""
     with ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
         agents = {}

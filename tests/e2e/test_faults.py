@@ -1,7 +1,7 @@
-"""Game days: each fault of the trainer raises its alert, on a real system, and nothing else is raised.
+"""Game day: each injected fault raises its alert on a real system, and no other alert.
 
-All jobs run at once, each under a run id of its own, so that the file takes as long as its slowest
-alert. A straggler needs a job of its own size: the demo is its game day.
+All jobs run at once, each under its own run id, so the file takes as long as its slowest alert. Stragglers
+need larger jobs: see the demo and `test_slowdowns`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
-from support.e2e.game_day import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
+from support.e2e.monitored_system import SECONDS_TO_ALERT, MonitoredSystem, complete, monitored_system
 from support.servers.prometheus import poll, query, require
 from support.training import ranks as rank_processes
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 NODE, LOST_NODE = "node-a", "node-b"
 CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=60.0, loss_for_seconds=5.0)
-"""As in the demo, but a tiny model forgets a blow-up within seconds, and a test has no ten minutes."""
+"""As in the demo, but with a short time for the loss: a tiny model recovers from a blow-up in seconds."""
 FAULTS: dict[str, tuple[str, ...]] = {
     "killed-rank": ("kill:rank=1,from=25",),
     "stalled-rank": ("stall:from=25",),
@@ -50,10 +50,10 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem]:
-    """All jobs are under way, and what the trainer has no fault for has been done to them."""
+    """All jobs run. Faults that the trainer cannot inject are made from outside."""
     require("prometheus", "prometheus-alertmanager")
     with (
-        monitored_system(tmp_path_factory.mktemp("game-day"), CONFIG, (NODE, LOST_NODE)) as system,
+        monitored_system(tmp_path_factory.mktemp("faults"), CONFIG, (NODE, LOST_NODE)) as system,
         ExitStack() as ranks,
     ):
         for run, faults in FAULTS.items():
@@ -71,23 +71,23 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
             poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
             if run == "frozen":  # before it must have saved
                 plain[run].send_signal(signal.SIGSTOP)
-        poll(lambda: _known_to_run(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node")
+        poll(
+            lambda: _recorded_as_running(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node"
+        )
         system.agents[LOST_NODE].process.kill()
         plain["lost-node"].kill()
         yield system
 
 
-def _known_to_run(system: MonitoredSystem, run: str) -> bool:
+def _recorded_as_running(system: MonitoredSystem, run: str) -> bool:
     return bool(query(system.prometheus_url, f'rank:rankwatch_rank_running:bool{{run="{run}"}} == 1'))
 
 
 @pytest.mark.parametrize(
     ("run", "name", "labels"), EXPECTED, ids=["-".join((run, *more.values())) for run, _, more in EXPECTED]
 )
-def test_a_fault_raises_its_alert(
-    run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem
-) -> None:
-    """Alertmanager delivers it with run, rank and node, and with complete annotations."""
+def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredSystem) -> None:
+    """Alertmanager delivers the alert with run, rank and node, and with complete annotations."""
     alert = system.alert(run, name, **labels)
     assert complete(alert, CONFIG), alert
     assert run in alert.annotations["description"]
@@ -96,15 +96,15 @@ def test_a_fault_raises_its_alert(
         assert label not in labels or labels[label] in alert.annotations["description"]
 
 
-def test_an_agent_that_cannot_be_scraped_raises_telemetry_absent(system: MonitoredSystem) -> None:
-    """Beside the run that vanished with it, the agent itself is reported; that alert has no run."""
+def test_agent_down(system: MonitoredSystem) -> None:
+    """An agent that cannot be scraped raises an alert without a run, beside that of its run."""
     alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down")
     assert complete(alert, CONFIG), alert
     assert system.agents[LOST_NODE].address in alert.annotations["description"]
 
 
-def test_nothing_else_is_raised(system: MonitoredSystem) -> None:
-    """Not for the healthy run beside the broken ones, and no second alert for any of these."""
+def test_no_other_alert(system: MonitoredSystem) -> None:
+    """The healthy run raises none, and no fault raises a second one."""
     for run, name, labels in EXPECTED:
         system.alert(run, name, **labels)
     expected = {(run, str(name)) for run, name, _ in EXPECTED} | {("", str(Alert.TELEMETRY_ABSENT))}

@@ -1,4 +1,4 @@
-"""A GPU node behind TLS and a token, scraped by a real Prometheus that joins what the documents join."""
+"""A GPU node behind TLS and a token, scraped by a real Prometheus that runs the queries of the docs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Scraped(NamedTuple):
 
 @pytest.fixture
 def scraped(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[Scraped]:
-    """An agent with mutual TLS and a token, on 8 GPUs with a pod on each of the first two."""
+    """An agent with mutual TLS and a token, on 8 GPUs; the first two have a pod each."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     for name, certificate in (
@@ -90,8 +90,8 @@ def _config(address: str, secrets: Path) -> dict[str, object]:
     return {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}
 
 
-def test_prometheus_scrapes_the_node_and_joins_owners_to_gpus(scraped: Scraped, tmp_path: Path) -> None:
-    """Every query that docs/hardware.md prints has an answer, with the owner's labels on it."""
+def test_documented_joins(scraped: Scraped, tmp_path: Path) -> None:
+    """Every query in docs/hardware.md returns series with the labels of the GPU's owner."""
     of_pods, of_ranks = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     with rank(tmp_path / "blackboxes", "ready()", number=3, world=4, gpu=scraped.uuids[1]):
         by_rank = poll(lambda: query(scraped.url, of_ranks), SECONDS, "temperature by rank")

@@ -1,4 +1,4 @@
-"""A real agent beside a real job: each goes on without the other."""
+"""A real agent beside a real job: each continues without the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 RUN = "job"
 RANKS = ("0", "1")
 SECONDS_TO_START = 240.0
-"""Longest wait for a job to step; importing torch takes most of it on a busy machine."""
+"""Longest wait for the first steps of a job. Importing torch takes most of it on a busy machine."""
 _JOB = (
     *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "rankwatch_trainer"),
     *("--device", "emulated", "--steps", "100000", "--layers", "2", "--corpus-bytes", "200000"),
@@ -50,7 +50,7 @@ class Job:
             )
 
     def steps(self, rank: str) -> int:
-        """Steps the rank has completed, from its black box itself; 0 where there is none yet."""
+        """Completed steps of a rank, from its black box; 0 if there is none yet."""
         path = self._boxes / RUN / f"{rank}.blackbox"
         if not path.exists():
             return 0
@@ -60,8 +60,8 @@ class Job:
         finally:
             reader.close()
 
-    def wait_for_further_steps(self, count: int) -> None:
-        """Both ranks complete this many more."""
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until both ranks have completed this many more steps."""
         before = {rank: self.steps(rank) for rank in RANKS}
         poll(
             lambda: all(self.steps(rank) >= before[rank] + count for rank in RANKS),
@@ -77,10 +77,10 @@ class Job:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """A job that steps."""
+    """A job that trains."""
     job = Job(tmp_path_factory.mktemp("job"))
     try:
-        job.wait_for_further_steps(10)
+        job.wait_for_steps(10)
         yield job
     finally:
         job.kill()
@@ -88,7 +88,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @contextmanager
 def _agent(job: Job, *flags: str) -> Iterator[AgentProcess]:
-    """An agent on the directory of the job; where an earlier one listened is forgotten."""
+    """An agent on the directory of the job. The address of an earlier one is removed."""
     (job.directory / "address").unlink(missing_ok=True)
     with agent_process(job.directory, *flags) as agent:
         yield agent
@@ -113,8 +113,8 @@ def _states(agent: AgentProcess) -> set[tuple[str, ...]]:
 BOTH_RUN = {(rank, "running") for rank in RANKS}
 
 
-def test_metrics_show_the_ranks_of_a_running_job(job: Job) -> None:
-    """Their states, and step counts, phases and collectives that grow from scrape to scrape."""
+def test_metrics_of_a_running_job(job: Job) -> None:
+    """The states of the ranks are exported, and steps, phases and collectives grow between scrapes."""
     with _agent(job) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         before = _scrape(agent, "rankwatch_steps_total")
@@ -128,8 +128,8 @@ def test_metrics_show_the_ranks_of_a_running_job(job: Job) -> None:
         assert {key[0] for key in _scrape(agent, "rankwatch_collectives_total")} == set(RANKS)
 
 
-def test_the_flight_recorder_of_each_rank_is_exported(job: Job) -> None:
-    """Last enqueued and last completed collective grow; the latter is never ahead."""
+def test_flight_recorders(job: Job) -> None:
+    """Last enqueued and last completed collective of each rank grow, and the latter is never ahead."""
     with _agent(job, "--intervals-seconds", "collectives=0.5") as agent:
 
         def completed() -> dict[tuple[str, ...], float]:
@@ -144,12 +144,12 @@ def test_the_flight_recorder_of_each_rank_is_exported(job: Job) -> None:
         assert all(enqueued[key] >= number > 0 for key, number in before.items())
 
 
-def test_the_job_outlives_an_agent_that_is_killed_and_the_next_agent_finds_it(job: Job) -> None:
-    """SIGKILL to the agent costs the job nothing; a restarted one goes on at the present step."""
+def test_agent_is_killed(job: Job) -> None:
+    """The job continues, and the next agent exports its present step."""
     with _agent(job) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
         agent.stop(signal.SIGKILL)
-    job.wait_for_further_steps(20)
+    job.wait_for_steps(20)
     reached = min(job.steps(rank) for rank in RANKS)
     with _agent(job) as agent:
         poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
@@ -160,8 +160,8 @@ def test_the_job_outlives_an_agent_that_is_killed_and_the_next_agent_finds_it(jo
         )
 
 
-def test_the_agent_outlives_a_job_that_is_killed(tmp_path: Path) -> None:
-    """Both ranks are exported as lost, with their last step, and the agent stays ready."""
+def test_job_is_killed(tmp_path: Path) -> None:
+    """The agent exports both ranks as lost, with their last step, and stays ready."""
     job = Job(tmp_path)
     try:
         with _agent(job) as agent:
