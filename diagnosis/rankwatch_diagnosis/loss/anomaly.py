@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from rankwatch_diagnosis.json_value import json_value
 
 GAP_VALUES = 20
 """Ordinary values in a row that end an excursion; an outlier before that belongs to it."""
@@ -65,15 +66,10 @@ class Anomaly:
         return {
             "step": self.step,
             "kind": str(self.kind),
-            "value": finite(self.value),
-            "expected": finite(self.expected),
+            "value": json_value(self.value),
+            "expected": json_value(self.expected),
             "severity": str(self.severity),
         }
-
-
-def finite(value: float) -> float | None:
-    """The value, or None where it is no number that JSON can hold."""
-    return value if math.isfinite(value) else None
 
 
 @dataclass

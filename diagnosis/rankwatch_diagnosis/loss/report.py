@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, WARM_UP_STEPS
-from rankwatch_diagnosis.loss.anomaly import Anomaly, Kind, Severity, finite
+from rankwatch_diagnosis.json_value import json_value
+from rankwatch_diagnosis.loss.anomaly import Anomaly, Kind, Severity
 from rankwatch_diagnosis.loss.detection import MAX_LISTED, LossVerdict
 
 SHOWN_ANOMALIES = 20
@@ -50,7 +51,7 @@ def _details(verdict: LossVerdict, anomaly: Anomaly) -> dict[str, object]:
     return {
         "last_step": anomaly.last_step,
         "steps": anomaly.values,
-        "extreme": finite(anomaly.highest),
+        "extreme": json_value(anomaly.highest),
         "confirmed_step": anomaly.confirmed_step,
         "recovered": anomaly.recovered,
         "preceded_by": [

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from rankwatch.conventions import Cause
 from rankwatch.settings import printable
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.loss.anomaly import Severity, finite
+from rankwatch_diagnosis.json_value import json_value
+from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_anomaly
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -36,15 +37,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "ranks_seen": verdict.ranks_seen,
         "sources": verdict.sources,
     }
-    return {name: _plain(value) for name, value in parts.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
+    return {name: json_value(value) for name, value in parts.items()}
 
 
 def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:

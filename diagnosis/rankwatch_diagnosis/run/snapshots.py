@@ -60,7 +60,7 @@ class _Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupState:
+class BoxGroup:
     """One group by the box of one rank; collectives are numbered from 0."""
 
     now: GroupNow
@@ -107,7 +107,7 @@ def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
 
     A process that has ended waits for nobody, and what it had enqueued last it will not complete.
     """
-    states = group_states(boxes.by_rank)
+    states = box_groups(boxes.by_rank)
     lowest = _lowest_enqueued(states)
     return [
         _snapshot(box, states[rank], lowest, gone=_gone(box, boxes), timed=timed)
@@ -115,7 +115,7 @@ def box_snapshots(boxes: Boxes, *, timed: bool) -> list[HangSnapshot]:
     ]
 
 
-def group_states(boxes: Mapping[int, Box]) -> dict[int, list[GroupState]]:
+def box_groups(boxes: Mapping[int, Box]) -> dict[int, list[BoxGroup]]:
     """The groups of each rank."""
     tables = {rank: _ended(box) for rank, box in boxes.items()}
     named = [(rank, each) for rank, box in boxes.items() for each in box.now.groups]
@@ -126,13 +126,13 @@ def group_states(boxes: Mapping[int, Box]) -> dict[int, list[GroupState]]:
         for rank, each in named
         if each.oldest or tables[rank].get(each.number, nothing).ends_seen
     }
-    found: dict[int, list[GroupState]] = {rank: [] for rank in boxes}
+    found: dict[int, list[BoxGroup]] = {rank: [] for rank in boxes}
     for rank, group in named:
         name = (group.name, group.members)
         if rank in members[name]:
             ended = tables[rank].get(group.number, nothing)
             found[rank].append(
-                GroupState(now=group, members=members[name], ended=ended, completions_seen=name in seen)
+                BoxGroup(now=group, members=members[name], ended=ended, completions_seen=name in seen)
             )
     return found
 
@@ -202,7 +202,7 @@ def _gone(box: Box, boxes: Boxes) -> bool:
     return box.state in ENDED_STATES and box.state is not RankState.TERMINATED
 
 
-def _lowest_enqueued(states: Mapping[int, list[GroupState]]) -> dict[GroupName, int]:
+def _lowest_enqueued(states: Mapping[int, list[BoxGroup]]) -> dict[GroupName, int]:
     """By group: how many collectives the rank with the fewest has enqueued, of those with a box."""
     lowest: dict[GroupName, int] = {}
     for groups in states.values():
@@ -213,7 +213,7 @@ def _lowest_enqueued(states: Mapping[int, list[GroupState]]) -> dict[GroupName, 
 
 
 def _snapshot(
-    box: Box, groups: list[GroupState], lowest: Mapping[GroupName, int], *, gone: bool, timed: bool
+    box: Box, groups: list[BoxGroup], lowest: Mapping[GroupName, int], *, gone: bool, timed: bool
 ) -> HangSnapshot:
     signatures: dict[str, int] = {}
     views, pending = [], []
@@ -243,7 +243,7 @@ def _snapshot(
 
 def _view(
     index: int,
-    group: GroupState,
+    group: BoxGroup,
     enqueued: int,
     still_open: list[_Open],
     signatures: dict[str, int],
@@ -274,7 +274,7 @@ def _view(
     )
 
 
-def _open_operations(index: int, group: GroupState, lowest: int, box: Box) -> list[_Open]:
+def _open_operations(index: int, group: BoxGroup, lowest: int, box: Box) -> list[_Open]:
     now = group.now
     if not group.completions_seen:
         # NCCL: what all ranks of the group have enqueued is taken as completed, the rest as waited in.
@@ -290,13 +290,13 @@ def _open_operations(index: int, group: GroupState, lowest: int, box: Box) -> li
     return [_Open(now.oldest, index, 0, *each) for each in _to_peers(group, box)]
 
 
-def _name(group: GroupState, number: int) -> str:
+def _name(group: BoxGroup, number: int) -> str:
     """Only the operation enqueued last is known by name."""
     last = number == group.now.enqueued - 1 and group.now.operation not in MESSAGES
     return group.now.operation if last else ""
 
 
-def _to_peers(group: GroupState, box: Box) -> list[tuple[str, int]]:
+def _to_peers(group: BoxGroup, box: Box) -> list[tuple[str, int]]:
     """A send or receive to each peer that it may be to: in a pipeline's own group, to a neighbour.
 
     It is safe to take all of them: a rank that waits is not blamed, and any path leads to one that waits for

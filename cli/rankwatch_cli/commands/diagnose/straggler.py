@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -72,28 +72,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def as_json(verdict: Verdict, skipped: Mapping[str, int]) -> dict[str, object]:
-    """The object that `--json` prints; rows left out are part of the evidence."""
-    return {
-        "cause": verdict.cause.value,
-        "phase": verdict.phase and verdict.phase.value,
-        "ranks": list(verdict.ranks),
-        "stages": list(verdict.stages),
-        "first_step": verdict.first_step,
-        "slowdown": verdict.slowdown,
-        "lost_rank_seconds": verdict.lost_rank_seconds,
-        "evidence": _plain(
-            {**verdict.evidence, **({"skipped_rows": dict(skipped)} if skipped else {})},
-        ),
-    }
-
-
-def _plain(value: object) -> object:
-    """What JSON has no number for becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """The object that `--json` prints. Skipped rows are part of the evidence."""
+    evidence = {**verdict.evidence, **({"skipped_rows": skipped} if skipped else {})}
+    return {name: json_value(value) for name, value in {**vars(verdict), "evidence": evidence}.items()}
 
 
 def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:
