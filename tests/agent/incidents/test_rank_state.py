@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankwatch.blackbox import layout
@@ -59,9 +60,13 @@ def test_ring_over_the_limit(tmp_path: Path) -> None:
     fields = list(layout.FIXED.unpack_from(content))
     fields[5], fields[9] = capacity, layout.RING_OFFSET + capacity * layout.RECORD_SIZE
     layout.FIXED.pack_into(content, 0, *fields)
-    record = layout.RecordKind.PHASE << layout.NAME_BITS
-    ring = (struct.pack("<QddQ32s", record, 1.0, 1.0, number, b"") for number in range(capacity))
-    told.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + b"".join(ring))
+    ring = np.zeros(
+        capacity, [("kind", "<u8"), ("start", "<f8"), ("end", "<f8"), ("number", "<u8"), ("rest", "V32")]
+    )
+    ring["kind"] = layout.RecordKind.PHASE << layout.NAME_BITS
+    ring["start"] = ring["end"] = 1.0
+    ring["number"] = np.arange(capacity)
+    told.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + ring.tobytes())
     assert "the ring is too long" in final_state(told, 200.0)
 
 

@@ -22,8 +22,7 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.steps import SETTLE_SECONDS, StepAssembler
 from rankwatch_agent.training.totals import RankTotals
 
-pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
-pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)
+pytestmark = pytest.mark.e2e
 
 JOB = Path(__file__).with_name("job.py")
 RANKS = range(4)
@@ -58,6 +57,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
 
 
 def _dumps_json() -> bool:
+    """True if this torch dumps gloo's flight recorder. Skips if it lacks what the job imports."""
+    # Imported here: these modules take seconds, and the quick tests are collected without them.
+    pytest.importorskip("torch.distributed.pipelining", exc_type=ImportError)
+    pytest.importorskip("torch.distributed.tensor.parallel", exc_type=ImportError)
     import torch._C._distributed_c10d as c10d
 
     return hasattr(c10d, "_dump_fr_trace_json")
@@ -90,7 +93,6 @@ def as_gloo_runs(groups: dict[tuple[str, str], list[str]]) -> dict[tuple[str, st
     return dict(merged)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_is_recorded_once_with_its_group(job: list[Told], name: str, rank: int) -> None:
@@ -101,7 +103,6 @@ def test_every_collective_is_recorded_once_with_its_group(job: list[Told], name:
     assert not any(each["point_to_point"] for each in case["seen"])
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", POINT_TO_POINT)
 def test_every_send_and_receive_is_recorded_once(job: list[Told], name: str, rank: int) -> None:
@@ -113,7 +114,6 @@ def test_every_send_and_receive_is_recorded_once(job: list[Told], name: str, ran
     assert as_gloo_runs(by_group(case)) == truth_by_group(case)
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", ["pipeline, GPipe", "pipeline, 1F1B"])
 def test_a_pipeline_schedule_sends_what_it_must(job: list[Told], name: str, rank: int) -> None:
@@ -128,7 +128,6 @@ def test_a_pipeline_schedule_sends_what_it_must(job: list[Told], name: str, rank
         }
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("rank", RANKS)
 def test_operations_are_numbered_without_a_hole(job: list[Told], rank: int) -> None:
     """Collectives for themselves, sends and receives for themselves; the tables show how many there are."""
@@ -146,7 +145,6 @@ def test_operations_are_numbered_without_a_hole(job: list[Told], rank: int) -> N
     assert told["errors"] == 0
 
 
-@pytest.mark.e2e
 def test_groups_that_share_a_label_stay_apart(job: list[Told]) -> None:
     """By their members, else by a number behind the label; a group made anew goes on with its row."""
     seen = by_group(job[0]["subgroups"])
@@ -157,7 +155,6 @@ def test_groups_that_share_a_label_stay_apart(job: list[Told]) -> None:
     assert [row["members"] for row in job[3]["tables"] if row["name"] == "mesh_tensor"] == ["2-3"]
 
 
-@pytest.mark.e2e
 def test_a_collective_that_fails_says_so_and_one_refused_leaves_no_trace(job: list[Told]) -> None:
     """Its peer never came; the refused one is not counted either."""
     (failed,) = [each for each in job[0]["failures"]["seen"] if each["failed"]]
@@ -165,7 +162,6 @@ def test_a_collective_that_fails_says_so_and_one_refused_leaves_no_trace(job: li
     assert not any(each["failed"] for rank in (1, 2, 3) for each in job[rank]["failures"]["seen"])
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("rank", RANKS)
 def test_every_collective_that_is_waited_for_has_a_duration(job: list[Told], rank: int) -> None:
     """A reduce-scatter of gloo that only C++ waits for, too."""
@@ -177,7 +173,6 @@ def test_every_collective_that_is_waited_for_has_a_duration(job: list[Told], ran
     assert [each["blocking"] for each in found].count(False) == 2
 
 
-@pytest.mark.e2e
 def test_what_a_rank_waits_for_a_slow_one_is_not_its_own_work(job: list[Told]) -> None:
     """Tensor parallel, with several waits in one phase: the slow rank's local time alone holds the delay."""
     facts = job[0]["slow rank"]["facts"]
@@ -202,7 +197,6 @@ def steps_of(box: str) -> StepAssembler:
     return totals.steps
 
 
-@pytest.mark.e2e
 def test_a_receive_counts_from_where_the_thread_began_to_wait(job: list[Told]) -> None:
     """What the rank did after posting it is its own work; while it waits, its box says since when."""
     (received,) = [each for each in job[1]["victim"]["seen"] if each["operation"] == "recv"]
