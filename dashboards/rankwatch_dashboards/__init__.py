@@ -16,7 +16,7 @@ __all__ = ["dashboards", "write_dashboards"]
 
 def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     """Every dashboard as Grafana reads it, with what the SDK leaves out filled in. Needs the SDK."""
-    # Only here, so that whoever lacks the extra can import us and be told which one it is.
+    # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
     from rankwatch_dashboards.run_debug import run_debug

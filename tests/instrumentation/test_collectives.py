@@ -86,7 +86,7 @@ def test_exit_with_collective_in_flight(tmp_path: Path) -> None:
 def test_compiled_model(tmp_path: Path) -> None:
     """torch.compile neither compiles the hook nor warns about it. A sparse tensor is no error either."""
     code = """
-import logging, torch, torch.distributed as dist, rankwatch
+import logging, os, sys, torch, torch.distributed as dist, rankwatch
 from rankwatch.blackbox.layout import Now
 run = rankwatch.start(run="r", flight_recorder=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -101,6 +101,8 @@ def gather(x):
 torch.compile(gather, backend="eager", fullgraph=True)(torch.ones(5))
 dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], torch.ones(2), (4,)))
 assert run._writer.integers[Now.ERRORS] == 0
+sys.stderr.flush()
+os._exit(0)  # past the interpreter's end, where threads of torch's gloo sometimes abort, without us too
 """
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "TORCH_LOGS": "graph_breaks"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)

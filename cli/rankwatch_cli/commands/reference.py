@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _metrics() -> Iterator[str]:
     yield from ("# Metrics", "", _GENERATED, "")
-    yield "Every series of the agent also carries `node`, and `cluster` where the agent is told one."
+    yield "Every series of the agent also carries `node`, and `cluster` if the agent has that setting."
     yield from ("", "## Exported by the agent", "", "| metric | type | unit | labels | meaning |")
     yield "| --- | --- | --- | --- | --- |"
     for each in METRICS:

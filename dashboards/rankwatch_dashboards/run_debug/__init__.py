@@ -60,7 +60,7 @@ def _variables() -> tuple[dashboard.DatasourceVariable | dashboard.QueryVariable
     return (
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"),
         _chosen("cluster", "Cluster", "label_values(rankwatch_rank_info, cluster)")
-        # Agents that are told no cluster have no such label, and .+ would not match that.
+        # Agents without the setting `cluster` have no such label, which .+ would not match.
         .include_all(True)
         .all_value(".*"),
         _chosen("run", "Run", 'label_values(rankwatch_rank_info{cluster=~"$cluster"}, run)'),

@@ -78,7 +78,7 @@ class CheckpointStore:
             operation.bytes = sum(map(len, contents.values()))
 
     def newest_good(self) -> int | None:
-        """Step of the newest checkpoint that verifies; each newer one that does not is told in the log."""
+        """Step of the newest checkpoint that verifies; newer ones that do not are logged."""
         for step in self.steps():
             try:
                 self.verify(step)

@@ -33,7 +33,7 @@ def job(directory: Path, asleep: int) -> Iterator[None]:
     """A job of which one rank falls asleep; killed at the end."""
     run = {"RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "OMP_NUM_THREADS": "1"}
     environ = {**os.environ, **run, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    command = [sys.executable, str(JOB), str(asleep), str(RANKS), str(directory.with_name("meeting"))]
+    command = [sys.executable, str(JOB), str(asleep), str(RANKS), str(directory.with_name("rendezvous"))]
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

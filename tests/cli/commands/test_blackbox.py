@@ -1,4 +1,4 @@
-"""`rankwatch blackbox`: the last words of a rank, wherever its box lies."""
+"""`rankwatch blackbox`: the final state of a rank, wherever its box is."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ import torch.distributed as dist
 import rankwatch
 
 
-def step_until_one_sleeps(rank: int, ranks: int, asleep: int, meeting: str) -> None:
+def step_until_one_sleeps(rank: int, ranks: int, asleep: int, rendezvous: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     run = rankwatch.start(target_steps=1000)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     with run:
         for step in range(1000):
             with run.step():
@@ -29,12 +29,12 @@ def step_until_one_sleeps(rank: int, ranks: int, asleep: int, meeting: str) -> N
                     dist.all_reduce(torch.ones(10))
 
 
-def main(asleep: int, ranks: int, meeting: str) -> None:
+def main(asleep: int, ranks: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
     print("ready", flush=True)
     for rank in range(ranks):
         if not os.fork():
-            step_until_one_sleeps(rank, ranks, asleep, meeting)
+            step_until_one_sleeps(rank, ranks, asleep, rendezvous)
             return
     for _ in range(ranks):
         os.wait()

@@ -29,7 +29,7 @@ _SENTENCES: Mapping[Cause, str] = {
     Cause.NETWORK: "transfers are slow where nobody is waited for",
     Cause.JITTER: "ranks are late in turn, none for long",
     Cause.NONE: "nothing slows the run down",
-    Cause.INCONCLUSIVE: "cause and rank cannot be told from this table",
+    Cause.INCONCLUSIVE: "this table does not show the cause or the rank",
 }
 
 _SLOW_RANKS: Mapping[SlowPhase, tuple[str, str]] = {
@@ -106,9 +106,9 @@ def _cost(ratio: float) -> str:
 
 def _who(found: Verdict) -> str:
     if found.ranks:
-        told = ", ".join(str(each) for each in found.ranks[:_MOST_RANKS])
+        shown = ", ".join(str(each) for each in found.ranks[:_MOST_RANKS])
         more = len(found.ranks) - _MOST_RANKS
-        return f"rank{'s' * (len(found.ranks) > 1)} {told}{f' and {more} more' if more > 0 else ''}: "
+        return f"rank{'s' * (len(found.ranks) > 1)} {shown}{f' and {more} more' if more > 0 else ''}: "
     if found.stages:
         return f"stage{'s' * (len(found.stages) > 1)} {', '.join(str(each) for each in found.stages)}: "
     return ""

@@ -168,14 +168,14 @@ def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, a
     """Of each kind, its units (stages or replicas) against each other, in the same step and `within`."""
     cell = ngroup(kind, within, step, unit)
     kind, within, step, unit = (group_first(each, cell) for each in (kind, within, step, unit))  # by cell
-    meeting, home = ngroup(kind, within, step), ngroup(kind, within, unit)
+    rendezvous, home = ngroup(kind, within, step), ngroup(kind, within, unit)
     of_kind = ngroup(kind)
     # Only steps count in which everybody is seen: clocks differ, and who is left out would shift the means.
-    whole = _is_whole(cell, meeting, home, ngroup(kind, within).number)
+    whole = _is_whole(cell, rendezvous, home, ngroup(kind, within).number)
 
     def deviation(seconds: Floats) -> Floats:
         mean = group_mean(seconds, cell)
-        against = np.where(whole, mean - group_mean(mean, meeting)[meeting.number], np.nan)
+        against = np.where(whole, mean - group_mean(mean, rendezvous)[rendezvous.number], np.nan)
         return np.nan_to_num(against - group_median(against, home)[home.number])
 
     stay, arrival = deviation(left - arrived), deviation(arrived)
@@ -186,14 +186,14 @@ def _explained(kind: Ints, step: Ints, within: Ints, unit: Ints, left: Floats, a
     return _Explained(share[by_row], least[by_row])
 
 
-def _is_whole(cell: Groups, meeting: Groups, home: Groups, place: Ints) -> Bools:
-    """By cell: its meeting has several units, as many as ever, and each of them all of its rows."""
+def _is_whole(cell: Groups, rendezvous: Groups, home: Groups, place: Ints) -> Bools:
+    """By cell: its rendezvous has several units, as many as ever, and each of them all of its rows."""
     size = group_size(cell).astype(np.float64)
     lacks = (size < group_max(size, home)[home.number]) * 1.0
-    units = group_size(meeting).astype(np.float64)
-    places = ngroup(group_first(place, meeting))
-    lacks += (units < group_max(units, places)[places.number])[meeting.number]
-    whole: Bools = ((group_sum(lacks, meeting) == 0.0) & (units > 1))[meeting.number]
+    units = group_size(rendezvous).astype(np.float64)
+    places = ngroup(group_first(place, rendezvous))
+    lacks += (units < group_max(units, places)[places.number])[rendezvous.number]
+    whole: Bools = ((group_sum(lacks, rendezvous) == 0.0) & (units > 1))[rendezvous.number]
     return whole
 
 
