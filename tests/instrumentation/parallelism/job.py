@@ -1,7 +1,7 @@
 """A job of four ranks on gloo that trains the reference model in every parallel way, run as a program.
 
-Each case tells, in one JSON file per rank, what the black box holds of it and what gloo's own flight
-recorder, which knows nothing of us, says of the same collectives.
+Each rank writes a report as a JSON file. For each case it has the records of the black box and those of
+gloo's own flight recorder, which is independent of rankwatch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CASES = {**trainings.CASES, **ring.CASES}
 
 
 class Observer:
-    """Reads on where the last case ended, in the black box and in the flight recorder."""
+    """Reads the records of a case in the black box and in the flight recorder."""
 
     def __init__(self, box: Path) -> None:
         self.reader = Reader(box)
         self.entries = 0
 
     def seen(self) -> list[dict[str, Any]]:
-        """Records of collectives, sends and receives, once none is under way."""
+        """Records of collectives, sends and receives since the last call, once none is in flight."""
         deadline = time.monotonic() + 20.0
         while any(group.oldest for group in self.reader.now().groups) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -67,9 +67,9 @@ class Observer:
         return found
 
     def truth(self) -> list[dict[str, Any]]:
-        """Entries of gloo's flight recorder. It holds no sends and no receives.
+        """Entries of gloo's flight recorder since the last call. It has no sends and no receives.
 
-        A group that was destroyed meanwhile is taken for one of all ranks.
+        A group that was destroyed meanwhile counts as a group of all ranks.
         """
         entries = json.loads(_dump_fr_trace_json()).get("entries", [])
         new = [each for each in entries if each["record_id"] >= self.entries]
@@ -86,12 +86,12 @@ class Observer:
         ]
 
     def tables(self) -> list[dict[str, Any]]:
-        """The groups as the black box shows them."""
+        """The tables of process groups in the black box."""
         return [group._asdict() for group in self.reader.now().groups]
 
 
 def count_calls(calls: Counter[str]) -> None:
-    """Have sends and receives counted where Python hands them to a process group."""
+    """Count sends and receives when Python passes them to a process group."""
 
     def counted(operation: str, original: Any) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -112,30 +112,30 @@ def rank_of_job(rank: int, directory: Path) -> None:
     observer = Observer(directory / "job" / f"{rank}.blackbox")
     calls: Counter[str] = Counter()
     count_calls(calls)
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for name, case in CASES.items():
         calls.clear()
         facts = case(rank) or {}
         dist.barrier()
-        told[name] = {
+        report[name] = {
             "seen": observer.seen(),
             "truth": observer.truth(),
             "calls": dict(calls),
             "facts": facts,
         }
     slow = slow_rank.train(run, rank, directory / "job")
-    told["slow rank"] = {"facts": slow, "seen": observer.seen()}
-    told["tables"] = observer.tables()
-    told["box"] = str(observer.reader.path)
-    told["errors"] = observer.reader.now().errors
+    report["slow rank"] = {"facts": slow, "seen": observer.seen()}
+    report["tables"] = observer.tables()
+    report["box"] = str(observer.reader.path)
+    report["errors"] = observer.reader.now().errors
     run.finish()
-    (directory / f"{rank}.json").write_text(json.dumps(told))
+    (directory / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main(directory: Path) -> int:
-    """Fork the ranks: PyTorch and its parallel parts, which take seconds to import, are imported once."""
+    """Fork the ranks, so that PyTorch and its parallel parts are imported only once, which takes seconds."""
     torch.set_num_threads(1)
     children = []
     for rank in range(RANKS):

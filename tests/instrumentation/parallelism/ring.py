@@ -1,4 +1,4 @@
-"""Collectives, sends and receives by hand, the odd ones too."""
+"""Collectives, sends and receives without a model, including rare ones."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def functional_collectives(_: int) -> None:
     world = dist.group.WORLD
     functional.all_gather_tensor(x.detach(), 0, world).wait()
     functional.reduce_scatter_tensor(torch.ones(SIZE), "sum", 0, world).wait()
-    # Squared: the gradient of a sum alone is not contiguous, which torch 2.11 refuses to reduce and scatter.
+    # Squared, because the gradient of a sum is not contiguous and torch 2.11 refuses to reduce-scatter it.
     functional.all_gather_tensor_autograd(x, 0, world).square().sum().backward()
     (functional.all_reduce(x.detach(), "sum", world) + 1).sum()
     dist.reduce_scatter_tensor(torch.ones(1), torch.ones(SIZE))
 
 
 def subgroups(_: int) -> None:
-    """Two groups of one label and other members in one process; one label and the same members, twice at
-    once; a group destroyed and made anew."""
+    """Two groups with one label and different members, two with one label and the same members, and a group
+    that is destroyed and created again."""
     groups = [
         dist.new_group([0, 1], group_desc="pair"),
         dist.new_group([0, 2], group_desc="pair"),
@@ -73,12 +73,13 @@ def subgroups(_: int) -> None:
 
 
 def failures(rank: int) -> None:
-    """One that is refused at once, on all ranks; one whose peer never comes."""
+    """A collective that all ranks refuse at once, and one whose peer never joins."""
     with contextlib.suppress(RuntimeError, ValueError):
         dist.all_gather_into_tensor(torch.ones(SIZE + 1), torch.ones(1))
     group = dist.new_group([0, 1], group_desc="short")
     if rank == 0:
-        # Its own patience: one of the group would also bound the making of it, and a rank may come late.
+        # The timeout is that of the operation. A timeout of the group would also limit its creation, and a
+        # rank may be late.
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=200)
         with contextlib.suppress(RuntimeError):
@@ -86,7 +87,8 @@ def failures(rank: int) -> None:
 
 
 def sends_and_receives(rank: int) -> None:
-    """Round a ring: waited for at once, later, in a batch, from any source, and not at all."""
+    """Sends and receives around a ring, with waits at once, later, in a batch and for any source, and without
+    a wait."""
     following, before = (rank + 1) % SIZE, (rank - 1) % SIZE
     tensor = torch.ones(2)
     if rank % 2 == 0:
@@ -119,7 +121,8 @@ def sends_and_receives(rank: int) -> None:
 
 
 def victim(rank: int) -> dict[str, Any]:
-    """Rank 1 posts a receive, works on, then waits; rank 0 sends once it sees rank 1 wait."""
+    """Rank 1 posts a receive, continues to work, and then waits. Rank 0 sends once it sees that rank 1
+    waits."""
     group = dist.new_group([0, 1], group_desc="victim")
     if rank == 1:
         work = dist.irecv(torch.ones(1), 0, group=group)
@@ -133,15 +136,15 @@ def victim(rank: int) -> dict[str, Any]:
         return {}
     reader = Reader(Path(os.environ["RANKWATCH_DIR"]) / "job" / "1.blackbox")
     deadline = time.monotonic() + 30.0
-    while not (stands := _stands(reader)) and time.monotonic() < deadline:
+    while not (oldest := _oldest(reader)) and time.monotonic() < deadline:
         time.sleep(0.005)
     sent = time.monotonic()
     dist.send(torch.ones(1), 1, group=group)
-    return {"stands": stands, "sent": sent}
+    return {"oldest": oldest, "sent": sent}
 
 
-def _stands(reader: Reader) -> list[float]:
-    """Since when the rank waits in that group, as its black box tells while it does."""
+def _oldest(reader: Reader) -> list[float]:
+    """When the rank began to wait in that group, according to its black box; empty before."""
     return [each.oldest for each in reader.now().groups if each.name == "victim" and each.oldest]
 
 

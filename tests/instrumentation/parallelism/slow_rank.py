@@ -1,4 +1,4 @@
-"""Tensor parallel steps in which one rank takes longer, again and again within one phase."""
+"""Tensor parallel steps in which one rank is late several times in a phase."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ BLOCKS = 2
 SLEEP_SECONDS = 0.04
 
 
-def hold_up(boxes: Sequence[Reader]) -> Any:
-    """What the slow rank does before an all-reduce: it sleeps once all the others are in it, so that it comes
-    last however the machine has shared out its time."""
+def sleep_until_last(boxes: Sequence[Reader]) -> Any:
+    """Return a hook that the slow rank runs before an all-reduce.
+
+    It waits until all other ranks have entered the all-reduce and then sleeps. So the rank is last, however
+    the machine schedules its processes.
+    """
 
     def entered(box: Reader) -> dict[str, int]:
         return {each.name: each.enqueued for each in box.now().groups if each.size == RANKS}
@@ -35,7 +38,7 @@ def hold_up(boxes: Sequence[Reader]) -> Any:
         deadline = time.monotonic() + 60.0
         while not all(waits(each, mine) for each in boxes if each is not boxes[SLOW]):
             if time.monotonic() > deadline:
-                raise TimeoutError("the others did not come to the all-reduce")
+                raise TimeoutError("the other ranks did not enter the all-reduce")
             time.sleep(0.001)
         time.sleep(SLEEP_SECONDS)
 
@@ -43,13 +46,13 @@ def hold_up(boxes: Sequence[Reader]) -> Any:
 
 
 def train(run: Any, rank: int, directory: Path) -> dict[str, Any]:
-    """Some steps, with their phases; the slow rank sleeps before it enters an all-reduce of the forward pass,
-    of which there are two in each block. `directory`: of the black boxes of the job."""
+    """Run some steps with their phases. The slow rank sleeps before each all-reduce of the forward pass, of
+    which a block has two. `directory`: of the job's black boxes."""
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tensor",))
     module = trainings.split_linears(trainings.model(BLOCKS), mesh)
-    trainings.train(module)  # what is done once is done
+    trainings.train(module)  # warm up, for work that is done only once
     if rank == SLOW:
-        late = hold_up([Reader(directory / f"{each}.blackbox") for each in range(RANKS)])
+        late = sleep_until_last([Reader(directory / f"{each}.blackbox") for each in range(RANKS)])
         for block in module.blocks:
             block.attention_out.register_forward_pre_hook(late)
             block.feed_forward[1].register_forward_pre_hook(late)

@@ -1,7 +1,7 @@
-"""Data, sharded, tensor, pipeline and hybrid parallel training of the reference model, and odd collectives.
+"""Data, sharded, tensor, pipeline and hybrid parallel training of the reference model, and rare collectives.
 
-What the black box holds is compared with gloo's own flight recorder, and for sends and receives, which
-that does not hold, with the calls of the process group.
+The records of the black box are compared with gloo's own flight recorder. It has no sends and receives, so
+those are compared with the calls of the process group.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ COLLECTIVES = (
 )  # fmt: skip
 POINT_TO_POINT = ("pipeline, GPipe", "pipeline, 1F1B", "sends and receives", "victim")
 
-Told = dict[str, Any]
+Report = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """What each rank tells, after all cases have run in one job."""
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    """The report of each rank, after all cases have run in one job."""
     if not _dumps_json():
         pytest.skip("this torch has no flight recorder for gloo")
     directory = tmp_path_factory.mktemp("parallelism")
@@ -66,8 +66,8 @@ def _dumps_json() -> bool:
     return hasattr(c10d, "_dump_fr_trace_json")
 
 
-def by_group(case: Told) -> dict[tuple[str, str], list[str]]:
-    """(group, members) -> operations in their order, as the black box holds them."""
+def by_group(case: Report) -> dict[tuple[str, str], list[str]]:
+    """(group, members) -> operations in their order, from the black box."""
     found: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for each in case["seen"]:
         if not each["point_to_point"]:
@@ -75,8 +75,8 @@ def by_group(case: Told) -> dict[tuple[str, str], list[str]]:
     return {group: [operation for _, operation in sorted(seen)] for group, seen in found.items()}
 
 
-def truth_by_group(case: Told) -> dict[tuple[str, str], list[str]]:
-    """Likewise, as gloo's flight recorder holds them."""
+def truth_by_group(case: Report) -> dict[tuple[str, str], list[str]]:
+    """(group, members) -> operations in their order, from gloo's flight recorder."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in case["truth"]:
         name = each["operation"].removeprefix("gloo:").removeprefix("sparse_")
@@ -85,7 +85,8 @@ def truth_by_group(case: Told) -> dict[tuple[str, str], list[str]]:
 
 
 def as_gloo_runs(groups: dict[tuple[str, str], list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Gloo runs a reduce-scatter as an all-reduce; of two groups alike it gives both the same name."""
+    """Convert operations to what gloo's recorder shows: it runs a reduce-scatter as an all-reduce, and two
+    groups with the same label and members have the same name."""
     merged: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (group, members), operations in groups.items():
         label = group.partition(" #")[0]
@@ -95,8 +96,8 @@ def as_gloo_runs(groups: dict[tuple[str, str], list[str]]) -> dict[tuple[str, st
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_every_collective_is_recorded_once_with_its_group(job: list[Told], name: str, rank: int) -> None:
-    """In the order of the group, with the ranks that are in it; no other is recorded."""
+def test_collectives(job: list[Report], name: str, rank: int) -> None:
+    """Each is recorded once, in the order of its group and with its members. Nothing else is recorded."""
     case = job[rank][name]
     assert len(case["truth"]) > 1 or name == "failures"
     assert as_gloo_runs(by_group(case)) == truth_by_group(case)
@@ -105,8 +106,8 @@ def test_every_collective_is_recorded_once_with_its_group(job: list[Told], name:
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", POINT_TO_POINT)
-def test_every_send_and_receive_is_recorded_once(job: list[Told], name: str, rank: int) -> None:
-    """Those of pipeline schedules too, waited for or not; each takes the calling thread's time."""
+def test_sends_and_receives(job: list[Report], name: str, rank: int) -> None:
+    """Each is recorded once and as blocking, also those of pipeline schedules and those nobody waits for."""
     case = job[rank][name]
     found = [each for each in case["seen"] if each["point_to_point"]]
     assert Counter(each["operation"] for each in found) == Counter(case["calls"])
@@ -116,8 +117,8 @@ def test_every_send_and_receive_is_recorded_once(job: list[Told], name: str, ran
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", ["pipeline, GPipe", "pipeline, 1F1B"])
-def test_a_pipeline_schedule_sends_what_it_must(job: list[Told], name: str, rank: int) -> None:
-    """One activation or gradient per microbatch and neighbour, each way."""
+def test_pipeline_schedule(job: list[Report], name: str, rank: int) -> None:
+    """It sends and receives one activation or gradient per microbatch and neighbour."""
     case = job[rank][name]
     activations, size = case["facts"]["activations"], case["facts"]["bytes"]
     for operation in ("send", "recv"):
@@ -129,24 +130,26 @@ def test_a_pipeline_schedule_sends_what_it_must(job: list[Told], name: str, rank
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_operations_are_numbered_without_a_hole(job: list[Told], rank: int) -> None:
-    """Collectives for themselves, sends and receives for themselves; the tables show how many there are."""
-    told = job[rank]
+def test_numbers(job: list[Report], rank: int) -> None:
+    """The numbers of a group's operations have no gaps. Collectives are numbered apart from sends and
+    receives. The tables show the number of collectives."""
+    report = job[rank]
     numbers: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
     for case in (*COLLECTIVES, *POINT_TO_POINT, "slow rank"):
-        for each in told[case]["seen"]:
+        for each in report[case]["seen"]:
             numbers[each["group"], each["members"], each["point_to_point"]].append(each["number"])
     for group, found in numbers.items():
         assert sorted(found) == list(range(len(found))), group
-    for row in told["tables"]:
+    for row in report["tables"]:
         assert row["enqueued"] == len(numbers[row["name"], row["members"], False]), row
         assert row["size"] > 1
         assert row["oldest"] == 0.0, row
-    assert told["errors"] == 0
+    assert report["errors"] == 0
 
 
-def test_groups_that_share_a_label_stay_apart(job: list[Told]) -> None:
-    """By their members, else by a number behind the label; a group made anew goes on with its row."""
+def test_groups_with_one_label(job: list[Report]) -> None:
+    """Their members tell them apart, else a number after the label. A group that is created again keeps its
+    row."""
     seen = by_group(job[0]["subgroups"])
     assert {group for group in seen if group[0] != "default_pg"} == {
         ("pair", "0-1"), ("pair", "0,2"), ("twin", "0-3"), ("twin #2", "0-3"), ("again", "0-3"),
@@ -155,16 +158,16 @@ def test_groups_that_share_a_label_stay_apart(job: list[Told]) -> None:
     assert [row["members"] for row in job[3]["tables"] if row["name"] == "mesh_tensor"] == ["2-3"]
 
 
-def test_a_collective_that_fails_says_so_and_one_refused_leaves_no_trace(job: list[Told]) -> None:
-    """Its peer never came; the refused one is not counted either."""
+def test_failed_collective(job: list[Report]) -> None:
+    """A collective whose peer never joins is recorded as failed. A refused collective leaves no record."""
     (failed,) = [each for each in job[0]["failures"]["seen"] if each["failed"]]
     assert (failed["group"], failed["members"], failed["operation"]) == ("short", "0-1", "all_reduce")
     assert not any(each["failed"] for rank in (1, 2, 3) for each in job[rank]["failures"]["seen"])
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_every_collective_that_is_waited_for_has_a_duration(job: list[Told], rank: int) -> None:
-    """A reduce-scatter of gloo that only C++ waits for, too."""
+def test_durations(job: list[Report], rank: int) -> None:
+    """Every collective with a wait has a duration, even a reduce-scatter of gloo that only C++ waits for."""
     for name in ("sharded", "tensor parallel", "sharded and tensor parallel", "functional"):
         assert not any(each["untimed"] for each in job[rank][name]["seen"]), name
     found = [each for each in job[rank]["functional"]["seen"] if each["operation"] == "reduce_scatter"]
@@ -173,15 +176,16 @@ def test_every_collective_that_is_waited_for_has_a_duration(job: list[Told], ran
     assert [each["blocking"] for each in found].count(False) == 2
 
 
-def test_what_a_rank_waits_for_a_slow_one_is_not_its_own_work(job: list[Told]) -> None:
-    """Tensor parallel, with several waits in one phase: the slow rank's local time alone holds the delay."""
+def test_slow_rank(job: list[Report]) -> None:
+    """Only the local time of the slow rank includes the delay; for the others it is communication. Each phase
+    of tensor parallel training has several waits."""
     facts = job[0]["slow rank"]["facts"]
     slept = facts["slept"]
-    steps = [steps_of(told["box"]) for told in job]
+    steps = [steps_of(each["box"]) for each in job]
     assert [each.steps for each in steps] == [facts["steps"]] * len(job)
     slow = steps.pop(facts["slow"])
     assert slow.local_seconds > slept
-    # Compared in the phase in which it came last each time: elsewhere the machine may hold up any rank.
+    # Compared in the phase in which it was always last: in the others the machine may delay any rank.
     of_forward = [slow.phase_seconds["forward"] - each.phase_seconds["forward"] for each in steps]
     assert all(more > 0.5 * slept for more in of_forward), of_forward
     assert all(each.phase_seconds["communication"] > 0.5 * slept for each in steps)
@@ -197,9 +201,10 @@ def steps_of(box: str) -> StepAssembler:
     return totals.steps
 
 
-def test_a_receive_counts_from_where_the_thread_began_to_wait(job: list[Told]) -> None:
-    """What the rank did after posting it is its own work; while it waits, its box says since when."""
+def test_receive(job: list[Report]) -> None:
+    """It starts when the thread begins to wait, because the time after posting is the rank's own work. During
+    the wait the black box shows its start."""
     (received,) = [each for each in job[1]["victim"]["seen"] if each["operation"] == "recv"]
     waiter, sender = job[1]["victim"]["facts"], job[0]["victim"]["facts"]
     assert waiter["posted"] < waiter["waits"] <= received["start"] < sender["sent"] < received["end"]
-    assert sender["stands"] == [received["start"]]
+    assert sender["oldest"] == [received["start"]]

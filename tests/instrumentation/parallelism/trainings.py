@@ -1,4 +1,4 @@
-"""The reference model, trained one step in each parallel way."""
+"""Short trainings of the reference model, one for each kind of parallelism."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def replicated_shards(_: int) -> None:
 
 
 class Stage(nn.Module):
-    """One block of the model, with its embeddings before the first and its head behind the last."""
+    """One block of the model. The first has the embeddings too, the last the head."""
 
     def __init__(self, whole: GPT, index: int) -> None:
         super().__init__()
