@@ -1,4 +1,4 @@
-"""The rules that other tools use, each on the whole table; they name ranks and know no causes."""
+"""Rules of other tools, applied to the whole table. They name ranks without causes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SCORE = 0.75
 """Threshold of NVIDIA's resiliency extension, in its code."""
 DEVIATIONS = 3.0
 MAD_TO_SIGMA = 1.4826
-"""Of a normal law."""
+"""Standard deviation of a normal distribution from its median absolute deviation."""
 
 
 def baseline_names(table: OperationTable) -> Mapping[str, tuple[int, ...]]:
-    """Which ranks each rule names."""
+    """The ranks that each rule names."""
     ranks, place = np.unique(table.rank, return_inverse=True)
     steps = len(np.unique(table.step))
 

@@ -1,6 +1,6 @@
-"""Jobs that are harder to judge than those of the mixture: two causes at once, or too little to see.
+"""Jobs that are harder to diagnose than those of the mixture: two causes at once, or too few operations.
 
-They count for no target. What is asked of them: to abstain rather than to blame wrongly.
+They have no target. On them the engine should abstain rather than name a wrong rank.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _SHAPES = ((8, 1, 1, 4), (32, 1, 1, 8), (16, 1, 8, 4), (4, 4, 1, 8), (8, 2, 1, 8
 _PAIRS = ((2, 1, 1, 8), (2, 2, 1, 8), (2, 4, 1, 8), (2, 2, 4, 4))
 
 
-class Puzzle(NamedTuple):
-    """A table, and the right answers to it."""
+class HardJob(NamedTuple):
+    """A table, and its right verdicts."""
 
     table: OperationTable
     causes: tuple[Cause, ...]
-    """Any of them is right."""
+    """Right causes: any of them."""
     ranks: tuple[int, ...]
-    """Who may be named."""
+    """Ranks that may be named."""
 
 
 class Answer(NamedTuple):
-    """The verdict on one puzzle, scored."""
+    """The scored verdict on one job."""
 
     scenario: str
     number: int
@@ -59,21 +59,21 @@ class Answer(NamedTuple):
 
 
 _PHASES = (None, SlowPhase.COMPUTE)
-"""Of a right verdict: in these puzzles slow ranks compute slowly."""
+"""Phases of a right verdict: in these jobs slow ranks compute slowly."""
 
 
 def attempt_harder(scenario: str, number: int, seed_base: int) -> Answer:
-    """Make puzzle `number` of a scenario, and diagnose it."""
-    puzzle = SCENARIOS[scenario](number, seed_base)
-    verdict = diagnose(puzzle.table)
-    wrong_rank = not set(verdict.ranks) <= set(puzzle.ranks)
+    """Make job `number` of a scenario and diagnose it."""
+    job = SCENARIOS[scenario](number, seed_base)
+    verdict = diagnose(job.table)
+    wrong_rank = not set(verdict.ranks) <= set(job.ranks)
     return Answer(
         scenario=scenario,
         number=number,
         cause=str(verdict.cause),
         ranks=verdict.ranks,
-        right=verdict.cause in puzzle.causes and verdict.phase in _PHASES and not wrong_rank,
-        abstained=verdict.cause in ABSTAINED and verdict.cause not in puzzle.causes,
+        right=verdict.cause in job.causes and verdict.phase in _PHASES and not wrong_rank,
+        abstained=verdict.cause in ABSTAINED and verdict.cause not in job.causes,
         wrong_rank=wrong_rank,
     )
 
@@ -95,51 +95,51 @@ def _row(name: str, answers: Sequence[Answer]) -> Row:
     )
 
 
-def _one_node(number: int, seed_base: int) -> Puzzle:
+def _one_node(number: int, seed_base: int) -> HardJob:
     random = np.random.default_rng([seed_base, number, 1])
     job = labelled(number, seed_base).job
     nodes = max(1, job.shape.ranks // RANKS_PER_NODE)
     node = int(random.integers(nodes))
-    return _seen_of(job, lambda table: table.rank // RANKS_PER_NODE == node)
+    return _part_of(job, lambda table: table.rank // RANKS_PER_NODE == node)
 
 
-def _every_fourth(number: int, seed_base: int) -> Puzzle:
-    return _seen_of(labelled(number, seed_base).job, lambda table: table.rank % _EVERY == number % _EVERY)
+def _every_fourth(number: int, seed_base: int) -> HardJob:
+    return _part_of(labelled(number, seed_base).job, lambda table: table.rank % _EVERY == number % _EVERY)
 
 
-def _short(number: int, seed_base: int) -> Puzzle:
+def _short(number: int, seed_base: int) -> HardJob:
     job = labelled(number, seed_base).job
     job = replace(job, fault=replace(job.fault, first_step=0, period=None))
-    return _seen_of(job, lambda table: table.step < SHORT_STEPS)
+    return _part_of(job, lambda table: table.step < SHORT_STEPS)
 
 
-def _seen_of(job: Job, held: Callable[[OperationTable], NDArray[np.bool_]]) -> Puzzle:
+def _part_of(job: Job, held: Callable[[OperationTable], NDArray[np.bool_]]) -> HardJob:
     _, done = run(job)
     table = done.table.take(held(done.table))
     ranks = tuple(sorted(set(done.truth.ranks) & set(np.unique(table.rank).tolist())))
     gone = done.truth.ranks and not ranks
-    return Puzzle(table, (Cause.NONE,) if gone else (done.truth.cause,), ranks)
+    return HardJob(table, (Cause.NONE,) if gone else (done.truth.cause,), ranks)
 
 
-def _with_uneven_batches(number: int, seed_base: int) -> Puzzle:
+def _with_uneven_batches(number: int, seed_base: int) -> HardJob:
     random = np.random.default_rng([seed_base, number, 2])
     other = Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.2, 1.6))
     return _two_causes(_SHAPES[number % len(_SHAPES)], other, random)
 
 
-def _with_jitter(number: int, seed_base: int) -> Puzzle:
+def _with_jitter(number: int, seed_base: int) -> HardJob:
     random = np.random.default_rng([seed_base, number, 3])
     pauses = Fault(cause=Cause.JITTER, probability=random.uniform(0.05, 0.2), factor=random.uniform(1.1, 1.3))
     return _two_causes(_SHAPES[number % len(_SHAPES)], pauses, random)
 
 
-def _confounded(number: int, seed_base: int) -> Puzzle:
+def _confounded(number: int, seed_base: int) -> HardJob:
     random = np.random.default_rng([seed_base, number, 4])
     other = Fault(cause=Cause.UNEQUAL_BATCHES, factor=random.uniform(1.2, 1.6))
     return _two_causes((8, 1, 1, 4), other, random, with_work=False)
 
 
-def _two_replicas(number: int, seed_base: int) -> Puzzle:
+def _two_replicas(number: int, seed_base: int) -> HardJob:
     random = np.random.default_rng([seed_base, number, 5])
     shape = _shape(_PAIRS[number % len(_PAIRS)])
     rank = int(random.integers(shape.ranks))
@@ -150,7 +150,7 @@ def _two_replicas(number: int, seed_base: int) -> Puzzle:
         first_step=int(random.choice([0, 15])),
     )
     job = Job(shape=shape, fault=fault, noise=_noise(random), seed=int(random.integers(2**31)))
-    return Puzzle(simulate(job).table, (Cause.SLOW_RANK,), (rank,))
+    return HardJob(simulate(job).table, (Cause.SLOW_RANK,), (rank,))
 
 
 def _two_causes(
@@ -159,8 +159,8 @@ def _two_causes(
     random: np.random.Generator,
     *,
     with_work: bool | None = None,
-) -> Puzzle:
-    """A rank that is 10 to 50 % slower, and another cause in the same run; either is a right answer."""
+) -> HardJob:
+    """A rank that is 10 to 50 % slower, and another cause in the same run. Either is right."""
     shape = _shape(size)
     rank = int(random.integers(shape.ranks))
     slow = Fault(cause=Cause.SLOW_RANK, ranks=(rank,), factor=random.uniform(1.1, 1.5))
@@ -173,11 +173,11 @@ def _two_causes(
     rows = OperationRows(shape, setting.program, job.steps)
     work = CONTEXT_TOKENS * difficulty(setting, other) if has_work else None
     table = rows.table(timeline, setting.draws.clock_offset_seconds, work)
-    return Puzzle(table, (Cause.SLOW_RANK, other.cause), (rank,))
+    return HardJob(table, (Cause.SLOW_RANK, other.cause), (rank,))
 
 
 def _together(one: Floats, two: Floats, healthy: Floats) -> Floats:
-    """Each fault multiplies what the other does; what takes no time (a receive) goes on taking none."""
+    """Multiply the slowdowns of both faults. An operation without a duration (a receive) keeps none."""
     return one * np.divide(two, healthy, out=np.ones_like(two), where=healthy > 0.0)
 
 
@@ -192,7 +192,7 @@ def _noise(random: np.random.Generator) -> Noise:
     return Noise(sigma=random.uniform(0.02, 0.05))
 
 
-SCENARIOS: Mapping[str, Callable[[int, int], Puzzle]] = MappingProxyType(
+SCENARIOS: Mapping[str, Callable[[int, int], HardJob]] = MappingProxyType(
     {
         "ranks of one node": _one_node,
         "every fourth rank": _every_fourth,

@@ -1,4 +1,4 @@
-"""Which jobs are diagnosed: their shapes, noise and faults, each from a seed of its own."""
+"""The simulated jobs: their shapes, noise and faults, each from its own seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CYCLE = (
 """Class of job number i is CYCLE[i % 50]: 23 with a slow rank, 8 with nothing, 19 with another cause."""
 
 LEAST_COST = 1.03
-"""Slowdown below which another cause than a slow rank is made stronger: what costs nothing is no fault."""
+"""Least slowdown of a cause other than a slow rank: a fault that costs nothing cannot be found."""
 
 _MOST_FACTOR = 500.0
 _LARGE_SHARE = 0.04
@@ -66,7 +66,7 @@ def labelled(number: int, seed_base: int) -> Labelled:
 
 
 def run(job: Job) -> tuple[Job, SimulatedJob]:
-    """Simulate it; other causes than a slow rank grow, up to 6 times, until they cost LEAST_COST."""
+    """Simulate the job. Other causes than a slow rank grow, up to 6 times, until they cost LEAST_COST."""
     done = simulate(job)
     if job.fault.cause is Cause.NONE or slow_compute(job.fault):
         return job, done
@@ -93,7 +93,7 @@ def _shape(random: np.random.Generator, *, pipelined: bool) -> tuple[JobShape, i
 
 def _fault(label: str, shape: JobShape, steps: int, random: np.random.Generator) -> Fault:
     later = int(random.integers(steps // 4, steps // 2 - 1))
-    """A step to begin at, in the second quarter."""
+    """A first step in the second quarter."""
     begins = later if random.random() < 0.5 else 0
     if label in (SLOW_3, SLOW_5, SLOW_MORE):
         return _slow_rank(label, shape, begins, random)
@@ -120,7 +120,7 @@ def _fault(label: str, shape: JobShape, steps: int, random: np.random.Generator)
 
 
 def slow_compute(fault: Fault | Truth) -> bool:
-    """True if ranks compute slowly: the cause whose ranks the methods are asked to name."""
+    """True if ranks compute slowly: the cause whose ranks the methods must name."""
     return fault.cause is Cause.SLOW_RANK and fault.phase is SlowPhase.COMPUTE
 
 

@@ -31,8 +31,8 @@ SLOWDOWN_ERROR = 0.03
 FIRST_STEP_ERROR = 2
 
 _SLOW_RANKS = (SLOW_3, SLOW_5, SLOW_MORE)
-UNBLAMED = ("none", "unequal_batches", "slow_stage", "network", "jitter")
-"""Classes in which no rank's compute is to blame."""
+WITHOUT_SLOW_RANK = ("none", "unequal_batches", "slow_stage", "network", "jitter")
+"""Classes without a rank that computes slowly."""
 
 
 def result(trials: Sequence[Trial], seed_base: int) -> Result:
@@ -48,14 +48,17 @@ def result(trials: Sequence[Trial], seed_base: int) -> Result:
 
 def _engine_rows(trials: Sequence[Trial]) -> Iterator[Row]:
     yield from _slow_rank_rows(trials)
-    unblamed = [trial for trial in trials if trial.label in UNBLAMED]
-    accused = sum(map(falsely_named, unblamed))
-    nobody = 1.0 - accused / max(1, len(unblamed))
+    healthy_compute = [trial for trial in trials if trial.label in WITHOUT_SLOW_RANK]
+    named_in = sum(map(falsely_named, healthy_compute))
+    nobody = 1.0 - named_in / max(1, len(healthy_compute))
     yield _at_least(
-        "no wrong rank named, without a slow rank", nobody, NOBODY_NAMED, f"{accused} of {len(unblamed)}"
+        "no wrong rank named, without a slow rank",
+        nobody,
+        NOBODY_NAMED,
+        f"{named_in} of {len(healthy_compute)}",
     )
-    yield _at_least("right cause, without a slow rank", share(unblamed, right_cause), RIGHT_CAUSE)
-    for label in (*UNBLAMED, HOST_WORK):
+    yield _at_least("right cause, without a slow rank", share(healthy_compute, right_cause), RIGHT_CAUSE)
+    for label in (*WITHOUT_SLOW_RANK, HOST_WORK):
         of_class = [trial for trial in trials if trial.label == label]
         wrong = sum(map(falsely_named, of_class))
         yield Row(
@@ -88,7 +91,7 @@ def _slow_rank_rows(trials: Sequence[Trial]) -> Iterator[Row]:
 
 
 def _delay_row(trials: Sequence[Trial]) -> Row:
-    """A rank that was never named counts as a delay without end."""
+    """The median delay. A rank that was never named has an infinite delay."""
     never = float("inf")
     delays = [
         float(never if each is None else each) for trial in trials for each in trial.delay_steps.values()
@@ -109,27 +112,27 @@ def _slowdown_rows(trials: Sequence[Trial]) -> Iterator[Row]:
         if not errors:
             continue
         within = sum(error <= SLOWDOWN_ERROR for error in errors) / len(errors)
-        spoken = f"median {spread(errors).median:.2%}, within 3 %: {within:.1%} of {len(errors)}"
+        spread_text = f"median {spread(errors).median:.2%}, within 3 %: {within:.1%} of {len(errors)}"
         what = f"what-if slowdown, largest error: {label}"
-        yield limited(what, max(errors), SLOWDOWN_ERROR, "{:.2%}".format, spoken)
+        yield limited(what, max(errors), SLOWDOWN_ERROR, "{:.2%}".format, spread_text)
 
 
 def _baseline_rows(trials: Sequence[Trial]) -> Iterator[Row]:
     strong = [trial for trial in trials if trial.label in (SLOW_5, SLOW_MORE)]
-    unblamed = [trial for trial in trials if trial.label in UNBLAMED]
+    healthy_compute = [trial for trial in trials if trial.label in WITHOUT_SLOW_RANK]
     for name in RULES:
         namer = by_baseline(name)
         found = named(strong, namer)
-        accused = share(unblamed, lambda trial, namer=namer: bool(namer(trial)))
+        named_in = share(healthy_compute, lambda trial, namer=namer: bool(namer(trial)))
         yield Row(
             f"baseline, slow rank >= 5 %: {name}",
             f"precision {found.precision:.1%}, recall {found.recall:.1%}",
-            f"names a rank in {accused:.1%} of jobs without a slow rank",
+            f"names a rank in {named_in:.1%} of jobs without a slow rank",
         )
 
 
-def _at_least(what: str, value: float, target: float, spoken: str = "") -> Row:
-    return Row(what, f"{value:.1%}", spoken, f">= {target:.1%}", value >= target)
+def _at_least(what: str, value: float, target: float, spread_text: str = "") -> Row:
+    return Row(what, f"{value:.1%}", spread_text, f">= {target:.1%}", value >= target)
 
 
 def _steps(value: float) -> str:
@@ -142,6 +145,6 @@ def _notes(trials: Sequence[Trial]) -> tuple[str, ...]:
     return (
         f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
         f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
-        "A wrong rank is one that is not to blame; a rank with a slow link is, and so is one of a slow host.",
-        "A slow rank that was never named counts as a delay without end.",
+        "A wrong rank is one that is not at fault; ranks with a slow link or a slow host are at fault.",
+        "A slow rank that was never named has an infinite delay.",
     )

@@ -1,4 +1,4 @@
-"""Counts over trials: ranks named rightly, wrongly and not at all."""
+"""Scores over trials: ranks named rightly, wrongly and not at all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 from .trial import Trial
 
 SLOW = "compute"
-"""The phase of a slow rank; of the other causes, other phases or none."""
+"""The phase of a rank that computes slowly. Other causes have other phases or none."""
 
 Namer = Callable[[Trial], Iterable[int]]
-"""Ranks that a method calls slow ranks."""
+"""Returns the ranks that a method names as slow."""
 
 
 class Named(NamedTuple):
@@ -23,12 +23,12 @@ class Named(NamedTuple):
 
     @property
     def precision(self) -> float:
-        """Share of the named that were guilty; 1 where nobody was named."""
+        """Share of the named ranks that were slow; 1 if none was named."""
         return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
 
     @property
     def recall(self) -> float:
-        """Share of the guilty that were named; 1 where nobody was guilty."""
+        """Share of the slow ranks that were named; 1 if none was slow."""
         return self.right / (self.right + self.missed) if self.right + self.missed else 1.0
 
 
@@ -36,12 +36,12 @@ def named(trials: Iterable[Trial], namer: Namer) -> Named:
     """Slow ranks named by a method."""
     right = wrong = missed = 0
     for trial in trials:
-        accused = set(namer(trial))
-        guilty = set(trial.truth["ranks"]) if trial.truth["phase"] == SLOW else set()
+        found = set(namer(trial))
+        slow = set(trial.truth["ranks"]) if trial.truth["phase"] == SLOW else set()
         right, wrong, missed = (
-            right + len(accused & guilty),
-            wrong + len(accused - guilty),
-            missed + len(guilty - accused),
+            right + len(found & slow),
+            wrong + len(found - slow),
+            missed + len(slow - found),
         )
     return Named(right, wrong, missed)
 
@@ -58,7 +58,7 @@ def by_baseline(name: str) -> Namer:
 
 
 def falsely_named(trial: Trial) -> bool:
-    """Whether the engine blames, for whatever cause, a rank that is not to blame."""
+    """True if the engine names a rank that is not at fault, under any cause."""
     return not set(trial.verdict["ranks"]) <= set(trial.truth["ranks"])
 
 
@@ -71,7 +71,7 @@ def right_cause(trial: Trial) -> bool:
 
 
 def slowdown_error(trial: Trial) -> float | None:
-    """Share by which the what-if slowdown is off; None where the cause was not found."""
+    """Relative error of the what-if slowdown; None if the cause was not found."""
     if not right_cause(trial) or trial.truth["cause"] == "none":
         return None
     return abs(float(trial.verdict["slowdown"]) / float(trial.truth["slowdown"]) - 1.0)
@@ -84,5 +84,5 @@ def first_step_error(trial: Trial) -> float:
 
 
 def share(trials: Sequence[Trial], holds: Callable[[Trial], bool]) -> float:
-    """Of trials for which it holds; 1 where there are none."""
+    """Share of trials for which `holds` is true; 1 if there are none."""
     return sum(map(holds, trials)) / len(trials) if trials else 1.0

@@ -33,7 +33,7 @@ def test_two_causes() -> None:
 
 
 def test_answers_are_counted() -> None:
-    """A puzzle gives the same answer again; it is right, abstained, a wrong rank or only a wrong cause."""
+    """A job has the same answer again: right, abstained, a wrong rank or only a wrong cause."""
     scenario = "5 steps"
     assert attempt_harder(scenario, 0, 5) == attempt_harder(scenario, 0, 5)
     answers = [

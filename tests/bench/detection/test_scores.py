@@ -68,7 +68,7 @@ def test_named_ranks() -> None:
 
 
 def test_precision_and_recall_of_nothing() -> None:
-    """Without named or guilty ranks they are 1, not a division by zero."""
+    """Without named or slow ranks they are 1, not a division by zero."""
     counts = named([trial(outcome("none"), outcome("none"))], by_engine)
     assert (counts.precision, counts.recall) == (1.0, 1.0)
 

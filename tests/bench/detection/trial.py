@@ -16,12 +16,12 @@ from .baselines import baseline_names
 from .mixture import labelled, run, slow_compute
 
 PREFIX_STEPS = (2, 3, 4, 6, 8, 12, 16)
-"""Steps since the fault began after which a slow rank is looked for, to measure the delay."""
+"""Steps after the begin of the fault at which a diagnosis is made, to measure the delay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The verdict on a job, and the truth. Everything is ready for JSON."""
+    """The verdict on a job and the truth, ready for JSON."""
 
     number: int
     label: str
@@ -34,14 +34,14 @@ class Trial:
     verdict: Mapping[str, Any]
     """Without the evidence."""
     delay_steps: Mapping[int, int | None]
-    """Of each slow rank: the shortest prefix, in steps since the fault began, in which it was named."""
+    """By slow rank: steps after the begin of the fault until it was named; None if it never was."""
     seconds: float
-    """What the diagnosis of the whole table took."""
+    """Duration of the diagnosis of the whole table."""
     baselines: Mapping[str, Sequence[int]]
 
 
 def attempt(number: int, seed_base: int) -> Trial:
-    """Simulate job `number`, diagnose it, and ask the baselines."""
+    """Simulate job `number`, and diagnose it with the engine and the baselines."""
     each = labelled(number, seed_base)
     job, done = run(each.job)
     truth = done.truth

@@ -1,4 +1,4 @@
-"""The chart as a cluster sees it: objects that `helm template` renders, and values that it refuses."""
+"""The objects that `helm template` renders from the chart, and the values that it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEPLOY = ROOT / "agent" / "deploy"
 CHART = DEPLOY / "chart"
 KUBERNETES = DEPLOY / "kubernetes"
 NAME = "rankwatch-agent"
-"""Release of the documents; objects take its name."""
+"""Name of the release in the docs, and of its objects."""
 NAMESPACE = "rankwatch"
 
 TLS = {"tls": {"existingSecret": "rankwatch-agent-tls"}}
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm; the values are its standard input."""
+    """Run helm with the values on stdin."""
     command = [tool("helm"), *arguments]
     if values is not None:
         command += ["--values", "-"]
@@ -38,7 +38,7 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 
 def tool(name: str) -> str:
-    """The program that `make tools` fetched, whose version is pinned; skips the test without it."""
+    """The pinned program that `make tools` fetched. Skips the test without it."""
     fetched = ROOT / ".tools" / name
     if not fetched.exists():
         pytest.skip(f"{name} is not installed: see make tools")
@@ -46,14 +46,14 @@ def tool(name: str) -> str:
 
 
 def template(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> str:
-    """What helm prints for these values."""
+    """The output of `helm template` for these values."""
     done = helm("template", NAME, str(chart), "--namespace", NAMESPACE, *arguments, values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def render(*parts: Mapping[str, Any]) -> list[Fields]:
-    """The objects for these values, of which the later win."""
+    """The objects for these values; later values win."""
     return list(_rendered(json.dumps(merged(*parts))))
 
 
@@ -76,18 +76,18 @@ def container(*parts: Mapping[str, Any]) -> Fields:
 
 
 def environment(*parts: Mapping[str, Any]) -> dict[str, str]:
-    """Variables of the agent's container; the name of the node as the kubelet would fill it in."""
+    """Variables of the agent's container, with the name of the node that the kubelet sets."""
     return {each["name"]: each.get("value", "node-1") for each in container(*parts)["env"]}
 
 
 def endpoint(*parts: Mapping[str, Any]) -> Fields:
-    """How Prometheus scrapes."""
+    """The endpoint of the PodMonitor."""
     (found,) = one("PodMonitor", {"monitor": {"enabled": True}}, *parts)["spec"]["podMetricsEndpoints"]
     return dict(found)
 
 
 def refusal(*parts: Mapping[str, Any]) -> str:
-    """What helm says to values that it refuses."""
+    """The error of helm for values that it refuses."""
     done = helm("template", NAME, str(CHART), values=merged(*parts))
     assert done.returncode != 0 and done.stdout == "", merged(*parts)
     return done.stderr
