@@ -1,6 +1,6 @@
 """`python -m tests.bench`, from the root of the repository: measure, print tables, write JSON.
 
-Exit status 1 where a part could not be measured, else 0: a missed target shows in the table only.
+Exit status 1 if a part could not be measured, else 0: a missed target shows in the table only.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Window:
 
 
 def watch(exporter: Exporter, effort: Effort) -> Usage:
-    """Scrape an exporter once a second; raises BenchError where it does not answer.
+    """Scrape an exporter once a second; raises BenchError if it does not answer.
 
     The last scrape of the warm-up is no sample: it makes the exporter create its series.
     """

@@ -127,7 +127,7 @@ def _entry(index: int, local: int, group: tuple[str, str], number: int, complete
 
 
 def _run(command: Sequence[str]) -> Finished:
-    """Run it to its end; raises BenchError where it fails."""
+    """Run it to its end; raises BenchError if it fails."""
     with tempfile.TemporaryFile() as output:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

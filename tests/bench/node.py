@@ -83,7 +83,7 @@ def measure(*, quick: bool) -> Result:
 
 
 def measure_window(*, window_seconds: float, warmup_seconds: float) -> Result:
-    """The agent on a whole node, and node_exporter where it is installed, over the same window."""
+    """The agent on a whole node, and node_exporter if it is installed, over the same window."""
     with temporary_directory() as name:
         directory = Path(name)
         with watched_node(directory) as (agent, driver), ExitStack() as stack:

@@ -44,7 +44,7 @@ class Footprint(NamedTuple):
 def footprint(pid: int, procfs: Path = Path("/proc")) -> Footprint:
     """Resources of the process and all its descendants. A descendant that ends meanwhile does not count.
 
-    Raises BenchError where the process itself is gone.
+    Raises BenchError if the process itself is gone.
     """
     parts = [_footprint(pid, procfs)]
     for child in _descendants(pid, procfs):
@@ -54,7 +54,7 @@ def footprint(pid: int, procfs: Path = Path("/proc")) -> Footprint:
 
 
 def _footprint(pid: int, procfs: Path) -> Footprint:
-    """Resources of one process; raises BenchError where it is gone."""
+    """Resources of one process; raises BenchError if it is gone."""
     status = _status(pid, procfs)
     try:
         return Footprint(

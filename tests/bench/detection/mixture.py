@@ -163,7 +163,7 @@ def _some(shape: JobShape, count: int, random: np.random.Generator) -> tuple[int
 
 
 def _node(shape: JobShape, random: np.random.Generator) -> tuple[int, ...]:
-    """All ranks of a node; where the job has fewer than four nodes, one rank."""
+    """All ranks of a node, or one rank if the job has fewer than four nodes."""
     nodes = shape.ranks // RANKS_PER_NODE
     if nodes < 4:
         return _some(shape, 1, random)

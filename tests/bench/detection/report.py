@@ -144,7 +144,7 @@ def _notes(trials: Sequence[Trial]) -> tuple[str, ...]:
     large = sum(size >= 1024 for size in sizes)
     return (
         f"{sizes[0]:,} to {sizes[-1]:,} ranks, {large} jobs of 1,024; noise of compute 2 to 5 %.",
-        f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, where they can.",
+        f"Causes other than a slow rank cost at least {LEAST_COST - 1:.0%} while they last, if they can.",
         "A wrong rank is one that is not at fault; ranks with a slow link or a slow host are at fault.",
         "A slow rank that was never named has an infinite delay.",
     )

@@ -78,7 +78,7 @@ def slowdown_error(trial: Trial) -> float | None:
 
 
 def first_step_error(trial: Trial) -> float:
-    """Steps between the reported first step and the true one; infinite where none is reported."""
+    """Steps between the reported first step and the true one; infinite if none is reported."""
     named_step = trial.verdict["first_step"]
     return float("inf") if named_step is None else float(abs(named_step - trial.truth["first_step"]))
 

@@ -74,7 +74,7 @@ def test_precision_and_recall_of_nothing() -> None:
 
 
 def test_falsely_named() -> None:
-    """A wrong rank is wrong under any cause; the rank of a slow link may be named where it is to blame."""
+    """A wrong rank is wrong under any cause; the rank of a slow link may be named if it is at fault."""
     assert not falsely_named(trial(outcome("network", [3]), outcome("network", [3])))
     assert not falsely_named(trial(outcome("network", [3]), outcome("network")))
     assert falsely_named(trial(outcome("network"), outcome("network", [3])))
@@ -89,7 +89,7 @@ def test_right_stage() -> None:
 
 
 def test_slowdown_error() -> None:
-    """It is a share of the truth, and unknown where the cause was not found or there is none."""
+    """It is a share of the truth, and unknown if the cause was not found or there is none."""
     found = trial(outcome("slow_rank", [1], 1.10), outcome("slow_rank", [1], 1.21))
     assert slowdown_error(found) == pytest.approx(0.1)
     assert slowdown_error(trial(outcome("slow_rank", [1], 1.1), outcome("none"))) is None
