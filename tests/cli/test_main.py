@@ -1,4 +1,4 @@
-"""The `rankwatch` command as a person or an init system meets it."""
+"""The `rankwatch` command: errors, exit statuses, help, and the start and stop of the agent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rankwatch_cli.main import COMMANDS, main
 from support.agent.process import agent_process, clean_environment, fetch, rankwatch
 
 
-def test_a_mistake_is_one_sentence_and_status_2_without_a_traceback() -> None:
-    """In the real process, from the environment."""
+def test_invalid_environment() -> None:
+    """The error is one sentence that names the variable. There is no traceback, and the exit status is 2."""
     done = rankwatch("agent", environ={"RANKWATCH_AGENT_MAX_RUNS": "many"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -38,15 +38,13 @@ def test_a_mistake_is_one_sentence_and_status_2_without_a_traceback() -> None:
         ["agent", "extra"],
     ],
 )
-def test_every_wrong_command_line_is_one_sentence(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Abbreviated flags are wrong too."""
+def test_invalid_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence explains it, and the exit status is 2. Abbreviated flags are refused too."""
     try:
         status = main(arguments)
-    except SystemExit as leaving:
-        assert isinstance(leaving.code, int)
-        status = leaving.code
+    except SystemExit as stopped:
+        assert isinstance(stopped.code, int)
+        status = stopped.code
     printed = capsys.readouterr()
     assert (status, printed.out) == (2, "")
     assert printed.err.startswith("rankwatch")
@@ -54,8 +52,8 @@ def test_every_wrong_command_line_is_one_sentence(
 
 
 @pytest.mark.e2e
-def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
-    """With status 2 and the address."""
+def test_port_in_use() -> None:
+    """One sentence names the address, and the exit status is 2."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = rankwatch("agent", "--listen", address)
@@ -64,8 +62,8 @@ def test_a_port_that_is_taken_is_told_in_one_sentence() -> None:
 
 
 @pytest.mark.e2e
-def test_an_address_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """And the agent does not stay behind half started."""
+def test_unwritable_address_file(tmp_path: Path) -> None:
+    """One sentence names the file, and the agent exits with status 2 instead of running on."""
     path = tmp_path / "missing" / "address"
     done = rankwatch("agent", "--listen", "127.0.0.1:0", "--address-file", str(path), "--log-level", "error")
     assert done.returncode == 2
@@ -74,8 +72,8 @@ def test_an_address_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: signal.Signals) -> None:
-    """Status 0, nothing but one JSON object per line in the log, no temporary file left."""
+def test_agent_stops_on_signal(tmp_path: Path, how: signal.Signals) -> None:
+    """The exit status is 0. Every log line is a JSON object, and no temporary file is left."""
     with agent_process(tmp_path, "--log-format", "json", "--cluster", "c1") as agent:
         metrics = fetch(agent.address, "/metrics").body.decode()
         status, log = agent.stop(how)
@@ -83,29 +81,29 @@ def test_the_agent_serves_and_ends_cleanly_on_a_signal(tmp_path: Path, how: sign
     assert status == 0
     messages = [json.loads(line)["message"] for line in log.splitlines()]
     assert f"serving http://{agent.address}/metrics" in messages
-    assert f"stopping on {how.name}" in messages  # others may still end what they do
+    assert f"stopping on {how.name}" in messages  # other threads may log later messages
     assert [path.name for path in tmp_path.iterdir()] == ["address"]
 
 
-_ASKED_WHILE_IMPORTING = """
+_SIGNAL_WHILE_IMPORTING = """
 import os, signal, sys
 from rankwatch_cli.main import main
 
-class Asking:
+class SendSignal:
     def find_spec(self, name, path=None, target=None):
         if name == "rankwatch_cli.commands.agent":
             os.kill(os.getpid(), signal.{how})
 
-sys.meta_path.insert(0, Asking())
+sys.meta_path.insert(0, SendSignal())
 sys.exit(main())
 """
 
 
 @pytest.mark.parametrize("how", ["SIGUSR1", "SIGUSR2"])
-def test_a_signal_for_the_driver_waits_while_the_agent_is_still_being_loaded(how: str) -> None:
-    """It ends no agent that has just been started."""
+def test_driver_signal_during_import(how: str) -> None:
+    """SIGUSR1 and SIGUSR2 must not kill an agent that is still importing its modules."""
     done = subprocess.run(
-        [sys.executable, "-c", _ASKED_WHILE_IMPORTING.format(how=how), "agent", "--print-config"],
+        [sys.executable, "-c", _SIGNAL_WHILE_IMPORTING.format(how=how), "agent", "--print-config"],
         env=clean_environment(),
         capture_output=True,
         text=True,
@@ -116,31 +114,30 @@ def test_a_signal_for_the_driver_waits_while_the_agent_is_still_being_loaded(how
     assert "max_runs" in done.stdout
 
 
-def test_print_config_prints_the_settings_in_force(capsys: pytest.CaptureFixture[str]) -> None:
-    """And runs nothing."""
+def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """The effective settings are printed with their sources, and no agent starts."""
     assert main(["agent", "--print-config", "--max-runs", "3"]) == 0
     assert "max_runs = 3  # flag --max-runs\n" in capsys.readouterr().out
 
 
-def test_help_tells_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    """The agent's help lists flags with their texts; the command's lists the subcommands."""
-    with pytest.raises(SystemExit) as leaving:
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """The agent's help lists its flags. The help of the command lists its subcommands."""
+    with pytest.raises(SystemExit) as stopped:
         main(["agent", "--help"])
-    assert leaving.value.code == 0
+    assert stopped.value.code == 0
     assert "--retention-seconds" in capsys.readouterr().out
     assert main([]) == 2
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in COMMANDS)
 
 
-def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
-    """`rankwatch --version`."""
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rankwatch ")
 
 
-def test_a_missing_extra_is_named() -> None:
-    """Without prometheus_client the sentence tells what to install."""
+def test_missing_extra() -> None:
+    """Without prometheus_client the error says what to install."""
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from rankwatch_cli.main import main; sys.exit(main(['agent']))"
@@ -154,8 +151,8 @@ def test_a_missing_extra_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nb.csv", "a\x1b[31mb.csv"])
-def test_a_file_name_cannot_break_the_sentence(name: str) -> None:
-    """Line breaks and escape sequences become question marks."""
+def test_control_characters_in_file_name(name: str) -> None:
+    """Line breaks and escape sequences become question marks, so that the error stays one line."""
     done = rankwatch("diagnose", "straggler", name)
     assert done.returncode == 2
     shown = "".join(each if each.isprintable() else "?" for each in name)
@@ -164,8 +161,9 @@ def test_a_file_name_cannot_break_the_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_leaves_ends_the_command_without_a_word(buffered: bool) -> None:
-    """As in `rankwatch reference metrics | head -1`, with the status of a program that SIGPIPE ended."""
+def test_closed_pipe(buffered: bool) -> None:
+    """The command ends silently, as in `rankwatch reference metrics | head -1`. The exit status is that of
+    SIGPIPE."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as nobody:
@@ -174,8 +172,9 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(buffered: bool) ->
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_output_that_finds_no_space_is_one_sentence_and_status_2(buffered: bool) -> None:
-    """And no traceback, whether at the first print or at the last flush."""
+def test_full_disk(buffered: bool) -> None:
+    """One sentence and no traceback, whether the first print or the last flush fails. The exit status is
+    2."""
     with Path("/dev/full").open("wb") as full:
         done = written_to(full.fileno(), buffered=buffered)
     assert done.returncode == 2
@@ -183,7 +182,7 @@ def test_output_that_finds_no_space_is_one_sentence_and_status_2(buffered: bool)
 
 
 def written_to(output: int, *, buffered: bool) -> subprocess.CompletedProcess[str]:
-    """`rankwatch reference metrics`, with its standard output in this file descriptor."""
+    """Run `rankwatch reference metrics` with this file descriptor as its standard output."""
     environ = {name: value for name, value in clean_environment().items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, "-m", "rankwatch_cli", "reference", "metrics"],

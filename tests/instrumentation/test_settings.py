@@ -91,8 +91,8 @@ def test_precedence(tmp_path: Path) -> None:
     ]
 
 
-def test_every_type_reads_from_text_and_from_toml(tmp_path: Path) -> None:
-    """In text, lists and tables are written with commas."""
+def test_all_types(tmp_path: Path) -> None:
+    """Every type can be given as text and in TOML. As text, lists and tables are written with commas."""
     texts = {
         "level": "high",
         "count": "8",
@@ -128,12 +128,13 @@ def test_every_type_reads_from_text_and_from_toml(tmp_path: Path) -> None:
     assert load(file=write(tmp_path, toml)).values == expected
 
 
-def test_empty_text_unsets_an_optional_path() -> None:
+def test_empty_path() -> None:
+    """Empty text unsets an optional path."""
     assert load({"table": ""}).values.table is None
 
 
-def test_printed_settings_load_to_the_same_values(tmp_path: Path) -> None:
-    """Odd text included. A comment names the source of each value."""
+def test_printed_settings(tmp_path: Path) -> None:
+    """They load to the same values, even with unusual text. A comment names the source of each value."""
     flags = {
         "name": 'n"1\n\x7f\\',
         "paths": "/a b,/ü",
@@ -164,7 +165,8 @@ def test_wrong_flag(flags: dict[str, str], sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
-def test_wrong_value_is_shown_short() -> None:
+def test_long_wrong_value() -> None:
+    """The error shows only a part of it, on one line."""
     with pytest.raises(FieldError) as caught:
         load({"count": "x" * 10_000 + "\n"})
     assert "\n" not in str(caught.value)
@@ -209,7 +211,8 @@ def test_unreadable_file(tmp_path: Path) -> None:
             load(file=path)
 
 
-def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_names(tmp_path: Path) -> None:
+    """The error lists the known names."""
     expected = f"expected one of the settings {', '.join(field_names(Config))}"
     with pytest.raises(SettingError, match=f"could not use environment variable APP_NMAE: {expected}"):
         load(environ={"APP_NMAE": "x"})
@@ -217,14 +220,16 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
         load(file=write(tmp_path, "nmae = 1"))
 
 
-def test_every_field_has_a_flag() -> None:
-    """A switch takes no value, and a repeated flag takes one item each time. Flags not given stay unset."""
+def test_flags() -> None:
+    """Every field has one. A switch takes no value, and a repeated flag takes one item each time. Flags not
+    given stay unset."""
     given = parser().parse_args(["--eager", "--items", "a,b", "--items", "c", "--count", "2"])
     assert load(vars(given)).values == Config(eager=True, items=("a,b", "c"), count=2)
     assert load(vars(parser().parse_args([]))).values == Config()
 
 
-def test_help_shows_docstrings_and_defaults() -> None:
+def test_help() -> None:
+    """It shows the docstring and the default of each field."""
     text = parser().format_help()
     for each in fields(Config):
         assert f"--{each.name}" in text
@@ -233,8 +238,9 @@ def test_help_shows_docstrings_and_defaults() -> None:
     assert "--level low|high" in text
 
 
-def test_a_mistake_on_the_command_line_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """The status is 2. Abbreviations are refused, because a new flag could make them ambiguous."""
+def test_invalid_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence explains it, and the status is 2. Abbreviations are refused, because a new flag could make
+    them ambiguous."""
     for arguments in (["--coun", "1"], ["--bad\n\x1b"]):
         with pytest.raises(SystemExit) as stopped:
             parser().parse_args(arguments)

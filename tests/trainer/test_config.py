@@ -45,10 +45,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Optimizer steps of the whole run" in text
 
 
-def test_help_of_faults(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Every fault with its parameters, and the keys that all faults share."""
+def test_help_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help lists every fault with its parameters, and the keys that all faults share."""
     with pytest.raises(SystemExit):
         parse_config(["--help"])
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from rankwatch_trainer.data import ShardedBatches, read_corpus, standard_library
 from rankwatch_trainer.errors import UsageError
 
 TEXT = torch.arange(240, dtype=torch.uint8)
-"""60 windows of 4 bytes, each recognisable by its first."""
+"""60 sequences of 4 bytes, each with its own first byte."""
 
 
 def shard(rank: int, world_size: int = 3) -> ShardedBatches:
@@ -19,8 +19,8 @@ def shard(rank: int, world_size: int = 3) -> ShardedBatches:
     return ShardedBatches(TEXT, shape=(2, 2), context=3, rank=rank, world_size=world_size, seed=5)
 
 
-def test_in_an_epoch_the_ranks_share_all_of_the_text_and_no_part_twice() -> None:
-    """Every window is seen once, by one rank."""
+def test_epoch() -> None:
+    """In an epoch every sequence of the text is used once, by one rank."""
     firsts: list[int] = []
     for rank in range(3):
         batches = shard(rank)
@@ -28,16 +28,16 @@ def test_in_an_epoch_the_ranks_share_all_of_the_text_and_no_part_twice() -> None
     assert sorted(firsts) == list(range(0, 240, 4))
 
 
-def test_a_batch_holds_context_plus_one_bytes_in_a_row() -> None:
-    """Tokens and targets are cut from it."""
+def test_batch() -> None:
+    """A sequence has context + 1 consecutive bytes, from which tokens and targets are cut."""
     batch = next(shard(0))
     assert batch.shape == (2, 2, 4)
     assert batch.dtype == torch.int64
     assert torch.equal(batch[0, 0], batch[0, 0, 0] + torch.arange(4))
 
 
-def test_a_restored_position_goes_on_exactly_there_across_an_epoch() -> None:
-    """What follows depends on the position alone."""
+def test_restored_position() -> None:
+    """The batches after a restored position are the same as without a restart, also in the next epoch."""
     straight, resumed = shard(1), shard(1)
     for _ in range(3):
         next(straight)
@@ -47,27 +47,27 @@ def test_a_restored_position_goes_on_exactly_there_across_an_epoch() -> None:
     assert straight.position["epoch"] == 1
 
 
-def test_each_epoch_has_an_order_of_its_own() -> None:
-    """The second epoch is not the first again."""
+def test_order_of_epochs() -> None:
+    """Two epochs have different orders."""
     batches = shard(0)
     first, second = (torch.cat([next(batches) for _ in range(5)]) for _ in range(2))
     assert not torch.equal(first, second)
 
 
-def test_too_little_text_for_one_step_is_told() -> None:
-    """A rank that could never fill a batch says so at the start."""
+def test_too_few_sequences() -> None:
+    """A rank that could never fill a batch raises at the start."""
     with pytest.raises(UsageError, match="holds 3 sequences of 4 bytes for each of 20 ranks"):
         shard(0, world_size=20)
 
 
-def test_a_text_shorter_than_one_sequence_is_told() -> None:
-    """It holds none."""
+def test_text_too_short() -> None:
+    """A text shorter than one sequence raises."""
     with pytest.raises(UsageError, match="the text of 9 bytes holds 0 sequences of 65 bytes"):
         ShardedBatches(TEXT[:9], shape=(1, 1), context=64, rank=0, world_size=1, seed=5)
 
 
-def test_the_standard_library_gives_the_same_text_each_time() -> None:
-    """Two ranks on one machine read the same bytes."""
+def test_standard_library() -> None:
+    """Each reading gives the same text, so that all ranks on a machine train on the same bytes."""
     one, other = (read_corpus(standard_library(), 300_000) for _ in range(2))
     assert torch.equal(one.training, other.training)
     assert torch.equal(one.held_out, other.held_out)
@@ -75,10 +75,10 @@ def test_the_standard_library_gives_the_same_text_each_time() -> None:
     assert b"import" in bytes(one.training.tolist())
 
 
-def test_files_come_in_the_order_of_their_names_and_packages_installed_later_not_at_all(
+def test_corpus_files(
     tmp_path: Path,
 ) -> None:
-    """The order does not depend on the file system; the last tenth is held out."""
+    """Files are sorted by name and installed packages are skipped. The last tenth is held out."""
     for name, content in {"b.py": "bbbb", "a.py": "aaaa", "sub/c.py": "cc", "notes.txt": "x"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -89,7 +89,7 @@ def test_files_come_in_the_order_of_their_names_and_packages_installed_later_not
     assert bytes(corpus.held_out.tolist()) == b"c"
 
 
-def test_a_folder_without_source_files_is_told(tmp_path: Path) -> None:
-    """An empty installation is the user's to mend."""
+def test_no_source_files(tmp_path: Path) -> None:
+    """The error names the folder, because only the user can repair an empty installation."""
     with pytest.raises(UsageError, match=r"could not read the training text: no \*\.py file under"):
         read_corpus(tmp_path, 1000)

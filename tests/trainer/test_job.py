@@ -1,4 +1,4 @@
-"""The trainer as jobs run it: under torchrun, watched, preempted."""
+"""Jobs of several ranks: torchrun, preemption and hangs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.jobs.trainer import DEADLINE_SECONDS, EMULATED, end_record, plain_s
 pytestmark = pytest.mark.e2e
 
 
-def test_torchrun_starts_a_job_whose_ranks_leave_their_black_boxes(tmp_path: Path) -> None:
-    """One end record for the job, one black box per rank, and no warning of Python's."""
+def test_torchrun(tmp_path: Path) -> None:
+    """The job prints one end record, each rank writes a black box, and Python emits no warning."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [*launch, "-m", "rankwatch_trainer", *EMULATED, "--steps", "5"],
@@ -36,8 +36,8 @@ def test_torchrun_starts_a_job_whose_ranks_leave_their_black_boxes(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.rglob("*.blackbox")) == ["0.blackbox", "1.blackbox"]
 
 
-def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> None:
-    """SIGTERM on one rank is enough for all to leave after the same step."""
+def test_preemption(tmp_path: Path) -> None:
+    """After SIGTERM on one rank all ranks stop after the same step, save it and exit with status 0."""
     flags = (*EMULATED, "--steps", "100000", "--log-every", "5", "--checkpoint-dir", str(tmp_path))
     with started_ranks(2, (*flags, "--checkpoint-every", "100000", "--preempt-on-sigterm")) as ranks:
         assert ranks[0].stderr is not None
@@ -55,17 +55,16 @@ def test_a_preempted_job_saves_its_last_step_and_ends_well(tmp_path: Path) -> No
     ("fault", "last_step"),
     [("skip-collective", 3), ("mismatched-collective", 2), ("stuck-data", 2)],
 )
-def test_a_rank_out_of_line_hangs_the_job_until_the_timeout_of_collectives(
-    fault: str, last_step: int, tmp_path: Path
-) -> None:
-    """In the struck step; a skipped collective only at the checkpoint, of which rank 0 is a step short."""
+def test_hang(fault: str, last_step: int, tmp_path: Path) -> None:
+    """The job hangs until the timeout of its collectives, in the step of the fault. After a skipped
+    collective it hangs only at the next checkpoint, because rank 0 is one step behind."""
     flags = (*EMULATED, "--steps", "100", "--checkpoint-dir", str(tmp_path), "--checkpoint-every", "4")
     hang = ("--fault", f"{fault}:rank=1,from=3", "--collective-timeout-seconds", "3")
     with started_ranks(2, (*flags, *hang)) as ranks:
-        ending = ranks[:1] if fault == "stuck-data" else ranks  # who is stuck in its data never ends
-        said = [process.communicate(timeout=DEADLINE_SECONDS) for process in ending]
+        ending = ranks[:1] if fault == "stuck-data" else ranks  # a rank that waits for its data never ends
+        printed = [process.communicate(timeout=DEADLINE_SECONDS) for process in ending]
     assert [process.returncode for process in ending] == [1] * len(ending)
-    # Who waits out the time first closes its connections, and that ends the other's wait.
-    assert any("Timed out waiting 3000ms" in errors for _, errors in said), said
-    record = end_record(said[0][0])
+    # The first rank that times out closes its connections, which ends the wait of the other.
+    assert any("Timed out waiting 3000ms" in errors for _, errors in printed), printed
+    record = end_record(printed[0][0])
     assert (record["outcome"], record["last_step"]) == ("failed", last_step)

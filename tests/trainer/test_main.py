@@ -1,4 +1,4 @@
-"""The trainer as a program, before torch is there."""
+"""The trainer's entry point, before torch is imported."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankwatch_trainer.__main__ import main
 from support.jobs.trainer import DEADLINE_SECONDS
 
 
-def test_without_torch_one_sentence_says_how_to_get_it() -> None:
-    """Exit status 2, no traceback; a Python without its site-packages has no torch."""
+def test_missing_torch() -> None:
+    """One sentence says what to install, and the exit status is 2. `python -S` hides the installed torch."""
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (rankwatch, rankwatch_trainer)]
     done = subprocess.run(
         [sys.executable, "-S", "-m", "rankwatch_trainer", "--help"],
@@ -33,10 +33,9 @@ def test_without_torch_one_sentence_says_how_to_get_it() -> None:
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "ERROR"), ("INFO", "INFO")])
-def test_torch_tells_errors_only_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
-) -> None:
-    """Its C++ parts would else warn once per rank that a server listens."""
+def test_log_level_of_torch(monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str) -> None:
+    """Torch logs only errors, unless the user sets a level. Its C++ code would print a warning on every
+    rank."""
     monkeypatch.setattr(sys, "argv", ["rankwatch_trainer", "--steps", "0"])
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given or "")
     if given is None:

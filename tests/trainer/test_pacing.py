@@ -1,4 +1,4 @@
-"""How long layers take: emulated, and stretched on a CPU or a GPU."""
+"""Durations of layers: emulated ones, and those of a slow rank on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rankwatch_trainer.faults.kinds import Conditions
 from rankwatch_trainer.pacing import EmulatedBlock, slow_layers_on_cpu, slow_layers_on_cuda
 
 
-def test_each_layer_is_stretched_by_the_time_it_took_forward_and_backward() -> None:
-    """With a clock on which everything takes one second, factor 2.5 adds 1.5 each time."""
+def test_slow_layers() -> None:
+    """Each pass takes `compute_factor` times as long. If it takes 1 s, factor 2.5 adds 1.5 s."""
     slept: list[float] = []
     conditions = Conditions(compute_factor=2.5)
     layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
@@ -23,8 +23,8 @@ def test_each_layer_is_stretched_by_the_time_it_took_forward_and_backward() -> N
     assert slept == [1.5] * 4
 
 
-def test_a_healthy_rank_is_not_slowed() -> None:
-    """Factor 1 sleeps nowhere."""
+def test_healthy_rank() -> None:
+    """With factor 1 no layer sleeps."""
     slept: list[float] = []
     layer = nn.Linear(3, 3)
     slow_layers_on_cpu([layer], Conditions(), sleep=slept.append)
@@ -34,8 +34,8 @@ def test_a_healthy_rank_is_not_slowed() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_layer_on_a_gpu_takes_longer_by_about_the_factor() -> None:
-    """Measured on the GPU's own clock, after a first pass that tells how long the layer takes."""
+def test_slow_layer_on_gpu() -> None:
+    """The duration grows roughly by the factor. The first passes measure how long the layer takes."""
     conditions = Conditions(compute_factor=4.0)
     layer = nn.Linear(8192, 8192, device="cuda")
     slow_layers_on_cuda([layer], conditions)
@@ -56,8 +56,8 @@ def test_a_layer_on_a_gpu_takes_longer_by_about_the_factor() -> None:
     assert 2.0 < slow / milliseconds() < 6.0
 
 
-def test_a_layer_sleeps_in_forward_and_backward_and_a_straggler_longer() -> None:
-    """Both times are multiplied by the compute factor of the moment."""
+def test_emulated_block() -> None:
+    """It sleeps in the forward and in the backward pass. The present factor multiplies both durations."""
     slept: list[float] = []
     conditions = Conditions()
     block = EmulatedBlock(
@@ -69,8 +69,8 @@ def test_a_layer_sleeps_in_forward_and_backward_and_a_straggler_longer() -> None
     assert slept == [1.0, 2.0, 1.5, 3.0]
 
 
-def test_its_weights_get_gradients_that_are_real() -> None:
-    """What collectives reduce and checkpoints hold is no fake."""
+def test_gradients_of_emulated_block() -> None:
+    """They are real, so that collectives and checkpoints carry real values."""
     block = EmulatedBlock(
         4, Conditions(), context=2, forward_seconds=0, backward_seconds=0, sleep=lambda seconds: None
     )
@@ -81,8 +81,8 @@ def test_its_weights_get_gradients_that_are_real() -> None:
     assert x.grad is not None and all(weight.grad is not None for weight in block.parameters())
 
 
-def test_without_gradients_only_the_forward_sleeps() -> None:
-    """As in an evaluation."""
+def test_no_gradients() -> None:
+    """Without gradients, as in an evaluation, only the forward pass sleeps."""
     slept: list[float] = []
     block = EmulatedBlock(
         4, Conditions(), context=2, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append
@@ -92,8 +92,8 @@ def test_without_gradients_only_the_forward_sleeps() -> None:
     assert slept == [1.0]
 
 
-def test_shorter_sequences_take_less_time_in_proportion() -> None:
-    """In both directions; the times given are those of a full context."""
+def test_short_sequences() -> None:
+    """Both durations are those of a full context, and shrink in proportion for shorter sequences."""
     slept: list[float] = []
     block = EmulatedBlock(
         4, Conditions(), context=8, forward_seconds=1.0, backward_seconds=2.0, sleep=slept.append

@@ -14,7 +14,7 @@ from support.jobs.trainer import end_record, read_history
 
 
 class Clock:
-    """Moves when told."""
+    """A fake clock that the test sets."""
 
     now = 100.0
 
@@ -23,19 +23,19 @@ class Clock:
 
 
 def run_report(clock: Clock, output: io.StringIO, history: Path | None = None) -> RunReport:
-    """Of rank 0 of a run of ten steps."""
+    """The report of rank 0 of a run with ten steps."""
     return RunReport(is_writer=True, steps=10, log_every=5, history=history, output=output, clock=clock)
 
 
-def test_the_end_record_holds_the_figures_of_the_run(tmp_path: Path) -> None:
-    """Times run from the begin of the loop; start-up does not count."""
+def test_end_record(tmp_path: Path) -> None:
+    """Its durations count from the start of the training loop, without the start-up."""
     clock, output = Clock(), io.StringIO()
-    with run_report(clock, output, tmp_path / "history.json") as told:
+    with run_report(clock, output, tmp_path / "history.json") as report:
         clock.now = 150.0
-        told.begin()
+        report.begin()
         for step, seconds in ((3, 0.25), (4, 0.75)):
             clock.now += seconds
-            told.step(step, torch.tensor(float(step)), 0.1)
+            report.step(step, torch.tensor(float(step)), 0.1)
         clock.now = 900.0
     assert end_record(output.getvalue()) == {
         "record": "end",
@@ -54,21 +54,20 @@ def test_the_end_record_holds_the_figures_of_the_run(tmp_path: Path) -> None:
     }
 
 
-def test_an_exception_is_in_the_end_record_and_goes_on_its_way() -> None:
-    """Also before the first step; a loss that is no number is null, as JSON has no NaN."""
+def test_exception() -> None:
+    """The end record names the exception, which propagates. A loss that is NaN becomes null, because JSON has
+    no NaN."""
     output = io.StringIO()
-    with pytest.raises(ZeroDivisionError), run_report(Clock(), output) as told:
-        told.step(1, torch.tensor(float("nan")), 0.1)
+    with pytest.raises(ZeroDivisionError), run_report(Clock(), output) as report:
+        report.step(1, torch.tensor(float("nan")), 0.1)
         raise ZeroDivisionError
     record = json.loads(output.getvalue())
     assert (record["outcome"], record["exception"]) == ("failed", "ZeroDivisionError")
     assert record["final_loss"] is None
 
 
-def test_a_history_that_cannot_be_written_is_told_and_nothing_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The run has ended well all the same."""
+def test_unwritable_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the run still ends well."""
     with run_report(Clock(), io.StringIO(), tmp_path / "missing" / "history.json"):
         pass
     assert "could not write the history to" in caplog.text

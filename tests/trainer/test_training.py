@@ -1,4 +1,4 @@
-"""Training as rank 0 of 1, in this process."""
+"""Training with one rank, in the process of the test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Trainer = Callable[..., int]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_loss_goes_down_on_real_text(trainer: Trainer, tmp_path: Path, accumulation: int) -> None:
-    """From that of guessing among 256 bytes (5.5 nats) to clearly less, in 30 steps."""
+def test_loss_decreases(trainer: Trainer, tmp_path: Path, accumulation: int) -> None:
+    """Within 30 steps the loss falls well below that of guessing among 256 bytes, which is 5.5 nats."""
     assert trainer(*TINY, "--steps", 30, "--history", tmp_path / "h", "--accumulation", accumulation) == 0
     losses = read_history(tmp_path / "h")["loss"]
     assert len(losses) == 30
@@ -27,10 +27,8 @@ def test_the_loss_goes_down_on_real_text(trainer: Trainer, tmp_path: Path, accum
     assert sum(losses[-5:]) / 5 < 4.0
 
 
-def test_a_corpus_too_small_for_one_step_is_told(
-    trainer: Trainer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One sentence, exit status 2."""
+def test_small_corpus(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A corpus too small for one step gives one sentence and a failed end record."""
     assert trainer("--corpus-bytes", 10) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("rankwatch_trainer: the text of 9 bytes holds 0 sequences of 65 bytes")
@@ -38,10 +36,8 @@ def test_a_corpus_too_small_for_one_step_is_told(
     assert end_record(printed.out)["outcome"] == "failed"
 
 
-def test_the_same_seed_gives_the_same_losses_and_another_seed_others(
-    trainer: Trainer, tmp_path: Path
-) -> None:
-    """Weights and data hang on the seed alone."""
+def test_seed(trainer: Trainer, tmp_path: Path) -> None:
+    """Weights and data depend only on the seed."""
     losses = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         trainer(*TINY, "--steps", 3, "--seed", seed, "--history", tmp_path / name)
@@ -49,10 +45,10 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_others(
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_rank_0_tells_progress_evaluation_and_the_end(
+def test_output(
     trainer: Trainer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line every few steps; standard output holds the end record alone."""
+    """Progress and evaluations are logged. Standard output has only the end record."""
     caplog.set_level(logging.INFO)
     assert trainer(*EMULATED, "--steps", 7, "--log-every", 3, "--eval-every", 5) == 0
     messages = [record.getMessage() for record in caplog.records]
@@ -65,24 +61,23 @@ def test_rank_0_tells_progress_evaluation_and_the_end(
     assert record["final_loss"] > 0 and record["steps_per_second"] > 0
 
 
-def test_a_nan_loss_spoils_the_rest_of_the_run(trainer: Trainer, tmp_path: Path) -> None:
-    """As it does in earnest: the weights are lost."""
+def test_loss_nan(trainer: Trainer, tmp_path: Path) -> None:
+    """All later losses are NaN too, as in a real run, because the weights are lost."""
     trainer(*EMULATED, "--steps", 4, "--fault", "loss-nan:from=3", "--history", tmp_path / "h")
     assert [loss is None for loss in read_history(tmp_path / "h")["loss"]] == [False, False, True, True]
 
 
-def test_a_blown_up_learning_rate_makes_the_loss_diverge(trainer: Trainer, tmp_path: Path) -> None:
-    """The loss leaves what it had come down to."""
+def test_loss_blowup(trainer: Trainer, tmp_path: Path) -> None:
+    """The loss rises far above the value that it had reached."""
     common = (*TINY, "--steps", 40, "--warmup-steps", 2)
     trainer(*common, "--fault", "loss-blowup:from=25", "--history", tmp_path / "h")
     losses = read_history(tmp_path / "h")["loss"]
     assert max(losses[26:]) > losses[23] + 1.0
 
 
-def test_unequal_sequences_are_trained_on_and_their_tokens_reported(
-    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two sequences of 32 bytes in each of two micro-batches, and from step 4 on of a quarter and more."""
+def test_unequal_batches(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reported tokens are those of the shortened sequences. A full step has 2 micro-batches of 2
+    sequences of 32 bytes."""
     monkeypatch.delenv("RANKWATCH_DISABLE")
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     flags = (*TINY, "--steps", 12, "--batch-size", 2, "--accumulation", 2)
@@ -93,15 +88,14 @@ def test_unequal_sequences_are_trained_on_and_their_tokens_reported(
     assert len({*tokens[3:]}) > 3 and all(32 <= each <= 128 for each in tokens[3:])
 
 
-def test_training_goes_on_when_checkpoints_cannot_be_written(
-    trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The failure is told, the older checkpoint stays, the next one is written again."""
+def test_checkpoint_write_failure(trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The failure is logged and training continues. The older checkpoint stays, and later ones are written
+    again."""
     common = (*EMULATED, "--checkpoint-dir", tmp_path, "--checkpoint-every", 2, "--keep-checkpoints", 1)
     fault = "checkpoint-write-failure:from=3,until=7"
     assert trainer(*common, "--steps", 6, "--fault", fault) == 0
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert told == [
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [
         f"could not save the checkpoint of step {step} in {tmp_path}, training goes on: "
         "No space left on device"
         for step in (4, 6)
@@ -111,13 +105,13 @@ def test_training_goes_on_when_checkpoints_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
 
 
-def test_resume_passes_over_a_corrupt_checkpoint(
+def test_resume_from_corrupt_checkpoint(
     trainer: Trainer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One sentence tells it, and the older good one is used."""
+    """The corrupt checkpoint is logged once, and the run resumes from the older good one."""
     common = (*EMULATED, "--checkpoint-dir", tmp_path, "--checkpoint-every", 2)
     assert trainer(*common, "--steps", 4) == 0
     flip_a_byte(tmp_path / "step-00000004" / "state.pt")
@@ -130,19 +124,17 @@ def test_resume_passes_over_a_corrupt_checkpoint(
     assert end_record(capsys.readouterr().out)["steps"] == 4
 
 
-def test_corruption_on_the_way_to_the_disk_is_found_at_once(
-    trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Verification follows every save."""
+def test_checkpoint_corruption(trainer: Trainer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every save is verified, so that the damage is logged at once."""
     fault = "checkpoint-corruption:until=3"
     assert trainer(*EMULATED, "--checkpoint-dir", tmp_path, "--steps", 2, "--fault", fault) == 0
     assert "could not verify" in caplog.text
 
 
-def test_a_new_run_does_not_mix_with_the_checkpoints_of_an_earlier_one(
+def test_checkpoints_of_an_earlier_run(
     trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It asks for another directory, or for a resume."""
+    """A new run refuses their directory. The error asks for an empty directory or for --resume."""
     (tmp_path / "step-00000004").mkdir()
     assert trainer(*EMULATED, "--checkpoint-dir", tmp_path) == 2
     printed = capsys.readouterr()
@@ -150,18 +142,18 @@ def test_a_new_run_does_not_mix_with_the_checkpoints_of_an_earlier_one(
     assert end_record(printed.out)["outcome"] == "failed"
 
 
-def test_a_checkpoint_of_another_model_is_told(
+def test_checkpoint_of_another_model(
     trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence, exit status 1."""
+    """The error says that the shapes differ, and the exit status is 1."""
     common = (*EMULATED, "--checkpoint-dir", tmp_path, "--steps", 2)
     assert trainer(*common) == 0
     assert trainer(*common, "--resume", "auto", "--width", 8) == 1
     assert "could not resume: the checkpoint is of a model of other shape" in capsys.readouterr().err
 
 
-def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_final_value() -> None:
-    """The last step trains with the final learning rate, the first after the warm-up with the peak."""
+def test_learning_rate() -> None:
+    """It rises to its peak during the warm-up, and falls to its final value in the last step."""
     config = TrainerConfig(steps=100, warmup_steps=10, learning_rate=1.0, final_learning_rate=0.1)
     rates = [learning_rate(config, completed) for completed in range(100)]
     assert rates[0] == pytest.approx(0.1)
@@ -171,8 +163,8 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_final_value() -> N
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-def test_a_run_shorter_than_its_warm_up_works() -> None:
-    """No division by nothing."""
+def test_short_run() -> None:
+    """A run shorter than its warm-up works, and so does one without a warm-up."""
     config = TrainerConfig(steps=3, warmup_steps=10)
     assert learning_rate(config, 2) < config.learning_rate
     assert learning_rate(TrainerConfig(steps=1, warmup_steps=0), 0) == TrainerConfig().learning_rate

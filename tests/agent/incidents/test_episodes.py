@@ -104,7 +104,7 @@ def test_boxes_from_before_a_boot_are_no_incident() -> None:
     assert observe(Episodes(30.0), 60.0, lost) == []
 
 
-def culprits(episodes: Episodes) -> list[int]:
+def root_causes(episodes: Episodes) -> list[int]:
     """Ranks that the open incident names before any evidence is kept."""
     return [each.rank for each in root_causes_of(episodes.open["job"])]
 
@@ -116,7 +116,7 @@ def test_loss_of_an_earlier_attempt_is_ignored() -> None:
     moved = condition(3, state=RankState.LOST, started=10.0)
     assert observe(episodes, 101.0, *first) == []
     assert observe(episodes, 102.0, *first[:2], moved) == [LOST]
-    assert culprits(episodes) == [3]
+    assert root_causes(episodes) == [3]
     again = [condition(number, started=120.0, progress=990.0, pid=2) for number in (0, 1)]
     assert observe(episodes, 1000.0, *again, moved) == []
     assert observe(episodes, 1100.0, *again, moved) == [STALL]
@@ -125,7 +125,7 @@ def test_loss_of_an_earlier_attempt_is_ignored() -> None:
     assert observe(episodes, 1201.0, *going, moved) == []
     died = condition(1, state=RankState.LOST, started=120.0, progress=1200.0, pid=2)
     assert observe(episodes, 1202.0, going[0], died, moved) == [LOST]
-    assert culprits(episodes) == [1]
+    assert root_causes(episodes) == [1]
     over = condition(0, state=RankState.FINISHED, started=120.0, progress=1300.0, pid=2)
     assert observe(episodes, 1301.0, over, died, moved) == []
     assert observe(episodes, 1302.0, over, died, moved) == []
@@ -153,4 +153,4 @@ def test_only_the_new_loss_is_named() -> None:
     assert observe(episodes, 200.0, condition(0, started=10.0, progress=199.0), living[1], old) == []
     died = condition(1, state=RankState.LOST, started=10.0, progress=299.0)
     assert observe(episodes, 300.0, condition(0, started=10.0, progress=299.0), died, old) == [LOST]
-    assert culprits(episodes) == [1]
+    assert root_causes(episodes) == [1]

@@ -106,8 +106,8 @@ def test_stalled_run_gets_a_bundle(
         'rankwatch_steps_total{node="n1",rank="0",run="job"}' in (kept / "metrics" / "after.prom").read_text()
     )
     assert (kept / "metrics" / "before.prom").exists()
-    told = json.loads((kept / "manifest.json").read_text())
-    assert (told["run"], told["kind"], told["node"]) == ("job", "stall", "n1")
+    manifest = json.loads((kept / "manifest.json").read_text())
+    assert (manifest["run"], manifest["kind"], manifest["node"]) == ("job", "stall", "n1")
 
 
 @pytest.mark.e2e

@@ -21,8 +21,8 @@ def test_final_state(tmp_path: Path) -> None:
     """Groups, open phase and last records, with their ages."""
     group = GroupNow(3, "mesh_tp", "0-3", 4, enqueued=17, oldest=195.0, operation="all_reduce")
     with rank(tmp_path, "steps(30)\nready()"):
-        told = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
-        lines = final_state(told, 200.0).splitlines()
+        condition = boxed(box(tmp_path), groups=(group,), open_phase=("backward", 190.0), last_progress=180.0)
+        lines = final_state(condition, 200.0).splitlines()
     assert lines[:3] == [
         "rank 0: running, 20.0 s without progress",
         "in phase backward for 10.0 s",
@@ -43,8 +43,8 @@ def test_newest_records_of_a_full_ring(tmp_path: Path) -> None:
 def test_control_characters_are_replaced(tmp_path: Path) -> None:
     """Names in a black box or of a process must not steer a terminal."""
     with rank(tmp_path / "boxes", "steps(1)\nready()"):
-        told = boxed(box(tmp_path / "boxes"), open_phase=("\x1b[2Jforward", 190.0))
-        assert "in phase ?[2Jforward" in final_state(told, 200.0)
+        condition = boxed(box(tmp_path / "boxes"), open_phase=("\x1b[2Jforward", 190.0))
+        assert "in phase ?[2Jforward" in final_state(condition, 200.0)
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "status").write_text("Name:\t\x1b]0;pwned\x07\nState:\tS\n")
     words = process_state(tmp_path, 7)
@@ -54,8 +54,8 @@ def test_control_characters_are_replaced(tmp_path: Path) -> None:
 def test_ring_over_the_limit(tmp_path: Path) -> None:
     """A hostile box of millions of records takes a second, not a minute."""
     with rank(tmp_path, "steps(1)\nready()"):
-        told = boxed(box(tmp_path))
-    content = bytearray(told.path.read_bytes())
+        condition = boxed(box(tmp_path))
+    content = bytearray(condition.path.read_bytes())
     capacity = 1 << 20
     fields = list(layout.FIXED.unpack_from(content))
     fields[5], fields[9] = capacity, layout.RING_OFFSET + capacity * layout.RECORD_SIZE
@@ -66,16 +66,16 @@ def test_ring_over_the_limit(tmp_path: Path) -> None:
     ring["kind"] = layout.RecordKind.PHASE << layout.NAME_BITS
     ring["start"] = ring["end"] = 1.0
     ring["number"] = np.arange(capacity)
-    told.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + ring.tobytes())
-    assert "the ring is too long" in final_state(told, 200.0)
+    condition.path.write_bytes(bytes(content[: layout.RING_OFFSET]) + ring.tobytes())
+    assert "the ring is too long" in final_state(condition, 200.0)
 
 
 def test_missing_box(tmp_path: Path) -> None:
     """The rest of the final state is known already."""
     with rank(tmp_path, "steps(1)\nready()"):
-        told = boxed(box(tmp_path))
-    told.path.unlink()
-    assert "its records cannot be read: could not open" in final_state(told, 200.0)
+        condition = boxed(box(tmp_path))
+    condition.path.unlink()
+    assert "its records cannot be read: could not open" in final_state(condition, 200.0)
 
 
 STAND = "steps(1)\nready()\ntime.sleep(1000)"

@@ -75,8 +75,8 @@ def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
         "flight_recorder/0.json": "the rank serves no flight recorder",
         "stacks/0.txt": "py-spy is not on PATH",
     }
-    (told,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
-    assert (told["state"], told["open_phase"], told["pid_on_node"]) == ("running", "forward", standing.pid)
+    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
+    assert (saved["state"], saved["open_phase"], saved["pid_on_node"]) == ("running", "forward", standing.pid)
     assert (written.root_causes, sum(written.faults.values())) == ((RootCause(1, "hang", ""),), 0)
 
 

@@ -1,4 +1,4 @@
-"""`rankwatch demo` refuses at once what it would find out only at the end."""
+"""`rankwatch demo` checks its options and extras before it starts anything."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from rankwatch_cli.commands.demo import main
         (["--result", "/nonexistent/x.json"], "could not write --result"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(arguments: list[str], message: str) -> None:
-    """One sentence, before anything is started."""
+def test_invalid_options(arguments: list[str], message: str) -> None:
+    """They are refused with one sentence before any process starts."""
     with pytest.raises(UserError, match=message):
         main(arguments)
 
 
-def test_a_missing_extra_is_named_with_all_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Once, and not one after another."""
+def test_missing_extras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One error names all missing extras, so that the user installs them with one command."""
     monkeypatch.setattr("rankwatch_cli.commands.demo.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install '\.\[agent,alerts,trainer\]'"):
         main(["--result", str(tmp_path / "x.json")])

@@ -25,10 +25,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_first_line_names_the_state_the_rank_and_the_place(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without colours where the output is no terminal."""
+def test_verdict(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line names the state, the rank and the collective. A pipe gets no colours."""
     assert main([str(directory)]) == 0
     first, second, *rest = capsys.readouterr().out.splitlines()
     assert first == "HANG: the run hangs; rank 5 is to blame, in all_reduce of DATA_PARALLEL_GROUP (20001)"
@@ -36,10 +34,8 @@ def test_the_first_line_names_the_state_the_rank_and_the_place(
     assert "evidence:" in rest
 
 
-def test_the_json_form_holds_the_fields_of_a_verdict(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A program reads these names."""
+def test_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs rely on these keys."""
     assert main([str(directory), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
     assert list(verdict) == [
@@ -48,8 +44,8 @@ def test_the_json_form_holds_the_fields_of_a_verdict(
     assert (verdict["state"], verdict["ranks"]) == ("hang", [5])
 
 
-def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
-    """As the whole program prints it."""
+def test_directory_without_dumps(tmp_path: Path) -> None:
+    """The program prints one sentence, and its exit status is 2."""
     done = rankwatch("diagnose", "hang", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
@@ -57,15 +53,15 @@ def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
         main([str(tmp_path)])
 
 
-def test_names_out_of_a_dump_cannot_steer_a_terminal() -> None:
-    """A group may be called anything."""
+def test_control_characters() -> None:
+    """Names from a dump are untrusted. Their control characters must not reach the terminal."""
     verdict = HangVerdict(state=State.HANG, ranks=(1,), group="\x1b]0;x\x07", operation="a\nb")
     assert not any(each < " " for line in lines(verdict) for each in line)
     assert next(iter(lines(verdict, coloured=True))).startswith("\x1b[1m\x1b[31mHANG")
 
 
-def test_a_mismatch_is_told_in_words() -> None:
-    """Who called what, and no dictionary of Python."""
+def test_mismatch() -> None:
+    """A mismatch is a sentence that names each call and its ranks, not a printed dict."""
     mismatch = {
         "group": "default_pg (0)",
         "sequence": 7,

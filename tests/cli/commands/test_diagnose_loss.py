@@ -1,4 +1,4 @@
-"""`rankwatch diagnose loss`: a verdict first, `--json` for programs, one sentence for mistakes."""
+"""`rankwatch diagnose loss` prints the verdict first, or JSON, and one sentence for a mistake."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def file_of(tmp_path: Path, kind: str) -> Path:
     return path
 
 
-def test_a_healthy_run_is_one_line_and_what_was_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The verdict comes first."""
+def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line is the verdict. The second says what counts as a divergence."""
     assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "no anomaly in 2,000 steps (0 to 1999)",
@@ -33,8 +31,8 @@ def test_a_healthy_run_is_one_line_and_what_was_looked_for(
     ]
 
 
-def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers that JSON cannot hold are null."""
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loss that is NaN becomes null, because JSON has no NaN."""
     path = tmp_path / "loss.csv"
     path.write_text("step,loss\n" + "".join(f"{step},{'nan' if step == 90 else 2}\n" for step in range(99)))
     assert main(["diagnose", "loss", str(path), "--json"]) == 0
@@ -46,10 +44,8 @@ def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(found["evidence"]["details"]) == 1
 
 
-def test_a_divergence_is_told_with_its_step_and_what_was_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows that were skipped are said."""
+def test_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output names the step at which the loss diverges, and the step whose loss is NaN."""
     path = tmp_path / "train.log"
     lines = [f"step {step} | loss {2 if step < 300 else 5}" for step in range(400)]
     path.write_text("\n".join([*lines, "step 400 | loss nan"]))
@@ -63,10 +59,9 @@ def test_a_divergence_is_told_with_its_step_and_what_was_left_out(
     assert "step 400      the loss is nan" in nan
 
 
-def test_options_name_columns_pattern_and_persistence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A longer persistence asks for more steps."""
+def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns and a pattern select the same values. With a longer persistence, a short rise is no
+    divergence."""
     losses = [2.0] * 200 + [3.0] * 40 + [2.0] * 100
     table, log = tmp_path / "t.csv", tmp_path / "l.txt"
     table.write_text("n,l\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))
@@ -88,14 +83,12 @@ def test_options_name_columns_pattern_and_persistence(
         ["--pattern", "x", "--column", "loss=y"],
     ],
 )
-def test_a_wrong_option_is_one_sentence_and_status_two(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Said before the file is looked at."""
+def test_invalid_options(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are refused with one sentence before the file is opened. The exit status is 2."""
     assert main(["diagnose", "loss", str(tmp_path / "absent"), *flags]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert flags[0] in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert flags[0] in printed
 
 
 def _on_a_terminal(path: Path, **environment: str) -> str:
@@ -114,8 +107,8 @@ def _on_a_terminal(path: Path, **environment: str) -> str:
         os.close(follower)
 
 
-def test_colours_are_for_terminals_that_want_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not in a pipe, and not with NO_COLOR."""
+def test_colours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a terminal gets colours, and only if NO_COLOR is not set."""
     path = file_of(tmp_path, "NaN")
     assert "\x1b[31m" in _on_a_terminal(path)
     assert "\x1b" not in _on_a_terminal(path, NO_COLOR="1")

@@ -1,4 +1,4 @@
-"""`rankwatch diagnose straggler`: a verdict for people, and the same as JSON."""
+"""`rankwatch diagnose straggler` prints a verdict as text or as JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write(table: OperationTable, path: Path) -> Path:
     return path
 
 
-def test_the_json_form_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object with these keys, and rows left out in the evidence."""
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs rely on these keys. The evidence counts the rows that were skipped."""
     path = write(SmallJob(steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
     path.write_text(path.read_text() + "0,0,forward,compute,0,-1,0,0,0,\n")
     assert main(["diagnose", "straggler", str(path), "--json"]) == 0
@@ -39,8 +39,8 @@ def test_the_json_form_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixt
     assert verdict["evidence"]["skipped_rows"] == {"with a negative duration": 1}
 
 
-def test_the_verdict_comes_first_for_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Then the cost, then the evidence; without colours where nobody looks at a terminal."""
+def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict comes first, then the cost, then the evidence. A pipe gets no colours."""
     path = write(SmallJob(steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
     assert main(["diagnose", "straggler", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -50,20 +50,18 @@ def test_the_verdict_comes_first_for_a_person(tmp_path: Path, capsys: pytest.Cap
     assert "\033" not in "".join(lines)
 
 
-def test_a_healthy_run_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No rank, no cost."""
+def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output names no rank and no cost."""
     path = write(SmallJob(steps=12).table(), tmp_path / "t.csv")
     assert main(["diagnose", "straggler", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["none: nothing slows the run down", ""]
 
 
-def test_an_unusable_table_exits_2_with_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And nothing on standard output."""
+def test_unusable_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program prints one sentence, and nothing to standard output. The exit status is 2."""
     (tmp_path / "t.csv").write_text("step,rank\n0,0\n")
     assert main(["diagnose", "straggler", str(tmp_path / "t.csv"), "--json"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert "column operation, kind" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "column operation, kind" in printed.err

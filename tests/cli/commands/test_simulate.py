@@ -1,4 +1,4 @@
-"""`rankwatch simulate` as a person meets it."""
+"""`rankwatch simulate` writes the files of a faulty job and its true root cause."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankwatch_cli.main import main
 from support.agent.process import rankwatch
 
 
-def test_a_slowdown_writes_tables_and_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In each form asked for; what is printed is what is written."""
+def test_slowdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One table is written for each format. The printed truth is the same as the written one."""
     output = tmp_path / "job"
     flags = ["--fault", "slow_rank", "--ranks", "1,3", "--factor", "1.5", "--first-step", "2", "--steps", "5"]
     assert main(["simulate", str(output), *flags, "--format", "csv", "--format", "parquet"]) == 0
@@ -27,10 +27,8 @@ def test_a_slowdown_writes_tables_and_the_truth(tmp_path: Path, capsys: pytest.C
     }
 
 
-def test_a_hang_writes_one_dump_for_each_rank_that_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A killed rank leaves none."""
+def test_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank writes a dump, except the killed one."""
     output = tmp_path / "job"
     assert main(["simulate", str(output), "--fault", "killed", "--ranks", "6"]) == 0
     truth = json.loads(capsys.readouterr().out)
@@ -39,8 +37,8 @@ def test_a_hang_writes_one_dump_for_each_rank_that_is_left(
     assert dumps == {f"_dump_{rank}" for rank in range(8) if rank != 6}
 
 
-def test_faulty_ranks_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same ones again for the same seed."""
+def test_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same seed chooses the same faulty ranks."""
     chosen = []
     for number, seed in enumerate(("3", "3", "4", "5", "6")):
         output = str(tmp_path / str(number))
@@ -68,24 +66,24 @@ def test_faulty_ranks_are_chosen_by_the_seed(tmp_path: Path, capsys: pytest.Capt
         (["--fault", "bad"], "invalid choice: 'bad'"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing_behind(
+def test_invalid_options(
     flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2."""
+    """They are refused with one sentence and status 2, and no directory is created."""
     output = tmp_path / "job"
     try:
         status: object = main(["simulate", str(output), *flags])
-    except SystemExit as left:
-        status = left.code
-    said = capsys.readouterr()
-    assert (status, said.out) == (2, "")
-    assert sentence in said.err
-    assert said.err.count("\n") == 1
+    except SystemExit as stopped:
+        status = stopped.code
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
     assert not output.exists()
 
 
-def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
-    """Files of two jobs would be diagnosed as one."""
+def test_directory_in_use(tmp_path: Path) -> None:
+    """It is refused and left unchanged. Files of two jobs would be diagnosed as one."""
     (tmp_path / "mine").write_text("kept")
     done = rankwatch("simulate", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
@@ -93,8 +91,8 @@ def test_a_directory_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_slow_stage_that_is_not_named_is_told_as_missing(tmp_path: Path) -> None:
-    """And a stage that the job has not is told with those that it has."""
+def test_slow_stage(tmp_path: Path) -> None:
+    """A missing stage is an error. For a stage that the job lacks, the error names the valid range."""
     job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "slow_stage")
     assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault slow_stage needs a stage\n"
     assert "stage is 2, expected 0 to 1" in rankwatch("simulate", *job, "--stage", "2").stderr

@@ -1,4 +1,4 @@
-"""What the demo reads of the agent."""
+"""The demo reads the agent's metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nrankwatch_steps_t
 
 
 def test_broken_answer() -> None:
-    """An agent that dies in the middle of its answer is one sentence, as one that does not answer."""
+    """If the agent dies while it answers, the demo ends with one sentence, as if the agent had not
+    answered."""
     with socket.create_server(("127.0.0.1", 0)) as dying:
         answering = threading.Thread(target=_break_off, args=(dying,))
         answering.start()

@@ -148,8 +148,8 @@ def test_numbers(job: list[Report], rank: int) -> None:
 
 
 def test_groups_with_one_label(job: list[Report]) -> None:
-    """Their members tell them apart, else a number after the label. A group that is created again keeps its
-    row."""
+    """Their members distinguish them, or else a number after the label. A group that is created again
+    keeps its row."""
     seen = by_group(job[0]["subgroups"])
     assert {group for group in seen if group[0] != "default_pg"} == {
         ("pair", "0-1"), ("pair", "0,2"), ("twin", "0-3"), ("twin #2", "0-3"), ("again", "0-3"),

@@ -1,4 +1,4 @@
-"""Checkpoints that appear whole or not at all."""
+"""The checkpoint store: a checkpoint is complete and verified, or it does not count."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.jobs.trainer import flip_a_byte, plain_store
 STATE = {"weights": torch.arange(5.0), "position": {"epoch": 1}, "random": (3, (1, 2), None)}
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    """Tensors and plain values come back as they were, and nothing else is in the directory."""
+def test_save_and_load(tmp_path: Path) -> None:
+    """Tensors and plain values come back unchanged. The directory contains nothing else."""
     store = plain_store(tmp_path / "checkpoints")
     store.save(10, STATE)
     loaded = store.load(10)
@@ -26,16 +26,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert [path.name for path in store.directory.iterdir()] == ["step-00000010"]
 
 
-def test_an_older_checkpoint_is_deleted_once_the_newer_is_verified(tmp_path: Path) -> None:
-    """As many are kept as were asked for."""
+def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
+    """The store keeps the newest `keep` checkpoints."""
     store = plain_store(tmp_path, keep=2)
     for step in (10, 20, 30):
         store.save(step, STATE)
     assert store.steps() == [30, 20]
 
 
-def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_litter(tmp_path: Path) -> None:
-    """The reason is the disk's own."""
+def test_failed_write(tmp_path: Path) -> None:
+    """The disk's own error is raised. The older checkpoint stays, and no partial one is left."""
     plain_store(tmp_path, keep=1).save(10, STATE)
 
     def full_disk(path: Path, content: bytes) -> None:
@@ -49,8 +49,9 @@ def test_a_write_that_fails_leaves_the_older_checkpoint_and_no_litter(tmp_path: 
     assert failing.newest_good() == 10
 
 
-def test_a_checkpoint_that_does_not_verify_keeps_the_older_one(tmp_path: Path) -> None:
-    """The checksums are of what was meant, so a disk that lies is found out at once."""
+def test_silent_corruption(tmp_path: Path) -> None:
+    """Verification finds the damage at once, because the checksums are of the intended content. The older
+    checkpoint stays."""
     plain_store(tmp_path, keep=1).save(10, STATE)
 
     def lying_disk(path: Path, content: bytes) -> None:
@@ -77,10 +78,10 @@ def test_a_checkpoint_that_does_not_verify_keeps_the_older_one(tmp_path: Path) -
         (lambda step: (step / "manifest.json").write_text("[]"), "it is no manifest of a checkpoint"),
     ],
 )
-def test_a_damaged_newest_checkpoint_is_told_once_and_passed_over(
+def test_damaged_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object, sentence: str
 ) -> None:
-    """The older good one is used."""
+    """It is logged once, and the older good one is used."""
     store = plain_store(tmp_path)
     store.save(10, STATE)
     store.save(20, STATE)
@@ -92,10 +93,11 @@ def test_a_damaged_newest_checkpoint_is_told_once_and_passed_over(
     assert sentence in record.getMessage()
 
 
-def test_a_damaged_checkpoint_of_a_later_step_is_replaced_when_that_step_is_reached_again(
+def test_damaged_later_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """And never makes a good one of an earlier step count as old."""
+    """A good checkpoint of an earlier step is kept, and the next save of the later step replaces the damaged
+    one."""
     store = plain_store(tmp_path, keep=1)
     store.save(20, STATE)
     flip_a_byte(tmp_path / "step-00000020" / "state.pt")
@@ -106,8 +108,8 @@ def test_a_damaged_checkpoint_of_a_later_step_is_replaced_when_that_step_is_reac
     assert store.steps() == [20]
 
 
-def test_a_half_written_checkpoint_of_a_dead_process_is_no_checkpoint(tmp_path: Path) -> None:
-    """It does not bear the name of one, and the next save of that step clears it away."""
+def test_partial_checkpoint(tmp_path: Path) -> None:
+    """A partial checkpoint of a dead process is not used. The next save of its step removes it."""
     store = plain_store(tmp_path)
     (tmp_path / "step-00000010.partial").mkdir()
     (tmp_path / "step-00000010.partial" / "rest").write_bytes(b"")
@@ -116,8 +118,8 @@ def test_a_half_written_checkpoint_of_a_dead_process_is_no_checkpoint(tmp_path: 
     assert [path.name for path in (tmp_path / "step-00000010").iterdir() if path.name == "rest"] == []
 
 
-def test_a_state_that_is_none_is_refused_without_running_its_code(tmp_path: Path) -> None:
-    """Checksums hold, but the content is a pickle of something else."""
+def test_unexpected_content(tmp_path: Path) -> None:
+    """The checksums match, but the content is a pickle of another type. Its code must not run."""
     store = plain_store(tmp_path)
     store.save(10, {"path": tmp_path})
     with pytest.raises(CheckpointError, match="it is no state of a trainer"):

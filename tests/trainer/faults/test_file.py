@@ -1,4 +1,4 @@
-"""Faults given to a running job."""
+"""The fault file, which injects faults into a running job."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rankwatch_trainer.faults.file import FaultFile
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a fault file that does not exist yet."""
+    """The path of a fault file that does not exist yet."""
     return tmp_path / "faults"
 
 
-def test_a_file_that_is_not_there_holds_no_fault(path: Path) -> None:
-    """It may appear at any time."""
+def test_missing_file(path: Path) -> None:
+    """It contains no faults and raises no error, because it may be created at any time."""
     assert FaultFile(path, 4).faults(1) == ()
 
 
-def test_a_line_counts_from_the_step_in_which_it_is_first_seen(path: Path) -> None:
-    """Lines added later do not move it."""
+def test_first_step_of_a_line(path: Path) -> None:
+    """A line counts from the step in which it is first read. Lines added later do not change that."""
     file = FaultFile(path, 4)
     path.write_text("# injected by hand\n\nstraggler:rank=2\n")
     (straggler,) = file.faults(17)
@@ -33,8 +33,8 @@ def test_a_line_counts_from_the_step_in_which_it_is_first_seen(path: Path) -> No
     assert kill.from_step == 28
 
 
-def test_a_fault_ends_when_its_line_or_its_file_goes(path: Path) -> None:
-    """So a job can be healed."""
+def test_removed_line(path: Path) -> None:
+    """A fault ends when its line or the file is removed, so that a job can be healed."""
     file = FaultFile(path, 4)
     path.write_text("straggler:rank=2\nslow-data:rank=1\n")
     assert len(file.faults(1)) == 2
@@ -44,8 +44,8 @@ def test_a_fault_ends_when_its_line_or_its_file_goes(path: Path) -> None:
     assert file.faults(3) == ()
 
 
-def test_a_malformed_line_is_told_once_and_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also when other lines change, and whatever bytes it holds."""
+def test_malformed_line(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is ignored and logged once, even if other lines change later and whatever bytes it contains."""
     file = FaultFile(path, 4)
     with caplog.at_level(logging.WARNING):
         path.write_bytes(b"gremlin:rank=1\n\xff\xfe\nstraggler:rank=2\n")
@@ -57,8 +57,8 @@ def test_a_malformed_line_is_told_once_and_ignored(path: Path, caplog: pytest.Lo
     assert "no fault is called 'gremlin'" in caplog.text
 
 
-def test_a_file_that_cannot_be_read_is_told_and_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory in its place, for example."""
+def test_unreadable_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is ignored and logged, for example if the path is a directory."""
     path.mkdir()
     assert FaultFile(path, 4).faults(1) == ()
     assert "could not read fault file" in caplog.text

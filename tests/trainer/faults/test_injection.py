@@ -1,4 +1,4 @@
-"""Where faults strike."""
+"""Faults change the steps, data, gradients and checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rankwatch_trainer.faults.specification import parse_fault
 
 
 def injection(*texts: str, rank: int = 0, slept: list[float] | None = None) -> Injection:
-    """Faults from step 1 in a job of 4 ranks; sleeps are noted, not slept."""
+    """Faults of a job with 4 ranks, as of step 1. Sleeps are appended to `slept` and take no time."""
     faults = [parse_fault(text, present_step=1, world_size=4) for text in texts]
     return Injection(rank, faults, sleep=([] if slept is None else slept).append)
 
 
-def test_the_conditions_are_those_of_the_present_step() -> None:
-    """A fault that has ended leaves nothing behind."""
+def test_conditions_of_each_step() -> None:
+    """Active faults multiply. A fault that has ended leaves no effect."""
     faults = injection("straggler:factor=2,from=2,until=4", "straggler:factor=3,from=3,until=4")
     assert [faults.conditions.compute_factor for _ in faults.steps(1, 4)] == [1.0, 2.0, 6.0, 1.0]
 
 
-def test_a_rank_is_spared_the_faults_of_another() -> None:
-    """Only the named rank is struck."""
+def test_fault_of_another_rank() -> None:
+    """It has no effect on this rank."""
     faults = injection("straggler:rank=2,factor=2", rank=1)
     assert [faults.conditions.compute_factor for _ in faults.steps(1, 2)] == [1.0, 1.0]
 
 
-def test_slow_data_delays_the_batch_of_the_steps_it_is_active_in() -> None:
-    """The step is drawn before its batch, so the delay falls on the right one."""
+def test_slow_data() -> None:
+    """The delay falls on the batch of the right step, because a step begins before its batch is loaded."""
     slept: list[float] = []
     faults = injection("slow-data:seconds=0.5,from=2,until=3", slept=slept)
     batches = faults.delayed(torch.zeros(1) for _ in range(3))
@@ -45,8 +45,8 @@ def test_slow_data_delays_the_batch_of_the_steps_it_is_active_in() -> None:
     assert slept == [0.5]
 
 
-def test_data_that_is_stuck_never_comes() -> None:
-    """The rank sleeps again and again, for less than infinity each time."""
+def test_stuck_data() -> None:
+    """The batch never arrives. The rank sleeps repeatedly, each time for a finite duration."""
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -63,8 +63,8 @@ def test_data_that_is_stuck_never_comes() -> None:
 
 
 @pytest.mark.parametrize("fault", ["skip-collective", "mismatched-collective"])
-def test_a_rank_out_of_line_keeps_its_gradients_in_that_step_only(fault: str) -> None:
-    """The last backward of a step reduces them otherwise, and no other one does."""
+def test_gradients_not_reduced(fault: str) -> None:
+    """DDP reduces gradients only in the last backward pass of a step. The fault prevents it in its step."""
 
     class Model:
         """Has what DDP has for a backward without a reduction."""
@@ -81,8 +81,8 @@ def test_a_rank_out_of_line_keeps_its_gradients_in_that_step_only(fault: str) ->
     assert seen == [[True, False], [True, True], [True, False]]
 
 
-def test_a_stall_with_an_end_happens_once_in_its_step() -> None:
-    """Not once per micro-batch."""
+def test_stall() -> None:
+    """A stall of limited duration happens once per step, not once per micro-batch."""
     slept: list[float] = []
     faults = injection("stall:seconds=9,from=1", slept=slept)
     for _ in faults.steps(1, 2):
@@ -91,8 +91,8 @@ def test_a_stall_with_an_end_happens_once_in_its_step() -> None:
     assert slept == [9.0]
 
 
-def test_loss_nan_reaches_the_gradients() -> None:
-    """The value is lost before the backward."""
+def test_loss_nan() -> None:
+    """The loss becomes NaN before the backward pass, so that the gradients are NaN too."""
     weight = torch.ones((), requires_grad=True)
     faults = injection("loss-nan:from=1")
     next(faults.steps(1, 1))
@@ -102,8 +102,8 @@ def test_loss_nan_reaches_the_gradients() -> None:
     assert weight.grad is not None and weight.grad.isnan()
 
 
-def test_loss_blowup_multiplies_the_learning_rate_of_the_step() -> None:
-    """By a hundred, unless told otherwise."""
+def test_loss_blowup() -> None:
+    """The learning rate of the step is multiplied, by default by 100."""
     optimizer = torch.optim.SGD([torch.ones((), requires_grad=True)], lr=0.5)
     faults = injection("loss-blowup:from=2")
     steps = faults.steps(1, 2)
@@ -115,18 +115,18 @@ def test_loss_blowup_multiplies_the_learning_rate_of_the_step() -> None:
     assert optimizer.param_groups[0]["lr"] == 50.0
 
 
-def test_a_full_disk_raises_what_a_full_disk_raises(tmp_path: Path) -> None:
-    """OSError with ENOSPC, and no file."""
+def test_checkpoint_write_failure(tmp_path: Path) -> None:
+    """The error is that of a full disk, and no file is left."""
     faults = injection("checkpoint-write-failure")
     next(faults.steps(1, 1))
-    with pytest.raises(OSError, match="No space left on device") as told:
+    with pytest.raises(OSError, match="No space left on device") as raised:
         faults.write_file(tmp_path / "state", b"content")
-    assert told.value.errno == errno.ENOSPC
+    assert raised.value.errno == errno.ENOSPC
     assert not (tmp_path / "state").exists()
 
 
-def test_corruption_flips_bytes_and_keeps_the_length(tmp_path: Path) -> None:
-    """Only a checksum can tell."""
+def test_checkpoint_corruption(tmp_path: Path) -> None:
+    """The file keeps its length, so that only a checksum detects the damage."""
     faults = injection("checkpoint-corruption:until=2")
     steps = faults.steps(1, 2)
     contents = []
@@ -137,8 +137,8 @@ def test_corruption_flips_bytes_and_keeps_the_length(tmp_path: Path) -> None:
     assert contents[1] == bytes(100)
 
 
-def test_a_fault_file_strikes_a_running_job(tmp_path: Path) -> None:
-    """From the step after it was written."""
+def test_fault_file(tmp_path: Path) -> None:
+    """A fault takes effect in the step after its line was written."""
     faults = Injection(0, (), FaultFile(tmp_path / "faults", 4))
     seen = []
     for step in faults.steps(1, 3):
@@ -148,8 +148,8 @@ def test_a_fault_file_strikes_a_running_job(tmp_path: Path) -> None:
     assert seen == [1.0, 4.0, 4.0]
 
 
-def test_jitter_pauses_in_steps_drawn_at_random_once_in_each() -> None:
-    """One step of five on average, and the same ones in a run that is resumed."""
+def test_jitter() -> None:
+    """About one step of `every` has one pause. A resumed run pauses in the same steps."""
     slept: list[float] = []
     struck = []
     for first in (1, 101):
@@ -165,8 +165,8 @@ def test_jitter_pauses_in_steps_drawn_at_random_once_in_each() -> None:
     assert sorted(late) == sorted([*{*late}] * 2), "twice: before and after the resume"
 
 
-def test_jitter_strikes_ranks_in_steps_of_their_own() -> None:
-    """Else they were late together, and nobody waited."""
+def test_jitter_differs_by_rank() -> None:
+    """If all ranks paused in the same steps, no rank would wait for another."""
     struck: dict[int, list[int]] = {0: [], 1: []}
     for rank, steps in struck.items():
         slept: list[float] = []
@@ -178,8 +178,8 @@ def test_jitter_strikes_ranks_in_steps_of_their_own() -> None:
     assert struck[0] and struck[1] and struck[0] != struck[1]
 
 
-def test_unequal_batches_cut_micro_batches_to_lengths_of_their_own() -> None:
-    """Between a full context and a quarter of it; ranks draw for themselves."""
+def test_unequal_batches() -> None:
+    """Lengths lie between a quarter of the context and all of it. Each rank draws its own."""
     text = torch.arange(34).view(2, 17)
     lengths = {}
     for rank in range(2):

@@ -1,4 +1,4 @@
-"""Faults as text."""
+"""The text form of faults."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from rankwatch_trainer.faults.specification import parse_fault
 
 
 def parse(text: str) -> ScheduledFault:
-    """In step 30 of a job of 4 ranks."""
+    """Parse a fault in step 30 of a job with 4 ranks."""
     return parse_fault(text, present_step=30, world_size=4)
 
 
-def test_a_fault_names_its_rank_its_steps_and_its_strength() -> None:
-    """The example of the documentation."""
+def test_all_parameters() -> None:
+    """The example in the documentation is parsed as described there."""
     assert parse("straggler:rank=2,factor=1.5,from=50,until=200") == ScheduledFault(
         fault=Straggler(factor=1.5), rank=2, from_step=50, until_step=200
     )
 
 
-def test_what_is_left_out_means_every_rank_from_now_on() -> None:
-    """A lasting fault stays, any other strikes one step."""
+def test_omitted_parameters() -> None:
+    """Without a rank the fault affects all ranks. Without steps a lasting fault stays, and any other lasts
+    one step."""
     assert parse("straggler") == ScheduledFault(
         fault=Straggler(factor=1.5), rank=None, from_step=30, until_step=math.inf
     )
     assert parse(" kill:rank=1 ") == ScheduledFault(fault=Kill(), rank=1, from_step=30, until_step=31)
 
 
-def test_steps_may_be_relative_to_the_present_one() -> None:
-    """For faults given to a job that already runs."""
+def test_relative_steps() -> None:
+    """Steps such as +5 count from the present step. A running job needs this."""
     scheduled = parse("stall:seconds=2,from=+0,until=+5")
     assert scheduled == ScheduledFault(fault=Stall(seconds=2.0), rank=None, from_step=30, until_step=35)
 
 
-def test_a_fault_strikes_its_rank_in_its_steps_only() -> None:
-    """`until` is the first step without it."""
+def test_rank_and_steps() -> None:
+    """The fault affects only its rank, from `from` up to but not including `until`."""
     scheduled = parse("straggler:rank=2,from=50,until=52")
     assert [step for step in range(40, 60) if scheduled.strikes(2, step)] == [50, 51]
     assert not scheduled.strikes(1, 50)
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.name)
-def test_every_fault_can_be_asked_for_by_its_name(kind: type) -> None:
-    """Without parameters each has defaults."""
+def test_name_alone(kind: type) -> None:
+    """All parameters of every fault have defaults."""
     assert isinstance(parse(kind.name).fault, kind)  # type: ignore[attr-defined]
 
 
@@ -73,9 +74,9 @@ def test_every_fault_can_be_asked_for_by_its_name(kind: type) -> None:
         ("slow-data:from=9,until=9", "until is step 9, expected a step after 9"),
     ],
 )
-def test_a_mistake_is_told_with_the_fault_and_what_was_expected(text: str, problem: str) -> None:
-    """One sentence holds both."""
-    with pytest.raises(UsageError) as told:
+def test_mistakes(text: str, problem: str) -> None:
+    """The error quotes the fault and names what was expected."""
+    with pytest.raises(UsageError) as raised:
         parse(text)
-    assert str(told.value).startswith(f"could not read fault {text!r}: ")
-    assert problem in str(told.value)
+    assert str(raised.value).startswith(f"could not read fault {text!r}: ")
+    assert problem in str(raised.value)

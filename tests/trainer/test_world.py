@@ -1,4 +1,4 @@
-"""Ranks that start at different times."""
+"""The rendezvous of ranks that start at different times."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.servers.prometheus import poll, reserved_port
 pytestmark = pytest.mark.e2e
 
 
-def test_a_rank_waits_for_the_last_one_and_then_all_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first has the store open, and goes on only once the other has come."""
+def test_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank opens the store and waits until the last one connects. Then all share the store."""
     with reserved_port() as port, ThreadPoolExecutor() as ranks:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
