@@ -28,8 +28,8 @@ def test_stall_threshold(moment: float, opens: bool) -> None:
     assert bool(observe(Episodes(30.0), moment, condition(0), condition(1))) is opens
 
 
-def test_progress_or_unknown_history_is_no_stall() -> None:
-    """Ranks that have ended do not count as making progress."""
+def test_no_stall() -> None:
+    """Progress or an unknown history is no stall. Ranks that have ended do not count as making progress."""
     episodes = Episodes(30.0)
     assert observe(episodes, 500.0, condition(0), condition(1, progress=499.0)) == []
     assert observe(episodes, 500.0, condition(0), condition(1, timeout=None)) == []
@@ -50,8 +50,9 @@ def test_one_incident_per_episode() -> None:
     assert episodes.totals == {("job", STALL): 2, ("job", LOST): 0}
 
 
-def test_losses_and_the_stall_after_them_are_one_incident() -> None:
-    """A second rank is lost a second later, and the others wait for both."""
+def test_losses_before_a_stall() -> None:
+    """They are one incident with the stall. A second rank is lost a second later, and the others wait for
+    both."""
     episodes = Episodes(30.0)
     lost = [condition(0, state=RankState.LOST), condition(1, state=RankState.LOST)]
     assert observe(episodes, 101.0, lost[0], condition(1), condition(2)) == [LOST]
@@ -63,8 +64,8 @@ def test_losses_and_the_stall_after_them_are_one_incident() -> None:
     assert observe(episodes, 400.0, *lost, condition(2, progress=300.5)) == [STALL]
 
 
-def test_kills_during_a_stall_are_no_second_incident() -> None:
-    """The run ends, and the stall with it."""
+def test_kills_during_a_stall() -> None:
+    """They are no second incident. The run ends, and the stall with it."""
     episodes = Episodes(30.0)
     assert observe(episodes, 200.0, condition(0), condition(1)) == [STALL]
     killed = [condition(number, state=RankState.LOST) for number in (0, 1)]
@@ -73,24 +74,25 @@ def test_kills_during_a_stall_are_no_second_incident() -> None:
     assert not episodes.open
 
 
-def test_loss_after_a_restart_is_another_incident() -> None:
-    """Also where the process has the same id, as the first process of a container has."""
+def test_loss_after_a_restart() -> None:
+    """It is another incident, even if the process has the same id, as the first process of a container
+    has."""
     episodes = Episodes(30.0)
     assert observe(episodes, 101.0, condition(0, state=RankState.LOST)) == [LOST]
     assert observe(episodes, 165.0, condition(0, progress=160.0)) == []
     assert observe(episodes, 166.0, condition(0, progress=165.5, state=RankState.LOST)) == [LOST]
 
 
-def test_old_loss_at_start_is_no_incident() -> None:
-    """A rank lost shortly before the start is one."""
+def test_loss_before_the_start() -> None:
+    """An old loss is no incident when the agent starts. A rank lost shortly before the start is one."""
     old, new = Episodes(30.0), Episodes(30.0)
     dead = condition(0, state=RankState.LOST, progress=100.0)
     assert observe(old, 101.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=700.0)) == []
     assert observe(new, 99.0 + MAX_LOSS_AGE_SECONDS, dead, condition(1, progress=690.0)) == [LOST]
 
 
-def test_forgotten_run_leaves_no_state() -> None:
-    """Thousands of runs come and go. An open incident keeps its minute."""
+def test_forgotten_run() -> None:
+    """It leaves no state, because thousands of runs come and go. An open incident keeps its minute."""
     episodes = Episodes(30.0)
     for number in range(3000):
         observe(episodes, 1000.0 + number, condition(0), run=f"job{number}")
@@ -98,8 +100,8 @@ def test_forgotten_run_leaves_no_state() -> None:
     assert len(episodes.totals) <= 2 * (MIN_OPEN_SECONDS + 2)
 
 
-def test_boxes_from_before_a_boot_are_no_incident() -> None:
-    """The monotonic clock restarted, so their last progress lies in the future."""
+def test_boxes_of_an_earlier_boot() -> None:
+    """They are no incident. The monotonic clock restarted, so their last progress lies in the future."""
     lost = condition(0, state=RankState.LOST, progress=90_000.0)
     assert observe(Episodes(30.0), 60.0, lost) == []
 
@@ -109,8 +111,8 @@ def root_causes(episodes: Episodes) -> list[int]:
     return [each.rank for each in root_causes_of(episodes.open["job"])]
 
 
-def test_loss_of_an_earlier_attempt_is_ignored() -> None:
-    """The rank may run on another node now. No later stall, loss or end names it."""
+def test_loss_of_an_earlier_attempt() -> None:
+    """It is ignored, because the rank may run on another node now. No later stall, loss or end names it."""
     episodes = Episodes(30.0)
     first = [condition(number, started=10.0) for number in (0, 1, 3)]
     moved = condition(3, state=RankState.LOST, started=10.0)
@@ -131,8 +133,8 @@ def test_loss_of_an_earlier_attempt_is_ignored() -> None:
     assert observe(episodes, 1302.0, over, died, moved) == []
 
 
-def test_start_after_a_restart_ignores_the_earlier_attempt() -> None:
-    """A rank whose peers went on without a restart is still reported."""
+def test_start_after_a_restart() -> None:
+    """The earlier attempt is ignored. A rank whose peers went on without a restart is still reported."""
     lost = condition(3, state=RankState.LOST, started=10.0)
     assert observe(Episodes(30.0), 150.0, condition(0, started=120.0, progress=149.0), lost) == []
     assert observe(Episodes(30.0), 150.0, condition(0, started=10.0, progress=149.0), lost) == [LOST]

@@ -127,9 +127,8 @@ def test_killed_rank_is_the_root_cause(
 
 
 @pytest.mark.e2e
-def test_stopped_rank_does_not_hang_the_agent(
-    tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]
-) -> None:
+def test_stopped_rank(tmp_path: Path, pair: tuple[subprocess.Popen[str], subprocess.Popen[str]]) -> None:
+    """Ranks stopped by SIGSTOP do not hang the agent, and the bundle shows their state."""
     for process in pair:
         go_on(process)
     for process in pair:
@@ -139,8 +138,8 @@ def test_stopped_rank_does_not_hang_the_agent(
     assert "State:\tT" in (bundle(tmp_path) / "stacks" / "0.process.txt").read_text()
 
 
-def test_working_ranks_are_no_incident(tmp_path: Path) -> None:
-    """Neither while they work nor after their end, nor where the machine itself was suspended."""
+def test_working_ranks(tmp_path: Path) -> None:
+    """Ranks cause no incident while they work, after their end, or after the machine was suspended."""
     with rank(tmp_path / "boxes", WORK) as process, watching(config(tmp_path)) as agent:
         until(lambda: shows(agent, 'rankwatch_evidence_bundles{node="n1"} 0.0'), "the agent looks")
         go_on(process)
@@ -194,7 +193,7 @@ def test_incident_waits_for_the_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_killed_agent_leaves_no_partial_bundle(tmp_path: Path) -> None:
+def test_killed_agent(tmp_path: Path) -> None:
     """The next agent removes partial bundles and keeps complete ones."""
     place = tmp_path / "evidence"
     for name in (".partial-20010909T014640Z-job-stall", "20010909T014640Z-job-stall"):

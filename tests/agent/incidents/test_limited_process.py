@@ -27,16 +27,16 @@ def test_output() -> None:
     )
 
 
-def test_failure_has_status_and_last_line() -> None:
-    """So does a program that cannot be started."""
+def test_failure() -> None:
+    """The error has the exit status and the last line. A program that cannot be started fails too."""
     ended = python("import sys; print('part'); print('a\\nlast word', file=sys.stderr); sys.exit(3)")
     assert ended.output == b"part\n"
     assert ended.error.endswith("ended with status 3: last word")
     assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).error
 
 
-def test_hung_program_is_killed_with_its_children(tmp_path: Path) -> None:
-    """Also a child that holds the output open."""
+def test_hung_program(tmp_path: Path) -> None:
+    """It is killed with its children, even with a child that holds the output open."""
     note = tmp_path / "pid"
     code = (
         "import subprocess, time\n"
@@ -56,7 +56,7 @@ def test_hung_program_is_killed_with_its_children(tmp_path: Path) -> None:
 
 
 def past(clock: ManualClock) -> bool:
-    """Let the time of a program pass; again and again, for it may not have begun to count."""
+    """Let the time of a program pass; repeatedly, because the program may not have started yet."""
     clock.now += PATIENT.seconds
     return True
 

@@ -88,8 +88,8 @@ def test_lost_rank_is_the_root_cause(tmp_path: Path, standing: RankCondition) ->
     assert (bundle / "stacks" / "0.final_state.txt").exists()
 
 
-def test_py_spy_does_not_pause_the_process(tmp_path: Path, standing: RankCondition) -> None:
-    """Its output is the file."""
+def test_py_spy(tmp_path: Path, standing: RankCondition) -> None:
+    """The process is not paused, and the output becomes the file."""
     environ = py_spy(tmp_path / "bin", 'echo "called: $*"')
     _, bundle = write(writer(environ=environ), tmp_path, standing)
     called = (bundle / "stacks" / "0.txt").read_text()
@@ -207,7 +207,7 @@ def test_diagnosis_failure(
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("answer", "named"),
     [
         ('{"state": "x", "ranks": [], "hang": {"state": "desync", "ranks": [3, 2, 3]}}', [2, 3]),
         ('{"state": "lost", "ranks": [5], "hang": {"ranks": []}}', [5]),
@@ -220,9 +220,9 @@ def test_diagnosis_failure(
     ],
 )
 def test_root_causes_of_the_diagnosis(
-    tmp_path: Path, standing: RankCondition, said: str, named: list[int]
+    tmp_path: Path, standing: RankCondition, answer: str, named: list[int]
 ) -> None:
-    written, _ = write(writer(diagnosis=("/bin/sh", "-c", f"echo '{said}'")), tmp_path, standing)
+    written, _ = write(writer(diagnosis=("/bin/sh", "-c", f"echo '{answer}'")), tmp_path, standing)
     assert [each.rank for each in written.root_causes] == named
 
 
@@ -236,8 +236,8 @@ def test_number_of_ranks_is_bounded(tmp_path: Path, standing: RankCondition) -> 
     assert missing(bundle)["2936 ranks"] == "a bundle holds 64"
 
 
-def test_bundle_without_manifest_fails(tmp_path: Path, standing: RankCondition) -> None:
-    """The caller gets the reason."""
+def test_no_manifest(tmp_path: Path, standing: RankCondition) -> None:
+    """A bundle without a manifest fails, and the caller gets the reason."""
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "manifest.json").mkdir()
