@@ -45,8 +45,6 @@ ROOT_CAUSE = "rank:rankwatch_stall_root_cause:bool"
 
 _RECORDER = '{source="flight_recorder"}'
 _PULLS = "rankwatch_flight_recorder_pulls_total"
-EVER_MOVED = frozenset({_PULLS})
-"""Counters of which a rule here asks whether they ever moved, however long ago."""
 
 
 def stall_cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
 from rankwatch_alerts.alerting.telemetry import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
-from rankwatch_alerts.recording.stall_causes import EVER_MOVED, UNRESPONSIVE
+from rankwatch_alerts.recording.stall_causes import UNRESPONSIVE
 from rankwatch_alerts.rules import RUN_DEBUG_UID, Alert, AlertRule, RecordingRule
 from support.alerts.promql import labels_of, parse, result_labels, selectors
 
 HEADINGS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Verify")
 
+_EVER_MOVED = frozenset({"rankwatch_flight_recorder_pulls_total"})
+"""Counters of which the rule of unresponsive ranks asks whether they ever moved, however long ago."""
 _RATES = frozenset({"rate", "irate", "increase", "resets"})
 _PRESENCE = frozenset({"present_over_time", "absent", "absent_over_time"})
 _COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER) | frozenset(
@@ -43,7 +45,7 @@ class Violation(NamedTuple):
 def check_record(rule: RecordingRule) -> list[Violation]:
     """Violations in one recording rule."""
     return check_expression(
-        rule.record, rule.expression, EVER_MOVED if rule.record == UNRESPONSIVE else frozenset()
+        rule.record, rule.expression, _EVER_MOVED if rule.record == UNRESPONSIVE else frozenset()
     )
 
 
