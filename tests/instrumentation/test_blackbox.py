@@ -78,6 +78,19 @@ def test_overwritten_records(tmp_path: Path) -> None:
     assert 0 < len(rest) < CAPACITY
 
 
+@pytest.mark.parametrize("count", range(CAPACITY - GUARD_RECORDS - 2, CAPACITY + 3 * GUARD_RECORDS, 7))
+def test_full_ring(tmp_path: Path, count: int) -> None:
+    """A first reader of a ring that is full, or nearly so, gets its newest records: only the oldest ones may
+    be overwritten meanwhile. Records read plus records missed are those written."""
+    writer = make(tmp_path)
+    write(writer, count)
+    reader = Reader(writer.path)
+    read = [record for columns in reader.read_to_end() for record in columns.records()]
+    numbers = [layout.SCALAR.unpack_from(each.payload)[1] for each in read]
+    assert numbers == list(range(reader.missed, count))
+    assert reader.missed <= max(0, count - CAPACITY + 2 * GUARD_RECORDS)
+
+
 def test_threads(tmp_path: Path) -> None:
     """Threads that write at once lose no record, although there is no lock."""
     writer = make(tmp_path, capacity=8192)

@@ -159,10 +159,12 @@ class Reader:
         count = len(raw) // layout.RECORD_SIZE
         limit_of_trust = first + self.header.capacity - GUARD_RECORDS
         if any(self._reached(limit_of_trust + ahead) for ahead in range(_OVERTAKEN_SLOTS)):
-            # The writer may have overwritten these records while they were read.
-            self.missed += count
-            self._skip_to_head()
-            return EMPTY
+            # The writer may have overwritten the first of these records while they were read.
+            raw = raw[max(0, self._oldest_safe(GUARD_RECORDS) - first) * layout.RECORD_SIZE :]
+            if not raw:
+                self.missed += count
+                self._skip_to_head()
+                return EMPTY
         columns = columns_of(raw)
         self.missed += count - len(columns.tags)
         return columns
@@ -224,7 +226,13 @@ class Reader:
             self._next = expected + 1
 
     def _skip_to_head(self) -> None:
-        """Continue at the oldest record that is safe to read, and count the skipped ones as missed."""
+        """Continue at a record that stays safe while it is read, and count the skipped ones as missed."""
+        target = max(self._next, self._oldest_safe(2 * GUARD_RECORDS))
+        self.missed += target - self._next
+        self._next = target
+
+    def _oldest_safe(self, guard: int) -> int:
+        """Return the number of the oldest record that is not overwritten while `guard` more are written."""
         capacity = self.header.capacity
         raw = self._pread(capacity * layout.RECORD_SIZE, layout.RING_OFFSET)
         newest = max(
@@ -235,9 +243,7 @@ class Reader:
             ),
             default=0,
         )
-        target = max(self._next, newest - capacity + 2 * GUARD_RECORDS)
-        self.missed += target - self._next
-        self._next = target
+        return newest + 1 - capacity + guard
 
     def _reached(self, number: int) -> bool:
         """True if the slot of this record holds it or a later one."""
