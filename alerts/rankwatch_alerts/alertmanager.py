@@ -30,7 +30,13 @@ def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> d
             "group_interval": duration(config.group_interval_seconds),
             "repeat_interval": duration(config.repeat_interval_seconds),
             "routes": [
-                {"receiver": PAGE, "matchers": ['severity="critical"']},
+                {
+                    "receiver": PAGE,
+                    "matchers": ['severity="critical"'],
+                    # Not behind the open group of another alert of the run.
+                    "group_by": ["alertname", "cluster", "run"],
+                    "group_interval": duration(config.page_group_interval_seconds),
+                },
                 {"receiver": TICKET, "matchers": ['severity="warning"']},
                 {"receiver": NULL, "matchers": ['severity="info"']},
             ],

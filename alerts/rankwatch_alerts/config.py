@@ -120,9 +120,11 @@ class RuleConfig:
     collector_for_seconds: float = 300.0
     """How long a collector must stay failed or overdue."""
 
-    alert_limit: int = 1000
-    """Most alerts of one rule. With more, Prometheus fails the rule, so that a faulty rule cannot flood
-    people. More than the ranks of a large loss of nodes."""
+    keep_firing_seconds: float = 300.0
+    """How long an alert goes on after its condition was last seen: an agent that restarts, or a node that is
+    not scraped for a while, is no recovery."""
+    stall_keep_firing_seconds: float = 120.0
+    """The same for a stalled run and lost ranks, which end at once when the run goes on."""
     runbook_base_url: str = "https://runbooks.example.com/rankwatch"
     """Where runbooks/ is published; `/<AlertName>` is appended."""
     dashboard_base_url: str = "https://grafana.example.com"
@@ -131,7 +133,9 @@ class RuleConfig:
     group_wait_seconds: float = 30.0
     """Time Alertmanager waits for further alerts of a run before it notifies."""
     group_interval_seconds: float = 300.0
-    """Time before it notifies of new alerts in a group it has already notified of."""
+    """Time before it notifies of new tickets in a group it has already notified of."""
+    page_group_interval_seconds: float = 60.0
+    """The same for pages: a second cause must not wait behind the first."""
     repeat_interval_seconds: float = 14400.0
     """Time before it repeats an unchanged notification."""
 
@@ -216,7 +220,10 @@ _LEAST_SCRAPES = {
     "absence_for_seconds": 15,
     "collector_for_seconds": 15,
     "group_wait_seconds": 1,
+    "keep_firing_seconds": 8,
+    "stall_keep_firing_seconds": 4,
     "group_interval_seconds": 2,
+    "page_group_interval_seconds": 2,
     "repeat_interval_seconds": 60,
 }
 """Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that

@@ -77,6 +77,8 @@ class AlertRule:
     alert: str
     expression: str
     for_seconds: float
+    keep_firing_seconds: float
+    """How long it goes on after its condition was last seen: an agent that restarts is no recovery."""
     severity: Severity
     labels: Mapping[str, str]
     """Static labels beside the severity."""
@@ -89,6 +91,7 @@ class AlertRule:
             "alert": self.alert,
             "expr": self.expression,
             "for": duration(self.for_seconds),
+            "keep_firing_for": duration(self.keep_firing_seconds),
             "labels": {"severity": str(self.severity), **self.labels},
             "annotations": dict(self.annotations),
         }
@@ -101,16 +104,12 @@ class RuleGroup:
     name: str
     interval_seconds: float
     rules: tuple[RecordingRule, ...] | tuple[AlertRule, ...]
-    limit: int = 0
-    """Most alerts or series one rule may yield; 0 for no limit."""
 
     def as_dict(self) -> dict[str, object]:
         """The group as Prometheus reads it."""
-        limit: dict[str, object] = {"limit": self.limit} if self.limit else {}
         return {
             "name": self.name,
             "interval": duration(self.interval_seconds),
-            **limit,
             "rules": [each.as_dict() for each in self.rules],
         }
 

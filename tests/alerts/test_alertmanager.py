@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +100,71 @@ def _states(url: str, alerts: int) -> set[tuple[str, str, str, str]] | None:
         if each["status"]["inhibitedBy"]
         for labels in [each["labels"]]
     }
+
+
+@pytest.mark.e2e
+def test_second_cause_is_not_held_behind_the_first(tmp_path: Path) -> None:
+    """A page of another alert of the same run is a group of its own: it waits `group_wait`, as the first did.
+
+    With one group for the run it would wait for `group_interval`, which is longer than this test.
+    """
+    config = replace(RuleConfig.for_demo(), group_interval_seconds=600.0, page_group_interval_seconds=600.0)
+    with (
+        _webhook() as (url, received),
+        alertmanager(alertmanager_config(config, url), tmp_path) as base,
+    ):
+        for name in ("RankwatchRankLost", "RankwatchLossNonFinite"):
+            post_json(f"{base}/api/v2/alerts", [_alert(name, "critical", run="a")])
+            poll(lambda name=name: name in received, 60, f"page of {name}")  # type: ignore[misc]
+
+
+@pytest.mark.e2e
+def test_further_rank_of_an_open_page(tmp_path: Path) -> None:
+    """One more alert of the same name waits for the page's own `group_interval`, not for that of tickets."""
+    config = replace(RuleConfig.for_demo(), group_interval_seconds=600.0)
+    stall = "RankwatchRunStalled"
+    with (
+        _webhook() as (url, received),
+        alertmanager(alertmanager_config(config, url), tmp_path) as base,
+    ):
+        for rank in ("1", "2"):
+            post_json(f"{base}/api/v2/alerts", [_alert(stall, "critical", run="a", rank=rank)])
+            poll(lambda rank=rank: f"{stall} {rank}" in received, 60, f"page of rank {rank}")  # type: ignore[misc]
+
+
+def test_a_page_waits_for_a_minute_at_most() -> None:
+    """As shipped: the first of a group for 30 s, and a change of an open group for one minute."""
+    (page, *_) = alertmanager_config(RuleConfig())["route"]["routes"]  # type: ignore[index]
+    assert page["group_by"] == ["alertname", "cluster", "run"]
+    assert page["group_interval"] == "1m"
+
+
+@contextmanager
+def _webhook() -> Iterator[tuple[str, dict[str, float]]]:
+    """A receiver; yields its URL, and the moment of the first notification of each alert, by its name and by
+    its name and rank.
+    """
+    received: dict[str, float] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            for each in body["alerts"]:
+                labels = each["labels"]
+                received.setdefault(labels["alertname"], time.monotonic())
+                received.setdefault(f"{labels['alertname']} {labels.get('rank')}", time.monotonic())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/", received
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -132,7 +132,10 @@ def test_file(tmp_path: Path) -> None:
             "straggler_residual = nan from file rules.toml: expected a number a",
         ),
         ("confirm_seconds = 1" + 400 * "0", "rules.toml: expected a number"),
-        ("alert_limit = 1.5", "alert_limit = 1.5 from file rules.toml: expected a whole number"),
+        (
+            "straggler_stage_ranks = 1.5",
+            "straggler_stage_ranks = 1.5 from file rules.toml: expected a whole number",
+        ),
         ("agent_job = 1", "agent_job = 1 from file rules.toml: expected a string"),
         ("runbook_base_url = 'https://w/{{'", "'https://w/{{' from file rules.toml: expected an http"),
     ],

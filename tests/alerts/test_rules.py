@@ -131,6 +131,9 @@ def test_expected_maximum(ranks: int) -> None:
 def _run_cases(cases: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """`promtool test rules` on a file of cases, with only the rules that the cases use, directly or through
     others: promtool evaluates each rule at each instant of each case. `directory` is for the files it reads.
+
+    Alerts do not keep firing here, so that a case shows when the condition ends; `test_gaps.py` shows that
+    they do.
     """
     content = yaml.safe_load(cases.read_text())
     groups = [
@@ -140,12 +143,17 @@ def _run_cases(cases: Path, directory: Path) -> subprocess.CompletedProcess[str]
     ]
     wanted = _reached(set(_asked(content)), [rule for group in groups for rule in group["rules"]])
     kept = [
-        {**group, "rules": [each for each in group["rules"] if _name(each) in wanted]} for group in groups
+        {**group, "rules": [_without_keeping(each) for each in group["rules"] if _name(each) in wanted]}
+        for group in groups
     ]
     (directory / "rules.json").write_text(json.dumps({"groups": [group for group in kept if group["rules"]]}))
     (directory / cases.name).write_text(json.dumps({**content, "rule_files": ["rules.json"]}))
     command = ["promtool", "test", "rules", str(directory / cases.name)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _without_keeping(rule: Rule) -> Rule:
+    return {name: value for name, value in rule.items() if name != "keep_firing_for"}
 
 
 def _asked(content: Mapping[str, Any]) -> Iterator[str]:

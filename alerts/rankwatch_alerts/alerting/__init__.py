@@ -44,7 +44,6 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         RuleGroup(
             name=name,
             interval_seconds=config.scrape_interval_seconds,
-            limit=config.alert_limit,
             rules=rules,
         )
         for name, rules in rules_of.items()

@@ -20,6 +20,7 @@ def alert_rule(
     expression: str,
     *,
     for_seconds: float,
+    keep_firing_seconds: float,
     severity: Severity,
     summary: str,
     description: str,
@@ -35,6 +36,7 @@ def alert_rule(
         alert=alert,
         expression=promql(expression),
         for_seconds=for_seconds,
+        keep_firing_seconds=keep_firing_seconds,
         severity=severity,
         labels=labels,
         annotations={

@@ -20,6 +20,7 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
             ) > 0
         """,
         for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary="A checkpoint could not be saved or did not verify.",
         description=(
@@ -43,6 +44,7 @@ def checkpoint_stale(config: RuleConfig) -> AlertRule:
             run:rankwatch_ranks_running:sum > 0
         """,
         for_seconds=config.checkpoint_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary="The last good checkpoint of a running run is older than its budget.",
         description=(

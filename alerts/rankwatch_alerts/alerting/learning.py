@@ -32,6 +32,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
             )
         """,
         for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.CRITICAL,
         summary="The loss of a run was NaN or infinite.",
         description=(
@@ -60,6 +61,7 @@ def loss_diverging(config: RuleConfig) -> AlertRule:
             run:rankwatch_ranks_running:sum > 0
         """,
         for_seconds=config.loss_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.CRITICAL,
         summary="The loss of a run stands above its trend and does not return.",
         description=(

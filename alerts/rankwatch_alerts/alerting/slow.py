@@ -45,6 +45,7 @@ def _straggler(config: RuleConfig, severity: Severity, expression: str) -> Alert
         Alert.STRAGGLER,
         expression,
         for_seconds=config.straggler_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=severity,
         summary="One rank is slower than its peers and holds up the whole run.",
         description=(
@@ -76,6 +77,7 @@ def _without_rank(
         alert,
         expression,
         for_seconds=config.cause_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary=summary,
         description=description,

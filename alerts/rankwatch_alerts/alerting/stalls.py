@@ -109,6 +109,7 @@ def rank_lost(config: RuleConfig) -> tuple[AlertRule, ...]:
             Alert.RANK_LOST,
             lost,
             for_seconds=config.confirm_seconds,
+            keep_firing_seconds=config.stall_keep_firing_seconds,
             severity=Severity.CRITICAL,
             summary=_LOST,
             description=(
@@ -143,6 +144,7 @@ def _ended_while_waiting(config: RuleConfig) -> AlertRule:
         Alert.RANK_LOST,
         victims,
         for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.stall_keep_firing_seconds,
         severity=Severity.CRITICAL,
         labels={"reason": "waited"},
         summary=_LOST,
@@ -173,6 +175,7 @@ def _stall(
             alert,
             expression,
             for_seconds=for_seconds,
+            keep_firing_seconds=config.stall_keep_firing_seconds,
             severity=Severity.CRITICAL,
             labels={"reason": reason},
             summary=summary,

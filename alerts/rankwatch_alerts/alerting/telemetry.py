@@ -60,6 +60,7 @@ def _absent(
         Alert.TELEMETRY_ABSENT,
         expression,
         for_seconds=config.absence_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=severity,
         labels={"reason": reason},
         summary="Telemetry that alerts depend on is absent, so their silence means nothing.",
@@ -192,6 +193,7 @@ def collector_failing(config: RuleConfig) -> AlertRule:
             )
         """,
         for_seconds=config.collector_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary="A collector of the agent fails or has not succeeded for long.",
         description=(
