@@ -64,13 +64,17 @@ class OperationTable:
         return replace(self, **columns)
 
 
+BROKEN = "with the wrong number of columns, or no JSON object"
+"""Why a line of a file is no row."""
+
+
 def clean(table: OperationTable, *, incomplete: int, broken: int) -> tuple[OperationTable, dict[str, int]]:
     """The usable rows, and by reason the number of rows left out.
 
     `incomplete` and `broken` rows were left out when the file was read.
     """
     skipped = {
-        "with the wrong number of columns": broken,
+        BROKEN: broken,
         "without operation or kind, or without whole numbers for step, rank, stage, replica or microbatch": (
             incomplete
         ),

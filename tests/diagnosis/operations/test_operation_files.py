@@ -5,15 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.reading import Reading, read_operations
 from rankwatch_diagnosis.operations.table import Kind
+from support.fuzzing import BUSY_MACHINE, almost
 
 HEADER = "step,rank,operation,kind,start_seconds,duration_seconds"
 ROWS = (
@@ -129,7 +133,82 @@ def test_unusable_rows(tmp_path: Path) -> None:
     assert sorted(skipped.values()) == [1, 1, 1, 1, 1, 2, 3]
     assert skipped["that repeat step, rank, operation and start"] == 1
     assert skipped["with a start or duration that is no number"] == 3
-    assert skipped["with the wrong number of columns"] == 1
+    assert skipped["with the wrong number of columns, or no JSON object"] == 1
+
+
+GOOD = b"0,0,forward,compute,0,1"
+BROKEN_LINES = {
+    "name": (b"0,1,for\xffward,compute,0,1", 2),
+    "number": (b"0,1,forward,compute,0,1\xff", 1),
+    "text for a number": (b"0,1,forward,compute,soon,1", 1),
+    "kind": (b"0,1,forward,com\xedpute,0,1", 1),
+    "row of too few columns": (b"0,1,for\xff", 1),
+    "open quotation mark": (b'0,1,"forward,compute,0,1', 1),
+}
+
+
+@pytest.mark.parametrize(("line", "rows"), BROKEN_LINES.values(), ids=BROKEN_LINES.keys())
+def test_broken_line_of_csv(tmp_path: Path, line: bytes, rows: int) -> None:
+    """One broken line costs that line alone; a byte that is no text in a name costs nothing."""
+    path = tmp_path / "t.csv"
+    after = [b"%d,0,forward,compute,0,1" % step for step in range(1, 6)]
+    path.write_bytes(b"\n".join([HEADER.encode(), GOOD, line, *after]) + b"\n")
+    table, skipped = read_operations(path)
+    assert (len(table), sum(skipped.values())) == (rows + 5, 2 - rows)
+    if rows == 2:
+        assert table.operations == ("forward", "for\ufffdward")
+
+
+@pytest.mark.parametrize(
+    ("line", "rows"),
+    [
+        (
+            b'{"step":0,"rank":2,"operation":"\xff","kind":"compute","start_seconds":0,"duration_seconds":1}',
+            3,
+        ),
+        (b'{"step":0,"rank":"x","operation":"f","kind":"compute","start_seconds":0,"duration_seconds":1}', 2),
+        (b'{"step":0,"rank":[1],"operation":"f","kind":"compute","start_seconds":0,"duration_seconds":1}', 2),
+        (b'{"step":0,"rank":1,"opera', 2),
+        (b"\xff", 2),
+        (b"[" * 100_000, 2),
+        (b"7", 2),
+    ],
+    ids=["name", "text for a number", "list", "cut", "byte", "nested", "number"],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_broken_line_of_json(tmp_path: Path, line: bytes, rows: int, *, first: bool) -> None:
+    """One broken line costs that line alone, also where it is the first."""
+    good = [json.dumps(row).encode() for row in full_rows()[:2]]
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\n".join([line, *good] if first else [*good, line]) + b"\n")
+    table, skipped = read_operations(path)
+    assert (len(table), sum(skipped.values())) == (rows, 3 - rows)
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_name_that_is_no_text_in_parquet(tmp_path: Path, *, dictionary: bool) -> None:
+    """A name with a byte that is no UTF-8 is a name; Parquet does not check what it calls a string."""
+    raw = pa.array([b"for\xff", b"all_reduce", b"load"], pa.binary())
+    names = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    table = pa.Table.from_pylist(full_rows()).drop_columns("operation")
+    table = table.append_column("operation", names.dictionary_encode() if dictionary else names)
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    read = read_operations(tmp_path / "t.parquet").table
+    assert read.operations == ("for\ufffd", "all_reduce", "load")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet", "t.csv.gz"])
+@given(data=st.data())
+@settings(parent=BUSY_MACHINE, max_examples=60)
+def test_almost_a_table(name: str, data: st.DataObject) -> None:
+    """A table with one byte, piece or number changed is a table or one sentence."""
+    with TemporaryDirectory() as directory:
+        path = write(Path(directory) / name)
+        path.write_bytes(data.draw(almost(path.read_bytes())))
+        try:
+            assert len(read_operations(path).table)
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 def test_rank_in_two_replicas(tmp_path: Path) -> None:
