@@ -125,7 +125,7 @@ def _named_files(directory: Path) -> Iterator[_NamedFile]:
 def _read_json(path: Path) -> Reading:
     """A list, an object by rank, or lines; more than one snapshot of a rank shows whether it advances."""
     reading = Reading()
-    for rank, document in _documents(path):
+    for rank, document in _documents(path, reading):
         try:
             reading.snapshots.append(snapshot_of(parse_document(document), rank))
         except DumpError as error:
@@ -135,8 +135,8 @@ def _read_json(path: Path) -> Reading:
     return reading
 
 
-def _documents(path: Path) -> Iterator[tuple[int, object]]:
-    """Rank and document of each snapshot; raises UserError."""
+def _documents(path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
+    """Rank and document of each snapshot; notes in `reading` what cannot be read. Raises UserError."""
     with path.open("rb") as file:
         first = file.readline(MAX_LINE_BYTES + 1).removeprefix(BOM)
         # A line cut off after some brace may be the beginning of one large document.
@@ -146,23 +146,31 @@ def _documents(path: Path) -> Iterator[tuple[int, object]]:
             raise UserError(f"{path} is larger than {MAX_JSON_BYTES >> 30} GiB and no file of lines")
         file.seek(0)
         if not lines:
-            yield from _of_document(file.read().removeprefix(BOM), path)
+            yield from _of_document(file.read().removeprefix(BOM), path, reading)
             return
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
                 raise UserError(f"line {number} of {path} is longer than {MAX_LINE_BYTES >> 20} MiB")
             if line.strip():
-                yield from _of_rank(_decode(line.removeprefix(BOM), path), None, path)
+                yield from _of_text(line.removeprefix(BOM), None, path, reading)
 
 
-def _decode(data: bytes | msgspec.Raw, path: Path) -> object:
+def _of_text(
+    text: bytes | msgspec.Raw, rank: int | None, path: Path, reading: Reading
+) -> Iterator[tuple[int, object]]:
+    """The snapshots in one JSON text; `rank` is known where a name or a position gives it."""
     try:
-        return load_json(data)
+        document = load_json(text)
     except DumpError as error:
-        raise UserError(f"{path}: {error}") from None
+        if rank is None:
+            reading.skipped_lines += 1
+        else:
+            reading.broken[rank] = str(error)
+    else:
+        yield from _of_rank(document, rank, path)
 
 
-def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
+def _of_document(data: bytes, path: Path, reading: Reading) -> Iterator[tuple[int, object]]:
     """One snapshot decoded after the other: all at once take several times the memory of their text."""
     try:
         parts = _PARTS.decode(data)
@@ -175,15 +183,15 @@ def _of_document(data: bytes, path: Path) -> Iterator[tuple[int, object]]:
             next(iter(parts.values())) if len(parts) == 1 and _rank_in(next(iter(parts))) is None else None
         )
         if inner is not None:  # {"snapshots": ...} and its like
-            yield from _of_document(bytes(inner), path)
+            yield from _of_document(bytes(inner), path, reading)
             return
         for name, part in parts.items():
-            yield from _of_rank(_decode(part, path), _rank_in(name), path)
+            yield from _of_text(part, _rank_in(name), path, reading)
     elif isinstance(parts, list):
         for position, part in enumerate(parts):
-            yield from _of_rank(_decode(part, path), position, path)
+            yield from _of_text(part, position, path, reading)
     else:
-        yield from _of_rank(_decode(data, path), _rank_in(path.name), path)
+        yield from _of_text(data, _rank_in(path.name), path, reading)
 
 
 def _rank_in(name: str) -> int | None:

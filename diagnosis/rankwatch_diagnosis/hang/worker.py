@@ -56,6 +56,8 @@ class Reading:
     snapshots: list[HangSnapshot] = field(default_factory=list)
     broken: dict[int, str] = field(default_factory=dict)
     """Rank -> why its dump cannot be used."""
+    skipped_lines: int = 0
+    """Lines of a file of snapshots that are no JSON, so that nobody knows their rank."""
 
 
 def read_dumps(paths: Mapping[int, Path], *, deadline_seconds: float = 60.0) -> Reading:
@@ -130,9 +132,11 @@ class _Worker:
 
     def _read(self, size: int, end: float) -> bytes | None:
         parts = bytearray()
+        readable = select.poll()  # select() fails above descriptor 1,023
+        readable.register(self._output, select.POLLIN)
         while len(parts) < size:
             left = end - time.monotonic()
-            if left <= 0 or not select.select([self._output], [], [], left)[0]:
+            if left <= 0 or not readable.poll(1e3 * left):
                 return None
             part = os.read(self._output.fileno(), min(size - len(parts), _CHUNK_BYTES))
             if not part:

@@ -116,7 +116,7 @@ def read_copied_ranks(bundle: Path) -> CopiedRanks:
         if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:
             return CopiedRanks()
         document = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return CopiedRanks()
     if not isinstance(document, dict):
         return CopiedRanks()

@@ -11,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.flight_recorder.parse import BOM
@@ -22,6 +25,7 @@ from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.hang.worker import read_dumps
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape, parsed
+from support.fuzzing import BUSY_MACHINE, almost
 from support.training.recorder import recorder_pickle
 
 
@@ -66,7 +70,6 @@ def payloads(mark: Path) -> dict[str, bytes]:
         "deep tuple": nested,
         "laughs as key": laughs + b".",
         "json too deep": b'{"entries": ' + b"[" * 500_000,
-        "json that is no utf-8": b'{"entries": [{"record_id": 1, "state": "\xff"}]}',
     }
 
 
@@ -114,6 +117,42 @@ def test_broken_dump_is_missing(directory: Path) -> None:
     verdict = diagnose(reading.snapshots, broken=reading.broken)
     assert (verdict.ranks, verdict.missing_ranks) == ((5,), (2,))
     assert "os.system" in str(verdict.evidence["broken_dumps"])
+
+
+def test_byte_that_is_no_text(directory: Path) -> None:
+    """A byte that is no UTF-8 costs nothing in a name, and its own rank alone where it breaks the JSON.
+
+    A line that nobody can read has no rank and is counted.
+    """
+    ranks = {each.rank for each in read_source(directory).snapshots}
+    job = HungJob(Shape(4, 1, 2), 3)
+    job.run(Fault("asleep", (5,), job.places(5, "asleep")[4]))
+    texts = {rank: json.dumps({"rank": rank, **each}).encode() for rank, each in job.dumps().items()}
+    texts[0] = texts[0].replace(b'"version": "', b'"version": "\xff', 1)
+    assert b"\xff" in texts[0]
+    texts[1] = texts[1][:-1] + b"\xff"
+    path = directory.parent / "dumps.json"
+    path.write_bytes(b"\n".join(texts.values()) + b'\n{"rank": 9, "entr')
+    reading = read_source(path)
+    assert {each.rank for each in reading.snapshots} == ranks - {1}
+    assert reading.skipped_lines == 2
+    assert diagnose(reading.snapshots).ranks == (5,)
+
+
+@given(data=st.data())
+@settings(parent=BUSY_MACHINE, max_examples=100)
+def test_almost_a_dump(data: st.DataObject) -> None:
+    """A file of dumps with one byte, piece or number changed gives a verdict or one sentence."""
+    job = HungJob(Shape(2), 2)
+    job.run(Fault("asleep", (1,), job.places(1, "asleep")[2]))
+    document = json.dumps(list(job.dumps().values())).encode()
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "dumps.json"
+        path.write_bytes(data.draw(almost(document)))
+        try:
+            diagnose(read_source(path).snapshots)
+        except UserError as error:
+            assert "\n" not in str(error)
 
 
 def test_directory_without_dumps(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
@@ -25,6 +27,7 @@ from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, SimulatedHang, simulate_hang
 from rankwatch_diagnosis.simulation.hangs.snapshots import write_snapshots
 from rankwatch_diagnosis.simulation.shape import JobShape
+from support.fuzzing import BUSY_MACHINE, almost
 
 
 def hung(directory: Path, kind: HangKind = HangKind.SLEEP) -> SimulatedHang:
@@ -80,9 +83,34 @@ def test_bundle_ranks(tmp_path: Path) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps(told))
     verdict = diagnose_run(tmp_path)
     assert (verdict.state.value, verdict.ranks) == ("lost", (2,))
-    (tmp_path / "ranks.json").write_text('{"moment_monotonic_seconds": "now", "ranks": [1, {"rank": 1}]}')
-    verdict = diagnose_run(tmp_path)
-    assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
+    for broken in (b'{"moment_monotonic_seconds": "now", "ranks": [1, {"rank": 1}]}', b'{"ranks": ["\xff"]}'):
+        (tmp_path / "ranks.json").write_bytes(broken)
+        verdict = diagnose_run(tmp_path)
+        assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
+
+
+def test_almost_a_bundle(tmp_path: Path) -> None:
+    """A bundle with one byte, piece or number changed in one of its files still gives a verdict."""
+    hang = hung(tmp_path / "blackboxes")
+    recorders = tmp_path / "flight_recorder"
+    write_snapshots(hang.snapshots, recorders, "json")
+    ranks = [{"rank": rank, "state": "running"} for rank in range(4)]
+    shown = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
+    (tmp_path / "ranks.json").write_text(json.dumps(shown))
+    changed = (tmp_path / "ranks.json", recorders / "_dump_1.json")
+    files = {path: path.read_bytes() for path in changed}
+
+    @given(data=st.data())
+    @settings(parent=BUSY_MACHINE, max_examples=30)
+    def diagnosed(data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(changed))
+        path.write_bytes(data.draw(almost(files[path])))
+        try:
+            assert diagnose_run(tmp_path).state
+        finally:
+            path.write_bytes(files[path])
+
+    diagnosed()
 
 
 def test_broken_boxes_and_dumps(tmp_path: Path) -> None:

@@ -138,9 +138,9 @@ class _Document(msgspec.Struct):
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document, strict=False)
+_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _NOT_UNDERSTOOD = (msgspec.MsgspecError, RecursionError, ValueError)
-"""What msgspec raises for hostile input: text that is no UTF-8 is a UnicodeDecodeError, which is a
-ValueError."""
+"""What msgspec raises for hostile input."""
 
 
 def parse(data: bytes | bytearray) -> Dump:
@@ -152,7 +152,7 @@ def parse(data: bytes | bytearray) -> Dump:
 def parse_json(text: bytes | bytearray) -> Dump:
     """The dump in a JSON text; raises DumpError."""
     try:
-        document = _DOCUMENT.decode(text)
+        document = _decoded(_DOCUMENT, text)
     except msgspec.ValidationError:
         return parse_document(load_json(text))
     except _NOT_UNDERSTOOD as error:
@@ -182,9 +182,17 @@ def parse_document(document: object) -> Dump:
 def load_json(text: bytes | bytearray | msgspec.Raw) -> Any:
     """The plain object in a JSON text; raises DumpError."""
     try:
-        return msgspec.json.decode(text)
+        return _decoded(_ANYTHING, text)
     except _NOT_UNDERSTOOD as error:
         raise DumpError(f"it is no JSON: {error}") from None
+
+
+def _decoded(decoder: msgspec.json.Decoder[_T], text: bytes | bytearray | msgspec.Raw) -> _T:
+    """What the decoder finds; a byte that is no UTF-8, as a name may hold, is replaced."""
+    try:
+        return decoder.decode(text)
+    except UnicodeDecodeError:
+        return decoder.decode(bytes(text).decode("utf-8", "replace"))
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -49,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     given = parser.parse_args(arguments)
     reading = read_source(given.path)
+    if reading.skipped_lines:
+        print(f"{reading.skipped_lines} lines of {given.path} are no JSON and were skipped", file=sys.stderr)
     verdict = diagnose(reading.snapshots, broken=reading.broken)
     if given.json:
         print(json.dumps(asdict(verdict), indent=2))
