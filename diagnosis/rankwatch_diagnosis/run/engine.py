@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +15,8 @@ from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, progress
+from rankwatch_diagnosis.run.phases import phase_table
+from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
@@ -70,6 +72,8 @@ class RunVerdict:
     """None where NumPy is not installed."""
     loss: tuple[int, LossVerdict] | None
     """Rank whose loss was judged, and the findings; None where none is reported."""
+    phases: Mapping[str, object]
+    """Where a step goes; empty where no rank holds a whole step."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
     ranks_seen: tuple[Mapping[str, object], ...]
@@ -88,7 +92,8 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     recorders = gather_recorders(folder, boxes)
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
-    straggler = _straggler(boxes)
+    rows = rows_by_rank(boxes)
+    straggler = _straggler(boxes, rows)
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
     return RunVerdict(
@@ -99,6 +104,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         hang=hang,
         straggler=straggler,
         loss=judge_loss(boxes),
+        phases=phase_table(boxes, rows),
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
         ranks_seen=tuple(_seen(each, boxes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]),
@@ -106,7 +112,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     )
 
 
-def _straggler(boxes: Boxes) -> Verdict | None:
+def _straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict | None:
     try:
         # Only here: without NumPy there is all but this.
         from rankwatch_diagnosis.run.operation_table import operation_table
@@ -115,7 +121,7 @@ def _straggler(boxes: Boxes) -> Verdict | None:
         if error.name != "numpy":
             raise
         return None
-    return diagnose(operation_table(boxes))
+    return diagnose(operation_table(boxes, rows))
 
 
 def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
@@ -176,7 +182,7 @@ def _why(
         return "exceptions ended ranks, all of them in collectives: it is not known which failed first"
     if state is RunState.RUNNING and straggler is not None:
         if straggler.cause is Cause.NONE:
-            return "nothing is seen to slow it down"
+            return f"nothing is seen to slow it down{_but_events(straggler)}"
         if straggler.cause is Cause.INCONCLUSIVE:
             return unclear(straggler)
         where = f", {listed(ranks)}" if ranks else ""
@@ -189,6 +195,13 @@ def _why(
     if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in _STANDS and hang.ranks:
         return f"{states}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
     return states
+
+
+def _but_events(straggler: Verdict) -> str:
+    count = len(straggler.events)
+    if not count:
+        return ""
+    return f", but {count} single step{'' if count == 1 else 's'} lost {straggler.event_seconds:,.1f} s"
 
 
 def unclear(straggler: Verdict) -> str:

@@ -1,66 +1,20 @@
-"""The table of operations of a run, from its black boxes. Needs NumPy.
-
-A step becomes a row for each operation, one after another: a phase is its own time followed by the
-communication that blocked the training thread in it, as `rankwatch_agent.training.split` tells the two apart.
-Where the GPU's clock was read, its times replace those of the host. A collective whose end was not seen has
-no row.
-"""
+"""The table of operations of a run, from its black boxes. Needs NumPy."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import COMMUNICATION, DATA_WAIT, OTHER, TOKENS
-from rankwatch_agent.training.split import Blocked, Collective, Interval, blocked_times, own_seconds
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.step_rows import Row
 
 MOST_ROWS = 3_000_000
 """The newest steps; the straggler engine takes about 400 bytes for each row."""
-MOST_MICROBATCHES = 4_096
-LEAST_GAP_SECONDS = 5e-5
-"""Time that no phase claims is a row from here on; below it is a pause."""
-_SLACK_SECONDS = 1e-6
-"""By how much a phase may reach beyond its step: their clock reads differ."""
 _STAGE, _REPLICA = "pp", "dp"
-_PASSES = ("forward", "backward")
-_COMPUTE = (*_PASSES, "optimizer")
-
-
-class Row(NamedTuple):
-    """One row of the table; times are seconds, starts on the rank's monotonic clock."""
-
-    step: int
-    operation: str
-    kind: str
-    start: float
-    seconds: float
-    microbatch: int
-    group: str
-    work: float | None
-
-
-class Piece(NamedTuple):
-    """A part of a step."""
-
-    start: float
-    seconds: float
-    operation: str
-    group: str = ""
-    communicates: bool = False
-    inside: bool = False
-    """It lay inside a phase."""
-
-
-DeviceTimes = Mapping[str, Sequence[tuple[float, float]]]
-"""Phase -> (seconds on the GPU, of these its own) of each time it ran, in order."""
 
 
 class _Rank(NamedTuple):
@@ -69,20 +23,22 @@ class _Rank(NamedTuple):
     replica: int
     start_of_clock: float
     """What turns its monotonic clock into seconds since the run's first start."""
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
-def operation_table(boxes: Boxes) -> OperationTable:
-    """The steps that at least half of the ranks hold. The wall clock in each box aligns the hosts."""
+def operation_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> OperationTable:
+    """The steps that at least half of the ranks hold. The wall clock in each box aligns the hosts.
+
+    rows: of each rank, as `rows_by_rank` makes them.
+    """
     first = min(each.header.started_wall for each in boxes.by_rank.values())
-    ranks = [_rank(box, first) for box in boxes.by_rank.values()]
+    ranks = [_rank(box, rows[rank], first) for rank, box in boxes.by_rank.items()]
     kept = _steps(ranks)
     return _table([each._replace(rows=[row for row in each.rows if row.step in kept]) for each in ranks])
 
 
-def _rank(box: Box, first_wall: float) -> _Rank:
+def _rank(box: Box, rows: Sequence[Row], first_wall: float) -> _Rank:
     identity = box.header.identity
-    groups = {each.number: f"{each.name} {each.members}".strip() for each in box.now.groups}
     # Without coordinates a run is data parallel, so that every rank has microbatches of its own.
     replica = identity.coordinates.get(_REPLICA, (0 if identity.coordinates else identity.rank, 0))[0]
     return _Rank(
@@ -90,7 +46,7 @@ def _rank(box: Box, first_wall: float) -> _Rank:
         stage=identity.coordinates.get(_STAGE, (0, 1))[0],
         replica=replica,
         start_of_clock=box.wall(0.0) - first_wall,
-        rows=list(rows_of(box, groups)),
+        rows=rows,
     )
 
 
@@ -145,202 +101,3 @@ def _table(ranks: Sequence[_Rank]) -> OperationTable:
         operations=tuple(operations),
         groups=tuple(groups),
     )
-
-
-def rows_of(box: Box, groups: Mapping[int, str]) -> Iterator[Row]:
-    """All rows of the steps that the box holds whole; `groups` names those of its numbers.
-
-    Without the first step of the process: it opens connections, fills caches and compiles.
-    """
-    device = _device_times(box)
-    work = _work(box)
-    # Another thread records the ends of asynchronous collectives, often after the step.
-    collectives = sorted(_collectives(box, groups))
-    starts = [each[0] for each in collectives]
-    phases: list[Interval] = []
-    warm = False
-    for record in box.records:
-        if record.kind == RecordKind.PHASE:
-            phases.append((record.start, record.end, box.names.get(record.name, "")))
-        elif record.kind == RecordKind.STEP:
-            number, failed = layout.STEP.unpack_from(record.payload)
-            # Where older records are gone, the first step is not whole.
-            if warm and not failed and number >= 0:
-                of_step = collectives[bisect_left(starts, record.start) : bisect_left(starts, record.end)]
-                pieces = lay_out(record.start, record.end, phases, of_step, device.get(number, {}))
-                yield from _rows(number, pieces, work.get(number, []))
-            phases = []
-            warm = True
-
-
-def _collectives(box: Box, groups: Mapping[int, str]) -> Iterator[Collective]:
-    """With operation and group; from the beginning of a wait where one was seen."""
-    for record in box.records:
-        if record.kind != RecordKind.COLLECTIVE:
-            continue
-        _, _, group, flags, waited = layout.COLLECTIVE.unpack_from(record.payload)
-        if flags & layout.UNTIMED:
-            continue
-        start, blocking = record.start, bool(flags & layout.BLOCKING)
-        if start <= waited <= record.end:
-            start, blocking = waited, True
-        yield start, record.end, blocking, box.names.get(record.name, ""), groups.get(group, "")
-
-
-def _device_times(box: Box) -> dict[int, dict[str, list[tuple[float, float]]]]:
-    """By step."""
-    found: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for record in box.records:
-        if record.kind == RecordKind.DEVICE_PHASE:
-            seconds, local, step = layout.DEVICE.unpack_from(record.payload)
-            if 0.0 <= local <= seconds < 1e6:
-                found[step][box.names.get(record.name, "")].append((seconds, local))
-    return found
-
-
-def _work(box: Box) -> dict[int, list[float]]:
-    """Step -> amounts of work in one unit: tokens where the run reports any, else its most common unit."""
-    amounts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    count: Counter[str] = Counter()
-    for record in box.records:
-        if record.kind == RecordKind.WORK:
-            amount, step = layout.WORK.unpack_from(record.payload)
-            unit = box.names.get(record.name, "")
-            if 0.0 < amount < 1e18 and len(amounts[unit][step]) < MOST_MICROBATCHES:
-                amounts[unit][step].append(amount)
-                count[unit] += 1
-    if not count:
-        return {}
-    return amounts[TOKENS] if count[TOKENS] else amounts[min(count, key=lambda unit: (-count[unit], unit))]
-
-
-def _rows(step: int, pieces: list[Piece], amounts: list[float]) -> Iterator[Row]:
-    count = Counter(piece.operation for piece in pieces)
-    microbatches = _microbatches(pieces)
-    most = max(count[name] for name in _PASSES)
-    for piece, microbatch in zip(pieces, microbatches, strict=True):
-        work: float | None = None
-        if piece.operation in _PASSES and amounts and microbatch < MOST_MICROBATCHES:
-            work = amounts[microbatch] if len(amounts) == most else sum(amounts) / most
-        yield Row(
-            step, piece.operation, _kind(piece), piece.start, piece.seconds, microbatch, piece.group, work
-        )
-
-
-def _microbatches(pieces: list[Piece]) -> list[int]:
-    """Passes are counted in their order; a receive belongs to the one that follows, all else to the last."""
-    passed: Counter[str] = Counter()
-    found = []
-    latest = 0
-    for piece in pieces:
-        if piece.operation in _PASSES:
-            latest = passed[piece.operation]
-            passed[piece.operation] += 1
-        found.append(latest)
-    following = 0
-    for at in reversed(range(len(pieces))):
-        if pieces[at].operation in _PASSES:
-            following = found[at]
-        elif pieces[at].operation == "recv" and not pieces[at].inside:
-            found[at] = following
-    return found
-
-
-def _kind(piece: Piece) -> str:
-    if piece.communicates or piece.operation == COMMUNICATION:
-        return "communication"
-    if piece.operation == DATA_WAIT:
-        return "data_loading"
-    return "compute" if piece.operation in _COMPUTE else OTHER
-
-
-def lay_out(
-    start: float,
-    end: float,
-    phases: Iterable[Interval],
-    collectives: Sequence[Collective],
-    device: DeviceTimes,
-) -> list[Piece]:
-    """The pieces of the step from `start` to `end`, none before the end of the one before it.
-
-    collectives: enqueued within the step, each with its operation and its group as further items.
-    """
-    within = [
-        each for each in phases if each[0] >= start - _SLACK_SECONDS and each[1] <= end + _SLACK_SECONDS
-    ]
-    within.sort(key=lambda each: (each[1], -each[0]))
-    blocked = blocked_times(start, end, within, collectives)
-    own = own_seconds(within, blocked)
-    order = sorted(range(len(within)), key=lambda at: (within[at][0], -within[at][1]))
-    by_phase = _by_phase(within, order, blocked)
-    pieces = [_communication(each[0], each, inside=False) for each in by_phase[None]]
-    counted: Counter[str] = Counter()
-    for at in order:
-        begun, _, name = within[at]
-        on_device = device.get(name, ())
-        if counted[name] < len(on_device):
-            pieces += _device_pieces(begun, name, *on_device[counted[name]])
-        else:
-            pieces += _host_pieces(begun, name, own[at], by_phase[at])
-        counted[name] += 1
-    pieces.sort(key=lambda each: each.start)
-    return _in_turn(start, end, pieces)
-
-
-def _by_phase(
-    phases: Sequence[Interval], order: Sequence[int], blocked: Sequence[Blocked]
-) -> dict[int | None, list[Blocked]]:
-    """Blocked times by the innermost phase that holds their beginning; None for those outside of all phases.
-
-    order: the phases in the order of their starts.
-    """
-    found: dict[int | None, list[Blocked]] = defaultdict(list)
-    still_open: list[int] = []
-    following = 0
-    for each in blocked:
-        while following < len(order) and phases[order[following]][0] <= each[0]:
-            still_open.append(order[following])
-            following += 1
-        while still_open and phases[still_open[-1]][1] <= each[0]:
-            still_open.pop()
-        found[still_open[-1] if still_open else None].append(each)
-    return found
-
-
-def _host_pieces(begun: float, name: str, own: float, blocked: Sequence[Blocked]) -> list[Piece]:
-    """The own time of a phase, then what blocked it; phases inside it are pieces of their own."""
-    pieces = [Piece(begun, own, name)]
-    at = begun + own
-    for each in blocked:
-        pieces.append(_communication(at, each, inside=True))
-        at += pieces[-1].seconds
-    return pieces
-
-
-def _communication(at: float, blocked: Blocked, *, inside: bool) -> Piece:
-    start, end, (_, _, _, *names) = blocked
-    operation, group = names
-    return Piece(at, end - start, operation, group, True, inside)
-
-
-def _device_pieces(begun: float, name: str, seconds: float, own: float) -> list[Piece]:
-    """Of the GPU only the time before its last collective is known to be its own."""
-    pieces = [Piece(begun, own, name)]
-    if seconds - own > LEAST_GAP_SECONDS:
-        pieces.append(Piece(begun + own, seconds - own, COMMUNICATION, "", True, inside=True))
-    return pieces
-
-
-def _in_turn(start: float, end: float, pieces: Sequence[Piece]) -> list[Piece]:
-    """Move what overlaps behind what came before it, and make pieces of the gaps."""
-    found: list[Piece] = []
-    at = start
-    for piece in pieces:
-        if piece.start - at > LEAST_GAP_SECONDS:
-            found.append(Piece(at, piece.start - at, OTHER))
-        at = max(at, piece.start)
-        found.append(piece._replace(start=at))
-        at += piece.seconds
-    if end - at > LEAST_GAP_SECONDS:
-        found.append(Piece(at, end - at, OTHER))
-    return found

@@ -11,6 +11,7 @@ from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_anomaly
+from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
@@ -31,6 +32,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "why": verdict.why,
         "hang": {**vars(hang), "groups": [vars(each) for each in hang.groups]},
         "straggler": None if straggler is None else vars(straggler),
+        "phases": verdict.phases,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
@@ -56,6 +58,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
+    yield from time_lines(verdict)
     yield f"waiting:     {_waiting(verdict)}"
     yield from _waits(verdict)
     yield "ranks:"
@@ -118,14 +121,35 @@ def _slowdown(found: Verdict | None) -> str:
     if found is None:
         return "not judged: NumPy is not installed"
     if found.cause in (Cause.NONE, Cause.INCONCLUSIVE):
-        why = found.evidence.get("why")
-        return f"{found.cause.value}{f': {why}' if why else ''}"
+        parts = [found.cause.value]
+        if why := found.evidence.get("why"):
+            parts.append(str(why))
+        if suspected := _suspected(found):
+            parts.append(suspected)
+        return ": ".join(parts)
     whom = f" {listed(found.ranks)}" if found.ranks else ""
     if found.stages:
         whom = f" stage {', '.join(map(str, found.stages))}"
-    since = "" if found.first_step is None else f" since step {found.first_step}"
-    cost = f"{found.slowdown - 1.0:.1%}, {found.lost_rank_seconds:.4g} rank-seconds lost"
-    return f"{found.cause_and_phase}{whom}{since}: {cost}"
+    return f"{found.cause_and_phase}{whom}{_since(found)}: {_cost(found)}"
+
+
+def _suspected(found: Verdict) -> str:
+    """Suspects of an unclear slowdown, each with its excess, and what it costs."""
+    suspects = found.evidence.get("suspected_ranks")
+    if not isinstance(suspects, list) or not suspects:
+        return ""
+    shown = ", ".join(
+        f"rank {each['rank']} is {each['slower_by_ratio']:.1%} slower" for each in suspects[:_RANKS_SHOWN]
+    )
+    return f"{shown}{_since(found)}, and that costs {_cost(found)}"
+
+
+def _since(found: Verdict) -> str:
+    return "" if found.first_step is None else f" since step {found.first_step}"
+
+
+def _cost(found: Verdict) -> str:
+    return f"{found.slowdown - 1.0:.1%}, {found.lost_rank_seconds:.4g} rank-seconds lost"
 
 
 def _waiting(verdict: RunVerdict) -> str:

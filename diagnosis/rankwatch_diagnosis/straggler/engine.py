@@ -1,5 +1,8 @@
 """From a table of operations to a verdict: the cause first, then the rank or stage, and what it costs.
 
+Single steps that take far longer than the usual ones are reported as events. What follows looks at the other
+steps only, because a cause of a slowdown is what goes on.
+
 Each test of a cause returns a candidate with the durations that the run would have without it. The replay of
 these durations gives the price, and the costliest candidate is the verdict.
 """
@@ -7,6 +10,7 @@ these durations gives the price, and the costliest candidate is the verdict.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks, fin
 from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
 from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_batches
 from rankwatch_diagnosis.straggler.difficulty import separate
+from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
@@ -41,6 +46,16 @@ def diagnose(table: OperationTable) -> Verdict:
     """What slows the run down. Of several causes the one that costs most; the others are in the evidence."""
     if len(table) == 0:
         return _abstain("the table is empty")
+    events = find_events(table)
+    usual = table.take(~events.rows) if events.rows.any() else table
+    trend = _judge_trend(usual)
+    first = trend.first_step
+    if first == usual.step.min():  # what is there after a first, odd step was there before
+        first = int(table.step.min())
+    return replace(trend, first_step=first, events=events.listed, event_seconds=events.lost_seconds)
+
+
+def _judge_trend(table: OperationTable) -> Verdict:
     steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
     counts = {"steps": steps, "ranks": ranks, "operations": len(table)}
     if steps < DEFAULT.steps:

@@ -25,6 +25,11 @@ class Verdict:
     """Step time over the step time without the cause (what-if replay); 1.0: none."""
     lost_rank_seconds: float = 0.0
     """Seconds that the slowdown cost, times the ranks in the table."""
+    events: tuple[Mapping[str, object], ...] = ()
+    """Single steps that took far longer than the usual ones, the worst first: `step`, `lost_seconds`,
+    `step_seconds`, `operation` and `ranks` (those that were late; none where no rank came late)."""
+    event_seconds: float = 0.0
+    """Lost by all such steps together. `slowdown` and `lost_rank_seconds` leave them out."""
     evidence: Mapping[str, object] = field(default_factory=dict)
     """Numbers behind the verdict, ready for JSON; names end in units."""
 

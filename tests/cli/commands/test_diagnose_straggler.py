@@ -31,8 +31,9 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(path.read_text() + "0,0,forward,compute,0,-1,0,0,0,\n")
     assert main(["diagnose", "straggler", str(path), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
-    keys = ["cause", "phase", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds", "evidence"]
-    assert list(verdict) == keys
+    what = ["cause", "phase", "ranks", "stages", "first_step"]
+    cost = ["slowdown", "lost_rank_seconds", "events", "event_seconds"]
+    assert list(verdict) == [*what, *cost, "evidence"]
     assert (verdict["cause"], verdict["phase"], verdict["ranks"]) == ("slow_rank", "compute", [3])
     assert verdict["first_step"] == 0
     assert verdict["slowdown"] == pytest.approx(1.2, abs=0.1)
@@ -65,3 +66,15 @@ def test_unusable_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     assert "column operation, kind" in printed.err
+
+
+def test_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single long step is shown with its operation and its rank, below the verdict about the others."""
+    job = SmallJob(steps=40)
+    job.compute[20, 3] = 100.0
+    assert main(["diagnose", "straggler", str(write(job.table(), tmp_path / "t.csv"))]) == 0
+    head, lost, event, *_ = capsys.readouterr().out.splitlines()
+    assert head.startswith("none: ")
+    assert lost.endswith(" s in 1 single step, which the slowdown leaves out")
+    assert event.startswith("  step 20: ")
+    assert event.endswith(" s in backward on rank 3")

@@ -16,6 +16,7 @@ from rankwatch_diagnosis.hang.engine import diagnose as diagnose_hang
 from rankwatch_diagnosis.run.boxes import Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.operation_table import operation_table
+from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
 from rankwatch_diagnosis.simulation.black_boxes import check_size, write_job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
@@ -53,7 +54,8 @@ def test_boxes_and_table_agree(fault: Fault, shape: JobShape, tmp_path: Path) ->
         fault = Fault()
     job = simulate(Job(shape=shape, fault=fault, steps=24, seed=3, with_work=True))
     write_job_boxes(job.table, shape, tmp_path, run="job", seed=3)
-    by_table, by_boxes = diagnose(job.table), diagnose(operation_table(boxes_of(tmp_path)))
+    boxes = boxes_of(tmp_path)
+    by_table, by_boxes = diagnose(job.table), diagnose(operation_table(boxes, rows_by_rank(boxes)))
     assert (by_boxes.cause, by_boxes.phase, by_boxes.ranks, by_boxes.stages) == (
         by_table.cause,
         by_table.phase,

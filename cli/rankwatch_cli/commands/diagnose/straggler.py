@@ -13,6 +13,7 @@ from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
+from rankwatch_diagnosis.run.time_report import event_lines
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -86,6 +87,7 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
             f"the run is {_cost(found.slowdown - 1.0)} slower for it{since};"
             f" {found.lost_rank_seconds:.4g} rank-seconds lost"
         )
+    yield from map(printable, event_lines(found))
     yield ""
     evidence = verdict["evidence"]
     assert isinstance(evidence, Mapping)

@@ -14,8 +14,8 @@ from rankwatch.conventions import PHASES, TOKENS
 from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.run.boxes import Box, read_box
-from rankwatch_diagnosis.run.operation_table import Piece, lay_out, rows_of
 from rankwatch_diagnosis.run.snapshots import parse_members
+from rankwatch_diagnosis.run.step_rows import Piece, lay_out, rows_of
 
 
 def told(pieces: list[Piece]) -> list[tuple[str, float, float]]:

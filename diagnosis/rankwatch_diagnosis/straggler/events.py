@@ -1,0 +1,106 @@
+"""The time that single steps lose: which step, in which operation, on which rank.
+
+One collective of 40 s among 600 short ones doubles the time of the run and is no trend: the trends are
+judged without such steps, and the steps are reported beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch_agent.training.timeouts import SECTIONS
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.outliers import outlying
+from rankwatch_diagnosis.straggler.group_by import (
+    Bools,
+    Floats,
+    Ints,
+    factorize,
+    grid,
+    group_max,
+    group_min,
+    group_sum,
+)
+
+MOST_LISTED = 20
+"""Events in a verdict, those that lost most."""
+_MOSTLY = 0.5
+"""Part of the lost time that an operation must hold to be named."""
+
+
+class Events(NamedTuple):
+    """The single events of a table."""
+
+    listed: tuple[Mapping[str, object], ...]
+    """The worst first; ready for JSON."""
+    lost_seconds: float
+    """Of all of them, those that are not listed included."""
+    rows: Bools
+    """By row of the table: it belongs to the step of an event."""
+
+
+def find_events(table: OperationTable) -> Events:
+    """Steps that took far longer than the usual ones, and what took their time."""
+    step, steps = factorize(table.step)
+    rank, ranks = factorize(table.rank)
+    cells = grid((step, len(steps)), (rank, len(ranks)))
+    first = group_min(table.start_seconds, cells)
+    last = group_max(table.start_seconds + table.duration_seconds, cells)
+    spans = np.where(np.isfinite(first), last - first, 0.0).reshape(len(steps), -1).max(axis=1, initial=0.0)
+    odd = np.array(outlying(spans.tolist()), dtype=np.bool_)
+    if not odd.any():
+        return Events((), 0.0, np.zeros(len(table), dtype=np.bool_))
+    usual = float(np.median(spans[~odd]))
+    by_operation = _Excess(table, step, rank, odd, len(ranks))
+    found = [
+        _event(int(steps[at]), float(spans[at]), usual, by_operation, index, table, ranks)
+        for index, at in enumerate(np.flatnonzero(odd).tolist())
+    ]
+    kept = [each for each in found if each["operation"] not in SECTIONS]
+    kept.sort(key=lambda each: -float(str(each["lost_seconds"])))
+    lost = sum(float(str(each["lost_seconds"])) for each in kept)
+    return Events(tuple(kept[:MOST_LISTED]), lost, odd[step])
+
+
+class _Excess:
+    """Seconds of each rank and operation in the steps of events, beyond what is usual."""
+
+    def __init__(self, table: OperationTable, step: Ints, rank: Ints, odd: Bools, ranks: int) -> None:
+        operations = len(table.operations)
+        odd_steps, usual_steps = np.flatnonzero(odd), np.flatnonzero(~odd)
+        place = np.cumsum(odd) - 1
+        rows = np.flatnonzero(odd[step])
+        operation = table.operation.astype(np.int64)
+        cells = grid((place[step[rows]], len(odd_steps)), (rank[rows], ranks), (operation[rows], operations))
+        taken = group_sum(table.duration_seconds[rows], cells).reshape(len(odd_steps), ranks, operations)
+        others = np.flatnonzero(~odd[step])
+        usual = grid((rank[others], ranks), (operation[others], operations))
+        mean = group_sum(table.duration_seconds[others], usual) / max(1, len(usual_steps))
+        self.seconds: Floats = taken - mean.reshape(ranks, operations)
+        """(event, rank, operation)"""
+        self.communicates = np.zeros(operations, dtype=np.bool_)
+        self.communicates[table.operation[table.kind == Kind.COMMUNICATION]] = True
+
+
+def _event(
+    step: int, span: float, usual: float, excess: _Excess, index: int, table: OperationTable, ranks: Ints
+) -> dict[str, object]:
+    """What the step lost its time in: in the own work of ranks, or else in a transfer for which nobody came
+    late. Where both are short, the ranks here waited for one that is not in the table.
+    """
+    lost = span - usual
+    own = np.where(excess.communicates[None], 0.0, excess.seconds[index])
+    late = np.flatnonzero(own.sum(axis=1) >= _MOSTLY * lost)
+    which = own[late].sum(axis=0) if late.size else excess.seconds[index].min(axis=0)
+    if not late.size and not which.max() >= _MOSTLY * lost:
+        which = excess.seconds[index].sum(axis=0)
+    return {
+        "step": step,
+        "lost_seconds": lost,
+        "step_seconds": span,
+        "operation": table.operations[int(np.argmax(which))],
+        "ranks": ranks[late].tolist(),
+    }
