@@ -146,6 +146,7 @@ def _gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Co
         inventory=shared.inventory,
         xids=shared.xids,
         schedule=schedule,
+        library=config.nvml_library,
     )
 
 

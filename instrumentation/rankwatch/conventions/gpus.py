@@ -143,7 +143,8 @@ GPU_HEAT = (
         (Label.GPU, Label.REASON),
         "Time in which the clocks were held down, by reason: sw_power_cap, thermal, sync_boost, board_limit, "
         "low_utilization, reliability (NVML fields 74-79); sw_thermal_slowdown, hw_thermal_slowdown, "
-        "hw_power_brake_slowdown (fields 269-271). Reasons overlap and must not be added up.",
+        "hw_power_brake_slowdown (fields 269-271; drivers 575 to 580.65: 251-253). Reasons overlap and "
+        "must not be added up.",
     ),
     gauge(
         "rankwatch_gpu_throttle_active",
@@ -225,11 +226,48 @@ GPU_FAULTS = (
         "rankwatch_gpu_row_remap_failed", "1", _GPU, "1 where a row could not be replaced: replace the GPU."
     ),
     gauge(
+        "rankwatch_gpu_row_remap_banks",
+        "1",
+        (Label.GPU, Label.AVAILABILITY),
+        "Banks of device memory by the spare rows that they have left: max, high, partial, low, none "
+        "(nvmlDeviceGetRowRemapperHistogram).",
+    ),
+    gauge("rankwatch_gpu_ecc_mode", "1", _GPU, "1 where ECC is on."),
+    gauge("rankwatch_gpu_ecc_mode_pending", "1", _GPU, "1 where ECC is on from the next reset on."),
+    gauge(
+        "rankwatch_gpu_sram_ecc_threshold_exceeded",
+        "1",
+        _GPU,
+        "1 where uncorrectable SRAM errors exceed NVIDIA's limit: replace the GPU "
+        "(nvmlDeviceGetSramEccErrorStatus, which needs root).",
+    ),
+    counter(
+        "rankwatch_gpu_sram_ecc_errors_total",
+        "1",
+        (Label.GPU, Label.KIND, Label.SCOPE),
+        "ECC errors of the SRAM: corrected, uncorrected_parity, uncorrected_secded; volatile (since the "
+        "driver was loaded), aggregate (lifetime).",
+    ),
+    gauge(
+        "rankwatch_gpu_retired_pages",
+        "1",
+        (Label.GPU, Label.KIND),
+        "Pages of device memory taken out of use after corrected and after uncorrected errors (before "
+        "Ampere).",
+    ),
+    gauge(
+        "rankwatch_gpu_page_retirement_pending",
+        "1",
+        _GPU,
+        "1 where a reset is needed to take a page out of use (before Ampere).",
+    ),
+    gauge(
         "rankwatch_gpu_recovery_action",
         "1",
         (Label.GPU, Label.ACTION),
         "1 for the action the driver requests: none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, "
-        "recover_imex_domain, bus_reset, system_reboot (NVML field 230, else 226 and 227).",
+        "recover_imex_domain, bus_reset, system_reboot (NVML field 230, else 226 and 227). gpu_reset also "
+        "where the driver refuses calls until the GPU is reset.",
     ),
 )
 

@@ -77,6 +77,8 @@ class Label(StrEnum):
     """transmit or receive, as seen from the device."""
     KIND = "kind"
     SCOPE = "scope"
+    AVAILABILITY = "availability"
+    """How many spare rows a bank of device memory has left."""
     ACTION = "action"
     """What to do about a fault."""
     PROFILE = "profile"

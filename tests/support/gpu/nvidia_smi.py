@@ -42,6 +42,15 @@ def _each(pattern: str, names: Iterable[str], scale: float, slack: float = 0.0) 
 _CLOCKS = ("graphics", "sm", "memory")
 _SLOWDOWNS = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _TIMES = _each("clocks_event_reasons_counters.{}", ("sw_power_cap", "sync_boost", *_SLOWDOWNS), 1e-6, 0.05)
+_SRAM_UNCORRECTABLE: dict[Key, Check] = {
+    ("sram_ecc_errors_total", f"uncorrected_{kind}", scope): Check(
+        f"/ecc_errors/{scope}/sram_uncorrectable_{kind}"
+    )
+    for kind in ("parity", "secded")
+    for scope in ("volatile", "aggregate")
+}
+_HISTOGRAM = "/remapped_rows/row_remapper_histogram/row_remapper_histogram"
+_AVAILABILITIES = ("max", "high", "partial", "low", "none")
 NUMBERS: dict[Key, Check] = {
     ("memory_total_bytes",): Check("memory.total", MIB, MIB),
     ("memory_used_bytes",): Check("memory.used", MIB, 64 * MIB),
@@ -68,6 +77,16 @@ NUMBERS: dict[Key, Check] = {
     ("ecc_errors_total", "corrected", "aggregate"): Check("ecc.errors.corrected.aggregate.total"),
     ("ecc_errors_total", "uncorrected", "volatile"): Check("ecc.errors.uncorrected.volatile.total"),
     ("ecc_errors_total", "uncorrected", "aggregate"): Check("ecc.errors.uncorrected.aggregate.total"),
+    ("ecc_mode",): Check("ecc.mode.current"),
+    ("ecc_mode_pending",): Check("ecc.mode.pending"),
+    ("sram_ecc_threshold_exceeded",): Check("/ecc_errors/aggregate/sram_threshold_exceeded"),
+    ("sram_ecc_errors_total", "corrected", "volatile"): Check("/ecc_errors/volatile/sram_correctable"),
+    ("sram_ecc_errors_total", "corrected", "aggregate"): Check("/ecc_errors/aggregate/sram_correctable"),
+    **_SRAM_UNCORRECTABLE,
+    **{("row_remap_banks", k): v for k, v in _each(f"{_HISTOGRAM}_{{}}", _AVAILABILITIES, 1).items()},
+    ("retired_pages", "corrected"): Check("retired_pages.single_bit_ecc.count"),
+    ("retired_pages", "uncorrected"): Check("retired_pages.double_bit.count"),
+    ("page_retirement_pending",): Check("retired_pages.pending"),
     ("remapped_rows", "corrected"): Check("/remapped_rows/remapped_row_corr"),
     ("remapped_rows", "uncorrected"): Check("/remapped_rows/remapped_row_unc"),
     ("row_remap_pending",): Check("/remapped_rows/remapped_row_pending"),
@@ -123,7 +142,10 @@ UNCHECKED = {
 }
 """Metrics without a counterpart in nvidia-smi, and why."""
 
-_FLAGS = {**dict.fromkeys(("Yes", "True", "Degraded"), 1.0), **dict.fromkeys(("No", "False", "Full"), 0.0)}
+_FLAGS = {
+    **dict.fromkeys(("Yes", "True", "Degraded", "Enabled"), 1.0),
+    **dict.fromkeys(("No", "False", "Full", "Disabled"), 0.0),
+}
 _ABSENT = ("N/A", "Not Supported", "Not Available")
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 _LINK_GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")

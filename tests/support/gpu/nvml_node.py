@@ -150,9 +150,16 @@ def _faults(index: int) -> Node:
     return {
         "ecc": {
             "mode": 1,
+            "pending": 1,
             "corrected": {"volatile": 10 + index, "aggregate": 100 + index},
             "uncorrected": {"volatile": 1000 + index, "aggregate": 2000 + index},
         },
+        "sram": {
+            "exceeded": 0,
+            "volatile": {"corrected": 1 + index, "parity": 11 + index, "secded": 21 + index},
+            "aggregate": {"corrected": 101 + index, "parity": 111 + index, "secded": 121 + index},
+        },
+        "remap_banks": {"max": 2550 + index, "high": 5, "partial": 4, "low": 3, "none": 0},
     }
 
 
@@ -161,6 +168,7 @@ def _fields(index: int) -> Node:
     seconds = 1_000_000_000  # fields 74-79 and 269-271 count nanoseconds
     fields: Node = {str(74 + each): (each * 100 + 10 + index) * seconds for each in range(6)}
     fields |= {str(269 + each): (each * 100 + 700 + index) * seconds for each in range(3)}
+    fields |= {"251": 1, "252": 2, "253": 3}  # settings of power smoothing, on this driver
     fields |= {"82": 70 + index, "94": 3 + index}
     fields |= {str(138 + each): _by_link(each + 1, index) for each in range(2)}
     fields |= {"142": 20 + index, "143": 30 + index, "144": 0, "145": 0}

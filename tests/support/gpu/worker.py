@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample
+from rankwatch_agent.sources.gpu.protocol import Answer, Failure, Gpu, Reading, Sample, XidEvent
 
 LENGTH = struct.Struct(">I")
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
@@ -25,7 +25,7 @@ def command(act: Path) -> list[str]:
     return [sys.executable, __file__, str(act)]
 
 
-def reading(*, up: bool = True, unsupported: tuple[str, ...] = ()) -> Reading:
+def reading(*, up: bool = True, unsupported: tuple[str, ...] = (), xids: tuple[int, ...] = ()) -> Reading:
     """One GPU that draws 300 W."""
     power = Sample("rankwatch_gpu_power_watts", (UUID,), 300.0)
     is_up = Sample("rankwatch_gpu_up", (UUID,), float(up))
@@ -36,11 +36,13 @@ def reading(*, up: bool = True, unsupported: tuple[str, ...] = ()) -> Reading:
         minor_number=0,
         model="H100",
         up=up,
+        lost_reason="" if up else "GPU is lost",
         samples=(is_up, power) if up else (is_up,),
         supported=("power",),
         unsupported=unsupported,
     )
-    return Reading(gpus=(gpu,))
+    events = (XidEvent(uuid=UUID, xid=xid, timestamp_seconds=1.0) for xid in xids)
+    return Reading(gpus=(gpu,), xids=tuple(events))
 
 
 def main(act: Path) -> None:
@@ -73,6 +75,10 @@ def _do(what: str) -> None:
     elif what == "all lost":
         failure = Failure(message="the driver answers but shows no GPU", gpus=reading(up=False).gpus)
         _send(msgspec.msgpack.encode(Answer(failure=failure)))
+    elif what == "absent":
+        _send(msgspec.msgpack.encode(Answer(failure=Failure(message="no driver", absent=True))))
+    elif what.startswith("xid"):
+        _send(msgspec.msgpack.encode(Answer(reading=reading(xids=(int(what.split()[1]),)))))
     elif what == "empty":
         _send(msgspec.msgpack.encode(Answer(reading=Reading(gpus=()))))
     else:

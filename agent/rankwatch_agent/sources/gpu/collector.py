@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -18,8 +19,9 @@ from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
-from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample
+from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample, XidEvent
 from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import LOG_LEVELS
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,18 @@ class GpuCollector:
         inventory: GpuInventory,
         xids: XidCounter,
         schedule: Schedule,
+        library: Path | None = None,
     ) -> None:
+        """library: of NVML, where the operator names it. Then the driver is asked even without a GPU on the
+        PCI bus, because WSL, some virtual machines and drivers under test show none."""
         self.interval_seconds, self.deadline_seconds = schedule
+        self._library = library
         self._driver = driver
         self._pci = pci
         self._inventory = inventory
         self._xids = xids
         self._remembered: dict[str, Gpu] = {}
+        self._lost: frozenset[str] = frozenset()
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -72,7 +79,7 @@ class GpuCollector:
             raise
 
     def _collect(self) -> Collection:
-        if self._expected() == 0:
+        if self._expected() == 0 and not (self._library and self._library.exists()):
             raise NotApplicable("there is no NVIDIA GPU on the PCI bus")
         answer = self._driver.collect(_DRIVER_SHARE * self.deadline_seconds)
         result = answer.reading or answer.failure
@@ -80,12 +87,14 @@ class GpuCollector:
             raise CollectError("the NVML worker sent an empty answer")
         for event in result.xids:
             self._xids.add("nvml", event.uuid, event.xid, event.timestamp_seconds)
+            self._log_xid(event)
         if isinstance(result, Failure) and not result.gpus:
             raise self._error(result)
         return self._publish(result)
 
     def _publish(self, result: Reading | Failure) -> Collection:
         gpus = self._with_lost(result.gpus)
+        self._log_losses(gpus)
         samples = [sample for gpu in gpus for sample in gpu.samples]
         if isinstance(result, Reading):
             samples += result.samples
@@ -112,9 +121,36 @@ class GpuCollector:
             return None
 
     def _error(self, failure: Failure) -> CollectError | NotApplicable:
-        if failure.absent and self._expected() is None:
+        if failure.absent and not self._expected():
             return NotApplicable(failure.message)
         return CollectError(failure.message)
+
+    def _log_losses(self, gpus: Iterable[Gpu]) -> None:
+        """Log each GPU that was lost since the last reading, and each one that is back."""
+        lost = frozenset(gpu.uuid for gpu in gpus if not gpu.up)
+        for gpu in gpus:
+            identity = f"GPU {gpu.uuid} (index {gpu.index}, PCI {gpu.pci_bus_id})"
+            if gpu.uuid in lost - self._lost:
+                logger.error("%s is lost: %s", identity, gpu.lost_reason, extra={"event": "gpu_lost"})
+            elif gpu.uuid in self._lost - lost:
+                logger.info("%s is back", identity, extra={"event": "gpu_found"})
+        self._lost = lost
+
+    def _log_xid(self, event: XidEvent) -> None:
+        meaning = self._xids.meaning(event.xid)
+        found = self._remembered.get(event.uuid)
+        if self._log_limit.allows(f"{event.uuid} XID {event.xid}"):
+            logger.log(
+                LOG_LEVELS.get(meaning.severity, logging.INFO),
+                "XID %d on GPU %s%s: %s; severity %s, action %s; from NVML",
+                event.xid,
+                event.uuid,
+                f" (index {found.index}, PCI {found.pci_bus_id})" if found else "",
+                meaning.meaning,
+                meaning.severity,
+                meaning.action,
+                extra={"event": "xid"},
+            )
 
     def _warn(self, message: str) -> None:
         if self._log_limit.allows(message):

@@ -32,8 +32,7 @@ from rankwatch_agent.sources.kernel_log.lines import (
 from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import (
-    CRITICAL,
-    WARNING,
+    LOG_LEVELS,
     Nvlink5Error,
     Nvlink5Rule,
     load_rules,
@@ -58,7 +57,6 @@ OTHER_SUBCODE = "other"
 MAX_SUBCODE_COUNTS = 1024
 """Counts kept. A node of 16 GPUs has fewer even if everything fails; counts beyond are dropped."""
 _MAX_GPUS = 64
-_LEVELS = {CRITICAL: logging.ERROR, WARNING: logging.WARNING}
 
 
 class KernelLogCollector:
@@ -138,7 +136,7 @@ class KernelLogCollector:
         if not self._log_limit.allows(f"{gpu} {line.xid} {line.severity} {advice}"):
             return
         logger.log(
-            _LEVELS.get(line.severity or "", logging.INFO),
+            LOG_LEVELS.get(line.severity or "", logging.INFO),
             "XID %d on GPU %s%s: %s; severity %s, action %s%s; the kernel log says %r",
             line.xid,
             gpu,

@@ -6,6 +6,7 @@ registers in the line of the kernel log.
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,8 @@ APPLICATION = "application"
 WARNING = "warning"
 CRITICAL = "critical"
 SEVERITIES = (INFO, APPLICATION, WARNING, CRITICAL)
+LOG_LEVELS = {CRITICAL: logging.ERROR, WARNING: logging.WARNING}
+"""Level of the log line about an error of a severity; INFO for the others."""
 
 SEVERITY_IN_LOG = frozenset(range(144, 151))
 """NVLink 5 codes: the kernel log states for each error whether it is fatal."""

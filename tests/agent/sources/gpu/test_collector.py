@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
 from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
 from support.agent.process import values
 from support.gpu import worker as fake_worker
 from support.gpu.worker import UUID
@@ -40,7 +42,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
     (bus / "class").write_text("0x030200\n")
     act.write_text("answer")
     driver, pci, inventory = Driver(fake_worker.command(act)), PciGpus(tmp_path), GpuInventory()
-    gpu = GpuCollector(driver=driver, pci=pci, inventory=inventory, xids=XidCounter({}), schedule=SCHEDULE)
+    gpu = GpuCollector(
+        driver=driver,
+        pci=pci,
+        inventory=inventory,
+        xids=XidCounter(load_table(None)),
+        schedule=SCHEDULE,
+        library=tmp_path / "libnvidia-ml.so.1",
+    )
     yield Node(gpu, GpuDriverCollector(driver=driver, pci=pci, schedule=SCHEDULE), inventory, act)
     driver.close()
 
@@ -64,6 +73,29 @@ def test_lost_gpu(node: Node) -> None:
     assert values([node.gpu.collect()])["rankwatch_gpu_up", UUID] == 0
     assert node.inventory.by_uuid(UUID)
     assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
+
+
+def test_log_of_a_lost_gpu(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """One line when it is lost and one when it is back, each with everything that names it."""
+    caplog.set_level(logging.INFO)
+    for act in ("answer", "lost", "lost", "answer"):
+        node.act.write_text(act)
+        node.gpu.collect()
+    names = f"GPU {UUID} (index 0, PCI 0000:1b:00.0)"
+    lines = [(each.levelname, each.getMessage()) for each in caplog.records if hasattr(each, "event")]
+    assert lines == [("ERROR", f"{names} is lost: GPU is lost"), ("INFO", f"{names} is back")]
+
+
+def test_log_of_an_xid(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the kernel's log cannot be read, this line is the only one."""
+    node.gpu.collect()
+    node.act.write_text("xid 79")
+    node.gpu.collect()
+    (record,) = [each for each in caplog.records if getattr(each, "event", "") == "xid"]
+    assert record.getMessage() == (
+        f"XID 79 on GPU {UUID} (index 0, PCI 0000:1b:00.0): GPU has fallen off the bus; severity critical, "
+        "action reboot_node; from NVML"
+    )
 
 
 def test_gpu_unknown_to_a_new_worker(node: Node) -> None:
@@ -107,3 +139,14 @@ def test_no_gpu(node: Node, tmp_path: Path) -> None:
         ("rankwatch_gpus_expected",): 0,
         ("rankwatch_gpus_visible",): 0,
     }
+
+
+def test_named_library_without_a_gpu_on_the_bus(node: Node, tmp_path: Path) -> None:
+    """WSL and some virtual machines have a driver and no PCI device. The operator's word counts."""
+    (tmp_path / "bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    assert values([node.gpu.collect()])["rankwatch_gpu_power_watts", UUID] == 300
+    assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 1
+    node.act.write_text("absent")
+    with pytest.raises(NotApplicable, match="no driver"):
+        node.gpu.collect()

@@ -116,6 +116,7 @@ __attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t 
         [10] = "Timeout",
         [12] = "NVML Shared Library Not Found",
         [13] = "Function Not Found",
+        [4] = "Insufficient Permissions",
         [15] = "GPU is lost",
         [16] = "GPU requires reset",
         [18] = "Driver/library version mismatch",

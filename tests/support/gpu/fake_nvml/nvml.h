@@ -88,6 +88,19 @@ typedef struct {
     unsigned int cliqueId, state, healthMask;
 } nvmlGpuFabricInfo_v2_t;
 
+typedef struct {
+    unsigned int version;
+    unsigned long long aggregateUncParity, aggregateUncSecDed, aggregateCor;
+    unsigned long long volatileUncParity, volatileUncSecDed, volatileCor;
+    unsigned long long aggregateUncBucketL2, aggregateUncBucketSm, aggregateUncBucketPcie;
+    unsigned long long aggregateUncBucketMcu, aggregateUncBucketOther;
+    unsigned int bThresholdExceeded;
+} nvmlEccSramErrorStatus_t;
+
+typedef struct {
+    unsigned int max, high, partial, low, none;
+} nvmlRowRemapperHistogramValues_t;
+
 typedef struct gpm_sample *nvmlGpmSample_t;
 
 typedef struct {

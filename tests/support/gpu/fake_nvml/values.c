@@ -144,7 +144,7 @@ NVML_API nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t
 
 NVML_API nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending) {
     BEGIN_ON(call, device)
-    return call_end(READ(*current, call.self, "ecc.mode") ?: READ(*pending, call.self, "ecc.mode"));
+    return call_end(READ(*current, call.self, "ecc.mode") ?: READ(*pending, call.self, "ecc.pending"));
 }
 
 NVML_API nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int kind, unsigned int scope,
@@ -152,6 +152,27 @@ NVML_API nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int kind, uns
     BEGIN_ON(call, device)
     return call_end(READ(*errors, call.self, "ecc.%s.%s", kind == 0 ? "corrected" : "uncorrected",
                          scope == 0 ? "volatile" : "aggregate"));
+}
+
+NVML_API nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *sram) {
+    BEGIN_ON(call, device)
+    if (sram->version != VERSION_OF(nvmlEccSramErrorStatus_t, 1)) {
+        return call_end(NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    }
+    return call_end(READ(sram->bThresholdExceeded, call.self, "sram.exceeded")
+                    ?: READ(sram->volatileCor, call.self, "sram.volatile.corrected")
+                    ?: READ(sram->volatileUncParity, call.self, "sram.volatile.parity")
+                    ?: READ(sram->volatileUncSecDed, call.self, "sram.volatile.secded")
+                    ?: READ(sram->aggregateCor, call.self, "sram.aggregate.corrected")
+                    ?: READ(sram->aggregateUncParity, call.self, "sram.aggregate.parity")
+                    ?: READ(sram->aggregateUncSecDed, call.self, "sram.aggregate.secded"));
+}
+
+NVML_API nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *banks) {
+    BEGIN_ON(call, device)
+    return call_end(READ(banks->max, call.self, "remap_banks.max") ?: READ(banks->high, call.self, "remap_banks.high")
+                    ?: READ(banks->partial, call.self, "remap_banks.partial")
+                    ?: READ(banks->low, call.self, "remap_banks.low") ?: READ(banks->none, call.self, "remap_banks.none"));
 }
 
 NVML_API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,

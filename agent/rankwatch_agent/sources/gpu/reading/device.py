@@ -120,6 +120,27 @@ class Identity(NamedTuple):
     """Empty where the driver does not know it."""
 
 
+class Seldom:
+    """A topic that hardly ever changes: read at first, and when a GPU's unsupported features are queried."""
+
+    def __init__(self, topic: Callable[[Device], Iterable[Sample]]) -> None:
+        self._topic = topic
+        self._samples: tuple[Sample, ...] | None = None
+
+    def read(self, gpu: Device) -> Iterable[Sample]:
+        """The samples of the last time that it was read without a warning."""
+        if self._samples is not None and not gpu.query_all:
+            return self._samples
+        warnings = len(gpu.warnings)
+        samples = tuple(self._topic(gpu))
+        self._samples = samples if len(gpu.warnings) == warnings else None
+        return samples
+
+    def forget(self) -> None:
+        """Read it again next time: the GPU was away."""
+        self._samples = None
+
+
 class Device:
     """A GPU that was seen, and what its topics share during one reading."""
 
@@ -130,6 +151,8 @@ class Device:
         self.handle: Any = None  # an opaque pointer of the driver
         self.index = 0
         self.lost_reason = ""
+        self.reset_required = False
+        self.driver_version: tuple[int, ...] = ()
         self.delivers_xids = False
         self._rejected = rejected
         self.start_reading()
@@ -142,6 +165,8 @@ class Device:
     def start_reading(self) -> None:
         """Clear what the last reading found."""
         self.lost_reason = ""
+        self.reset_required = False
+        """Whether the driver refuses calls until the GPU is reset."""
         self.warnings: list[str] = []
         self.query_all = self.features.start_reading()
         """Whether unsupported features are queried again in this reading."""
@@ -194,9 +219,14 @@ class Device:
             raise GpuLostError(describe(code))
         if code in DRIVER_GONE:
             raise DriverError(describe(code), code=code)
-        if code in UNSUPPORTED:
+        if code == pynvml.NVML_ERROR_RESET_REQUIRED:
+            self.reset_required = True
+            self.warn(describe(code))  # once for all that it refuses
+        elif code in UNSUPPORTED:
             self.features.set_unsupported(feature)
         else:
+            if code == pynvml.NVML_ERROR_NO_PERMISSION:
+                self.features.set_unsupported(feature)  # an unprivileged agent stays one
             self.warn(f"could not read {feature.lstrip('_')}: {describe(code)}")
 
     def warn(self, text: str) -> None:

@@ -20,6 +20,7 @@ from rankwatch_agent.sources.gpu.reading.device import (
     FieldKey,
     GpuLostError,
     Identity,
+    Seldom,
     describe,
 )
 from rankwatch_agent.sources.gpu.reading.fields import FieldReader
@@ -126,14 +127,15 @@ class GpuReader:
         self._nvlink = links.Nvlink()
         self._field_reader = FieldReader()
         self._fields: dict[FieldKey, str] = {}
-        self._fields_for: tuple[int, tuple[int, ...]] | None = None
+        self._fields_for: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._seldom = (Seldom(memory_and_ecc.read_reserve),)
         self._topics: tuple[Callable[[Device], Iterable[Sample]], ...] = (
             _identity_samples,
             Activity(gpm).read,
             memory_and_ecc.read_memory,
             memory_and_ecc.read_processes,
             memory_and_ecc.read_ecc,
-            memory_and_ecc.read_recovery,
+            memory_and_ecc.read_repairs,
             power_and_clocks.read_power,
             power_and_clocks.read_temperature,
             power_and_clocks.read_clocks,
@@ -142,26 +144,34 @@ class GpuReader:
             self._nvlink.read,
             links.read_fabric,
             mig.Mig(gpm).read,
+            *(each.read for each in self._seldom),
+            memory_and_ecc.read_recovery,  # last: it knows whether a call was refused
         )
 
-    def read(self, driver_major: int) -> Gpu:
+    def read(self, driver_version: tuple[int, ...]) -> Gpu:
         """Read every topic; a GPU that is lost meanwhile comes back as lost. Raises DriverError."""
         gpu = self.device
         gpu.start_reading()
+        gpu.driver_version = driver_version
         try:
             mig.read_mode(gpu)
             self._nvlink.find_active(gpu)
-            self._field_reader.read(gpu, self._wanted_fields(driver_major))
+            self._field_reader.read(gpu, self._wanted_fields(driver_version))
             samples = tuple(sample for topic in self._topics for sample in topic(gpu))
         except GpuLostError as error:
             return self.lost(str(error))
         return self._gpu(samples)
 
     def lost(self, reason: str) -> Gpu:
-        """The lost GPU: its identity alone."""
-        self.device.lost_reason = reason
-        self._gpm.forget(self.device.uuid)
-        return self._gpu(tuple(_identity_samples(self.device)))
+        """The lost GPU: its identity, and the reset that it waits for."""
+        gpu = self.device
+        gpu.lost_reason = reason
+        self._gpm.forget(gpu.uuid)
+        for each in self._seldom:
+            each.forget()
+        waits_for_reset = reason == describe(pynvml.NVML_ERROR_RESET_REQUIRED)
+        reset = memory_and_ecc.read_reset(gpu) if waits_for_reset else ()
+        return self._gpu((*_identity_samples(gpu), *reset))
 
     def _gpu(self, samples: tuple[Sample, ...]) -> Gpu:
         gpu = self.device
@@ -181,12 +191,13 @@ class GpuReader:
             supported=gpu.features.supported(),
         )
 
-    def _wanted_fields(self, driver_major: int) -> dict[FieldKey, str]:
-        wanted_for = (driver_major, self.device.links)
+    def _wanted_fields(self, driver_version: tuple[int, ...]) -> dict[FieldKey, str]:
+        wanted_for = (driver_version, self.device.links)
         if wanted_for != self._fields_for:
-            is_new = driver_major >= power_and_clocks.NEWER_FIELDS_SINCE_DRIVER
-            newer = power_and_clocks.NEWER_FIELDS if is_new else {}
-            self._fields = {**_FIELDS, **newer, **links.nvlink_fields(self.device.links)}
+            slowdowns = dict.fromkeys(
+                power_and_clocks.slowdown_fields(driver_version), "throttle_time_by_slowdown"
+            )
+            self._fields = {**_FIELDS, **slowdowns, **links.nvlink_fields(self.device.links)}
             self._fields_for = wanted_for
         return self._fields
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,13 @@ _ECC_ERRORS = metric("rankwatch_gpu_ecc_errors_total").name
 _ROWS = metric("rankwatch_gpu_remapped_rows").name
 _REMAP_PENDING = metric("rankwatch_gpu_row_remap_pending").name
 _REMAP_FAILED = metric("rankwatch_gpu_row_remap_failed").name
+_SRAM_EXCEEDED = metric("rankwatch_gpu_sram_ecc_threshold_exceeded").name
+_SRAM_ERRORS = metric("rankwatch_gpu_sram_ecc_errors_total").name
+_REMAP_BANKS = metric("rankwatch_gpu_row_remap_banks").name
+_PAGES = metric("rankwatch_gpu_retired_pages").name
+_RETIREMENT_PENDING = metric("rankwatch_gpu_page_retirement_pending").name
+_ECC_MODE = metric("rankwatch_gpu_ecc_mode").name
+_ECC_MODE_PENDING = metric("rankwatch_gpu_ecc_mode_pending").name
 _ACTION = metric("rankwatch_gpu_recovery_action").name
 
 MAX_PROCESSES = 128
@@ -42,6 +50,23 @@ _REMAPPED_FIELDS = (
 _PENDING_FIELD = (pynvml.NVML_FI_DEV_REMAPPED_PENDING, 0)
 _FAILED_FIELD = (pynvml.NVML_FI_DEV_REMAPPED_FAILURE, 0)
 _REMAP = "row_remap"
+_AVAILABILITIES = ("max", "high", "partial", "low", "none")
+_RETIRED_FIELDS = (
+    ((pynvml.NVML_FI_DEV_RETIRED_SBE, 0), "corrected"),
+    ((pynvml.NVML_FI_DEV_RETIRED_DBE, 0), "uncorrected"),
+)
+_RETIREMENT_FIELD = (pynvml.NVML_FI_DEV_RETIRED_PENDING, 0)
+_RETIRED = "retired_pages"
+
+_SRAM = "sram_ecc"
+_SRAM_COUNTERS = (
+    ("volatileCor", "corrected", "volatile"),
+    ("volatileUncParity", "uncorrected_parity", "volatile"),
+    ("volatileUncSecDed", "uncorrected_secded", "volatile"),
+    ("aggregateCor", "corrected", "aggregate"),
+    ("aggregateUncParity", "uncorrected_parity", "aggregate"),
+    ("aggregateUncSecDed", "uncorrected_secded", "aggregate"),
+)
 
 _ACTION_FIELD = (pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0)  # in DCGM, 230 means XID errors
 _RESET_FIELD = (pynvml.NVML_FI_DEV_RESET_STATUS, 0)
@@ -50,6 +75,7 @@ _RECOVERY = "recovery_action"
 _NONE = "none"
 _RESET = "gpu_reset"
 _DRAIN = "drain_and_reset"
+_BUS_RESET = "bus_reset"
 _ACTIONS = {
     pynvml.NVML_GPU_RECOVERY_ACTION_NONE: _NONE,
     pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: _RESET,
@@ -57,13 +83,18 @@ _ACTIONS = {
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "drain_p2p",
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: _DRAIN,
     pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "recover_imex_domain",
-    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "bus_reset",
+    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: _BUS_RESET,
     pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "system_reboot",
 }
+_NEW_ACTION = 5
+_NEW_ACTIONS_SINCE = (610,)
+_EARLY_BUS_RESET_BRANCH = (580,)
+"""There action 5 is a reset of the bus (nvidia-ml-py 13.580); from 610 on it is the recovery of IMEX."""
 
 FIELDS: dict[FieldKey, str] = {
     **dict.fromkeys([*(key for key, _ in _REMAPPED_FIELDS), _PENDING_FIELD, _FAILED_FIELD], _REMAP),
     **dict.fromkeys([_ACTION_FIELD, _RESET_FIELD, _DRAIN_FIELD], _RECOVERY),
+    **dict.fromkeys([*(key for key, _ in _RETIRED_FIELDS), _RETIREMENT_FIELD], _RETIRED),
 }
 
 
@@ -109,29 +140,81 @@ def read_processes(gpu: Device) -> Iterable[Sample]:
 
 
 def read_ecc(gpu: Device) -> Iterable[Sample]:
-    """ECC errors where ECC is on, and the state of the row remapper."""
+    """Whether ECC is on, and its errors where it is."""
     mode = gpu.query("ecc_mode", pynvml.nvmlDeviceGetEccMode)
-    if mode is not None and mode[0] == pynvml.NVML_FEATURE_ENABLED:
+    if mode is None:
+        return
+    current, pending = mode
+    yield from gpu.value(_ECC_MODE, "ecc_mode", current, FLAG)
+    yield from gpu.value(_ECC_MODE_PENDING, "ecc_mode", pending, FLAG)
+    if current == pynvml.NVML_FEATURE_ENABLED:
         for error, kind, counter, scope in _ECC_COUNTERS:
             count = gpu.query("ecc_errors", pynvml.nvmlDeviceGetTotalEccErrors, error, counter)
             yield from gpu.value(_ECC_ERRORS, "ecc_errors", count, EVENTS, kind, scope)
+        yield from _sram(gpu)
+
+
+def _sram(gpu: Device) -> Iterable[Sample]:
+    """Errors of the SRAM, and whether they exceed the limit beyond which NVIDIA replaces the GPU."""
+    status = gpu.query(_SRAM, _sram_status)
+    if status is None:
+        return
+    yield from gpu.value(_SRAM_EXCEEDED, _SRAM, status.bThresholdExceeded, FLAG)
+    for counter, kind, scope in _SRAM_COUNTERS:
+        yield from gpu.value(_SRAM_ERRORS, _SRAM, getattr(status, counter), EVENTS, kind, scope)
+
+
+def _sram_status(handle: object) -> Any:
+    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return status
+
+
+def read_repairs(gpu: Device) -> Iterable[Sample]:
+    """Replaced rows; on GPUs before Ampere, which cannot replace rows, retired pages."""
     for key, kind in _REMAPPED_FIELDS:
         yield from gpu.field(_ROWS, _REMAP, key, ROWS, kind)
     yield from gpu.field(_REMAP_PENDING, _REMAP, _PENDING_FIELD, FLAG)
     yield from gpu.field(_REMAP_FAILED, _REMAP, _FAILED_FIELD, FLAG)
+    for key, kind in _RETIRED_FIELDS:
+        yield from gpu.field(_PAGES, _RETIRED, key, ROWS, kind)
+    yield from gpu.field(_RETIREMENT_PENDING, _RETIRED, _RETIREMENT_FIELD, FLAG)
+
+
+def read_reserve(gpu: Device) -> Iterable[Sample]:
+    """Banks of memory by the reserved rows that they have left. It changes only at a reset."""
+    histogram = gpu.query("row_remap_banks", pynvml.nvmlDeviceGetRowRemapperHistogram)
+    if histogram is not None:
+        for availability in _AVAILABILITIES:
+            banks = getattr(histogram, availability)
+            yield from gpu.value(_REMAP_BANKS, "row_remap_banks", banks, ROWS, availability)
 
 
 def read_recovery(gpu: Device) -> Iterable[Sample]:
     """The recovery action that the driver requests, on older drivers derived from the reset status."""
     number = gpu.fields.get(_ACTION_FIELD)
     if number is not None:
-        action = _ACTIONS.get(int(number))
+        action = _by_number(int(number), gpu.driver_version)
         if action is None:
             gpu.reject(_RECOVERY)
     else:
         action = _by_status(gpu.fields.get(_RESET_FIELD), gpu.fields.get(_DRAIN_FIELD))
-    if action is not None:
+    if gpu.reset_required and action in (None, _NONE):
+        yield from read_reset(gpu)
+    elif action is not None:
         yield gpu.sample(_ACTION, 1.0, action)
+
+
+def read_reset(gpu: Device) -> Iterable[Sample]:
+    """The action for a GPU whose calls the driver refuses until it is reset."""
+    yield gpu.sample(_ACTION, 1.0, _RESET)
+
+
+def _by_number(number: int, driver_version: tuple[int, ...]) -> str | None:
+    branch = driver_version[:1]
+    if number == _NEW_ACTION and branch == _EARLY_BUS_RESET_BRANCH:
+        return _BUS_RESET
+    return _ACTIONS.get(number) if number < _NEW_ACTION or branch >= _NEW_ACTIONS_SINCE else None
 
 
 def _by_status(reset: float | None, drain: float | None) -> str | None:

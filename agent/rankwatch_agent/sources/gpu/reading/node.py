@@ -95,7 +95,7 @@ class NodeReader:
         gpus = tuple(
             reader.lost(missing[reader.device.uuid])
             if reader.device.uuid in missing
-            else reader.read(self._session.driver_major)
+            else reader.read(self._session.driver_version)
             for reader in self._table.readers()
         )
         self._readings_with_loss = 0 if all(gpu.up for gpu in gpus) else self._readings_with_loss + 1
@@ -135,7 +135,8 @@ class _DriverSession:
         self.is_open = False
         self.versions = ("", "", "")
         """Of the driver, NVML and CUDA; empty where the driver does not know them."""
-        self.driver_major = 0
+        self.driver_version: tuple[int, ...] = ()
+        """The same as numbers: (580, 95, 5); empty where the driver does not know it."""
         self.outdated = False
         """The driver was replaced under the library in this process: only a new process can use it."""
 
@@ -156,8 +157,7 @@ class _DriverSession:
             _version(pynvml.nvmlSystemGetNVMLVersion),
             _cuda_version(),
         )
-        major = self.versions[0].partition(".")[0]
-        self.driver_major = int(major) if major.isdecimal() else 0
+        self.driver_version = _numbers(self.versions[0])
 
     def close(self) -> None:
         """Shut down; the driver may be gone already."""
@@ -185,6 +185,12 @@ def _version(function: Any) -> str:
         return str(function())
     except (pynvml.NVMLError, UnicodeDecodeError):
         return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """580.95.05 as (580, 95, 5); () for a version of another form."""
+    parts = version.split(".")
+    return tuple(map(int, parts)) if all(part.isascii() and part.isdecimal() for part in parts) else ()
 
 
 def _cuda_version() -> str:

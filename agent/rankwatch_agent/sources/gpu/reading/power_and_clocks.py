@@ -47,11 +47,12 @@ _TIMES: dict[FieldKey, str] = {
     (pynvml.NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION, 0): "low_utilization",
     (pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY, 0): "reliability",
 }
-_NEWER_TIMES: dict[FieldKey, str] = {
-    (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, 0): "sw_thermal_slowdown",
-    (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, 0): "hw_thermal_slowdown",
-    (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, 0): "hw_power_brake_slowdown",
-}
+_SLOWDOWNS = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+_SLOWDOWN_FIELD = 269
+_SLOWDOWN_FIELD_SINCE = (580, 82)
+_EARLY_SLOWDOWN_FIELD = 251
+_EARLY_SLOWDOWN_VERSIONS = (((575, 51), (575, 57)), ((580, 65), (580, 65)))
+"""First and last version whose nvml.h gives the three slowdowns the numbers 251 to 253."""
 _REASONS = (
     (pynvml.nvmlClocksEventReasonGpuIdle, "gpu_idle"),
     (pynvml.nvmlClocksEventReasonApplicationsClocksSetting, "applications_clocks_setting"),
@@ -72,9 +73,24 @@ FIELDS: dict[FieldKey, str] = {
     **dict.fromkeys(_TIMES, "throttle_time"),
     _MEMORY_TEMPERATURE: "memory_temperature",
 }
-NEWER_FIELDS = dict.fromkeys(_NEWER_TIMES, "throttle_time_by_slowdown")
-NEWER_FIELDS_SINCE_DRIVER = 580
-"""The 570 series numbers these three 251 to 253 and uses 269 to 271 for power smoothing."""
+
+
+def slowdown_fields(version: tuple[int, ...]) -> dict[FieldKey, str]:
+    """Field -> reason of the three slowdowns on this driver; empty where no header of NVIDIA tells.
+
+    NVIDIA moved them: the nvml.h of 575.51, 575.57 and 580.65 (CUDA 12.9 and 13.0) numbers them 251 to 253
+    and power smoothing 256 to 273. The one of 570 (CUDA 12.8) numbers power smoothing 251 to 268 and has no
+    slowdowns. From 580.82 (CUDA 13.0 Update 1) on, power smoothing has its old numbers again and the
+    slowdowns are 269 to 271. To read the wrong ones gives settings of power smoothing as nanoseconds.
+    """
+    release = version[:2]
+    if release >= _SLOWDOWN_FIELD_SINCE:
+        first = _SLOWDOWN_FIELD
+    elif any(low <= release <= high for low, high in _EARLY_SLOWDOWN_VERSIONS):
+        first = _EARLY_SLOWDOWN_FIELD
+    else:
+        return {}
+    return {(first + at, 0): reason for at, reason in enumerate(_SLOWDOWNS)}
 
 
 def read_power(gpu: Device) -> Iterable[Sample]:
@@ -117,7 +133,7 @@ def read_throttling(gpu: Device) -> Iterable[Sample]:
     """
     for key, reason in _TIMES.items():
         yield from gpu.field(_THROTTLE_SECONDS, "throttle_time", key, NANOSECONDS, reason)
-    for key, reason in _NEWER_TIMES.items():
+    for key, reason in slowdown_fields(gpu.driver_version).items():
         yield from gpu.field(_THROTTLE_SECONDS, "throttle_time_by_slowdown", key, NANOSECONDS, reason)
     yield from _active_reasons(gpu)
 

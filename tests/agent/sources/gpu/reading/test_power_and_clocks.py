@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.gpu.nvml_node import Node as Fake
 from support.gpu.reading import Node, node_values
 
 
@@ -46,10 +47,40 @@ def test_throttle_time(node: Node) -> None:
     }
 
 
-def test_throttle_time_of_an_old_driver(node: Node) -> None:
-    """In the 570 series, fields 269 to 271 are settings of power smoothing."""
-    node.driver.update(lambda fake: fake["driver"].update(version="570.124.06"))
-    assert ("throttle_seconds_total", "hw_thermal_slowdown") not in node.values(1)
+@pytest.mark.parametrize(
+    ("version", "first"),
+    [
+        ("535.161.08", None),
+        ("570.124.06", None),
+        ("575.51.03", 251),
+        ("575.57.08", 251),
+        ("575.64.05", None),
+        ("580.65.06", 251),
+        ("580.76.05", None),
+        ("580.82.07", 269),
+        ("615.71", 269),
+        ("", None),
+        ("strange", None),
+    ],
+)
+def test_slowdown_fields(node: Node, version: str, first: int | None) -> None:
+    """NVIDIA numbered the three slowdowns twice, and gave the other numbers to power smoothing.
+
+    A driver whose numbers no published nvml.h gives has no series: settings are never read as seconds.
+    """
+
+    def prepare(fake: Fake) -> None:
+        fake["driver"].update(version=version)
+        for base, seconds in ((251, 10), (269, 20)):
+            fake["gpus"][1]["fields"] |= {str(base + each): (seconds + each) * 10**9 for each in range(3)}
+
+    node.driver.update(prepare)
+    found = {key[1]: value for key, value in node.values(1).items() if key[0] == "throttle_seconds_total"}
+    start = {251: 10.0, 269: 20.0}.get(first or 0)
+    slowdowns = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+    expected = {} if start is None else {name: start + at for at, name in enumerate(slowdowns)}
+    assert {name: value for name, value in found.items() if name in slowdowns} == expected
+    assert "sw_power_cap" in found
 
 
 def test_active_throttle_reasons(node: Node) -> None:
