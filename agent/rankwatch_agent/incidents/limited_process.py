@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from selectors import EVENT_READ, PollSelector
 from typing import NamedTuple
 
 NICE = 10
@@ -93,24 +93,26 @@ def _read(
     assert process.stdout is not None
     assert process.stderr is not None
     output, stderr = bytearray(), bytearray()
-    sinks = {process.stdout.fileno(): output, process.stderr.fileno(): stderr}
     end = monotonic() + limits.seconds
-    while sinks:
-        left = end - monotonic()
-        if left <= 0.0:
-            return bytes(output), bytes(stderr), f"did not end within {limits.seconds:g} s"
-        for file in select.select(list(sinks), [], [], min(left, _SLICE_SECONDS))[0]:
-            chunk = os.read(file, _CHUNK_BYTES)
-            if not chunk:
-                del sinks[file]
-                continue
-            sinks[file] += chunk
-        del stderr[:-_STDERR_BYTES]
-        if len(output) > limits.output_bytes:
-            del output[limits.output_bytes :]
-            return bytes(output), bytes(stderr), f"printed more than {limits.output_bytes} bytes"
-        if process.poll() is not None and not select.select(list(sinks), [], [], 0.0)[0]:
-            break  # it has ended; a child may still hold the output open
+    with PollSelector() as selector:  # select() fails for descriptors from 1024 up
+        selector.register(process.stdout, EVENT_READ, output)
+        selector.register(process.stderr, EVENT_READ, stderr)
+        while selector.get_map():
+            left = end - monotonic()
+            if left <= 0.0:
+                return bytes(output), bytes(stderr), f"did not end within {limits.seconds:g} s"
+            for key, _ in selector.select(min(left, _SLICE_SECONDS)):
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                if chunk:
+                    key.data.extend(chunk)
+                else:
+                    selector.unregister(key.fd)
+            del stderr[:-_STDERR_BYTES]
+            if len(output) > limits.output_bytes:
+                del output[limits.output_bytes :]
+                return bytes(output), bytes(stderr), f"printed more than {limits.output_bytes} bytes"
+            if process.poll() is not None and not selector.select(0.0):
+                break  # it has ended; a child may still hold the output open
     return bytes(output), bytes(stderr), ""
 
 

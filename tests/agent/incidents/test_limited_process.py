@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from rankwatch_agent.incidents.limited_process import NICE, Limits, ProcessResult, run_limited
 from support.agent.process import DEADLINE_SECONDS, ManualClock, until
@@ -33,6 +36,21 @@ def test_failure() -> None:
     assert ended.output == b"part\n"
     assert ended.error.endswith("ended with status 3: last word")
     assert "No such file" in run_limited(["/nowhere/py-spy"], PATIENT).error
+
+
+def test_many_open_files() -> None:
+    """A program runs although the agent has more than 1,024 files open, where select() fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert python("print('found')") == ProcessResult(b"found\n", "")
+    finally:
+        for file in held:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_hung_program(tmp_path: Path) -> None:
