@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -17,13 +16,12 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any, NamedTuple
 
+from rankwatch_agent.runtime.connections import Connections, client_of
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.reread import Reread
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS_PER_REQUEST = 4
-"""Open connections for each request allowed. More are closed without a response."""
 EXHAUSTED_SECONDS = 0.1
 """Pause before the next connection is accepted when file descriptors have run out."""
 
@@ -72,13 +70,10 @@ class MetricsServer(ThreadingHTTPServer):
         tls: None serves plain HTTP. monotonic: the clock, in seconds, that limits the life of connections.
         """
         self.routes = routes
-        self.requests = threading.BoundedSemaphore(max_requests)
-        self._max_connections = max_requests * CONNECTIONS_PER_REQUEST
-        self._timeout = request_timeout_seconds
+        self.connections = Connections(
+            max_requests=max_requests, life_seconds=request_timeout_seconds, monotonic=monotonic
+        )
         self._tls = tls
-        self._monotonic = monotonic
-        self._connections: dict[socket.socket, float] = {}
-        self._connections_lock = threading.Lock()
         try:
             self.address_family = _family(*address)
             super().__init__(address, _Connection)
@@ -123,28 +118,19 @@ class MetricsServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the connection's thread, or close the connection if there are too many."""
-        with self._connections_lock:
-            full = len(self._connections) >= self._max_connections
-            if not full:
-                self._connections[request] = self._monotonic()
-        if full:
-            self.shutdown_request(request)
-        else:
+        if self.connections.admit(request, client_of(client_address[0], request.getsockname()[0])):
             super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection, whatever ended its thread."""
-        with self._connections_lock:
-            self._connections.pop(request, None)
+        self.connections.release(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
         """Cut connections past their time. The accept loop calls this twice a second."""
-        oldest = self._monotonic() - self._timeout
-        with self._connections_lock:
-            for connection, since in self._connections.items():
-                if since < oldest:
-                    _cut(connection)
+        self.connections.cut_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a failed request. A client that went away or was cut is not an error."""
@@ -157,19 +143,25 @@ class _Connection(BaseHTTPRequestHandler):
 
     server: MetricsServer
 
+    def parse_request(self) -> bool:
+        """Parse the request line and the headers; then the client is no longer a silent one."""
+        valid = super().parse_request()
+        self.server.connections.asked(self.connection)
+        return valid
+
     def do_GET(self) -> None:
         route = self.server.routes.get(self.path.partition("?")[0])
         if route is None:
             self._send(plain_page(HTTPStatus.NOT_FOUND, "not found; see / for what there is"))
         elif not route.bounded:
             self._send(route.answer(self.headers))
-        elif not self.server.requests.acquire(blocking=False):
+        elif not self.server.connections.begin_answer(self.connection):
             self._send(plain_page(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at the same time"))
         else:
             try:
                 self._send(route.answer(self.headers))
             finally:
-                self.server.requests.release()
+                self.server.connections.end_answer(self.connection)
 
     do_HEAD = do_GET  # noqa: N815  the name http.server looks for
 
@@ -250,11 +242,3 @@ def _reason(error: OSError) -> str:
 def _family(host: str, port: int) -> socket.AddressFamily:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return found[0][0]
-
-
-def _cut(connection: socket.socket) -> None:
-    try:
-        # Not SSLSocket.shutdown, which drops the TLS state that the connection's thread still uses.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-    except OSError:
-        logger.debug("a connection past its time was closed by its client")

@@ -13,11 +13,17 @@ from http import HTTPStatus
 
 import pytest
 
+from rankwatch_agent.runtime.connections import (
+    CONNECTIONS_PER_REQUEST,
+    LOCAL,
+    SLOW_SECONDS,
+    Connections,
+    client_of,
+)
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.pages import build_routes
 from rankwatch_agent.runtime.server import (
-    CONNECTIONS_PER_REQUEST,
     EXHAUSTED_SECONDS,
     MetricsServer,
     Page,
@@ -95,23 +101,67 @@ def test_too_many_requests() -> None:
         until(lambda: fetch(address, "/slow").status == 200, "the next one is let in")
 
 
-def test_too_many_connections() -> None:
-    """Silent clients cannot take all threads."""
-    with serving({"/": Route(page("hello"))}, max_requests=1) as (server, _), idle_clients() as idle:
-        for _ in range(CONNECTIONS_PER_REQUEST):
-            idle(server)
-        extra = idle(server)
-        assert extra.recv(1) == b""
+def test_silent_connections_give_way() -> None:
+    """Silent clients cannot take all connections: the oldest of them gives way to each new one."""
+    with serving({"/": Route(page("hello"))}, max_requests=4) as (server, address), idle_clients() as idle:
+        silent = [idle(server) for _ in range(4 * CONNECTIONS_PER_REQUEST)]
+        assert fetch(address, "/").status == 200
+        assert silent[0].recv(1) == b""
 
 
 def test_silent_client() -> None:
-    """It is cut after its time, however it keeps the connection alive."""
+    """It is cut after a short time, however it keeps the connection alive."""
     clock = ManualClock()
     with serving({"/": Route(page("hello"))}, monotonic=clock) as (server, address), idle_clients() as idle:
         silent = idle(server)
-        outlive(silent, clock)
+        silent.sendall(b"GET / HT")
+        outlive(silent, clock, seconds=SLOW_SECONDS)
         assert silent.recv(1) == b""
         assert fetch(address, "/").status == 200
+
+
+def test_slow_readers_give_way() -> None:
+    """Clients that ask and do not read the response cannot take all requests."""
+    clock = ManualClock()
+    big = b"x" * 20_000_000
+    routes = {"/": Route(page("hello")), "/big": Route(lambda headers: Page(HTTPStatus.OK, big, {}))}
+    with serving(routes, max_requests=1, monotonic=clock) as (server, address), idle_clients() as idle:
+        slow = idle(server)
+        slow.sendall(b"GET /big HTTP/1.0\r\n\r\n")
+        assert slow.recv(1)
+        assert fetch(address, "/").status in (0, 503)
+        clock.now += 1.5 * SLOW_SECONDS
+        assert fetch(address, "/").status == 200
+
+
+def test_client_of() -> None:
+    """All of this machine's addresses are one client, and so is an IPv6 network of 64 bits."""
+    assert client_of("127.0.0.1", "127.0.0.1") == client_of("127.9.9.9", "127.0.0.1") == LOCAL
+    assert client_of("::1", "::1") == client_of("::ffff:127.0.0.2", "::ffff:127.0.0.1") == LOCAL
+    assert client_of("10.0.0.7", "10.0.0.7") == LOCAL
+    assert client_of("10.0.0.8", "10.0.0.7") == "10.0.0.8"
+    assert client_of("fd00::1:2%eth0", "fd00::9") == client_of("fd00::3:4", "fd00::9") == "fd00::/64"
+
+
+def test_crowding_client() -> None:
+    """A client that takes its whole share takes no place from another one."""
+    connections = Connections(max_requests=16, life_seconds=60.0, monotonic=ManualClock())
+    with contextlib.ExitStack() as stack:
+
+        def opened(client: str) -> tuple[socket.socket, bool]:
+            made = stack.enter_context(socket.socket())
+            admitted = connections.admit(made, client)
+            connections.asked(made)
+            return made, admitted
+
+        crowd = [opened("local") for _ in range(18)]
+        assert [admitted for _, admitted in crowd] == [True] * 16 + [False] * 2
+        assert [connections.begin_answer(each) for each, _ in crowd[:5]] == [True] * 4 + [False]
+        prometheus, admitted = opened("10.0.0.8")
+        assert admitted
+        assert connections.begin_answer(prometheus)
+        connections.end_answer(crowd[0][0])
+        assert connections.begin_answer(crowd[4][0])
 
 
 def test_client_breaks_off() -> None:

@@ -43,14 +43,14 @@ def serving(
         thread.join()
 
 
-def outlive(client: socket.socket, clock: ManualClock) -> None:
-    """Advance the server's clock until it has closed the connection.
+def outlive(client: socket.socket, clock: ManualClock, *, seconds: float = TIMEOUT_SECONDS) -> None:
+    """Advance the server's clock by twice these seconds until it has closed the connection.
 
     More than once, because the time of a connection starts when the server accepts it.
     """
 
     def cut() -> bool:
-        clock.now += 2 * TIMEOUT_SECONDS
+        clock.now += 2 * seconds
         return bool(select.select([client], [], [], 0.02)[0])
 
     until(cut, "the client is cut off")
