@@ -16,7 +16,7 @@ from rankwatch_agent.runtime.collector import Collector
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition, constant_labels
-from rankwatch_agent.runtime.pages import build_routes, build_token, warning_if_open
+from rankwatch_agent.runtime.pages import build_probes, build_routes, build_token, warning_if_open
 from rankwatch_agent.runtime.server import MetricsServer, build_tls, join_address
 from rankwatch_agent.runtime.supervisor import Snapshot, Supervisor
 
@@ -59,15 +59,20 @@ class Agent:
                 certificate=config.tls_certificate, key=config.tls_key, client_ca=config.tls_client_ca
             ),
         )
-        self._serving = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._probes = _build_probes(config, self._supervisor.snapshot)
 
     @property
     def address(self) -> str:
         """HOST:PORT that the agent listens on."""
         return join_address(*self._server.listening_address())
 
+    @property
+    def _servers(self) -> list[MetricsServer]:
+        return [self._server] if self._probes is None else [self._server, self._probes]
+
     def __enter__(self) -> Agent:
-        self._serving.start()
+        for server in self._servers:
+            threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
         if self._config.address_file is not None:
             try:
                 _write_atomically(self._config.address_file, f"{self.address}\n")
@@ -95,14 +100,30 @@ class Agent:
         config = self._config
         scheme = "http" if config.tls_certificate is None else "https"
         logger.info("serving %s://%s/metrics", scheme, self.address)
+        if self._probes is not None:
+            logger.info("serving http://%s/healthz", join_address(*self._probes.listening_address()))
         guarded = config.tls_certificate is not None or config.bearer_token_file is not None
         warning = warning_if_open(*self._server.listening_address(), guarded=guarded)
         if warning is not None:
             logger.warning("%s", warning)
 
     def _stop_serving(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+def _build_probes(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> MetricsServer | None:
+    """The listener for probes, if one is set: scrapes and their clients take no place from it."""
+    address = config.probe_address()
+    if address is None:
+        return None
+    return MetricsServer(
+        address,
+        build_probes(snapshot),
+        max_requests=config.max_requests,
+        request_timeout_seconds=config.request_timeout_seconds,
+    )
 
 
 def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpExport | None:

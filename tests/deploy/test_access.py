@@ -46,24 +46,23 @@ def test_the_policy_is_of_the_agents() -> None:
 
 
 def test_tls() -> None:
-    """The agent serves the mounted certificate; probes and scrapes use HTTPS."""
+    """The agent serves the mounted certificate, and scrapes use HTTPS; the probes have a plain listener."""
     config = load_config(flags={}, environ=environment(TLS)).values
     assert config.tls_certificate is not None and config.tls_client_ca is None
     (mount,) = [each for each in container(TLS)["volumeMounts"] if each["name"] == "tls"]
     assert str(config.tls_certificate.parent) == mount["mountPath"]
-    assert {container(TLS)[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
+    assert {container(TLS)[probe]["httpGet"]["port"] for probe in PROBES} == {"probes"}
     assert endpoint(TLS)["scheme"] == "https"
     assert set(endpoint(TLS)["tlsConfig"]) == {"ca", "serverName"}
     assert not {"scheme", "tlsConfig", "authorization"} & set(endpoint())
 
 
 def test_mutual_tls() -> None:
-    """The kubelet has no certificate, so probes only connect; Prometheus shows one."""
+    """Prometheus shows a certificate; the probes have a plain listener of their own."""
     config = load_config(flags={}, environ=environment(MUTUAL_TLS)).values
     assert config.tls_client_ca is not None and config.tls_certificate is not None
     for probe in PROBES:
-        assert container(MUTUAL_TLS)[probe]["tcpSocket"] == {"port": "metrics"}
-        assert "httpGet" not in container(MUTUAL_TLS)[probe]
+        assert container(MUTUAL_TLS)[probe] == container()[probe]
     shown = endpoint(MUTUAL_TLS, {"tls": {"clientSecret": "prom"}})["tlsConfig"]
     assert shown["cert"] == {"secret": {"name": "prom", "key": "tls.crt"}}
     assert shown["keySecret"] == {"name": "prom", "key": "tls.key"}

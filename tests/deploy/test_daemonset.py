@@ -83,6 +83,7 @@ def test_probes() -> None:
     found = container()
     paths = [found[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert paths == ["/healthz", "/healthz", "/readyz"]
+    assert {found[probe]["httpGet"]["port"] for probe in found if probe.endswith("Probe")} == {"probes"}
     assert {found[probe]["timeoutSeconds"] for probe in found if probe.endswith("Probe")} == {5}
     assert container({"livenessProbe": {"timeoutSeconds": 9}})["livenessProbe"]["timeoutSeconds"] == 9
 
@@ -108,8 +109,9 @@ def test_the_agent_knows_its_variables(values: dict[str, Any]) -> None:
     assert {name for name in environ if name.startswith("RANKWATCH_")} <= known
     mounts = {each["mountPath"] for each in container(values)["volumeMounts"]}
     assert {str(config.procfs), str(config.sysfs), str(config.directory)} <= mounts
-    (port,) = container(values)["ports"]
-    assert config.address() == ("0.0.0.0", port["containerPort"])
+    ports = {each["name"]: each["containerPort"] for each in container(values)["ports"]}
+    assert config.address() == ("0.0.0.0", ports["metrics"])
+    assert config.probe_address() is not None and config.probe_address()[1] == ports["probes"]
 
 
 def test_the_network_of_the_pod_is_not_that_of_the_node() -> None:
@@ -118,6 +120,14 @@ def test_the_network_of_the_pod_is_not_that_of_the_node() -> None:
     within = load_config(flags={}, environ=environment(HOST_NETWORK)).values.enabled_collectors()
     assert set(within) - set(without) == {"ethtool"}
     assert pod(HOST_NETWORK)["dnsPolicy"] == "ClusterFirstWithHostNet"
+
+
+def test_probes_in_the_network_of_the_node() -> None:
+    """The kubelet asks on loopback there: other machines reach the port of the metrics alone."""
+    config = load_config(flags={}, environ=environment(HOST_NETWORK)).values
+    assert config.probe_address() == ("127.0.0.1", 9478)
+    assert container(HOST_NETWORK)["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
+    assert "host" not in container()["livenessProbe"]["httpGet"]
 
 
 def test_checkpoint_paths() -> None:
@@ -135,9 +145,10 @@ def test_checkpoint_paths() -> None:
 
 def test_listen() -> None:
     """Agent, container, Service and policy agree on address and port."""
-    values = {"listen": {"address": "[::]", "port": 9999}, "service": {"enabled": True}}
-    assert load_config(flags={}, environ=environment(values)).values.address() == ("::", 9999)
-    assert [each["containerPort"] for each in container(values)["ports"]] == [9999]
+    values = {"listen": {"address": "[::]", "port": 9999, "probePort": 9998}, "service": {"enabled": True}}
+    config = load_config(flags={}, environ=environment(values)).values
+    assert (config.address(), config.probe_address()) == (("::", 9999), ("::", 9998))
+    assert [each["containerPort"] for each in container(values)["ports"]] == [9999, 9998]
     (rule,) = one("NetworkPolicy", values)["spec"]["ingress"]
     assert rule["ports"] == [{"protocol": "TCP", "port": 9999}]
     (port,) = one("Service", values)["spec"]["ports"]

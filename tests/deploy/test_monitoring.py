@@ -99,7 +99,7 @@ def test_shape_of_a_monitor(values: dict[str, Any]) -> None:
     assert spec["namespaceSelector"] == {"matchNames": [agents["metadata"]["namespace"]]}
     selected = agents["spec"]["template"] if kind == "PodMonitor" else objects["Service"]
     assert spec["selector"]["matchLabels"].items() <= selected["metadata"]["labels"].items()
-    (port,) = agents["spec"]["template"]["spec"]["containers"][0]["ports"]
+    port, _ = agents["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert found["port"] == port["name"]
 
 

@@ -24,6 +24,7 @@ FOLLOWING = {
     "procfs",
     "sysfs",
     "rootfs",
+    "probe_listen",
     "tls_certificate",
     "tls_key",
     "tls_client_ca",

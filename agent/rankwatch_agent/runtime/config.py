@@ -85,6 +85,8 @@ class AgentConfig:
 
     listen: str = "0.0.0.0:9477"
     """HOST:PORT to serve on; port 0 takes a free one; an IPv6 host goes in brackets."""
+    probe_listen: str = ""
+    """HOST:PORT of a listener for the probes alone, in plain HTTP; empty leaves them to listen only."""
     address_file: Path | None = None
     """File that receives HOST:PORT once the agent listens, written atomically."""
     max_requests: int = 16
@@ -175,7 +177,7 @@ class AgentConfig:
     """Format of the log: text or json."""
 
     def __post_init__(self) -> None:
-        self._check_address()
+        self._check_addresses()
         self._check_collectors()
         for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
             expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
@@ -194,8 +196,11 @@ class AgentConfig:
 
     def address(self) -> tuple[str, int]:
         """Host and port to listen on."""
-        host, _, port = self.listen.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return _split_address(self.listen)
+
+    def probe_address(self) -> tuple[str, int] | None:
+        """Host and port of the listener for probes; None where there is none."""
+        return _split_address(self.probe_listen) if self.probe_listen else None
 
     def schedule(self, collector: str) -> Schedule:
         """Interval and deadline of a collector."""
@@ -210,11 +215,11 @@ class AgentConfig:
         chosen = set(self.collectors) - set(self.disabled_collectors)
         return tuple(name for name in DEFAULT_SCHEDULES if name in chosen)
 
-    def _check_address(self) -> None:
-        host, _, port = self.listen.rpartition(":")
-        bare = host.startswith("[") == host.endswith("]") and (":" not in host or host.startswith("["))
-        known = bool(host) and bare and port.isascii() and port.isdigit() and int(port) <= 65535
-        expect(self, "listen", known, "HOST:PORT with a port from 0 to 65535")
+    def _check_addresses(self) -> None:
+        for name in ("listen", "probe_listen"):
+            text = getattr(self, name)
+            known = _is_address(text) or (name == "probe_listen" and not text)
+            expect(self, name, known, "HOST:PORT with a port from 0 to 65535")
 
     def _check_collectors(self) -> None:
         known = f"names out of {', '.join(DEFAULT_SCHEDULES)}"
@@ -224,6 +229,17 @@ class AgentConfig:
         for name in ("intervals_seconds", "deadlines_seconds"):
             inside = all(0 < seconds < float("inf") for seconds in getattr(self, name).values())
             expect(self, name, inside, "numbers of seconds above 0")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    bare = host.startswith("[") == host.endswith("]") and (":" not in host or host.startswith("["))
+    return bool(host) and bare and port.isascii() and port.isdigit() and int(port) <= 65535
+
+
+def _split_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 _SECONDS = (

@@ -52,6 +52,16 @@ def build_routes(
         )
         return Page(HTTPStatus.OK, reply.body, reply.headers)
 
+    return {
+        "/": with_token(Route(index), token),
+        "/metrics": with_token(Route(metrics), token),
+        **build_probes(snapshot),
+    }
+
+
+def build_probes(snapshot: Callable[[], Snapshot]) -> dict[str, Route]:
+    """Path -> route, for the probes alone."""
+
     def healthz(headers: Message) -> Page:
         return plain_page(HTTPStatus.OK, "ok")
 
@@ -66,8 +76,6 @@ def build_routes(
         return gpu_readiness(snapshot())
 
     return {
-        "/": with_token(Route(index), token),
-        "/metrics": with_token(Route(metrics), token),
         "/healthz": Route(healthz, bounded=False),
         "/readyz": Route(readyz, bounded=False),
         "/readyz/gpus": Route(readyz_gpus, bounded=False),

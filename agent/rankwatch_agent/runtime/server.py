@@ -205,7 +205,7 @@ def build_tls(*, certificate: Path | None, key: Path | None, client_ca: Path | N
     """The TLS context of the server; None without a certificate. Raises UserError for a file it cannot use.
 
     With `client_ca`, only clients with a certificate of these authorities may connect, to any page. The
-    kubelet has none, so HTTP probes fail then: use an exec probe or a TCP probe.
+    kubelet has none: give the probes a listener of their own.
     """
     if certificate is None or key is None:
         return None

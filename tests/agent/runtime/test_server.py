@@ -22,7 +22,7 @@ from rankwatch_agent.runtime.connections import (
 )
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition
-from rankwatch_agent.runtime.pages import build_routes
+from rankwatch_agent.runtime.pages import build_probes, build_routes
 from rankwatch_agent.runtime.server import (
     EXHAUSTED_SECONDS,
     MetricsServer,
@@ -51,6 +51,13 @@ def test_pages() -> None:
         assert fetch(address, "/healthz").body == b"ok\n"
         assert fetch(address, "/readyz").status == 200
         assert b'href="/metrics"' in fetch(address, "/").body
+
+
+def test_probes_alone() -> None:
+    """Their own listener answers them and nothing else."""
+    with serving(build_probes(lambda: Snapshot((), ()))) as (_, address):
+        assert fetch(address, "/healthz").status == fetch(address, "/readyz").status == 200
+        assert fetch(address, "/metrics").status == 404
 
 
 def test_readiness_names_pending_collectors() -> None:

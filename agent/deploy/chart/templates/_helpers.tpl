@@ -81,6 +81,7 @@ root: {{ or $chosen.root $chosen.pods $kernelLog }}
 {{- $settings := dict
   "cluster" .Values.cluster
   "listen" (printf "%s:%v" .Values.listen.address .Values.listen.port)
+  "probe_listen" (printf "%s:%v" (.Values.privileges.hostNetwork | ternary "127.0.0.1" .Values.listen.address) .Values.listen.probePort)
   "directory" .Values.blackBoxes.directory
   "procfs" "/host/proc"
   "sysfs" "/host/sys"
@@ -128,18 +129,12 @@ root: {{ or $chosen.root $chosen.pods $kernelLog }}
 
 {{/* How to probe: (dict "path" PATH "root" $ "probe" TIMES). */}}
 {{- define "rankwatch-agent.probe" -}}
-{{- $tls := .root.Values.tls -}}
-{{- if $tls.mutual -}}
-tcpSocket:
-  port: metrics
-{{- else -}}
 httpGet:
   path: {{ .path }}
-  port: metrics
-  {{- if $tls.existingSecret }}
-  scheme: HTTPS  # the kubelet does not check the certificate
+  port: probes
+  {{- if .root.Values.privileges.hostNetwork }}
+  host: 127.0.0.1
   {{- end }}
-{{- end }}
 {{ toYaml .probe }}
 {{- end }}
 
