@@ -18,6 +18,7 @@ from rankwatch.conventions import environment
 from rankwatch.errors import IdentityError
 
 _RUN_BYTES = 100
+_RUN_CLASS_BYTES = 32
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 
 
@@ -66,6 +67,11 @@ def find_identity(
         host=host or socket.gethostname(),
         coordinates=dict(coordinates or {}),
     )
+
+
+def as_run_class(text: str) -> str:
+    """The class of a run as a label value of at most 32 characters."""
+    return _UNSAFE.sub("_", text)[:_RUN_CLASS_BYTES]
 
 
 def _first(given: int | None, env: Mapping[str, str], *names: str, default: int) -> int:

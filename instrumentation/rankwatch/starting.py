@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from rankwatch.flight_recorder import (
     records_all_backends,
     reserve_entries,
 )
-from rankwatch.identity import find_identity
+from rankwatch.identity import as_run_class, find_identity
 from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
@@ -40,6 +41,8 @@ def start(
     host: str | None = None,
     coordinates: Mapping[str, tuple[int, int]] | None = None,
     target_steps: int | None = None,
+    run_class: str | None = None,
+    checkpoint_interval_seconds: float | None = None,
     gpu: str | None = None,
     phases: Iterable[str] = (),
     directory: str | os.PathLike[str] | None = None,
@@ -53,6 +56,10 @@ def start(
         Without a distributed job the process is rank 0 of 1.
     coordinates: the rank's position in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
     target_steps: the number of steps the run is to reach, for progress and time to completion.
+    run_class: such as "production"; the settings of the alerts say from how many ranks on a class may page.
+        Default `$RANKWATCH_RUN_CLASS`.
+    checkpoint_interval_seconds: longest time between two checkpoints that the run intends; with it, an alert
+        is raised for a run that never saves. Default `$RANKWATCH_CHECKPOINT_INTERVAL_SECONDS`.
     gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
@@ -66,6 +73,10 @@ def start(
     if isinstance(phases, str):
         raise UsageError(f"phases is the text {phases!r}, expected names: phases=({phases!r},)")
     _check(phases := tuple(phases), capacity, gpu)
+    if checkpoint_interval_seconds is not None and not 0 < checkpoint_interval_seconds < math.inf:
+        raise UsageError(
+            f"checkpoint_interval_seconds is {checkpoint_interval_seconds}, expected more than 0"
+        )
     if os.environ.get(environment.DISABLE, "").lower() not in environment.OFF:
         return DisabledRun()
     find = partial(
@@ -87,7 +98,15 @@ def start(
         if identity.local_rank == 0:
             sweep(base)
         names = dict.fromkeys((*PHASES, *phases))
-        writer = Writer(base, identity, phases=names, target_steps=target_steps, capacity=capacity)
+        writer = Writer(
+            base,
+            identity,
+            phases=names,
+            target_steps=target_steps,
+            run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
+            checkpoint_interval_seconds=checkpoint_interval_seconds or _checkpoint_interval(os.environ),
+            capacity=capacity,
+        )
         started = Run(identity, writer, names, cuda_event_factory())
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
@@ -107,6 +126,19 @@ def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:
         raise UsageError(f"capacity is {capacity}, expected 256 to {layout.MAX_CAPACITY}")
     if gpu is not None and not is_gpu_uuid(gpu):
         raise UsageError(f"gpu is {gpu!r:.100}, expected a UUID as `nvidia-smi -L` prints it: GPU-...")
+
+
+def _checkpoint_interval(env: Mapping[str, str]) -> float:
+    """The declared interval; 0 where there is none, and, with a warning, where it is no time."""
+    text = env.get(environment.CHECKPOINT_INTERVAL, "")
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if 0 <= seconds < math.inf:
+        return seconds
+    _log.warning("%s is %.100r, expected seconds: it is ignored", environment.CHECKPOINT_INTERVAL, text)
+    return 0.0
 
 
 def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:

@@ -14,7 +14,7 @@ from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.follower import RankFollower
-from rankwatch_agent.training.series import RankSeries
+from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.totals import RankTotals
 
 BOUNDS_SECONDS = (
@@ -96,6 +96,7 @@ class RanksCollector:
         make = RankSeries(lambda moment: moment + offset)
         series: list[Series] = []
         for run, ranks in runs.items():
+            series.extend(run_series(run, ranks))
             rendezvous = self._compare_ranks(run, ranks)
             for rank in ranks:
                 series.extend(make.of(rank))

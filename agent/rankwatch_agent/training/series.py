@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.runtime.collector import Series
@@ -17,6 +17,15 @@ from rankwatch_agent.training.totals import RankTotals
 
 _STAGE = "pp"
 """Name of the pipeline-parallel coordinate."""
+
+
+def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
+    """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
+    header = max((each.header for each in ranks), key=lambda each: each.started_monotonic)
+    yield _one("rankwatch_run_info", (run, header.run_class), 1)
+    yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
+    if header.checkpoint_interval_seconds is not None:
+        yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
 
 
 class RankSeries:

@@ -62,12 +62,15 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
         raise refuse("garbage", str(error)) from error
     if not identity.run:
         raise refuse("garbage", "it has no run id")
+    run_class, interval = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     return Header(
         identity=identity,
         pid=pid,
         started_monotonic=monotonic,
         started_wall=wall,
         target_steps=int(target) if 0 < target < 1e15 else None,
+        run_class=name if (name := _text(run_class)).isascii() and name.isprintable() else "",
+        checkpoint_interval_seconds=interval if 0.0 < interval < END_OF_TIME else None,
         capacity=capacity,
     )
 

@@ -20,6 +20,10 @@ class Header:
     started_wall: float
     """The same moment on the wall clock, in seconds."""
     target_steps: int | None
+    run_class: str = ""
+    """Class of the run in printable ASCII; empty where it declares none."""
+    checkpoint_interval_seconds: float | None = None
+    """Longest time between two checkpoints that the run intends."""
     capacity: int
     """Number of records in the ring."""
 

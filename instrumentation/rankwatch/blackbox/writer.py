@@ -42,11 +42,14 @@ class Writer:
         *,
         phases: Iterable[str],
         target_steps: int | None = None,
+        run_class: str = "",
+        checkpoint_interval_seconds: float = 0.0,
         capacity: int = layout.DEFAULT_CAPACITY,
     ) -> None:
         self.path = directory / identity.run / f"{identity.rank}{layout.SUFFIX}"
         self._size = layout.RING_OFFSET + capacity * layout.RECORD_SIZE
-        header = _header(identity, capacity, self._size, target_steps)
+        header = _header(identity, capacity, self._size, target_steps).ljust(layout.DECLARED_OFFSET, b"\0")
+        header += layout.DECLARED.pack(run_class.encode(), checkpoint_interval_seconds)
         try:
             self._file, self._map = _create(self.path, self._size, header)
         except OSError as error:

@@ -14,6 +14,8 @@ class Label(StrEnum):
     """Name of the machine the agent runs on; on every series of the agent."""
     RUN = "run"
     """Identity of a training run, the same on all of its ranks."""
+    RUN_CLASS = "run_class"
+    """Class of a run, as RANKWATCH_RUN_CLASS gives it; empty where none is given."""
     RANK = "rank"
     """Global rank, 0 <= rank < world size."""
     LOCAL_RANK = "local_rank"

@@ -12,10 +12,11 @@ from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, NETWORK, XIDS
-from rankwatch.conventions.runs import CHECKPOINTS, RANKS, SCALARS, STEPS, VARIATION
+from rankwatch.conventions.runs import CHECKPOINTS, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
 
 METRICS: tuple[Metric, ...] = (
+    *RUNS,
     *RANKS,
     *STEPS,
     *VARIATION,

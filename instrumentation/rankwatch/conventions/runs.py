@@ -7,6 +7,21 @@ from rankwatch.conventions.labels import Label
 
 _RANK = (Label.RUN, Label.RANK)
 
+RUNS = (
+    info(
+        "rankwatch_run_info",
+        (Label.RUN, Label.RUN_CLASS),
+        "Class of the run; always 1.",
+    ),
+    gauge("rankwatch_run_world_size", "1", (Label.RUN,), "Ranks that the run has on all nodes together."),
+    gauge(
+        "rankwatch_run_checkpoint_interval_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Longest time between two checkpoints that the run intends; no series where it declares none.",
+    ),
+)
+
 RANKS = (
     info(
         "rankwatch_rank_info",

@@ -236,3 +236,16 @@ def test_rank_gpu(tmp_path: Path) -> None:
         go_on(process)
         assert values(collector.collect(), "rankwatch_rank_gpu_info") == {("job", "0", GPU): 1}
     assert values(collector.collect(), "rankwatch_rank_gpu_info") == {}
+
+
+def test_what_a_run_declares(tmp_path: Path) -> None:
+    """Class, world size and checkpoint interval are series of the run; without a class the label is empty."""
+    before = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_CHECKPOINT_INTERVAL_SECONDS='60')"
+    with (
+        rank(tmp_path, "ready()", number=1, world=4, before=before),
+        rank(tmp_path, "ready()", run="plain", world=2),
+    ):
+        collection = RanksCollector(directory=tmp_path).collect()
+    assert values(collection, "rankwatch_run_info") == {("job", "production"): 1, ("plain", ""): 1}
+    assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
+    assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}
