@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import UsageError
@@ -24,6 +25,7 @@ class Failures:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._logged: set[str] = set()
+        writer.refused_name = self._refused_name
         self.strict = True
         """Wrong use raises until the first step has ended. After that it is only logged, because a branch
         first taken at step 10,000 must not end the run."""
@@ -39,6 +41,17 @@ class Failures:
                 what,
                 type(error).__name__,
                 error,
+            )
+
+    def _refused_name(self, name: str) -> None:
+        """Say once that the table of names is full."""
+        if "names" not in self._logged:
+            self._logged.add("names")
+            _log.warning(
+                "rankwatch has no place for the name %.100r: a black box holds %d names, and values under "
+                "further names are dropped (said once)",
+                name,
+                layout.NAME_COUNT - 1,
             )
 
     def misuse(self, message: str) -> None:

@@ -16,14 +16,14 @@ TERMINATED_SUFFIX = ".terminated"
 """File beside the black box that receives every thread's stack when SIGTERM arrives."""
 
 
-def on_exit(record: Callable[[type[BaseException] | None], None]) -> Callable[[], None]:
-    """Call `record` when the interpreter exits, with the type of the exception that ended it, if any.
+def on_exit(record: Callable[[BaseException | None], None]) -> Callable[[], None]:
+    """Call `record` when the interpreter exits, with the exception that ended it, if any.
 
     Returns a function that cancels this.
     """
 
     def exiting() -> None:
-        record(getattr(sys, "last_type", None))
+        record(getattr(sys, "last_value", None))
 
     atexit.register(exiting)
     return lambda: atexit.unregister(exiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointOperation
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Lifecycle
 from rankwatch.device import DevicePhases
+from rankwatch.errors import UsageError
 from rankwatch.failures import Failures, guarded
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars
@@ -25,13 +26,16 @@ from rankwatch.steps import Steps
 
 T = TypeVar("T")
 _WORK = RecordKind.WORK
+_MESSAGE_READ = 1000
+"""Characters of an exception's message that are looked at."""
 
 
 class Run:
     """One rank of a run, from `rankwatch.start` to `finish`. Only the training thread calls phases and steps.
 
     As a context manager it records `finished` at the end of the block. If an exception ends the block, it
-    records `failed` with the type of the exception, and the exception propagates.
+    records `failed` with the type and the message of the exception, or `interrupted` for Ctrl-C, and the
+    exception propagates.
     """
 
     phase: Callable[[str], AbstractContextManager[None]]
@@ -73,8 +77,10 @@ class Run:
         self._spans[DATA_WAIT] = self._wait
         self.phase = self._spans.__getitem__
         self._steps.call_after_each(self._resolve)
+        # Reserved now: a full table of names must not hide the final state, or what caused it.
         for reserved in (*Lifecycle, *CHECKPOINT_OPERATIONS, LOSS):
-            writer.name_number(reserved)  # reserved now: a full table of names must not hide the final state
+            writer.name_number(reserved)
+        self._error_names = [writer.new_name("") for _ in range(1 + layout.MESSAGE_NAMES)]
         self._lifecycle(Lifecycle.STARTED)
 
     # -- steps and phases -------------------------------------------------------------------------
@@ -129,10 +135,12 @@ class Run:
             self._failures.note("record a scalar", error)
 
     def work(self, /, **amounts: float) -> None:
-        """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`."""
+        """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`. No amount is negative."""
         try:
             for unit, amount in amounts.items():
                 self._record(unit, amount, self._steps.current, _WORK)
+        except UsageError as error:
+            self._failures.misuse(str(error))
         except Exception as error:  # noqa: BLE001 - as in `guarded`
             self._failures.note("record work", error)
 
@@ -174,9 +182,8 @@ class Run:
 
     @guarded("record a failure")
     def fail(self, error: BaseException | type[BaseException]) -> None:
-        """Record that this exception ends the run."""
-        kind = error if isinstance(error, type) else type(error)
-        self._end(Lifecycle.FAILED, kind.__qualname__)
+        """Record that this exception ends the run: its type and the beginning of its message."""
+        self._end(*_ending(error))
 
     def __enter__(self) -> Run:
         return self
@@ -187,7 +194,7 @@ class Run:
         if kind is None or (kind is SystemExit and getattr(error, "code", 1) in (None, 0)):
             self.finish()
         else:
-            self.fail(kind)
+            self.fail(kind if error is None else error)
 
     def when_ended(self, close: Callable[[], object]) -> None:
         """Call `close` when the run ends."""
@@ -198,12 +205,9 @@ class Run:
         self._resolvers.append(resolve)
 
     @guarded("record the end")
-    def exited(self, error: type[BaseException] | None, /) -> None:
+    def exited(self, error: BaseException | None, /) -> None:
         """Record that the interpreter exits, unless the end of the run is recorded already."""
-        if error is None:
-            self._end(Lifecycle.EXITED)
-        else:
-            self._end(Lifecycle.FAILED, error.__qualname__)
+        self._end(*_ending(error) if error is not None else (Lifecycle.EXITED,))
 
     def silence(self) -> None:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
@@ -212,11 +216,15 @@ class Run:
         for follow in self._followers:
             follow()
 
-    def _end(self, event: Lifecycle, detail: str = "") -> None:
+    def _end(self, event: Lifecycle, error: Sequence[str] = ()) -> None:
+        """error: type of the exception, then its message in pieces."""
         if self._ended:
             return
         self._resolve()
-        self._lifecycle(event, detail)
+        numbers = self._error_names[: len(error)]
+        for number, text in zip(numbers, error, strict=True):
+            self._writer.fill_name(number, text)
+        self._lifecycle(event, *numbers)
         self._ended = True
         for close in self._closers:
             try:
@@ -231,14 +239,42 @@ class Run:
             except Exception as error:  # noqa: BLE001 - `end_step` calls this and must not fail
                 self._failures.note("read values from the GPU", error)
 
-    def _lifecycle(self, event: Lifecycle, detail: str = "") -> None:
+    def _lifecycle(self, event: Lifecycle, *error_names: int) -> None:
         moment = time.monotonic()
-        writer = self._writer
-        name = writer.name_number(event)
-        reason = writer.name_number(detail) if detail else 0
-        writer.append(
-            RecordKind.LIFECYCLE, name, moment, moment, layout.LIFECYCLE, self._steps.current, reason
+        details = (*error_names, *(0 for _ in self._error_names))[: len(self._error_names)]
+        name = self._writer.name_number(event)
+        self._writer.append(
+            RecordKind.LIFECYCLE, name, moment, moment, layout.ENDING, self._steps.current, *details
         )
+
+
+def _ending(error: BaseException | type[BaseException]) -> tuple[Lifecycle, list[str]]:
+    """The event for a run that this exception ends, the type of the exception, and its message in pieces."""
+    kind = error if isinstance(error, type) else type(error)
+    if issubclass(kind, KeyboardInterrupt):
+        return Lifecycle.INTERRUPTED, []
+    message = "" if error is kind else _message(error)
+    return Lifecycle.FAILED, [kind.__qualname__, *_pieces(message)]
+
+
+def _message(error: object) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the code of any exception
+        return ""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text[:_MESSAGE_READ].split()))
+
+
+def _pieces(text: str) -> list[str]:
+    """Cut a text into pieces that each fit a name. The end of a long text is lost."""
+    size = layout.NAME_SIZE - 1
+    pieces: list[str] = []
+    while text and len(pieces) < layout.MESSAGE_NAMES:
+        # `replace` first, because a lone surrogate cannot be encoded.
+        piece = text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+        pieces.append(piece)
+        text = text[len(piece) :]
+    return pieces
 
 
 class _Phases(dict[str, Any]):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from math import inf
 from typing import Any, NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import LOSS
+from rankwatch.errors import UsageError
 
 _MAX_PENDING = 1024
 _LOSS_WORD = int(Now.LOSS)  # members of an enum are slow keys
@@ -42,7 +44,8 @@ class Scalars:
     def record(self, name: str, value: Any, step: int, kind: RecordKind = RecordKind.SCALAR) -> None:
         """Record a number, or a tensor with one element on the CPU or a CUDA device, as SCALAR or WORK.
 
-        Raises ValueError for a tensor on another device, because reading it would wait for the device.
+        Raises ValueError for a tensor on another device, because reading it would wait for the device, and
+        UsageError for work that is negative or not finite.
         """
         moment = _clock()
         if type(value) is not float and not isinstance(value, (float, int)):  # `float | int` costs an object
@@ -71,7 +74,12 @@ class Scalars:
             self._write(kind, name, float(copy), step, moment)  # host memory: this synchronises nothing
 
     def _write(self, kind: RecordKind, name: str, value: float, step: int, moment: float) -> None:
-        tags, pack = self._works if kind is RecordKind.WORK else self._scalars
+        if kind is RecordKind.WORK:
+            tags, pack = self._works
+            if not 0.0 <= value < inf:
+                raise UsageError(f"work of {value:g} {name} is no amount, expected a number from 0 up")
+        else:
+            tags, pack = self._scalars
         tag = tags.get(name)
         if tag is None:
             tag = self._tag(kind, name, tags)

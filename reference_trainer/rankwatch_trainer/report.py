@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 class RunReport:
     """A context manager around the whole run. It writes the end record also after an exception.
 
-    The end record is one line of JSON: outcome (finished, preempted, failed), exception, steps done by
-    this process, last step, final_loss (of rank 0; null if not finite), mean_step_seconds and
+    The end record is one line of JSON: outcome (finished, preempted, interrupted, failed), exception, steps
+    done by this process, last step, final_loss (of rank 0; null if not finite), mean_step_seconds and
     steps_per_second. The time of a step runs from the end of the step before to its own end.
     """
 
@@ -77,7 +77,7 @@ class RunReport:
         if not self._is_writer:
             return
         if kind is not None:
-            self.outcome = "failed"
+            self.outcome = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         print(json.dumps(self._end_record(kind)), file=self._output, flush=True)
         if self._history_path is not None:
             self._write_history(self._history_path)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 import rankwatch
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.totals import RankTotals
 from support.training.blackbox import box, of_kind, read
 
 START = "import os, signal, sys, time, rankwatch\nrun = rankwatch.start(run='r')\n"
@@ -177,3 +180,58 @@ def test_many_runs_in_one_process(tmp_path: Path) -> None:
         del run
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "signal.raise_signal(signal.SIGINT)",
+        "with run: signal.raise_signal(signal.SIGINT)",
+        "class Stopped(KeyboardInterrupt): pass\nrun.fail(Stopped())",
+    ],
+)
+def test_interrupted(tmp_path: Path, code: str) -> None:
+    """Ctrl-C is the user's wish, not a failure of the run."""
+    assert end(tmp_path, code)[1] == ["started", "interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError('no memory.\\n  Tried \\x1b[31m 2 GiB')", "no memory. Tried ?[31m 2 GiB"),
+        ("with run: raise ValueError('bad batch 7')", "bad batch 7"),
+        ("run.fail(ValueError)", ""),
+        ("run.fail(ValueError('\\udcff' + 'é' * 1000))", "?" + "é" * 124),
+        ("class Odd(Exception):\n    __str__ = None\nrun.fail(Odd())", ""),
+    ],
+)  # fmt: skip
+def test_message_of_exception(tmp_path: Path, code: str, message: str) -> None:
+    """The beginning of the message is recorded on one line, printable, whatever the exception does."""
+    _, events = end(tmp_path, code)
+    assert events == ["started", "failed"]
+    totals = RankTotals(lambda _: None, max_names=100)
+    rank = RankFollower(box(tmp_path), totals)
+    rank.poll(time.monotonic(), to_end=True)
+    rank.close()
+    assert totals.lifecycle.message == message
+
+
+def test_message_with_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Type and message have places of their own."""
+    for number in range(1000):
+        run.scalar(f"norm/{number}", 1.0)
+    run.fail(ValueError("bad batch"))
+    totals = RankTotals(lambda _: None, max_names=100)
+    rank = RankFollower(box(tmp_path), totals)
+    rank.poll(time.monotonic(), to_end=True)
+    rank.close()
+    assert (totals.lifecycle.failures, totals.lifecycle.message) == ({"ValueError": 1}, "bad batch")
+    assert rank.now.names_refused > 400
+
+
+def test_dropped_name(run: rankwatch.Run, caplog: pytest.LogCaptureFixture) -> None:
+    """The first name without a place is named, once: its values are lost."""
+    for number in range(600):
+        run.scalar(f"norm/{number}", 1.0)
+    (record,) = caplog.records
+    assert "no place for the name 'norm/4" in record.getMessage()

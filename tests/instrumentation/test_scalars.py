@@ -175,3 +175,14 @@ def test_distributed_tensor(run: rankwatch.Run, tmp_path: Path) -> None:
 
     run.scalar("gradient_norm", Distributed())
     assert [each.payload[0] for each in of_kind(box(tmp_path), RecordKind.SCALAR)] == [3.0]
+
+
+@pytest.mark.parametrize("amount", [-1, -0.5, math.nan, math.inf])
+def test_impossible_work(run: rankwatch.Run, tmp_path: Path, amount: float) -> None:
+    """Work that is negative or not finite is wrong use, and is not recorded."""
+    with pytest.raises(rankwatch.UsageError, match="tokens is no amount"):
+        run.work(tokens=amount)
+    with run.step():
+        pass
+    run.work(tokens=amount)  # after the first step wrong use is counted only
+    assert of_kind(box(tmp_path), RecordKind.WORK) == []

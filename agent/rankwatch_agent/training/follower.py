@@ -24,6 +24,7 @@ from rankwatch_agent.training.totals import RankTotals
 _STATE_OF = {
     Lifecycle.FINISHED: RankState.FINISHED,
     Lifecycle.FAILED: RankState.FAILED,
+    Lifecycle.INTERRUPTED: RankState.INTERRUPTED,
     Lifecycle.PREEMPTED: RankState.PREEMPTED,
     Lifecycle.EXITED: RankState.EXITED,
 }

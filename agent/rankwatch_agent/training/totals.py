@@ -10,6 +10,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
+from rankwatch.settings import printable
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.loss import LossStatistics
 from rankwatch_agent.training.steps import StepAssembler
@@ -18,7 +19,7 @@ from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 _NAMES = (1 << layout.NAME_BITS) - 1
 """The bits of a tag that hold the number of a name."""
 _unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
-_ENDS = frozenset({Lifecycle.FINISHED, Lifecycle.FAILED, Lifecycle.PREEMPTED, Lifecycle.EXITED})
+_ENDS = frozenset(Lifecycle) - {Lifecycle.STARTED, Lifecycle.RESUMED}
 
 
 @dataclass
@@ -40,6 +41,8 @@ class LifecycleTotals:
     resumes: int = 0
     preemptions: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+    """Beginning of the message of the exception that ended the present process; printable."""
 
 
 class RankTotals:
@@ -91,6 +94,7 @@ class RankTotals:
     def begin_process(self) -> None:
         """Another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
+        self.lifecycle.message = ""
         self.loss.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
@@ -192,7 +196,7 @@ class RankTotals:
             self.verified = (end, step)
 
     def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        _, reason = layout.LIFECYCLE.unpack_from(raw, at)
+        _, reason, *pieces = layout.ENDING.unpack_from(raw, at)
         event, detail = self._name_of(number), self._name_of(reason)
         life = self.lifecycle
         if event == Lifecycle.STARTED:
@@ -204,5 +208,6 @@ class RankTotals:
         elif event == Lifecycle.FAILED:
             kind = self.names.bound("exception", detail) or "unknown"
             life.failures[kind] = life.failures.get(kind, 0) + 1
+            life.message = printable("".join(map(self._name_of, pieces)))
         if event in _ENDS:
             life.ended_by = Lifecycle(event)

@@ -12,7 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
-from rankwatch.settings import SentenceParser
+from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
@@ -60,6 +60,8 @@ def _final_state(rank: RankFollower) -> Iterator[str]:
     loss = rank.totals.scalars.get(LOSS)
     yield f"loss {'not reported' if loss is None else f'{loss:g}'}"
     yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
+    if now.names_refused:
+        yield f"{now.names_refused} uses of names for which the table of {layout.NAME_COUNT - 1} has no place"
 
 
 def _newest(rank: RankFollower) -> Iterator[str]:
@@ -78,7 +80,11 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
         number, failed = layout.STEP.unpack_from(record.payload)
         return f"{text} number {number}{', ended by an exception' if failed else ''}"
     if kind == RecordKind.LIFECYCLE:
-        return f"{text} {rank.name(layout.LIFECYCLE.unpack_from(record.payload)[1])}".rstrip()
+        return f"{text} {_error(rank, record)}".rstrip()
+    if kind == RecordKind.CHECKPOINT:
+        size, step, stage, failed = layout.CHECKPOINT.unpack_from(record.payload)
+        part = f" stage {rank.name(stage)}" if stage else ""
+        return f"{text}{part} of step {step}, {size} bytes{', failed' if failed else ''}"
     if kind in (RecordKind.SCALAR, RecordKind.WORK):
         value, step = layout.SCALAR.unpack_from(record.payload)
         return f"{text} {value:g} at step {step}"
@@ -86,6 +92,12 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
         size, number, group, *_ = layout.COLLECTIVE.unpack_from(record.payload)
         return f"{text} number {number} of group {rank.name(group)}, {size} bytes"
     return text
+
+
+def _error(rank: RankFollower, record: RawRecord) -> str:
+    """The type of the exception that ended the run, and its message; empty for other events."""
+    _, kind, *pieces = layout.ENDING.unpack_from(record.payload)
+    return printable(": ".join(filter(None, (rank.name(kind), "".join(map(rank.name, pieces))))))
 
 
 def _clock(header: Header, monotonic: float) -> str:

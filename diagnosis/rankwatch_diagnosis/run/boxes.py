@@ -34,6 +34,8 @@ _COPIED_AFTER_SECONDS = 0.002
 page of its box for the first time changes the file, too, but right after it has read the clock."""
 _OLD_SECONDS = 60.0
 """A copy made this long after the last sign of life does not show whether the run was over by then."""
+ENDED_BY_SIGNAL = frozenset({RankState.TERMINATED, RankState.INTERRUPTED})
+"""States of ranks that were ended from outside."""
 _WITHOUT_GOODBYE = frozenset({RankState.LOST, RankState.TERMINATED})
 """Ranks in these states stood in their open phase when they ended."""
 
@@ -49,6 +51,8 @@ class Box:
     """A process holds the lock, or held it when the box was copied."""
     failure: str
     """Type of the exception that ended the rank; empty where none did."""
+    failure_message: str
+    """Beginning of its message; empty where it has none, or is not known."""
     failed_in_collective: bool
     """Its last collective ended with an error."""
     open_phase: tuple[str, float] | None
@@ -72,6 +76,11 @@ class Box:
     def rank(self) -> int:
         """Global rank."""
         return self.header.identity.rank
+
+    @property
+    def ended_by(self) -> str:
+        """The exception that ended the rank, with its message; empty where none did."""
+        return ": ".join(filter(None, (self.failure, self.failure_message)))
 
     @property
     def ended(self) -> bool:
@@ -117,7 +126,7 @@ class Boxes:
         found = self.by_rank.values()
         if self.copied_alive:
             return False
-        if any(each.alive or each.state is RankState.TERMINATED for each in found):
+        if any(each.alive or each.state in ENDED_BY_SIGNAL for each in found):
             return True
         failed = [each for each in found if each.state is RankState.FAILED]
         # One that failed by itself needs no lost rank to explain it, and may be why the others were ended.
@@ -251,6 +260,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         state=state,
         alive=alive,
         failure=next(iter(totals.lifecycle.failures), "") if state is RankState.FAILED else "",
+        failure_message=totals.lifecycle.message if state is RankState.FAILED else "",
         failed_in_collective=_failed_in_collective(records),
         open_phase=phase if state not in ENDED_STATES or state in _WITHOUT_GOODBYE else None,
         timeout=totals.timeouts.timeout(phase[0] if phase else None),

@@ -49,6 +49,8 @@ class RunState(StrEnum):
     """A process of it is gone without giving a reason, while others live or were ended by that."""
     FAILED = "failed"
     """An exception ended ranks."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C, or SIGINT, ended it."""
     PREEMPTED = "preempted"
     TERMINATED = "terminated"
     """SIGTERM ended it."""
@@ -135,6 +137,8 @@ def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
         return RunState.FAILED
     if stands and living and states != {RankState.FINISHED}:
         return RunState.STALLED
+    if not boxes.living and RankState.INTERRUPTED in states:
+        return RunState.INTERRUPTED  # peers of an interrupted rank fail in their collectives
     if RankState.FAILED in states:
         return RunState.FAILED
     if boxes.living:
@@ -176,8 +180,12 @@ def _why(
         it = "it" if len(ranks) == 1 else f"rank {first.rank}"
         return f"{listed(ranks)}: {processes} gone without giving a reason; {it} was {where_of(first)}"
     if state is RunState.FAILED and ranks:
-        failure = boxes.by_rank[ranks[0]].failure or "an exception"
+        failure = boxes.by_rank[ranks[0]].ended_by or "an exception"
+        if boxes.world_size == 1:
+            return f"ended by {failure}"
         return f"{listed(ranks)}: ended by {failure}, outside of a collective; the others fail because of it"
+    if state is RunState.INTERRUPTED:
+        return "Ctrl-C, or SIGINT, ended it"
     if state is RunState.FAILED:
         return "exceptions ended ranks, all of them in collectives: it is not known which failed first"
     if state is RunState.RUNNING and straggler is not None:
@@ -263,6 +271,7 @@ def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
         "steps_completed": box.now.steps_completed,
         "phase": box.open_phase[0] if box.open_phase else None,
         "failure": box.failure or None,
+        "failure_message": box.failure_message or None,
         "timeout_seconds": box.timeout,
     }
     if boxes.moment is not None and not box.ended:

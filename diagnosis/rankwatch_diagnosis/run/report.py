@@ -182,6 +182,7 @@ def _ranks(verdict: RunVerdict) -> Iterator[str]:
         phase = f", in {each['phase']}" if "phase" in each else ""
         idle = f", no progress for {each['idle_seconds']:.1f} s" if "idle_seconds" in each else ""
         failure = f" by {each['failure']}" if "failure" in each else ""
+        failure += f": {each['failure_message']}" if "failure_message" in each else ""
         who = f"{mark} {each['rank']} on {each['host']}"
         yield f"{who}: {each['state']}{failure}, step {each['step']}{phase}{idle}"
     if len(ordered) > _RANKS_SHOWN:

@@ -16,7 +16,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch_diagnosis.hang.snapshot import UNKNOWN, GroupView, HangSnapshot, Operation, Signature
-from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.boxes import ENDED_BY_SIGNAL, Box, Boxes
 
 VERSION = "black box"
 MOST_MEMBERS = 1 << 16
@@ -199,7 +199,7 @@ def _gone(box: Box, boxes: Boxes) -> bool:
     """Whether it ended by itself, not because another rank had stopped."""
     if box.state is RankState.LOST:
         return boxes.liveness_known
-    return box.state in ENDED_STATES and box.state is not RankState.TERMINATED
+    return box.state in ENDED_STATES - ENDED_BY_SIGNAL
 
 
 def _lowest_enqueued(states: Mapping[int, list[BoxGroup]]) -> dict[GroupName, int]:

@@ -270,7 +270,7 @@ def place_of(box: Box, boxes: Boxes) -> str:
     where = where_of(box)
     since = box.open_phase[1] if box.open_phase else max(box.last_sign, box.now.step_began)
     if box.ended and (box.state is not RankState.LOST or boxes.liveness_known):
-        ending = f" ({box.failure})" if box.failure else ""
+        ending = f" ({box.ended_by})" if box.failure else ""
         return f"{box.state.value}{ending}, last {where}"
     if boxes.moment is None:
         return where

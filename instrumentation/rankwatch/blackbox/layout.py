@@ -74,6 +74,10 @@ CHECKPOINT = struct.Struct("<QqII")
 """Bytes, step, stage's name (0: the whole operation), 1 if it failed."""
 LIFECYCLE = struct.Struct("<qI")
 """Step, name of a detail (type of an exception)."""
+ENDING = struct.Struct("<qI4I")
+"""Payload of the lifecycle event that ends a run. It begins as LIFECYCLE, then come the names that together
+hold the message of the exception (0: none). Only `failed` has them."""
+MESSAGE_NAMES = 4
 DEVICE = struct.Struct("<ddq")
 """Seconds on the GPU, seconds of these before the stream reached the last collective, step."""
 
@@ -124,6 +128,8 @@ class Now(IntEnum):
     older than this word."""
     GROUPS = 11
     """Number of process groups in the tables below; 0 in boxes that are older than the tables."""
+    NAMES_REFUSED = 12
+    """Times that a name found the table of names full."""
     PHASE_BEGAN = 64
     """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""

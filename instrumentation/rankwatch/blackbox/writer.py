@@ -56,6 +56,8 @@ class Writer:
             raise BlackBoxError(f"could not create black box {self.path}: {error.strerror}") from error
         self._ids: dict[str, int] = {}
         self._next_name = itertools.count(1).__next__
+        self.refused_name: Callable[[str], object] = str
+        """Called with each name that the full table has no place for."""
         self.attach(self._map)
         offsets = range(layout.RING_OFFSET, self._size, layout.RECORD_SIZE)
         self.next_slot = enumerate(itertools.cycle(offsets)).__next__
@@ -86,15 +88,25 @@ class Writer:
 
     def new_name(self, name: str) -> int:
         """Enter a name even if the table holds the same text; return its number, 0 once the table is full."""
-        raw = name.encode("utf-8", "replace")[: layout.NAME_SIZE - 1]
+        raw = name.encode("utf-8", "replace")
         number = self._next_name()  # after `encode`: a value that is not text must not use up the table
         if number >= layout.NAME_COUNT:
+            self.integers[Now.NAMES_REFUSED] += 1
+            self.refused_name(name)
             return 0
+        self._put_name(number, raw)
+        self.integers[Now.NAMES] = number
+        return number
+
+    def fill_name(self, number: int, name: str) -> None:
+        """Put a text under a number that was reserved by `new_name("")`. It is filled once."""
+        self._put_name(number, name.encode("utf-8", "replace"))
+
+    def _put_name(self, number: int, raw: bytes) -> None:
+        raw = raw[: layout.NAME_SIZE - 1]
         at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
         self.target[at + 1 : at + 1 + len(raw)] = raw
         self.target[at] = len(raw)
-        self.integers[Now.NAMES] = number
-        return number
 
     def set_gpu(self, uuid: str) -> None:
         """Record the UUID of the rank's GPU. It stays unknown if the table of names is full."""

@@ -68,6 +68,8 @@ class Lifecycle(StrEnum):
     PREEMPTED = "preempted"
     FINISHED = "finished"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """KeyboardInterrupt: Ctrl-C, or SIGINT."""
     EXITED = "exited"
     """The interpreter ended in order, but the run did not report `finished`."""
 
@@ -82,6 +84,8 @@ class RankState(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     """An exception ended it; its type is exported."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C, or SIGINT, ended it."""
     EXITED = "exited"
     TERMINATED = "terminated"
     """SIGTERM ended it, for example from torchrun after another rank had died."""

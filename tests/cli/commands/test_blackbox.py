@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+import rankwatch
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.blackbox import main
 from support.training.ranks import rank
@@ -28,7 +30,7 @@ def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy with any file name is read. It shows the type of the exception and the step that failed."""
-    with rank(tmp_path, "ready()\nwith run, run.step(): raise ValueError") as process:
+    with rank(tmp_path, "ready()\nwith run, run.step(): raise ValueError('bad batch')") as process:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -37,9 +39,35 @@ def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([str(tmp_path / "evidence")]) == 0
     printed = capsys.readouterr().out
     assert "rank 0 of 1, failed" in printed
-    assert "lifecycle failed ValueError" in printed
+    assert "lifecycle failed ValueError: bad batch" in printed
     assert "number 0, ended by an exception" in printed
     assert "loss not reported" in printed
+
+
+def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operations and their stages are printed with name, step, bytes and outcome."""
+    run = rankwatch.start(run="job", directory=tmp_path)
+    with pytest.raises(OSError, match="disk"), run.checkpoint("save", step=7) as operation:
+        operation.bytes = 1000
+        with operation.stage("write"):
+            raise OSError("disk full")
+    run.finish()
+    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"checkpoint save [0-9.]+ ms stage write of step 7, 1000 bytes, failed\n", printed)
+    assert re.search(r"checkpoint save [0-9.]+ ms of step 7, 1000 bytes, failed\n", printed)
+
+
+def test_full_table_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says how often a name had no place."""
+    run = rankwatch.start(run="job", directory=tmp_path)
+    for number in range(600):
+        run.scalar(f"norm/{number}", 1.0)
+    run.finish()
+    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
+    assert re.search(
+        r"\n\d+ uses of names for which the table of 511 has no place\n", capsys.readouterr().out
+    )
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rankwatch
 from rankwatch.conventions import Lifecycle
 from rankwatch_diagnosis.run.engine import RunState, diagnose_run
 from support.diagnosis.run_boxes import RankBox, stalled_for
@@ -78,6 +79,35 @@ def test_first_failure_of_dead_run(
     boxes[1].says(Lifecycle.FAILED, 99.0, "ZeroDivisionError")
     verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks) == (RunState.FAILED, (1,))
+
+
+def test_interrupted_run(tmp_path: Path) -> None:
+    """A run that the user stopped is no failed one, although peers fail in their collectives by that.
+
+    A rank that had failed by itself before is what matters.
+    """
+    boxes = stalled_for(tmp_path, 100.0)
+    boxes[0].completes(6, 100.0, 99.0, failed=True)
+    boxes[0].enqueues(6)
+    boxes[0].says(Lifecycle.FAILED, 99.0, "RuntimeError")
+    boxes[1].says(Lifecycle.INTERRUPTED, 99.0)
+    (tmp_path / "job" / "2.terminated").write_text("stacks")
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state, verdict.ranks) == (RunState.INTERRUPTED, ())
+    boxes[2].says(Lifecycle.FAILED, 98.0, "ZeroDivisionError")
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state, verdict.ranks) == (RunState.FAILED, (2,))
+
+
+def test_failed_single_rank(tmp_path: Path) -> None:
+    """The exception is shown with its message. No other rank is spoken of."""
+    with pytest.raises(ValueError), rankwatch.start(run="job", directory=tmp_path) as run:
+        with run.step():
+            pass
+        raise ValueError("bad batch 7")
+    verdict = diagnose_run(tmp_path)
+    assert verdict.why == "ended by ValueError: bad batch 7"
+    assert verdict.ranks_seen[0]["failure_message"] == "bad batch 7"
 
 
 def test_failed_in_collective(tmp_path: Path) -> None:
