@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.conventions.declaration import counter, gauge, info
+from rankwatch.conventions.gpu_links import GPU_LINKS
 from rankwatch.conventions.labels import Label
 
 _GPU = (Label.GPU,)
@@ -53,6 +54,12 @@ GPU_IDENTITY = (
         (Label.GPU, Label.INDEX, Label.PCI_BUS_ID, Label.MODEL, Label.ARCHITECTURE, Label.SERIAL),
         "Names of a GPU: UUID, NVML index, PCI bus id, model, architecture, serial number; always 1.",
     ),
+    info(
+        "rankwatch_gpu_firmware_info",
+        (Label.GPU, Label.VBIOS_VERSION, Label.INFOROM_VERSION),
+        "Versions of the GPU's VBIOS and of its InfoROM image; always 1.",
+    ),
+    gauge("rankwatch_gpu_persistence_mode", "1", _GPU, "1 where the driver stays loaded without a client."),
     gauge(
         "rankwatch_gpu_supported",
         "1",
@@ -88,6 +95,19 @@ GPU_LOAD = (
         "Share of time in which device memory was read or written (nvmlDeviceGetUtilizationRates).",
     ),
     gauge(
+        "rankwatch_gpu_video_utilization_ratio",
+        "1",
+        (Label.GPU, Label.UNIT),
+        "Share of time in which the video encoder or decoder worked (nvmlDeviceGetEncoderUtilization and "
+        "nvmlDeviceGetDecoderUtilization). Decoders load images and video for training.",
+    ),
+    gauge(
+        "rankwatch_gpu_performance_state",
+        "1",
+        _GPU,
+        "Performance state from 0 (P0, the fastest) to 15.",
+    ),
+    gauge(
         "rankwatch_gpu_activity_ratio",
         "1",
         (Label.GPU, Label.UNIT),
@@ -105,6 +125,13 @@ GPU_LOAD = (
         _GPU,
         "Device memory that the driver reserves for itself.",
     ),
+    gauge(
+        "rankwatch_gpu_bar1_total_bytes",
+        "bytes",
+        _GPU,
+        "BAR1: the window through which the host, NICs and peers reach device memory.",
+    ),
+    gauge("rankwatch_gpu_bar1_used_bytes", "bytes", _GPU, "BAR1 in use."),
     gauge("rankwatch_gpu_processes", "1", _GPU, "Processes with a compute context on the GPU."),
     gauge(
         "rankwatch_gpu_process_memory_bytes",
@@ -127,8 +154,33 @@ GPU_HEAT = (
         _GPU,
         "Degrees left before the GPU slows down (nvmlDeviceGetMarginTemperature).",
     ),
+    gauge(
+        "rankwatch_gpu_temperature_threshold_celsius",
+        "celsius",
+        (Label.GPU, Label.THRESHOLD),
+        "Temperatures at which the GPU acts: shutdown, slowdown, memory_max, gpu_max.",
+    ),
+    gauge(
+        "rankwatch_gpu_temperature_margin_threshold_celsius",
+        "celsius",
+        (Label.GPU, Label.THRESHOLD),
+        "The same thresholds as values of rankwatch_gpu_temperature_margin_celsius, on GPUs from Ada and "
+        "Hopper on (NVML fields 193-196); beyond the slowdown they are negative.",
+    ),
+    gauge(
+        "rankwatch_gpu_fan_speed_ratio",
+        "1",
+        (Label.GPU, Label.FAN),
+        "Intended speed of a fan as share of its highest; a blocked fan shows the same.",
+    ),
     gauge("rankwatch_gpu_power_watts", "watts", _GPU, "Power drawn (nvmlDeviceGetPowerUsage)."),
     gauge("rankwatch_gpu_power_limit_watts", "watts", _GPU, "Enforced power limit."),
+    gauge(
+        "rankwatch_gpu_power_threshold_watts",
+        "watts",
+        (Label.GPU, Label.THRESHOLD),
+        "Power limits of the board: min, max, default, and the one that was requested.",
+    ),
     counter("rankwatch_gpu_energy_joules_total", "joules", _GPU, "Energy used since the driver was loaded."),
     gauge(
         "rankwatch_gpu_clock_hertz",
@@ -153,58 +205,6 @@ GPU_HEAT = (
         "1 for each reason that holds the clocks down now, 0 for the other reasons of the GPU: gpu_idle, "
         "applications_clocks_setting, sw_power_cap, hw_slowdown, sync_boost, sw_thermal_slowdown, "
         "hw_thermal_slowdown, hw_power_brake_slowdown, display_clock_setting, board_limit, reliability.",
-    ),
-)
-
-GPU_LINKS = (
-    gauge(
-        "rankwatch_gpu_pcie_throughput_bytes",
-        "bytes",
-        (Label.GPU, Label.DIRECTION),
-        "PCIe bytes per second, transmit and receive (from GPM, else nvmlDeviceGetPcieThroughput).",
-    ),
-    gauge(
-        "rankwatch_gpu_pcie_generation",
-        "1",
-        _GPU,
-        "Present generation of the PCIe link; it falls while the GPU is idle.",
-    ),
-    gauge("rankwatch_gpu_pcie_generation_max", "1", _GPU, "Highest generation that GPU and slot support."),
-    gauge("rankwatch_gpu_pcie_width", "1", _GPU, "Present lanes of the PCIe link."),
-    gauge("rankwatch_gpu_pcie_width_max", "1", _GPU, "Most lanes that GPU and slot support."),
-    counter(
-        "rankwatch_gpu_pcie_replays_total", "1", _GPU, "PCIe packets that were sent again (NVML field 94)."
-    ),
-    gauge("rankwatch_gpu_nvlinks", "1", _GPU, "NVLink ports of the GPU."),
-    gauge("rankwatch_gpu_nvlinks_active", "1", _GPU, "NVLink ports that are up."),
-    counter(
-        "rankwatch_gpu_nvlink_bytes_total",
-        "bytes",
-        (Label.GPU, Label.DIRECTION),
-        "Bytes over all NVLinks, transmit and receive (NVML fields 138, 139; NVLink 5: 202, 204); a link "
-        "that is down counts with its last value.",
-    ),
-    counter(
-        "rankwatch_gpu_nvlink_errors_total",
-        "1",
-        (Label.GPU, Label.KIND),
-        "Errors over all NVLinks by kind: replay, recovery, crc; on NVLink 5 also malformed_packet, "
-        "buffer_overrun, effective, symbol, link_recovery_failed.",
-    ),
-    gauge(
-        "rankwatch_gpu_fabric_state",
-        "1",
-        (Label.GPU, Label.STATE),
-        "1 for the present state of the NVLink fabric probe: not_started, in_progress, completed, failed "
-        "(nvmlDeviceGetGpuFabricInfoV); GPUs without a fabric have no series.",
-    ),
-    gauge(
-        "rankwatch_gpu_fabric_degraded",
-        "1",
-        (Label.GPU, Label.REASON),
-        "1 for each fault in the health mask of the NVLink fabric, 0 for each fault that it denies: "
-        "degraded_bandwidth, route_recovery, route_unhealthy, access_timeout_recovery, "
-        "incorrect_configuration, no_partition, fabric_manager_disconnected.",
     ),
 )
 

@@ -144,6 +144,7 @@ _NAMES: dict[str, tuple[Instrument, str, str]] = {
     "hw.temperature": (Instrument.GAUGE, "Cel", "Temperature of the component."),
     "hw.status": (Instrument.UP_DOWN_COUNTER, "1", "1 where the component is in the state, else 0."),
     "hw.errors": (Instrument.COUNTER, "{error}", "Errors of the component by type."),
+    "hw.fan.speed_ratio": (Instrument.GAUGE, "1", "Speed of the fan as share of its highest."),
     "hw.network.io": (Instrument.COUNTER, "By", "Bytes received and transmitted by the port."),
     "hw.network.packets": (Instrument.COUNTER, "{packet}", "Packets received and transmitted by the port."),
     "hw.network.up": (Instrument.UP_DOWN_COUNTER, "1", "1 where the link is up, else 0."),
@@ -198,6 +199,14 @@ STANDARD: Mapping[str, OtelMetric] = MappingProxyType(
     {
         "rankwatch_gpu_utilization_ratio": _standard(
             "hw.gpu.utilization", _GPU, {**_IS_GPU, "hw.gpu.task": "general"}
+        ),
+        "rankwatch_gpu_video_utilization_ratio": _standard(
+            "hw.gpu.utilization", {**_GPU, "hw.gpu.task": (Label.UNIT,)}, _IS_GPU
+        ),
+        "rankwatch_gpu_fan_speed_ratio": _standard(
+            "hw.fan.speed_ratio",
+            {"hw.id": (Label.GPU, Label.FAN), "hw.parent": (Label.GPU,)},
+            {"hw.type": "fan"},
         ),
         "rankwatch_gpu_memory_total_bytes": _standard("hw.gpu.memory.limit", _GPU, _IS_GPU),
         "rankwatch_gpu_memory_used_bytes": _standard("hw.gpu.memory.usage", _GPU, _IS_GPU),

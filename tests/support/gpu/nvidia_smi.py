@@ -51,6 +51,24 @@ _SRAM_UNCORRECTABLE: dict[Key, Check] = {
 }
 _HISTOGRAM = "/remapped_rows/row_remapper_histogram/row_remapper_histogram"
 _AVAILABILITIES = ("max", "high", "partial", "low", "none")
+_POWER_THRESHOLDS = {
+    "default": "power.default_limit",
+    "min": "power.min_limit",
+    "max": "power.max_limit",
+    "requested": "/gpu_power_readings/requested_power_limit",
+}
+_THRESHOLDS = {
+    "shutdown": "/temperature/gpu_temp_max_threshold",
+    "slowdown": "/temperature/gpu_temp_slow_threshold",
+    "gpu_max": "/temperature/gpu_temp_max_gpu_threshold",
+    "memory_max": "/temperature/gpu_temp_max_mem_threshold",
+}
+_MARGINS = {
+    "shutdown": "/temperature/gpu_temp_max_tlimit_threshold",
+    "slowdown": "/temperature/gpu_temp_slow_tlimit_threshold",
+    "gpu_max": "/temperature/gpu_temp_max_gpu_tlimit_threshold",
+    "memory_max": "/temperature/gpu_temp_max_mem_tlimit_threshold",
+}
 NUMBERS: dict[Key, Check] = {
     ("memory_total_bytes",): Check("memory.total", MIB, MIB),
     ("memory_used_bytes",): Check("memory.used", MIB, 64 * MIB),
@@ -77,6 +95,15 @@ NUMBERS: dict[Key, Check] = {
     ("ecc_errors_total", "corrected", "aggregate"): Check("ecc.errors.corrected.aggregate.total"),
     ("ecc_errors_total", "uncorrected", "volatile"): Check("ecc.errors.uncorrected.volatile.total"),
     ("ecc_errors_total", "uncorrected", "aggregate"): Check("ecc.errors.uncorrected.aggregate.total"),
+    ("video_utilization_ratio", "encoder"): Check("utilization.encoder", 0.01, 0.1),
+    ("video_utilization_ratio", "decoder"): Check("utilization.decoder", 0.01, 0.1),
+    ("persistence_mode",): Check("persistence_mode"),
+    ("bar1_total_bytes",): Check("/bar1_memory_usage/total", MIB, MIB),
+    ("bar1_used_bytes",): Check("/bar1_memory_usage/used", MIB, 64 * MIB),
+    **{("power_threshold_watts", k): Check(v, slack=0.01) for k, v in _POWER_THRESHOLDS.items()},
+    **{("temperature_threshold_celsius", k): Check(v) for k, v in _THRESHOLDS.items()},
+    **{("temperature_margin_threshold_celsius", k): Check(v) for k, v in _MARGINS.items()},
+    ("fan_speed_ratio", "0"): Check("fan.speed", 0.01, 0.05),
     ("ecc_mode",): Check("ecc.mode.current"),
     ("ecc_mode_pending",): Check("ecc.mode.pending"),
     ("sram_ecc_threshold_exceeded",): Check("/ecc_errors/aggregate/sram_threshold_exceeded"),
@@ -134,6 +161,8 @@ UNCHECKED = {
     "energy_joules_total": "not in nvidia-smi: a test of its own compares it with power over time",
     "pcie_throughput_bytes": "measured over another time: a test of its own compares it with the link",
     "process_memory_bytes": "not known to nvidia-smi for each kind of process",
+    "performance_state": "changes from one look to the next; P0 is written with a letter",
+    "firmware_info": "text, not a number",
     "nvlinks": "nvidia-smi does not list the ports while all of them are inactive",
     "mig_info": "no machine with MIG was at hand",
     "mig_memory_total_bytes": "no machine with MIG was at hand",

@@ -26,6 +26,7 @@ from rankwatch_agent.sources.gpu.reading.units import (
 )
 
 _UTILIZATION = metric("rankwatch_gpu_utilization_ratio").name
+_VIDEO = metric("rankwatch_gpu_video_utilization_ratio").name
 _MEMORY_CONTROLLER = metric("rankwatch_gpu_memory_controller_utilization_ratio").name
 _ACTIVITY = metric("rankwatch_gpu_activity_ratio").name
 _PCIE_THROUGHPUT = metric("rankwatch_gpu_pcie_throughput_bytes").name
@@ -49,6 +50,10 @@ _GPM_PCIE = {
 _PCIE_COUNTERS = (
     (pynvml.NVML_PCIE_UTIL_TX_BYTES, "transmit"),
     (pynvml.NVML_PCIE_UTIL_RX_BYTES, "receive"),
+)
+_VIDEO_UNITS = (
+    ("encoder", pynvml.nvmlDeviceGetEncoderUtilization),
+    ("decoder", pynvml.nvmlDeviceGetDecoderUtilization),
 )
 _SUSPECT_UNITS = ("sm", "tensor", "dram")
 _SUSPECT_READINGS = 2
@@ -79,6 +84,9 @@ class Activity:
             if utilization is not None:
                 yield gpu.sample(_UTILIZATION, utilization)
             yield from gpu.value(_MEMORY_CONTROLLER, "utilization", rates.memory, PERCENT)
+        for unit, function in _VIDEO_UNITS:
+            share, _ = gpu.query(unit, function) or (None, None)
+            yield from gpu.value(_VIDEO, unit, share, PERCENT, unit)
         if not self._gpm.supports(gpu):
             yield from _pcie_throughput(gpu)
             return

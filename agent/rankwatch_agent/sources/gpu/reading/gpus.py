@@ -11,7 +11,7 @@ import pynvml
 from rankwatch.conventions import metric
 from rankwatch_agent.sources.gpu.inventory import normalise_bus_id
 from rankwatch_agent.sources.gpu.protocol import Gpu, Sample
-from rankwatch_agent.sources.gpu.reading import links, memory_and_ecc, mig, power_and_clocks
+from rankwatch_agent.sources.gpu.reading import board, links, memory_and_ecc, mig, power_and_clocks
 from rankwatch_agent.sources.gpu.reading.activity import Activity, Gpm
 from rankwatch_agent.sources.gpu.reading.device import (
     DRIVER_GONE,
@@ -48,7 +48,12 @@ _ARCHITECTURES = {
 _UNKNOWN = "unknown"
 _NO_MINOR_NUMBER = -1
 
-_FIELDS: dict[FieldKey, str] = {**power_and_clocks.FIELDS, **links.FIELDS, **memory_and_ecc.FIELDS}
+_FIELDS: dict[FieldKey, str] = {
+    **power_and_clocks.FIELDS,
+    **links.FIELDS,
+    **memory_and_ecc.FIELDS,
+    **board.FIELDS,
+}
 
 _T = TypeVar("_T")
 
@@ -128,7 +133,7 @@ class GpuReader:
         self._field_reader = FieldReader()
         self._fields: dict[FieldKey, str] = {}
         self._fields_for: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self._seldom = (Seldom(memory_and_ecc.read_reserve),)
+        self._seldom = (Seldom(memory_and_ecc.read_reserve), Seldom(board.read_settings))
         self._topics: tuple[Callable[[Device], Iterable[Sample]], ...] = (
             _identity_samples,
             Activity(gpm).read,
@@ -140,6 +145,7 @@ class GpuReader:
             power_and_clocks.read_temperature,
             power_and_clocks.read_clocks,
             power_and_clocks.read_throttling,
+            board.read_state,
             links.read_pcie,
             self._nvlink.read,
             links.read_fabric,

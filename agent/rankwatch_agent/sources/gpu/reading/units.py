@@ -53,5 +53,8 @@ MEBIBYTES_PER_SECOND = Unit(1 << 20, 1, 0, 1e12)
 EVENTS = Unit(1, 1, 0, _COUNTER)
 ROWS = Unit(1, 1, 0, 1 << 24)
 FLAG = Unit(1, 1, 0, 1)
+FAN_PERCENT = Unit(1, 100, 0, 2)
+"""NVML: the share of the noise tolerance, which may exceed 100 %."""
+PERFORMANCE_STATE = Unit(1, 1, 0, 15)
 PCIE_GENERATION = Unit(1, 1, 1, 16)
 PCIE_LANES = Unit(1, 1, 1, 64)
