@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import RANK_KNOWN, RANK_UNKNOWN, Alert, duration
+from rankwatch_alerts.rules import NODE_UNSEEN, RANK_KNOWN, RANK_UNKNOWN, Alert, duration
 
 PAGE, TICKET, NULL = "page", "ticket", "null"
 """Receivers: a person is woken, a person looks in working hours, nobody is notified."""
@@ -11,6 +11,7 @@ PAGE, TICKET, NULL = "page", "ticket", "null"
 _OF_A_RUN = 'run=~".+"'
 """Alertmanager takes two absent labels as equal: without this matcher, an alert of any run would inhibit
 alerts that have no run."""
+_OF_A_NODE = 'node=~".+"'
 
 
 def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
@@ -47,7 +48,8 @@ def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> d
 
 
 def _inhibit_rules() -> list[dict[str, object]]:
-    """A lost rank explains a stall, and a run that stands still has no pace to judge."""
+    """A lost node explains all that its run and its agent raise, a lost rank explains a stall, and a run that
+    stands still has no pace to judge."""
     of_run = ["cluster", "run"]
     stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED)
     judged_by_pace = (
@@ -61,6 +63,10 @@ def _inhibit_rules() -> list[dict[str, object]]:
         Alert.CHECKPOINT_STALE,
     )
     return [
+        _inhibit(
+            (Alert.NODE_LOST,), (*stalls, *judged_by_pace, Alert.RANK_LOST, Alert.TELEMETRY_ABSENT), of_run
+        ),
+        *_inhibited_by_nodes(),
         _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run),
         _inhibit(stalls, judged_by_pace, of_run),
         {
@@ -73,6 +79,28 @@ def _inhibit_rules() -> list[dict[str, object]]:
             "source_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="critical"', _OF_A_RUN],
             "target_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="warning"', _OF_A_RUN],
             "equal": [*of_run, "rank"],
+        },
+    ]
+
+
+def _inhibited_by_nodes() -> list[dict[str, object]]:
+    """Alerts on the agent of a node that is lost or not seen; of all agents where most nodes are lost."""
+    of_agents = [f'alertname=~"{Alert.TELEMETRY_ABSENT}|{Alert.COLLECTOR_FAILING}"', 'run=""']
+    of_node = {"target_matchers": [*of_agents, _OF_A_NODE], "equal": ["cluster", "node"]}
+    return [
+        {"source_matchers": [f'alertname="{Alert.NODE_LOST}"', _OF_A_NODE], **of_node},
+        {
+            "source_matchers": [
+                f'alertname="{Alert.TELEMETRY_ABSENT}"',
+                f'reason="{NODE_UNSEEN}"',
+                _OF_A_NODE,
+            ],
+            **of_node,
+        },
+        {
+            "source_matchers": [f'alertname="{Alert.NODE_LOST}"', 'node=""'],
+            "target_matchers": [f'alertname="{Alert.TELEMETRY_ABSENT}"', 'reason="agent_down"'],
+            "equal": ["cluster"],
         },
     ]
 

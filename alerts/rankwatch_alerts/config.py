@@ -96,6 +96,14 @@ class RuleConfig:
     stall_most_named_ranks: int = 16
     """Most ranks named in one stall: two nodes of 8. With more, the alert names no ranks."""
 
+    node_silent_seconds: float = 45.0
+    """How long nothing of a node must be seen to count as silent: longer than an agent takes to restart."""
+    node_memory_seconds: float = 21600.0
+    """How long a node is remembered of which nothing is seen any more, if its run is not started again."""
+    node_lost_most_named: int = 16
+    """Most lost nodes of a run with an alert each. With more, or with most nodes of the run lost, one alert
+    names the network between them."""
+
     confirm_seconds: float = 30.0
     """`for` of alerts on facts that need no persistence: two evaluations, so that a single bad scrape
     raises nothing."""
@@ -211,6 +219,8 @@ _LEAST_SCRAPES = {
     "stall_floor_seconds": 10,
     "stall_fallback_seconds": 60,
     "stall_for_seconds": 2,
+    "node_silent_seconds": 4,
+    "node_memory_seconds": 90,
     "confirm_seconds": 2,
     "loss_for_seconds": 15,
     "checkpoint_age_budget_seconds": 30,

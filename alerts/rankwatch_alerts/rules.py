@@ -20,6 +20,7 @@ class Alert(StrEnum):
     RUN_STALLED = "RankwatchRunStalled"
     COLLECTIVES_DESYNCHRONISED = "RankwatchCollectivesDesynchronised"
     RANK_LOST = "RankwatchRankLost"
+    NODE_LOST = "RankwatchNodeLost"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"
     CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
@@ -31,6 +32,8 @@ class Alert(StrEnum):
 ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)
 RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"
 """Label `reason` of a stall: with the ranks the run waits for, and without."""
+NODE_UNSEEN = "node_unseen"
+"""Label `reason` of absent telemetry: a node of a run that goes on."""
 RUN_DEBUG_UID = "rankwatch-run-debug"
 """Uid of the dashboard every alert of a run links to."""
 

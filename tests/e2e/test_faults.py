@@ -43,7 +43,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("bad-disk", Alert.CHECKPOINT_FAILED, {"operation": "verify", "rank": "0", "node": NODE}),
     ("frozen", Alert.RUN_STALLED, {}),
     ("never-saves", Alert.CHECKPOINT_STALE, {}),
-    ("lost-node", Alert.TELEMETRY_ABSENT, {"reason": "run_vanished"}),
+    ("lost-node", Alert.NODE_LOST, {"reason": "node", "node": LOST_NODE}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.alerting.checkpoints import checkpoint_failed, checkpoint_stale
 from rankwatch_alerts.alerting.learning import loss_diverging, loss_non_finite
+from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
 from rankwatch_alerts.alerting.slow import (
     jitter,
     network_degraded,
@@ -24,6 +25,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
     """All alerting rules, in the order of triage: does it run, is it fast, does it learn, is it safe."""
     rules_of: dict[str, tuple[AlertRule, ...]] = {
         "rankwatch-availability": (
+            *node_lost(config),
             *rank_lost(config),
             *run_stalled(config),
             *collectives_desynchronised(config),
@@ -38,7 +40,11 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
         "rankwatch-learning": (loss_non_finite(config), loss_diverging(config)),
         "rankwatch-checkpoints": (checkpoint_failed(config), checkpoint_stale(config)),
-        "rankwatch-telemetry": (*telemetry_absent(config), collector_failing(config)),
+        "rankwatch-telemetry": (
+            *telemetry_absent(config),
+            node_unseen(config),
+            collector_failing(config),
+        ),
     }
     return tuple(
         RuleGroup(

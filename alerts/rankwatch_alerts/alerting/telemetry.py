@@ -70,7 +70,7 @@ def _absent(
 
 
 def _run_vanished(config: RuleConfig) -> AlertRule:
-    """Ranks whose last known state was running and which have sent nothing since.
+    """A run that had running ranks, and of which no rank has been seen since.
 
     Ended runs are remembered with 0 running ranks and stay silent; absent() could name no run.
     """
@@ -79,11 +79,9 @@ def _run_vanished(config: RuleConfig) -> AlertRule:
         config,
         "run_vanished",
         f"""
-            count by (cluster, run) (
-              last_over_time(rank:rankwatch_rank_running:bool[{lookback}]) == 1
-              unless
-              present_over_time(rank:rankwatch_rank_running:bool[{window}])
-            )
+            last_over_time(run:rankwatch_ranks_running:sum[{lookback}]) > 0
+            unless
+            present_over_time(run:rankwatch_ranks_running:sum[{window}])
         """,
         "{{ $value }} rank(s) of run {{ $labels.run }} were running and have sent nothing for "
         f"{window}. The run may have died with its nodes, or only the agents have: check the nodes first.",

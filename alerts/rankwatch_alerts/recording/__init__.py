@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.nodes import node_rules
 from rankwatch_alerts.recording.stall_causes import stall_cause_rules
 from rankwatch_alerts.recording.stall_places import stall_place_rules
 from rankwatch_alerts.recording.steps import progress_rules, step_rules
@@ -27,7 +28,12 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         RuleGroup(
             name="rankwatch-progress",
             interval_seconds=interval,
-            rules=(*progress_rules(config), *stall_place_rules(config), *stall_cause_rules(config)),
+            rules=(
+                *progress_rules(config),
+                *stall_place_rules(config),
+                *stall_cause_rules(config),
+                *node_rules(config),
+            ),
         ),
         RuleGroup(
             name="rankwatch-steps",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
+from rankwatch.conventions.recorded_nodes import RECORDED_NODES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
 
 _RUN = (Label.CLUSTER, Label.RUN)
@@ -319,6 +320,7 @@ _COLLECTIVES = (
 RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_PROGRESS,
     *RECORDED_STALLS,
+    *RECORDED_NODES,
     *_STEPS,
     *_STRAGGLERS,
     *_PHASES,

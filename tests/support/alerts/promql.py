@@ -20,6 +20,7 @@ _LABELS: dict[str, frozenset[str]] = {
     },
     **{each.name: frozenset(map(str, each.labels)) for each in RECORDED_SERIES},
     "up": frozenset({"job", "instance", str(Label.CLUSTER)}),
+    "scrape_duration_seconds": frozenset({"job", "instance", str(Label.CLUSTER)}),
     "ALERTS": frozenset({"alertname", "alertstate", *map(str, Label)}),
 }
 

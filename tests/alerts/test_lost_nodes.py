@@ -1,0 +1,80 @@
+"""What a lost node explains, proven on a real Alertmanager. The rules themselves are tested by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch_alerts import Alert, RuleConfig, alertmanager_config
+from support.servers.prometheus import alertmanager, get_json, poll, post_json
+
+pytestmark = pytest.mark.e2e
+
+LOST, ABSENT = Alert.NODE_LOST, Alert.TELEMETRY_ABSENT
+
+
+def _alert(name: str, held_back: str = "", **labels: str) -> tuple[dict[str, str], bool]:
+    """Labels of an alert, and whether it must be held back."""
+    return {"alertname": name, "cluster": "c", "severity": "critical", **labels}, bool(held_back)
+
+
+def _inhibited(tmp_path: Path, *alerts: tuple[dict[str, str], bool]) -> None:
+    """Alertmanager holds back those alerts that it must, and no other."""
+    expected = {frozenset(labels.items()) for labels, held_back in alerts if held_back}
+    with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
+        post_json(f"{url}/api/v2/alerts", [{"labels": labels} for labels, _ in alerts])
+
+        def held_back() -> bool:
+            answer = get_json(f"{url}/api/v2/alerts")
+            found = {frozenset(each["labels"].items()) for each in answer if each["status"]["inhibitedBy"]}
+            processed = all(each["status"]["state"] != "unprocessed" for each in answer)
+            return len(answer) == len(alerts) and processed and found == expected
+
+        poll(held_back, 60, f"inhibition of {len(expected)} alerts")
+
+
+def test_lost_node(tmp_path: Path) -> None:
+    """It holds back what its run raises and what its agent raises, and nothing of other runs and nodes."""
+    yes = "by the lost node"
+    _inhibited(
+        tmp_path,
+        _alert(LOST, reason="node", run="r", node="n1"),
+        _alert(LOST, reason="node", run="r", node="n2"),
+        _alert(Alert.RUN_STALLED, yes, reason="rank_known", run="r", rank="7", node="n1"),
+        _alert(Alert.RUN_STALLED, yes, reason="rank_unknown", run="r"),
+        _alert(Alert.COLLECTIVES_DESYNCHRONISED, yes, reason="rank_unknown", run="r"),
+        _alert(Alert.RANK_LOST, yes, reason="waited", run="r"),
+        _alert(Alert.CHECKPOINT_STALE, yes, run="r"),
+        _alert(ABSENT, yes, reason="run_vanished", run="r"),
+        _alert(ABSENT, yes, reason="agent_down", node="n1"),
+        _alert(Alert.COLLECTOR_FAILING, yes, collector="ranks", node="n2"),
+        _alert(Alert.LOSS_NON_FINITE, run="r"),
+        _alert(ABSENT, reason="agent_down", node="n3"),
+        _alert(Alert.RUN_STALLED, reason="rank_known", run="s", rank="0", node="n1"),
+    )
+
+
+def test_most_nodes_lost(tmp_path: Path) -> None:
+    """The alert has no node, so it holds back the alerts on all agents that are down."""
+    yes = "by the lost nodes"
+    _inhibited(
+        tmp_path,
+        _alert(LOST, reason="network", run="r"),
+        _alert(Alert.RUN_STALLED, yes, reason="rank_unknown", run="r"),
+        _alert(ABSENT, yes, reason="agent_down", node="n3"),
+        _alert(ABSENT, yes, reason="agent_down", job="rankwatch"),
+        _alert(Alert.COLLECTOR_FAILING, collector="host", node="n3"),
+    )
+
+
+def test_unseen_node(tmp_path: Path) -> None:
+    """One ticket for one agent; the run is judged as before."""
+    yes = "by the node that is not seen"
+    _inhibited(
+        tmp_path,
+        _alert(ABSENT, reason="node_unseen", run="r", node="n1"),
+        _alert(ABSENT, yes, reason="agent_down", node="n1"),
+        _alert(ABSENT, reason="agent_down", node="n2"),
+        _alert(Alert.STRAGGLER, run="r", rank="3", node="n2"),
+    )
