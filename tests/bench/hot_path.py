@@ -33,7 +33,7 @@ SPAN = "OpenTelemetry span"
 
 _SECONDS = 0.05
 """Observed value: a phase of a step of 100 ms; in the fourth of prometheus_client's default buckets."""
-OBSERVE_RATIO = 0.5
+OBSERVE_RATIO = 0.55
 """Most that a phase may cost, in calls of prometheus_client's `Histogram.observe`."""
 SPAN_RATIO = 1 / 20
 """Most that a phase may cost, in OpenTelemetry spans."""

@@ -17,9 +17,9 @@ def test_slowdown_and_cost() -> None:
     """A run that takes one percent longer than its neighbours has a slowdown of one percent."""
     slowed = Alternation(without=[0.1, 0.1, 0.1], recorded=[0.101, 0.102])
     assert slowed.slowdowns() == pytest.approx([0.01, 0.02])
-    assert slowed.costs() == pytest.approx([0.001, 0.002])
+    assert slowed.added() == pytest.approx([0.001, 0.002])
 
 
 def test_noise() -> None:
     """Each run without rankwatch is compared with the previous one without it."""
-    assert Alternation([1.0, 1.1, 1.1], [1.0, 1.0]).differences_without() == pytest.approx([0.1, 0.0])
+    assert Alternation([1.0, 1.1, 1.1], [1.0, 1.0]).noise() == pytest.approx([0.1, 0.0])

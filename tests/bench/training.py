@@ -1,8 +1,12 @@
-"""Part `training`: how much slower a training step is with rankwatch than without.
+"""Part `training`: what a training step costs with rankwatch and without.
 
 Runs without and with rankwatch alternate, and begin and end without. Each run with rankwatch is compared with
 the mean of its two neighbours, which removes the slow drift of a shared machine. The differences between
 successive runs without rankwatch show the noise.
+
+CPU time is judged, because on a shared machine the length of a step depends on the neighbours. The CPU time
+that all ranks use more is held against what the cores could give in a step: a step cannot become longer by
+more than that share, unless somebody sleeps on the training thread. The length of a step is shown beside it.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from typing import NamedTuple
 
 from .processes import rankwatch_agent, temporary_directory
 from .result import Result, Row, limited
-from .spread import spread
-from .trainer_runs import Workload, median_step_seconds
+from .spread import Spread, spread
+from .trainer_runs import Workload, run_cost
 
 PAIRS = 5
 QUICK_PAIRS = 1
@@ -54,29 +58,38 @@ ALONE = Workload(
     warmup_steps=200,
 )
 WORKLOADS = ((LONG, 0.005), (SHORT, 0.02), (ALONE, 0.02))
-"""Workload, and the largest share by which rankwatch may slow down its median step."""
+"""Workload, and the largest share of the cores' time that rankwatch may add to a step."""
 
 
 class Alternation(NamedTuple):
-    """Median seconds per step of each run, in order: without[0], recorded[0], without[1], ..."""
+    """One figure of each run, in order: without[0], recorded[0], without[1], ..."""
 
     without: list[float]
     recorded: list[float]
 
-    def slowdowns(self) -> list[float]:
-        """Slowdown of each run with rankwatch against its neighbours; 0.01 is one percent slower."""
-        return [one / before - 1 for one, before in zip(self.recorded, self._around(), strict=True)]
-
-    def costs(self) -> list[float]:
-        """Seconds added to a step of each run with rankwatch."""
+    def added(self) -> list[float]:
+        """What each run with rankwatch has more than its neighbours."""
         return [one - before for one, before in zip(self.recorded, self._around(), strict=True)]
 
-    def differences_without(self) -> list[float]:
-        """Difference of each run without rankwatch from the previous one without it: pure noise."""
-        return [later / earlier - 1 for earlier, later in pairwise(self.without)]
+    def slowdowns(self) -> list[float]:
+        """The same as a share of the neighbours; 0.01 is one percent more."""
+        return [one / before - 1 for one, before in zip(self.recorded, self._around(), strict=True)]
+
+    def noise(self) -> list[float]:
+        """Difference of each run without rankwatch from the previous one without it."""
+        return [later - earlier for earlier, later in pairwise(self.without)]
 
     def _around(self) -> list[float]:
         return [(earlier + later) / 2 for earlier, later in pairwise(self.without)]
+
+
+class Costs(NamedTuple):
+    """The runs of one workload."""
+
+    steps: Alternation
+    """Seconds of the median step."""
+    cpu: Alternation
+    """CPU seconds per step, of all ranks."""
 
 
 def measure(*, quick: bool) -> Result:
@@ -88,61 +101,71 @@ def measure(*, quick: bool) -> Result:
         used = shortened if quick else workload
         found = _alternate(used, QUICK_PAIRS if quick else PAIRS)
         rows += _rows(used, found, at_most)
-        samples[used.name] = {"seconds_without": found.without, "seconds_with": found.recorded}
+        samples[used.name] = {name: each._asdict() for name, each in found._asdict().items()}
     return Result(
         title="Training: steps with and without rankwatch",
         rows=tuple(rows),
         notes=_notes(),
-        samples={"median_step_seconds": samples},
+        samples={"seconds_per_step": samples},
     )
 
 
-def _alternate(workload: Workload, pairs: int) -> Alternation:
-    found = Alternation([], [])
+def _alternate(workload: Workload, pairs: int) -> Costs:
+    found = Costs(Alternation([], []), Alternation([], []))
     for number in range(2 * pairs + 1):
         recorded = number % 2 == 1
         with temporary_directory() as name:
             directory = Path(name)
             blackboxes = directory / "blackboxes"
             with rankwatch_agent(directory, blackboxes):
-                seconds = median_step_seconds(workload, directory, blackboxes, recorded=recorded)
-        (found.recorded if recorded else found.without).append(seconds)
-        what = "with" if recorded else "without"
-        print(f"{workload.name}: {_ms(seconds)} per step {what}", file=sys.stderr, flush=True)
+                cost = run_cost(workload, directory, blackboxes, recorded=recorded)
+        for alternation, seconds in ((found.steps, cost.step_seconds), (found.cpu, cost.cpu_seconds)):
+            (alternation.recorded if recorded else alternation.without).append(seconds)
+        shown = f"{_ms(cost.step_seconds)} and {_ms(cost.cpu_seconds)} of CPU per step"
+        print(f"{workload.name}: {shown} {'with' if recorded else 'without'}", file=sys.stderr, flush=True)
     return found
 
 
-def _rows(workload: Workload, found: Alternation, at_most: float) -> list[Row]:
+def _rows(workload: Workload, found: Costs, at_most: float) -> list[Row]:
     name = workload.name
-    without, recorded = spread(found.without), spread(found.recorded)
-    slowdown, cost = spread(found.slowdowns()), spread(found.costs())
+    capacity = _cores_of(workload) * spread(found.steps.without).median
+    cost, noise = (_shares(each, capacity) for each in (found.cpu.added(), found.cpu.noise()))
+    slowdown = spread(found.steps.slowdowns())
+    added = spread(found.cpu.added())
     return [
-        Row(f"{name}: without", _pace(without.median), without.extremes(_ms)),
-        Row(f"{name}: with", _pace(recorded.median), recorded.extremes(_ms)),
-        limited(f"{name}: slowdown", slowdown.median, at_most, _percent, slowdown.extremes(_percent)),
-        Row(f"{name}: cost per step", _us(cost.median), cost.extremes(_us)),
-        _noise_row(name, found.differences_without()),
+        *(_run_row(f"{name}: {how}", found, how) for how in ("without", "recorded")),
+        limited(f"{name}: added CPU time", cost.median, at_most, _percent, cost.extremes(_percent)),
+        Row(f"{name}: without / without", _percent(noise.median), noise.extremes(_percent)),
+        Row(f"{name}: added CPU time per rank", _us(added.median / workload.ranks)),
+        Row(f"{name}: longer step", _percent(slowdown.median), slowdown.extremes(_percent)),
     ]
 
 
-def _noise_row(name: str, differences: Sequence[float]) -> Row:
-    noise = spread(differences)
-    return Row(f"{name}: without / without", _percent(noise.median), noise.extremes(_percent))
+def _run_row(what: str, found: Costs, how: str) -> Row:
+    steps, cpu = (spread(getattr(each, how)) for each in found)
+    return Row(what, f"{_ms(steps.median)} a step, {_ms(cpu.median)} of CPU", steps.extremes(_ms))
+
+
+def _cores_of(workload: Workload) -> int:
+    """The cores that the job can use at one time."""
+    return min(workload.ranks, len(os.sched_getaffinity(0)))
+
+
+def _shares(seconds: Sequence[float], capacity: float) -> Spread:
+    return spread([each / capacity for each in seconds])
 
 
 def _notes() -> tuple[str, ...]:
     cores = len(os.sched_getaffinity(0))
     return (
-        "Median step of rank 0 in each run, warm-up left out; torchrun, gloo, layers asleep, no checkpoints.",
+        "Median step of rank 0 and CPU time of all ranks in each run, warm-up left out; torchrun, gloo, "
+        "layers asleep, no checkpoints.",
+        "Added CPU time is a share of a step times the cores that the job can use.",
         "An agent runs beside every run; it has black boxes to follow only in those with rankwatch.",
         f"{cores} cores: where `shortest` takes more than 5 ms, this machine cannot run {SHORT.ranks} ranks "
         "faster; `1 rank, 5 ms` then shows the cost at 5 ms.",
-        "A slowdown within the range of without / without is not distinguishable from noise.",
+        "A difference within the range of without / without is not distinguishable from noise.",
     )
-
-
-def _pace(seconds: float) -> str:
-    return f"{1 / seconds:.2f} steps/s, {_ms(seconds)}"
 
 
 def _ms(seconds: float) -> str:

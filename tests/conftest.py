@@ -1,0 +1,15 @@
+"""Limits for every test: one that runs away fails alone and does not take the machine with it."""
+
+from __future__ import annotations
+
+import resource
+
+MEMORY_BYTES = 6 << 30
+"""Of data in each process of the tests. RLIMIT_AS would also count what browsers and Go only reserve."""
+
+
+def pytest_configure() -> None:
+    """Beyond the limit is a MemoryError, also in children. `timeout` in pyproject.toml limits the time."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    known = [each for each in (MEMORY_BYTES, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
