@@ -31,11 +31,13 @@ class Command(NamedTuple):
     """A subcommand: the module under `rankwatch_cli.commands` with its `main`, and one line of help.
 
     Signals in `held` are blocked before that module is imported, and stay pending until it handles them.
+    `extra` is the extra that it is made for.
     """
 
     module: str
     help: str
     held: tuple[signal.Signals, ...] = ()
+    extra: str = ""
 
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(
@@ -44,28 +46,34 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "agent",
             "watch the training runs and the hardware of this node, serve /metrics",
             held=(signal.SIGUSR1, signal.SIGUSR2),  # they may come before the agent is up
+            extra="agent",
         ),
+        "ls": Command("ls", "list the runs of this node: state, step, age, verdict"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
-        "diagnose": Command("diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss"),
+        "diagnose": Command(
+            "diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss", extra="diagnosis"
+        ),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
-        "simulate": Command("simulate", "write what a job with a known fault leaves behind, and the truth"),
+        "simulate": Command(
+            "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"
+        ),
         "demo": Command("demo", "slow a rank of a real run down and print the alert that names it"),
     }
 )
 """Every subcommand, by the name it is called by. Its `main(arguments)` returns the exit status."""
 
-EXTRAS: Mapping[str, str] = MappingProxyType(
+EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "msgspec": "agent",
-        "opentelemetry": "agent",
-        "prometheus_client": "agent",
-        "yaml": "alerts",
-        "numpy": "diagnosis",
-        "pyarrow": "diagnosis",
-        "torch": "trainer",
+        "msgspec": ("agent", "diagnosis"),
+        "opentelemetry": ("agent",),
+        "prometheus_client": ("agent",),
+        "yaml": ("alerts",),
+        "numpy": ("diagnosis", "trainer"),
+        "pyarrow": ("diagnosis",),
+        "torch": ("trainer",),
     }
 )
-"""Third-party module -> the extra of the rankwatch distribution that brings it."""
+"""Third-party module -> the extras of the rankwatch distribution that bring it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,9 +158,11 @@ def _drop_output() -> None:
 def _missing_module(command: str, error: ModuleNotFoundError) -> int:
     """Say which extra brings the missing module. Any other module is a bug: raise again."""
     module = (error.name or "").partition(".")[0]
-    extra = EXTRAS.get(module)
-    if extra is None:
+    extras = EXTRAS.get(module)
+    if extras is None:
         raise error
+    own = COMMANDS[command].extra
+    extra = own if own in extras else extras[0]
     print(
         f"rankwatch {command}: could not import {module}: "
         f"in a clone of rankwatch, pip install '.[{extra}]' brings it",

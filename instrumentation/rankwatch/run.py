@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rankwatch.batches import Batches, BatchWait
 from rankwatch.blackbox import layout
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointOperation
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Lifecycle
@@ -246,6 +246,8 @@ class Run:
         self._writer.append(
             RecordKind.LIFECYCLE, name, moment, moment, layout.ENDING, self._steps.current, *details
         )
+        if event not in (Lifecycle.STARTED, Lifecycle.RESUMED):
+            self._writer.integers[Now.ENDED_BY] = name
 
 
 def _ending(error: BaseException | type[BaseException]) -> tuple[Lifecycle, list[str]]:

@@ -174,15 +174,9 @@ class RankFollower:
         return (name, began)
 
     def _judge(self, moment: float) -> None:
-        ended_by = self.totals.lifecycle.ended_by
-        if ended_by is not None:
-            self.state = _STATE_OF[ended_by]
-        elif self.alive:
-            self.state = RankState.RUNNING if self.now.steps_completed else RankState.STARTING
-        elif _wrote_stacks(self.path):
-            self.state = RankState.TERMINATED
-        else:
-            self.state = RankState.LOST
+        ended_by = self.totals.lifecycle.ended_by or ""
+        stepped = self.now.steps_completed > 0
+        self.state = rank_state(self.path, ended_by, alive=self.alive, stepped=stepped)
         if self.state in ENDED_STATES and self.ended_at is None:
             self.ended_at = self._end_of_life(moment)
 
@@ -191,6 +185,19 @@ class RankFollower:
         signs = (self.header.started_monotonic, self.totals.last_record, self.now.step_ended)
         last = max(*signs, *self.now.phases_began.values())
         return last if 0.0 < moment - last < _MOST_AGE_SECONDS else moment
+
+
+def rank_state(path: Path, ended_by: str, *, alive: bool, stepped: bool) -> RankState:
+    """The state of the rank whose box this is.
+
+    ended_by: the lifecycle event that ended it; empty, or anything else, where there is none.
+    alive: a process holds the lock of the box.
+    """
+    if ended_by in _STATE_OF:
+        return _STATE_OF[Lifecycle(ended_by)]
+    if alive:
+        return RankState.RUNNING if stepped else RankState.STARTING
+    return RankState.TERMINATED if _wrote_stacks(path) else RankState.LOST
 
 
 def _wrote_stacks(path: Path) -> bool:

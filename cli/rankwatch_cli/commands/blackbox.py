@@ -12,10 +12,12 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, RawRecord
 from rankwatch.conventions import LOSS
 from rankwatch.errors import BlackBoxError
+from rankwatch.members import members_text
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
+from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 
 _MOST_RECORDS = 1 << 24
 """More than any ring holds."""
@@ -27,14 +29,23 @@ def main(arguments: Sequence[str]) -> int:
         prog="rankwatch blackbox",
         description="Print who wrote a black box, what the rank did last, and its newest records.",
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="file RUN/RANK.blackbox")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), its directory, "
+        "or a file RANK.blackbox",
+    )
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="whose box to print (default: the lowest rank here)"
+    )
     parser.add_argument(
         "--records", type=int, default=20, metavar="N", help="newest records to print (default 20)"
     )
     given = parser.parse_args(arguments)
     if given.records < 0:
         raise UserError(f"--records is {given.records}, expected a whole number >= 0")
-    path = given.path.absolute()
+    path = _box(named_run(given.run, runs_directory()).absolute(), given.rank)
     try:
         totals = RankTotals(lambda _: None, max_names=1000)
         rank = RankFollower(path, totals, in_its_place=False, keep_records=min(given.records, _MOST_RECORDS))
@@ -44,6 +55,20 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(str(error)) from error
     print("\n".join(lines))
     return 0
+
+
+def _box(path: Path, rank: int | None) -> Path:
+    """The box at a path, or that of a rank in the directory at it."""
+    if not path.is_dir():
+        return path
+    boxes = boxes_of(path)
+    if not boxes:
+        raise UserError(f"{path} holds no black box (RANK{layout.SUFFIX})")
+    if rank is None:
+        return next(iter(boxes.values()))
+    if rank not in boxes:
+        raise UserError(f"{path} holds no black box of rank {rank}, but of {members_text(list(boxes))}")
+    return boxes[rank]
 
 
 def _final_state(rank: RankFollower) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,9 +14,9 @@ from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
-from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, progress
+from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
-from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
+from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
@@ -95,7 +95,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
     rows = rows_by_rank(boxes)
-    straggler = _straggler(boxes, rows)
+    straggler = judge_straggler(boxes, rows)
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
     return RunVerdict(
@@ -112,18 +112,6 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         ranks_seen=tuple(_seen(each, boxes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]),
         sources=_sources(boxes, recorders, limit),
     )
-
-
-def _straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict | None:
-    try:
-        # Only here: without NumPy there is all but this.
-        from rankwatch_diagnosis.run.operation_table import operation_table
-        from rankwatch_diagnosis.straggler.engine import diagnose
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        return None
-    return diagnose(operation_table(boxes, rows))
 
 
 def _state(boxes: Boxes, hang: HangVerdict) -> RunState:
@@ -294,6 +282,13 @@ def _sources(boxes: Boxes, recorders: Recorders, stall: float) -> dict[str, obje
         "flight_recorders_live": recorders.live,
         "stall_seconds": stall,
     }
+
+
+def verdict_word(verdict: RunVerdict) -> str:
+    """The verdict in a word: `stalled`, else the cause of a slowdown; empty where that was not judged."""
+    if verdict.state is RunState.STALLED:
+        return verdict.state.value
+    return "" if verdict.straggler is None else verdict.straggler.cause.value
 
 
 def worst_anomaly(verdict: RunVerdict) -> Severity | None:

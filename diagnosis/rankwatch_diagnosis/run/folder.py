@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
@@ -111,6 +109,8 @@ class CopiedRanks:
 
 def read_copied_ranks(bundle: Path) -> CopiedRanks:
     """The file of a bundle; whatever it holds is no error."""
+    import msgspec  # only here: the boxes of a run are read without it
+
     path = bundle / _RANKS_FILE
     try:
         if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:

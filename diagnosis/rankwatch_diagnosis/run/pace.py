@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from rankwatch.blackbox import layout
@@ -12,6 +12,8 @@ from rankwatch.conventions import LOSS, TOKENS
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.step_rows import Row
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 RECENT_STEPS = 50
 """Steps from which the pace is taken."""
@@ -101,6 +103,19 @@ def _tokens_per_second(box: Box) -> float | None:
         return None
     seconds = max(steps[each][1] for each in recent) - min(steps[each][0] for each in recent)
     return sum(tokens[each] for each in recent) / seconds if seconds > 0.0 else None
+
+
+def judge_straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict | None:
+    """What slows the run down; None where NumPy is not installed."""
+    try:
+        # Only here: without NumPy there is all but this.
+        from rankwatch_diagnosis.run.operation_table import operation_table
+        from rankwatch_diagnosis.straggler.engine import diagnose
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return None
+    return diagnose(operation_table(boxes, rows))
 
 
 _SCALARS = (RecordKind.SCALAR,)

@@ -119,7 +119,7 @@ def _loss(verdict: RunVerdict) -> str:
 
 def _slowdown(found: Verdict | None) -> str:
     if found is None:
-        return "not judged: NumPy is not installed"
+        return "not judged: NumPy is not installed (in a clone, pip install '.[diagnosis]' brings it)"
     if found.cause in (Cause.NONE, Cause.INCONCLUSIVE):
         parts = [found.cause.value]
         if why := found.evidence.get("why"):

@@ -130,6 +130,8 @@ class Now(IntEnum):
     """Number of process groups in the tables below; 0 in boxes that are older than the tables."""
     NAMES_REFUSED = 12
     """Times that a name found the table of names full."""
+    ENDED_BY = 13
+    """Number of the name of the lifecycle event that ended the run; 0 until then."""
     PHASE_BEGAN = 64
     """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""

@@ -111,6 +111,7 @@ class Reader:
                 if number and 0.0 < began[number] < END_OF_TIME
             },
             gpu=self._printable_name(integers[Now.GPU]),
+            ended_by=self._printable_name(integers[Now.ENDED_BY]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
             groups=tuple(self._groups(integers, floats)),
         )

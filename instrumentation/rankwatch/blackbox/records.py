@@ -68,6 +68,8 @@ class NowBlock:
     """Number of a phase's name -> when it last began. Phases that never began are left out."""
     gpu: str
     """UUID of the rank's GPU; empty while it is unknown."""
+    ended_by: str = ""
+    """Lifecycle event that ended the run; empty until then."""
     names_refused: int = 0
     """Times that a name found the table of names full, so that its record has no name."""
     groups: tuple[GroupNow, ...] = ()

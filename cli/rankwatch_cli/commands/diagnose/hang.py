@@ -12,9 +12,11 @@ from typing import Any
 
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
+from rankwatch_diagnosis.run.engine import diagnose_run
 
 _GROUPS_SHOWN = 5
 _RANKS_SHOWN = 16
@@ -42,21 +44,28 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "path",
-        type=Path,
+        nargs="?",
         metavar="PATH",
-        help="directory of dumps whose names end in the rank's number, or one file of JSON snapshots",
+        help="a run of this node by its name (default: the newest), a directory of dumps "
+        "whose names end in the rank's number, or one file of JSON snapshots",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     given = parser.parse_args(arguments)
-    reading = read_source(given.path)
-    if reading.skipped_lines:
-        print(f"{reading.skipped_lines} lines of {given.path} are no JSON and were skipped", file=sys.stderr)
-    verdict = diagnose(reading.snapshots, broken=reading.broken)
+    verdict = _diagnose(named_run(given.path, runs_directory(), or_file=True))
     if given.json:
         print(json.dumps(asdict(verdict), indent=2))
     else:
         print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
     return 0
+
+
+def _diagnose(path: Path) -> HangVerdict:
+    if boxes_of(path):
+        return diagnose_run(path).hang
+    reading = read_source(path)
+    if reading.skipped_lines:
+        print(f"{reading.skipped_lines} lines of {path} are no JSON and were skipped", file=sys.stderr)
+    return diagnose(reading.snapshots, broken=reading.broken)
 
 
 def lines(verdict: HangVerdict, *, coloured: bool = False) -> Iterator[str]:

@@ -11,10 +11,15 @@ from pathlib import Path
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.runs import boxes_of, named_run, runs_directory
+from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.loss.detectors import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.formats import COLUMNS
 from rankwatch_diagnosis.loss.reading import diagnose
 from rankwatch_diagnosis.loss.report import as_json, as_text
+from rankwatch_diagnosis.run.boxes import read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.pace import judge_loss
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,17 +29,28 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--persistence is {given.persistence}, expected a whole number >= 1")
     if given.pattern is not None and given.column:
         raise UserError("--column goes with a table, --pattern with a log: give one of them")
-    verdict = diagnose(
-        given.file,
-        pattern=given.pattern,
-        columns=dict(map(_column, given.column)),
-        persistence=given.persistence,
-    )
+    path = named_run(given.file, runs_directory(), or_file=True)
+    if boxes_of(path):
+        verdict = _of_run(path)
+    else:
+        verdict = diagnose(
+            path,
+            pattern=given.pattern,
+            columns=dict(map(_column, given.column)),
+            persistence=given.persistence,
+        )
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
     else:
         print(as_text(verdict, colour=wants_colour(sys.stdout, os.environ)))
     return 0
+
+
+def _of_run(directory: Path) -> LossVerdict:
+    found = judge_loss(read_boxes(find_run(directory).boxes, copied=None))
+    if found is None:
+        raise UserError(f"no rank in {directory} reports a loss")
+    return found[1]
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -52,9 +68,10 @@ def _parser() -> SentenceParser:
     )
     parser.add_argument(
         "file",
-        type=Path,
+        nargs="?",
         metavar="FILE",
-        help=f"CSV with the columns step, loss and, if any, {', '.join(COLUMNS[1:])}; or a trainer's log",
+        help="a run of this node by its name (default: the newest), a CSV file with the columns "
+        f"step, loss and, if any, {', '.join(COLUMNS[1:])}; or a trainer's log",
     )
     parser.add_argument(
         "--pattern",

@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
 
@@ -20,7 +20,8 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.stall_seconds is not None and not 0.0 < given.stall_seconds < 1e9:
         raise UserError(f"--stall-seconds is {given.stall_seconds}, expected a number above 0")
-    verdict = diagnose_run(given.directory, stall=given.stall_seconds, complete=given.complete)
+    directory = named_run(given.run, runs_directory())
+    verdict = diagnose_run(directory, stall=given.stall_seconds, complete=given.complete)
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
     else:
@@ -34,15 +35,16 @@ def _parser() -> SentenceParser:
         description="Say how a run is: whom it waits for, what slows it down, its loss and its checkpoints.",
     )
     parser.add_argument(
-        "directory",
-        type=Path,
-        metavar="DIR",
-        help="directory with the black boxes of one run, live or dead, or an evidence bundle",
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
+        "with the black boxes of one run, live or dead, or an evidence bundle",
     )
     parser.add_argument(
         "--complete",
         action="store_true",
-        help="DIR holds the boxes of all nodes: a rank without one is missing, not elsewhere",
+        help="RUN holds the boxes of all nodes: a rank without one is missing, not elsewhere",
     )
     parser.add_argument(
         "--stall-seconds",

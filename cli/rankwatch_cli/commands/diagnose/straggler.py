@@ -6,13 +6,17 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
+from rankwatch_diagnosis.run.boxes import read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.operation_table import operation_table
+from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.time_report import event_lines
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -59,12 +63,23 @@ def main(arguments: Sequence[str]) -> int:
             "on the same microbatches), microbatch, group (process group), work (units of work)."
         ),
     )
-    parser.add_argument("table", type=Path, metavar="TABLE", help="CSV (also .gz), JSONL or Parquet")
+    parser.add_argument(
+        "table",
+        nargs="?",
+        metavar="TABLE",
+        help="CSV (also .gz), JSONL or Parquet, or a run of this node by its name (default: the newest)",
+    )
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     given = parser.parse_args(arguments)
-    reading = read_operations(given.table)
-    found = diagnose(reading.table)
-    verdict = as_json(found, reading.skipped)
+    path = named_run(given.table, runs_directory(), or_file=True)
+    if boxes_of(path):
+        boxes = read_boxes(find_run(path).boxes, copied=None)
+        found = diagnose(operation_table(boxes, rows_by_rank(boxes)))
+        verdict = as_json(found, {})
+    else:
+        reading = read_operations(path)
+        found = diagnose(reading.table)
+        verdict = as_json(found, reading.skipped)
     if given.json:
         print(json.dumps(verdict, allow_nan=False))
     else:
