@@ -390,3 +390,33 @@ def test_overtaken_reader(tmp_path: Path) -> None:
     reader = Overtaken(writer.path, writer)
     assert values(reader) == []
     assert reader.missed >= 100
+
+
+def test_skip_reads_few_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that fell behind skips to the head of the largest ring without reading the ring.
+
+    Anybody may write a box, and reading a large ring whole at every poll would cost the agent seconds.
+    """
+    writer = Writer(tmp_path, Identity(run="r"), phases=["p"], capacity=layout.MAX_CAPACITY)
+    reader = Reader(writer.path)
+    newest = 3 * layout.MAX_CAPACITY + 70_000
+    for slot in range(layout.MAX_CAPACITY):
+        number = newest - (newest - slot) % layout.MAX_CAPACITY
+        layout.HEAD.pack_into(
+            writer.target, layout.RING_OFFSET + slot * layout.RECORD_SIZE, 65537, 1.0, 1.0, number
+        )
+    read = 0
+    pread = os.pread
+
+    def counted(file: int, size: int, offset: int) -> bytes:
+        nonlocal read
+        read += size
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert reader.poll(1).tags == ()
+    assert read < 1 << 20
+    count = sum(len(part.tags) for part in reader.read_to_end())
+    assert count + reader.missed == newest + 1
+    assert count == layout.MAX_CAPACITY - 2 * GUARD_RECORDS
+    reader.close()

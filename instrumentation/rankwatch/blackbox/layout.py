@@ -41,8 +41,8 @@ NAME_COUNT = 512
 RING_OFFSET = NAMES_OFFSET + NAME_SIZE * NAME_COUNT
 RECORD_SIZE = 64
 DEFAULT_CAPACITY = 16384
-MAX_CAPACITY = 1 << 22
-"""256 MiB of records. A reader refuses more."""
+MAX_CAPACITY = 1 << 17
+"""8 MiB of records, eight times the default. A reader refuses more, so that nobody's box costs it much."""
 
 FIXED = struct.Struct("<8sIIIIQQQQQiiiiddd128s64sI")
 """Header: magic, version, header size, record size, name count, capacity, offsets of now, names and

@@ -59,6 +59,8 @@ class Reader:
             if not stat.S_ISREG(status.st_mode):
                 raise BlackBoxError(f"{path} is not a regular file", reason="not_a_file")
             self.inode = status.st_ino
+            self.owner = status.st_uid
+            """User id of the file's owner, whom the kernel vouches for; the header only claims."""
             self.changed_wall = status.st_ctime
             """Unix time of the last change of the file, other than through memory."""
             self.header = parse_header(path, os.pread(self._file, layout.HEADER_SIZE, 0), status.st_size)
@@ -235,22 +237,33 @@ class Reader:
 
     def _oldest_safe(self, guard: int) -> int:
         """Return the number of the oldest record that is not overwritten while `guard` more are written."""
-        capacity = self.header.capacity
-        raw = self._pread(capacity * layout.RECORD_SIZE, layout.RING_OFFSET)
-        newest = max(
-            (
-                number
-                for slot, number in enumerate(sequence_numbers(raw))
-                if number % capacity == slot and number < 1 << 62
-            ),
-            default=0,
-        )
-        return newest + 1 - capacity + guard
+        return self._newest() + 1 - self.header.capacity + guard
+
+    def _newest(self) -> int:
+        """Return the number of the newest record, from some 14 slots of the ring.
+
+        From slot 0 on, the slots hold the records of the present round and then those of the round before.
+        A slot that is not filled yet may make the result a little too small.
+        """
+        first = self._number_in(0)
+        if first % self.header.capacity or first >= 1 << 62:
+            return 0
+        low, high = 0, self.header.capacity
+        while high - low > 1:
+            middle = (low + high) // 2
+            if first + middle <= self._number_in(middle) < 1 << 62:
+                low = middle
+            else:
+                high = middle
+        return first + low
 
     def _reached(self, number: int) -> bool:
         """True if the slot of this record holds it or a later one."""
-        raw = self._pread(8, self._offset(number) + SEQUENCE_OFFSET)
-        return number <= int.from_bytes(raw, "little") < 1 << 62
+        return number <= self._number_in(number % self.header.capacity) < 1 << 62
+
+    def _number_in(self, slot: int) -> int:
+        at = layout.RING_OFFSET + slot * layout.RECORD_SIZE + SEQUENCE_OFFSET
+        return int.from_bytes(self._pread(8, at), "little")
 
     def _offset(self, number: int) -> int:
         return layout.RING_OFFSET + number % self.header.capacity * layout.RECORD_SIZE
