@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from rankwatch.conventions import ENDED_STATES, metric
+from rankwatch.conventions import ENDED_STATES, BoxFault, metric
+from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
+from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
+from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
-from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.totals import RankTotals
 
@@ -21,6 +27,11 @@ BOUNDS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
 """Upper bounds from a 5 ms toy step to one that takes minutes; each about 2.2 times the one before."""
+
+MAX_SERIES = 30_000
+"""Series from black boxes at one time: 256 ranks of the reference trainer."""
+_MAX_WAITING, _MIN_WAITING = 1 << 17, 64
+"""Records of each kind that wait for others, over all ranks, and those that each rank may always keep."""
 
 
 class StepDurations:
@@ -81,7 +92,11 @@ class RanksCollector:
         self._rendezvous: dict[str, RunRendezvous] = {}
         self._conditions = conditions or RunConditions()
         self._discovery = Discovery(
-            directory, self._follow, max_runs=max_runs, retention_seconds=retention_seconds
+            directory,
+            self._follow,
+            max_runs=max_runs,
+            retention_seconds=retention_seconds,
+            monotonic=monotonic,
         )
 
     def collect(self) -> Collection:
@@ -90,58 +105,92 @@ class RanksCollector:
         discovery.discover()
         moment = self._monotonic()
         discovery.poll(moment)
-        runs = self._runs()
+        runs: dict[str, list[RankFollower]] = {}
+        for rank in discovery.read_ranks():
+            runs.setdefault(rank.run, []).append(rank)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
-        offset = self._wall() - self._monotonic()
-        make = RankSeries(lambda moment: moment + offset)
-        series: list[Series] = []
-        for run, ranks in runs.items():
-            series.extend(run_series(run, ranks))
-            rendezvous = self._compare_ranks(run, ranks)
-            for rank in ranks:
-                series.extend(make.of(rank))
-            series.extend(rendezvous.series(run))
+        self._compare_ranks(runs)
+        series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
-        faults = metric("rankwatch_blackbox_read_errors_total")
+        faults = metric("rankwatch_blackbox_faults_total")
         series.extend(
             Series(faults, (reason,), count) for reason, count in discovery.faults.by_reason.items()
         )
-        return Collection(series=series, histograms=self._histograms())
+        return Collection(series=series, histograms=self._histograms(runs))
 
-    def _runs(self) -> dict[str, list[RankFollower]]:
-        runs: dict[str, list[RankFollower]] = {}
-        for path, rank in self._discovery.ranks.items():
-            runs.setdefault(path.parent.name, []).append(rank)
-        return runs
-
-    def _compare_ranks(self, run: str, ranks: list[RankFollower]) -> RunRendezvous:
+    def _compare_ranks(self, runs: Mapping[str, list[RankFollower]]) -> None:
         """Compare the collectives that the ranks have completed since the last time."""
-        rendezvous = self._rendezvous.setdefault(run, RunRendezvous())
-        for rank in ranks:
-            rank.totals.collectives.note_completed()
-        rendezvous.compare(
-            each.totals.collectives.groups for each in ranks if each.totals.collectives.present
-        )
-        for rank in ranks:
-            if rank.state in ENDED_STATES:
-                rank.totals.collectives.end_process()
-        return rendezvous
+        room = _room([rank for ranks in runs.values() for rank in ranks])
+        for run, ranks in runs.items():
+            for rank in ranks:
+                rank.totals.steps.keep_at_most(room[rank.owner])
+                rank.totals.collectives.note_completed(min(MOST_PENDING_OF_RANK, room[rank.owner]))
+            self._rendezvous.setdefault(run, RunRendezvous()).compare(
+                each.totals.collectives.groups for each in ranks if each.totals.collectives.present
+            )
+            for rank in ranks:
+                if rank.state in ENDED_STATES:
+                    rank.totals.collectives.end_process()
+
+    def _series(self, runs: Mapping[str, list[RankFollower]]) -> list[Series]:
+        """The series of all runs, as far as their owners' shares go."""
+        offset = self._wall() - self._monotonic()
+        make = RankSeries(lambda moment: moment + offset)
+        series: list[Series] = []
+
+        def add(part: _Part) -> float:
+            before = len(series)
+            series.extend(part.make())
+            return len(series) - before
+
+        parts: list[_Part] = []
+        for run, ranks in runs.items():
+            first = ranks[0]
+            parts.append(_Part(first, partial(run_series, run, ranks)))
+            parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
+            parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
+        for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
+            message = f"{part.rank.path}: already exporting {MAX_SERIES} series of black boxes"
+            self._discovery.faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
+        return series
 
     def _follow(self, path: Path) -> RankFollower:
-        durations = self._durations.setdefault(path.parent.name, StepDurations())
-        return RankFollower(path, RankTotals(durations.observe, self._max_names))
+        run, _ = run_label(path, path.lstat().st_uid)
+        durations = self._durations.setdefault(run, StepDurations())
+        rank = RankFollower(path, RankTotals(durations.observe, self._max_names))
+        if rank.run != run:
+            rank.close()
+            raise BlackBoxError(f"{path} was replaced by another user", reason=BoxFault.FOREIGN_OWNER)
+        return rank
 
-    def _histograms(self) -> list[Histogram]:
-        runs = {path.parent.name for path in self._discovery.ranks}
-        for run in self._durations.keys() - runs:
+    def _histograms(self, runs: Container[str]) -> list[Histogram]:
+        followed = {rank.run for rank in self._discovery.ranks.values()}
+        for run in self._durations.keys() - followed:
             del self._durations[run]
-        for run in self._rendezvous.keys() - runs:
+        for run in self._rendezvous.keys() - followed:
             del self._rendezvous[run]
         declared = metric("rankwatch_step_duration_seconds")
         return [
             Histogram(declared, (run,), durations.buckets(), durations.sum)
             for run, durations in self._durations.items()
+            if run in runs
         ]
+
+
+class _Part(NamedTuple):
+    """Series of a run, of a rank of the run or of all of them."""
+
+    rank: RankFollower
+    make: Callable[[], Iterable[Series]]
+
+
+def _room(ranks: Sequence[RankFollower]) -> dict[int, int]:
+    """How many records of each kind may wait for others, for each rank of an owner, so that hundreds of boxes
+    do not fill the agent's memory."""
+    by_owner = Counter(rank.owner for rank in ranks)
+    return {
+        owner: max(_MIN_WAITING, _MAX_WAITING // len(by_owner) // count) for owner, count in by_owner.items()
+    }
 
 
 def _condition(rank: RankFollower) -> RankCondition:

@@ -1,43 +1,43 @@
-"""Finds the black boxes in a directory, and removes those of ranks that ended long ago."""
+"""Chooses which black boxes of this node are followed, and removes those of ranks that ended long ago.
+
+Anybody on the node may make boxes, so places are bounded: for runs, for the ranks of a run, and for boxes,
+each of which takes a file descriptor. Where there are too many, the owners take turns. Of one owner living
+runs come before ended ones, and newer ones before older ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
+from typing import NamedTuple
 
-from rankwatch.blackbox import layout
 from rankwatch.blackbox.removal import remove_box
+from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.run_directories import RunDirectories, RunDirectory
 
-_MAX_REMEMBERED = 10_000
-
-
-class BoxFaults:
-    """Counts what was wrong with black boxes by reason: each box once per reason, and logs each once."""
-
-    def __init__(self) -> None:
-        self.by_reason: dict[str, int] = {}
-        self._noted: set[tuple[Path, str]] = set()
-
-    def note(self, path: Path, reason: str, message: str) -> None:
-        """Count the fault unless this file had it before."""
-        if (path, reason) in self._noted:
-            return
-        if len(self._noted) >= _MAX_REMEMBERED:
-            self._noted.clear()
-        self._noted.add((path, reason))
-        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
-        # Somebody else chose the bytes of file names: no line break, and nothing that is no text, may pass.
-        _log.warning("black box left out (%s): %s", reason, message.encode("unicode_escape").decode("ascii"))
-
-
+MAX_BOXES = 512
+"""Black boxes followed at once: 64 runs of 8 ranks. Each may take 150 KiB of the agent's memory."""
+POLL_SECONDS = 0.5
+"""Time to read boxes in one pass. What does not fit is read first in the next pass of its owner."""
 _log = logging.getLogger(__name__)
+
+
+class _Ended(NamedTuple):
+    """A box of an ended rank that gave up its place."""
+
+    inode: int
+    ended_at: float
+    """Monotonic."""
 
 
 class Discovery:
@@ -46,6 +46,7 @@ class Discovery:
     directory: holds `<run>/<rank>.blackbox`.
     follow: opens a follower for a path; raises BlackBoxError.
     max_runs: runs followed at once; others wait, and are counted as fault `too_many_runs`.
+    max_boxes: likewise boxes; by default as many as the descriptors of this process allow.
     retention_seconds: how long a rank that ended is kept.
     """
 
@@ -56,95 +57,165 @@ class Discovery:
         *,
         max_runs: int,
         retention_seconds: float,
+        max_boxes: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ranks: dict[Path, RankFollower] = {}
         self.faults = BoxFaults()
-        self._directory = directory
+        self._directories = RunDirectories(directory, self.faults, monotonic=monotonic)
         self._follow = follow
         self._max_runs = max_runs
+        self._max_boxes = most_boxes() if max_boxes is None else max_boxes
         self._retention_seconds = retention_seconds
-        self._seen: dict[Path, tuple[int, int]] = {}  # run's directory -> its mtimes at the last two listings
+        self._monotonic = monotonic
+        self._pass = 0
+        self._polled: dict[Path, int] = {}  # path -> number of the pass that read it last
+        self._ended: dict[Path, _Ended] = {}
         self._forgotten: dict[Path, int] = {}  # path -> inode that could not be removed
 
+    def read_ranks(self) -> list[RankFollower]:
+        """The ranks whose boxes have been read."""
+        return [rank for path, rank in self.ranks.items() if path in self._polled]
+
     def discover(self) -> None:
-        """Look for new black boxes."""
-        runs = {path.parent for path in self.ranks}
-        for run, changed in self._run_directories():
-            if run not in runs and len(runs) >= self._max_runs:
-                self.faults.note(run, "too_many_runs", f"{run.name}: already following {self._max_runs} runs")
-                continue
-            before = self._seen.get(run, (0, 0))
-            # Seen twice: a box that comes within the same tick of the clock leaves the mtime as it is.
-            if before == (changed, changed):
-                continue
-            try:
-                boxes = sorted(_boxes(run))
-            except PermissionError as error:  # of another user: a node without runs would look the same
-                self.faults.note(run, "unreadable", f"could not list {run}: {error.strerror}")
-                continue
-            self._seen[run] = (before[1], changed)
-            for path in boxes:
-                if path not in self.ranks and self._admit(path):
-                    runs.add(run)
+        """Look for new black boxes, and give up those that others displace."""
+        self._drop_deleted()
+        self._directories.update()
+        chosen = self._choose_boxes(self._choose_runs())
+        for path in self.ranks.keys() - chosen:
+            self._displace(path)
+        names = {(rank.run, rank.path.stem) for rank in self.ranks.values()}
+        for path in chosen:  # in the order of the choice, so the newest run is opened first
+            if path not in self.ranks and not self._admit(path, names):
+                self._refuse(path)
 
     def poll(self, moment: float) -> None:
-        """Read every box that is followed, and remove what ended too long ago; `moment` is monotonic."""
-        for path, rank in list(self.ranks.items()):
-            try:
-                rank.poll(moment)
-            except BlackBoxError as error:
-                self.faults.note(path, error.reason, str(error))
-                self._drop(path)
-            except OSError as error:  # we may not read its directory any more, or its file system is odd
-                self.faults.note(path, "unreadable", f"could not follow {path}: {error.strerror}")
-                self._drop(path)
+        """Read the boxes that are followed, as far as their owners' share of the time goes, and remove what
+        ended too long ago; `moment` is monotonic."""
+
+        def poll(rank: RankFollower) -> float:
+            began = self._monotonic()
+            self._polled[rank.path] = self._pass
+            self._poll(rank, moment)
+            return self._monotonic() - began
+
+        self._pass += 1
+        ranks = sorted(self.ranks.values(), key=lambda rank: self._polled.get(rank.path, 0))
+        take_turns(ranks, owner=lambda rank: rank.owner, use=poll, most=POLL_SECONDS)
+        self._note_ended()
         self._forget(moment)
 
-    def _run_directories(self) -> Iterator[tuple[Path, int]]:
-        try:
-            with os.scandir(self._directory) as entries:
-                found = [each for each in entries if each.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return  # no run yet
-        runs = []
-        for entry in found:
-            try:
-                runs.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.path))
-            except FileNotFoundError:
-                continue  # gone meanwhile
-        for changed, path in sorted(runs, reverse=True):  # newest first: these are live
-            yield Path(path), changed
+    def _choose_runs(self) -> list[RunDirectory]:
+        """At most `max_runs`: of each owner the living ones first, and the newest of these first."""
+        runs = [run for run in self._directories.runs.values() if run.boxes.keys() - run.refused]
+        runs.sort(key=lambda run: run.ended)  # stable: within both, the newest first
+        chosen, others = share(runs, owner=lambda run: run.owner, most=self._max_runs)
+        for run in others:
+            message = f"{run.path.name}: already following {self._max_runs} runs"
+            self.faults.note(run.path, BoxFault.TOO_MANY_RUNS, message)
+        return chosen
 
-    def _admit(self, path: Path) -> bool:
+    def _choose_boxes(self, runs: Iterable[RunDirectory]) -> dict[Path, int]:
+        """At most `max_boxes` of these runs, with their owners."""
+        wanted = {path: owner for run in runs for path, owner in run.boxes.items() if path not in run.refused}
+        for (
+            path,
+            rank,
+        ) in self.ranks.items():  # deleted while its process lives: the descriptor still reads it
+            gone = path.parent not in self._directories.runs or not path.exists()
+            if gone and rank.ended_at is None:
+                wanted[path] = rank.owner
+        chosen, others = share(wanted.items(), owner=lambda box: box[1], most=self._max_boxes)
+        for path, _ in others:
+            message = f"{path}: already following {self._max_boxes} black boxes"
+            self.faults.note(path, BoxFault.TOO_MANY_BOXES, message)
+        return dict(chosen)
+
+    def _admit(self, path: Path, names: set[tuple[str, str]]) -> bool:
         if not path.stem.isdecimal():
-            self.faults.note(path, "name", f"{path} is not named after a rank")
+            self.faults.note(path, BoxFault.NAME, f"{path} is not named after a rank")
             return False
         try:
             if path in self._forgotten and path.stat().st_ino == self._forgotten[path]:
                 return False
-            self.ranks[path] = self._follow(path)
+            rank = self._follow(path)
         except PermissionError as error:
-            self.faults.note(path, "unreadable", f"could not open {path}: {error.strerror}")
+            self.faults.note(path, BoxFault.UNREADABLE, f"could not open {path}: {error.strerror}")
             return False
         except OSError:
             return False  # gone meanwhile
         except BlackBoxError as error:
             self.faults.note(path, error.reason, str(error))
             return False
+        if (rank.run, path.stem) in names:
+            self.faults.note(path, BoxFault.DUPLICATE, f"{path}: rank {path.stem} of {rank.run} has a box")
+            rank.close()
+            return False
+        if rank.foreign:
+            message = f"{path} belongs to user {rank.owner}, its directory to another one: it is {rank.run}"
+            self.faults.note(path, BoxFault.FOREIGN_OWNER, message)
+        names.add((rank.run, path.stem))
+        self._ended.pop(path, None)
+        self.ranks[path] = rank
         return True
 
+    def _refuse(self, path: Path) -> None:
+        run = self._directories.runs.get(path.parent)
+        if run is not None:
+            run.refused.add(path)
+
+    def _poll(self, rank: RankFollower, moment: float) -> None:
+        path = rank.path
+        try:
+            rank.poll(moment)
+        except BlackBoxError as error:
+            self.faults.note(path, error.reason, str(error))
+            self._drop(path)
+            self._directories.list_again(path.parent)
+        except OSError as error:  # we may not read its directory any more, or its file system is odd
+            self.faults.note(path, BoxFault.UNREADABLE, f"could not follow {path}: {error.strerror}")
+            self._drop(path)
+            self._directories.list_again(path.parent)
+
+    def _note_ended(self) -> None:
+        """Mark the runs whose ranks have all ended: they give way to living ones."""
+        living = {path.parent for path, rank in self.ranks.items() if rank.ended_at is None}
+        for run in {path.parent for path in self.ranks}:
+            if run in self._directories.runs:
+                self._directories.runs[run].ended = run not in living
+
     def _forget(self, moment: float) -> None:
+        limit = moment - self._retention_seconds
         for path, rank in list(self.ranks.items()):
-            if rank.ended_at is None or moment - rank.ended_at < self._retention_seconds:
+            if rank.ended_at is None or rank.ended_at > limit:
                 continue
             replaced, inode = rank.replaced(), rank.inode
             self._drop(path)
             if not replaced:  # else it is the box of a new process, or a link was put in its way
                 self._remove(path, inode)
+            self._directories.list_again(path.parent)
+        for path, ended in list(self._ended.items()):
+            if ended.ended_at <= limit or path.parent not in self._directories.runs:
+                del self._ended[path]
+                if path.parent in self._directories.runs:
+                    self._remove(path, ended.inode)
+
+    def _drop_deleted(self) -> None:
+        """Forget ended ranks whose files somebody has removed: they free their places at once."""
+        for path, rank in list(self.ranks.items()):
+            if rank.ended_at is not None and rank.replaced() and not path.exists():
+                self._drop(path)
+
+    def _displace(self, path: Path) -> None:
+        """Give up a box that others displace; one of an ended rank is still removed in time."""
+        rank = self.ranks[path]
+        if rank.ended_at is not None:
+            self._ended[path] = _Ended(rank.inode, rank.ended_at)
+        self._drop(path)
 
     def _drop(self, path: Path) -> None:
         self.ranks.pop(path).close()
-        self._seen.pop(path.parent, None)
+        self._polled.pop(path, None)
 
     def _remove(self, path: Path, inode: int) -> None:
         try:
@@ -162,16 +233,7 @@ class Discovery:
             path.parent.rmdir()
 
 
-def _boxes(run: Path) -> Iterator[Path]:
-    """Raises PermissionError where we may not read the directory."""
-    try:
-        with os.scandir(run) as entries:
-            yield from (
-                Path(each.path)
-                for each in entries
-                if each.name.endswith(layout.SUFFIX) and not each.name.startswith(".")
-            )
-    except PermissionError:
-        raise
-    except OSError:
-        return  # gone meanwhile
+def most_boxes() -> int:
+    """Half of the file descriptors of this process, at most MAX_BOXES: the rest is kept for serving."""
+    soft, _ = getrlimit(RLIMIT_NOFILE)
+    return MAX_BOXES if soft == RLIM_INFINITY else max(1, min(MAX_BOXES, soft // 2))

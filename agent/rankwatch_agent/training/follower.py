@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
-from rankwatch.conventions import ENDED_STATES, Lifecycle, RankState
+from rankwatch.conventions import ENDED_STATES, BoxFault, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.training.totals import RankTotals
@@ -29,6 +30,10 @@ _STATE_OF = {
     Lifecycle.EXITED: RankState.EXITED,
 }
 _MOST_AGE_SECONDS = 86400.0 * 3650
+_RECORDS_PER_POLL = 1 << 14
+"""One default ring. A larger one takes several polls, so that no box holds up the others."""
+_OWNER_SUFFIX = re.compile(r"-uid(\d{1,10})(?:-\d+)?$", re.ASCII)
+"""Ending of a run's name that only boxes of this user id may have (see `rankwatch.blackbox.place`)."""
 
 
 class RankFollower:
@@ -60,6 +65,12 @@ class RankFollower:
         self.open_phase: tuple[str, float] | None = None
         """Innermost open phase and when it began, monotonic."""
         self._reader = self._open()
+        self.owner = self._reader.owner
+        """User id of the box's owner."""
+        self.run, self.foreign = self._reader.header.identity.run, False
+        """The run as labels name it, and whether the box is in a directory of another user."""
+        if in_its_place:
+            self.run, self.foreign = run_label(path, self.owner)
         self._missed_before = 0
         totals.collectives.resolve_by(self._reader.name, self._groups_now)
 
@@ -89,7 +100,7 @@ class RankFollower:
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
         self.totals.collectives.observe(self.now.groups)
-        for columns in self._reader.read_to_end() if to_end else (self._reader.poll(),):
+        for columns in self._reader.read_to_end() if to_end else (self._reader.poll(_RECORDS_PER_POLL),):
             self._take(columns)
         self.totals.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
@@ -136,6 +147,11 @@ class RankFollower:
 
     def _take_new_process(self) -> None:
         reader = self._open()
+        if reader.owner != self.owner:
+            reader.close()
+            raise BlackBoxError(
+                f"{self.path} now belongs to user {reader.owner}", reason=BoxFault.FOREIGN_OWNER
+            )
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
             self._take(self._reader.poll())
         self._reader.close()
@@ -205,3 +221,17 @@ def _wrote_stacks(path: Path) -> bool:
         return path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False).st_size > 0
     except OSError:
         return False
+
+
+def run_label(box: Path, owner: int) -> tuple[str, bool]:
+    """The run of a box as labels name it, and whether its directory belongs to another user. Raises OSError.
+
+    The name of a run belongs to the owner of its directory; that of another user's box gets a suffix. Anybody
+    may give a directory a name with such a suffix, so a name that ends in a foreign one gets another one.
+    """
+    name = box.parent.name
+    foreign = box.parent.lstat().st_uid != owner
+    claimed = _OWNER_SUFFIX.search(name)
+    if foreign or (claimed is not None and int(claimed[1]) != owner):
+        return f"{name}-uid{owner}", foreign
+    return name, False

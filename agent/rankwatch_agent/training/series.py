@@ -21,8 +21,9 @@ _STAGE = "pp"
 
 def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
     """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
-    header = max((each.header for each in ranks), key=lambda each: each.started_monotonic)
-    yield _one("rankwatch_run_info", (run, header.run_class), 1)
+    latest = max(ranks, key=lambda each: each.header.started_monotonic)
+    header = latest.header
+    yield _one("rankwatch_run_info", (run, header.run_class, str(latest.owner)), 1)
     yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
     if header.checkpoint_interval_seconds is not None:
         yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
@@ -37,7 +38,7 @@ class RankSeries:
     def of(self, rank: RankFollower) -> list[Series]:
         """Everything exported about this rank."""
         identity = rank.header.identity
-        key = (identity.run, str(identity.rank))
+        key = (rank.run, str(identity.rank))
         found = [*self._identity(rank, key), *self._lifecycle(rank, key)]
         totals = rank.totals
         for part in (_steps, _scalars, _telemetry):

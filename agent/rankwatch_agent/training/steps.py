@@ -94,6 +94,7 @@ class Unsettled:
     def __init__(self) -> None:
         self.phases: list[Interval] = []
         self.collectives: list[Collective] = []
+        self.most = _MOST_PENDING
         self._before_step = 0
         """Number of phases that were recorded before the step that is settled next."""
 
@@ -104,11 +105,11 @@ class Unsettled:
     def drop_oldest(self) -> list[Interval]:
         """Keep both lists within bounds; returns the phases that are dropped."""
         phases, collectives = self.phases, self.collectives
-        if len(collectives) > _MOST_PENDING:
-            del collectives[: len(collectives) - _MOST_PENDING]
-        if len(phases) <= _MOST_PENDING:
+        if len(collectives) > self.most:
+            del collectives[: len(collectives) - self.most]
+        if len(phases) <= self.most:
             return []
-        over = len(phases) - _MOST_PENDING
+        over = len(phases) - self.most
         gone = phases[:over]
         del phases[:over]
         self._before_step = max(0, self._before_step - over)
@@ -188,6 +189,11 @@ class StepAssembler:
         """Another process takes the rank."""
         self._open.begin_process()
         self.work_done.begin_process(self._pending[2] if self._pending is not None else None)
+
+    def keep_at_most(self, records: int) -> None:
+        """Bound what is kept until its step is settled, in records of each kind."""
+        self.unsettled.most = min(_MOST_PENDING, records)
+        self._open.keep_at_most(records)
 
     def work(self, number: int, unit: str, amount: float) -> None:
         """Work was done in a step; its time is compared with its tokens."""

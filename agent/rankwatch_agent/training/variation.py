@@ -21,6 +21,7 @@ from rankwatch_agent.training.split import Interval
 _MAX_OPEN_STEPS = 64
 """Steps kept until they are complete; the host runs ahead of the GPU by a few."""
 _MAX_MICROBATCHES = 4096
+_MIN_MICROBATCHES = 8
 _FORWARD, _BACKWARD = "forward", "backward"
 
 
@@ -36,6 +37,7 @@ class StepParts:
     """Of each microbatch, in order, without blocked time."""
     backward_seconds: list[float] = field(default_factory=list)
     ended: bool = False
+    max_microbatches: int = _MAX_MICROBATCHES
 
     def phase(self, name: str, seconds: float) -> None:
         """Add a phase of the step and its seconds without blocked time."""
@@ -45,7 +47,7 @@ class StepParts:
             found = self.backward_seconds
         else:
             return
-        if len(found) < _MAX_MICROBATCHES:
+        if len(found) < self.max_microbatches:
             found.append(seconds)
 
     def phases(self, phases: Sequence[Interval], seconds: Sequence[float]) -> None:
@@ -56,7 +58,7 @@ class StepParts:
                 forward.append(took)
             elif name == _BACKWARD:
                 backward.append(took)
-        del forward[_MAX_MICROBATCHES:], backward[_MAX_MICROBATCHES:]
+        del forward[self.max_microbatches :], backward[self.max_microbatches :]
 
 
 class OpenSteps:
@@ -65,8 +67,13 @@ class OpenSteps:
     def __init__(self, complete: Callable[[StepParts], None]) -> None:
         self._complete = complete
         self._steps: dict[int, StepParts] = {}
+        self._max_microbatches = _MAX_MICROBATCHES
         self._device_step: int | None = None
         """Latest step of which the GPU reported a phase."""
+
+    def keep_at_most(self, records: int) -> None:
+        """Bound the microbatches kept of each step, so that all open steps have few more than `records`."""
+        self._max_microbatches = min(_MAX_MICROBATCHES, max(_MIN_MICROBATCHES, records // 8))
 
     def work(self, number: int, tokens: float) -> None:
         """Work was done in a step."""
@@ -101,7 +108,7 @@ class OpenSteps:
         if step is None:
             if len(self._steps) == _MAX_OPEN_STEPS:
                 del self._steps[next(iter(self._steps))]
-            step = self._steps[number] = StepParts()
+            step = self._steps[number] = StepParts(max_microbatches=self._max_microbatches)
         return step
 
 

@@ -18,6 +18,7 @@ from rankwatch.conventions.vocabulary import (
     OTHER,
     PHASES,
     TOKENS,
+    BoxFault,
     Cause,
     CollectorState,
     DriverState,
@@ -47,6 +48,7 @@ __all__ = [
     "Lifecycle",
     "RankState",
     "ENDED_STATES",
+    "BoxFault",
     "CollectorState",
     "DriverState",
 ]

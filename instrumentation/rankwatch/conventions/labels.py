@@ -16,6 +16,8 @@ class Label(StrEnum):
     """Identity of a training run, the same on all of its ranks."""
     RUN_CLASS = "run_class"
     """Class of a run, as RANKWATCH_RUN_CLASS gives it; empty where none is given."""
+    OWNER = "owner"
+    """User id that owns the black boxes of a run, by the kernel."""
     RANK = "rank"
     """Global rank, 0 <= rank < world size."""
     LOCAL_RANK = "local_rank"

@@ -28,10 +28,11 @@ BLACK_BOXES = (
         "Errors inside the instrumentation of the rank, swallowed so that training goes on.",
     ),
     counter(
-        "rankwatch_blackbox_read_errors_total",
+        "rankwatch_blackbox_faults_total",
         "1",
         (Label.REASON,),
-        "Black boxes that could not be read, by reason; each file counts once per reason.",
+        "Black boxes and directories of runs that were left out or are not what they claim, by reason; each "
+        "counts once per reason.",
     ),
     gauge("rankwatch_blackboxes", "1", (), "Black boxes that the agent reads."),
 )

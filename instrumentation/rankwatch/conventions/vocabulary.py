@@ -96,6 +96,32 @@ class RankState(StrEnum):
 ENDED_STATES: frozenset[RankState] = frozenset(RankState) - {RankState.STARTING, RankState.RUNNING}
 
 
+class BoxFault(StrEnum):
+    """What is wrong with a black box or the directory of a run."""
+
+    NAME = "name"
+    """It is not named after a rank."""
+    NOT_A_FILE = "not_a_file"
+    SYMLINK = "symlink"
+    UNREADABLE = "unreadable"
+    """The agent may not open it."""
+    GARBAGE = "garbage"
+    TRUNCATED = "truncated"
+    OVERSIZED = "oversized"
+    VERSION = "version"
+    MISMATCH = "mismatch"
+    """It claims another run or rank than its path."""
+    FOREIGN_OWNER = "foreign_owner"
+    """It belongs to another user than its directory. It is followed as a run of its own."""
+    DUPLICATE = "duplicate"
+    """Its rank has a box already."""
+    TOO_MANY_RUNS = "too_many_runs"
+    TOO_MANY_RANKS = "too_many_ranks"
+    TOO_MANY_BOXES = "too_many_boxes"
+    TOO_MANY_SERIES = "too_many_series"
+    """It is followed, but its series are left out."""
+
+
 class CollectorState(StrEnum):
     """Outcome of a collector's last run; missing hardware differs from failure."""
 

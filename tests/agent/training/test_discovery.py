@@ -16,7 +16,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.identity import Identity
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.follower import RankFollower
-from support.training.ranks import rank, state, values
+from support.training.ranks import faults, rank, state, values
 
 
 def test_ended_run_is_removed(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_odd_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             collection = collector.collect()
             os.utime(run)  # has the directory listed again
     assert state(collection) == {"0": "running"}
-    assert values(collection, "rankwatch_blackbox_read_errors_total") == {
-        ("garbage",): 1.0,
-        ("truncated",): 1.0,
-        ("symlink",): 1.0,
-        ("not_a_file",): 2.0,
-        ("name",): 1.0,
-        ("mismatch",): 1.0,
+    assert faults(collection) == {
+        "garbage": 1.0,
+        "truncated": 1.0,
+        "symlink": 1.0,
+        "not_a_file": 2.0,
+        "name": 1.0,
+        "mismatch": 1.0,
     }
     assert len(caplog.records) == 7
     assert str(run / "1.blackbox") in caplog.text
@@ -164,7 +164,7 @@ def test_odd_run_names(tmp_path: Path) -> None:
                     file.write(box)
         collection = collector.collect()
     assert state(collection)["0"] == "running"
-    assert sum(values(collection, "rankwatch_blackbox_read_errors_total").values()) == 6.0
+    assert sum(faults(collection).values()) == 6.0
 
 
 def test_rank_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_rank_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(RankFollower, "poll", poll)
         collection = collector.collect()
     assert len(values(collection, "rankwatch_rank_state")) == 1
-    assert values(collection, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1.0}
+    assert faults(collection) == {"unreadable": 1.0}
 
 
 NOBODY = 65534
@@ -241,7 +241,7 @@ def test_closed_run(directory: Path, closed: str) -> None:
         with as_nobody():
             collected = collector.collect()
         assert values(collected, "rankwatch_blackboxes") == {(): 0}
-        assert values(collected, "rankwatch_blackbox_read_errors_total") == {("unreadable",): 1}
+        assert faults(collected) == {"unreadable": 1}
         (directory / closed).chmod(mode)
         os.utime(directory / "job")
         with as_nobody():

@@ -14,7 +14,7 @@ import pytest
 from rankwatch.conventions import METRICS
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.collector import RanksCollector
-from support.training.ranks import go_on, rank, state, values
+from support.training.ranks import faults, go_on, rank, state, values
 
 
 def test_every_rank_metric(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_truncated_box(tmp_path: Path) -> None:
         os.truncate(tmp_path / "job" / "1.blackbox", 5000)
         for _ in range(2):
             assert state(collection := collector.collect()) == {"0": "running"}
-    assert values(collection, "rankwatch_blackbox_read_errors_total") == {("truncated",): 1.0}
+    assert faults(collection) == {"truncated": 1.0}
 
 
 def test_too_many_names(tmp_path: Path) -> None:
@@ -239,13 +239,17 @@ def test_rank_gpu(tmp_path: Path) -> None:
 
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
-    """Class, world size and checkpoint interval are series of the run; without a class the label is empty."""
+    """Class, owner, world size and checkpoint interval are series; without a class its label is empty."""
     before = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_CHECKPOINT_INTERVAL_SECONDS='60')"
     with (
         rank(tmp_path, "ready()", number=1, world=4, before=before),
         rank(tmp_path, "ready()", run="plain", world=2),
     ):
         collection = RanksCollector(directory=tmp_path).collect()
-    assert values(collection, "rankwatch_run_info") == {("job", "production"): 1, ("plain", ""): 1}
+    owner = str(os.geteuid())
+    assert values(collection, "rankwatch_run_info") == {
+        ("job", "production", owner): 1,
+        ("plain", "", owner): 1,
+    }
     assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
     assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}

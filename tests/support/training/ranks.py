@@ -83,6 +83,12 @@ def values(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
+def faults(collection: Collection) -> dict[str, float]:
+    """Faults of black boxes that have occurred, by reason."""
+    counted = values(collection, "rankwatch_blackbox_faults_total")
+    return {reason: count for (reason,), count in counted.items() if count}
+
+
 def state(collection: Collection) -> dict[str, str]:
     """State of each rank, by its number."""
     return {labels[1]: labels[2] for labels in values(collection, "rankwatch_rank_state")}

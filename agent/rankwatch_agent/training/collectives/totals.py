@@ -183,14 +183,14 @@ class RankCollectives:
         if not flags & _NOT_COMPARED:
             pending.completed[number] = (seconds, size, totals)
 
-    def note_completed(self) -> None:
-        """Update the last completed number of each group, and keep what is pending within bounds."""
+    def note_completed(self, most: int = MOST_PENDING_OF_RANK) -> None:
+        """Update the last completed number of each group, and keep at most about `most` pending."""
         kept = 0
         for group in self._groups.values():
             group.note_completed()
             kept += len(group.completed)
-        for group in self._groups.values() if kept > MOST_PENDING_OF_RANK else ():
-            group.drop_oldest(MOST_PENDING // 8)
+        for group in self._groups.values() if kept > most else ():
+            group.drop_oldest(most // layout.MAX_GROUPS)
 
     def positions(
         self, groups: Iterable[GroupNow], wall: Callable[[float], float]

@@ -1,0 +1,35 @@
+"""Counts what is wrong with black boxes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rankwatch.conventions import BoxFault
+from rankwatch_agent.runtime.logs import LogLimit
+
+_MAX_REMEMBERED = 10_000
+_log = logging.getLogger(__name__)
+
+
+class BoxFaults:
+    """Counts faults by reason: each box once per reason. The log names each, as far as its limit allows."""
+
+    def __init__(self) -> None:
+        self.by_reason: dict[str, int] = {fault.value: 0 for fault in BoxFault}
+        """Every reason is present, because an alert sees only what rises from a first value."""
+        self._noted: set[tuple[Path, str]] = set()
+        self._log_limit = LogLimit()
+
+    def note(self, path: Path, reason: str, message: str) -> None:
+        """Count the fault unless this file had it before."""
+        if (path, reason) in self._noted:
+            return
+        if len(self._noted) >= _MAX_REMEMBERED:
+            self._noted.clear()
+        self._noted.add((path, reason))
+        self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        # Somebody else chose the bytes of file names: no line break, and nothing that is no text, may pass.
+        text = message.encode("unicode_escape").decode("ascii")
+        if self._log_limit.allows(text):
+            _log.warning("black box left out (%s): %s", reason, text)

@@ -1,0 +1,145 @@
+"""Lists the directories of runs and their black boxes. Other users fill them, with whatever and how many they
+want, so every list is bounded for each owner and the time for it is shared between them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from itertools import islice
+from pathlib import Path
+
+from rankwatch.blackbox import layout
+from rankwatch.conventions import BoxFault
+from rankwatch_agent.runtime.turns import share, take_turns
+from rankwatch_agent.training.faults import BoxFaults
+
+MAX_RUNS_OF_OWNER = 1024
+"""Newest directories of each owner that are looked at."""
+MAX_ENTRIES_OF_RUN = 4096
+"""Entries of a run's directory that are looked at."""
+MAX_BOXES_OF_RUN = 256
+"""Ranks of a run on one node: as many as the largest nodes have cores."""
+LIST_SECONDS = 0.2
+"""Time for changed directories in one pass; the others wait for the next pass."""
+_PAUSE = 10.0
+"""After a list of all directories, as a multiple of the time it took."""
+_SHORT_SECONDS = 0.02
+"""A list that takes less needs no pause."""
+
+
+@dataclass(eq=False, slots=True)
+class RunDirectory:
+    """The directory of one run."""
+
+    path: Path
+    owner: int
+    """User id."""
+    changed: int
+    """Its mtime in nanoseconds."""
+    boxes: dict[Path, int] = field(default_factory=dict)
+    """Box -> user id of its owner."""
+    refused: set[Path] = field(default_factory=set)
+    """Boxes that cannot be followed as long as the directory stays as it is."""
+    ended: bool = False
+    """True once all of its boxes were seen to be of ended ranks, until the directory changes."""
+    listed: tuple[int, int] = (0, 0)
+    """Its mtimes at the last two lists of its boxes."""
+
+
+class RunDirectories:
+    """The directories below one directory, and the boxes in them."""
+
+    def __init__(
+        self, directory: Path, faults: BoxFaults, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.runs: dict[Path, RunDirectory] = {}
+        """The newest first."""
+        self._directory = directory
+        self._faults = faults
+        self._monotonic = monotonic
+        self._next = float("-inf")
+
+    def update(self) -> None:
+        """Look for new directories and boxes."""
+        began = self._monotonic()
+        if began >= self._next:
+            self.runs = {run.path: run for run in self._scan()}
+            took = self._monotonic() - began
+            self._next = began + _PAUSE * took if took > _SHORT_SECONDS else began
+        # Seen twice: a box that comes within the same tick of the clock leaves the mtime as it is.
+        changed = [run for run in self.runs.values() if run.listed != (run.changed, run.changed)]
+        take_turns(changed, owner=lambda run: run.owner, use=self._list_boxes, most=LIST_SECONDS)
+
+    def list_again(self, run: Path) -> None:
+        """Have the boxes of a run listed again, although its directory has not changed."""
+        if run in self.runs:
+            self.runs[run].listed = (0, 0)
+
+    def _scan(self) -> list[RunDirectory]:
+        newest: dict[int, list[tuple[int, str]]] = {}
+        for changed, path, owner in self._entries():
+            of_owner = newest.setdefault(owner, [])
+            add = heappush if len(of_owner) < MAX_RUNS_OF_OWNER else heappushpop
+            add(of_owner, (changed, path))
+        found = sorted(
+            ((changed, path, owner) for owner, each in newest.items() for changed, path in each), reverse=True
+        )
+        return [self._known(Path(path), owner, changed) for changed, path, owner in found]
+
+    def _entries(self) -> Iterator[tuple[int, str, int]]:
+        """mtime, path and owner of each directory."""
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    try:
+                        if entry.is_dir(follow_symlinks=False):
+                            status = entry.stat(follow_symlinks=False)
+                            yield status.st_mtime_ns, entry.path, status.st_uid
+                    except FileNotFoundError:
+                        continue  # gone meanwhile
+        except FileNotFoundError:
+            return  # no run yet
+
+    def _known(self, path: Path, owner: int, changed: int) -> RunDirectory:
+        run = self.runs.get(path)
+        if run is None or run.owner != owner:
+            return RunDirectory(path, owner, changed)
+        run.changed = changed
+        return run
+
+    def _list_boxes(self, run: RunDirectory) -> float:
+        """List the boxes of a run; returns the seconds that it took."""
+        began = self._monotonic()
+        try:
+            found, others = share(sorted(_boxes(run.path)), owner=lambda box: box[1], most=MAX_BOXES_OF_RUN)
+        except PermissionError as error:  # of another user: a node without runs would look the same
+            message = f"could not list {run.path}: {error.strerror}"
+            self._faults.note(run.path, BoxFault.UNREADABLE, message)
+            return self._monotonic() - began
+        if others:
+            message = f"{run.path.name}: only {MAX_BOXES_OF_RUN} ranks of a run are followed"
+            self._faults.note(run.path, BoxFault.TOO_MANY_RANKS, message)
+        run.boxes = dict(found)
+        run.refused.clear()
+        run.ended = False
+        run.listed = (run.listed[1], run.changed)
+        return self._monotonic() - began
+
+
+def _boxes(run: Path) -> Iterator[tuple[Path, int]]:
+    """The boxes of a run and their owners. Raises PermissionError where we may not read the directory."""
+    try:
+        with os.scandir(run) as entries:
+            for each in islice(entries, MAX_ENTRIES_OF_RUN):
+                if each.name.endswith(layout.SUFFIX) and not each.name.startswith("."):
+                    try:
+                        yield Path(each.path), each.stat(follow_symlinks=False).st_uid
+                    except FileNotFoundError:
+                        continue
+    except PermissionError:
+        raise
+    except OSError:
+        return  # gone meanwhile
