@@ -30,8 +30,6 @@ PY_SPY = "py-spy"
 LIMITS = Limits(seconds=10.0, output_bytes=1 << 20, memory_bytes=2 << 30)
 LAST_RECORDS = 20
 """Records of the ring in the final state."""
-_MAX_RECORDS = 1 << 19
-"""About a second's work. A ring has 16,384 records by default."""
 _PROCESS_FILES = ("status", "wchan", "stack", "syscall")
 """All but the first need root, or permission to trace the process."""
 _MAX_CHARACTERS = 16384
@@ -167,10 +165,10 @@ def _final_state_lines(rank: RankCondition, moment: float) -> Iterator[str]:
 def _last_records(path: Path, moment: float) -> Iterator[str]:
     reader = Reader(path)
     try:
-        found = reader.read_to_end(_MAX_RECORDS)
+        found = reader.read_to_end()
         last = deque((each for part in found for each in part.records()), maxlen=LAST_RECORDS)
         if not reader.at_end:
-            yield "the last records are left out: the ring is too long"
+            yield "the last records are left out: they come faster than they can be read"
             return
         yield f"the last {len(last)} records, the newest first:"
         for each in reversed(last):

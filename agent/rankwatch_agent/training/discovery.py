@@ -126,9 +126,9 @@ class Discovery:
             if gone and rank.ended_at is None:
                 wanted[path] = rank.owner
         chosen, others = share(wanted.items(), owner=lambda box: box[1], most=self._max_boxes)
-        for path, _ in others:
-            message = f"{path}: already following {self._max_boxes} black boxes"
-            self.faults.note(path, BoxFault.TOO_MANY_BOXES, message)
+        for run in {path.parent: None for path, _ in others}:
+            message = f"{run.name}: already following {self._max_boxes} black boxes"
+            self.faults.note(run, BoxFault.TOO_MANY_BOXES, message)
         return dict(chosen)
 
     def _admit(self, path: Path, names: set[tuple[str, str]]) -> bool:

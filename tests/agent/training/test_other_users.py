@@ -1,0 +1,205 @@
+"""A directory of black boxes that other users of the node fill: an honest run keeps its series.
+
+The users are real, and so are their files; only root can start their programs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import BoxFault
+from rankwatch_agent.training import collector as ranks_collector
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
+from rankwatch_agent.training.follower import RankFollower
+from support.agent.process import ManualClock
+from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
+from support.training.ranks import faults, rank, state, values
+
+__all__ = ["node_directory"]
+
+
+def test_sparse_boxes(node_directory: Path) -> None:
+    """A thousand sparse boxes of two users take neither all descriptors nor an honest run's place."""
+    code = "for n in range(550): box(f'r{uid}-{n // 10}', n % 10)"
+    collector = RanksCollector(directory=node_directory)
+    before = open_files()
+    run_as(ALICE, node_directory, code)
+    run_as(BOB, node_directory, code)
+    collector.collect()
+    assert open_files() - before <= MAX_BOXES
+    with rank(node_directory, "steps(2)\nready()", before=become(CAROL)):
+        collection = collector.collect()
+        assert ("job", "0", "running") in values(collection, "rankwatch_rank_state")
+        assert open_files() - before <= MAX_BOXES + 2  # and the two pipes to the rank
+    assert faults(collection)[BoxFault.TOO_MANY_RUNS] + faults(collection)[BoxFault.TOO_MANY_BOXES] > 0
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_boxes_of_one_run(node_directory: Path) -> None:
+    """A run has few ranks on one node; the others are counted."""
+    run_as(ALICE, node_directory, "for n in range(300): box('big', n, capacity=256)")
+    collection = RanksCollector(directory=node_directory).collect()
+    assert values(collection, "rankwatch_blackboxes") == {(): 256}
+    assert faults(collection) == {BoxFault.TOO_MANY_RANKS: 1}
+
+
+def test_ended_runs_give_way(node_directory: Path) -> None:
+    """A job that crashes in a loop hides no new run, neither its own nor that of another user."""
+    collector = RanksCollector(directory=node_directory, max_runs=4)
+    code = "for n in range(4): box(f'crash{n}', 0, capacity=256)"
+    run_as(ALICE, node_directory, code)
+    assert len(values(collector.collect(), "rankwatch_rank_state")) == 4
+    with (
+        rank(node_directory, "steps(1)\nready()", run="own", before=become(ALICE)),
+        rank(node_directory, "steps(1)\nready()", run="other", before=become(BOB)),
+    ):
+        collection = collector.collect()
+        shown = {labels[0] for labels in values(collection, "rankwatch_rank_state")}
+        assert shown >= {"own", "other"} and len(shown) == 4
+        run_as(ALICE, node_directory, code.replace("crash", "later"))
+        for _ in range(3):  # the new ones count as living until they are read
+            shown = {labels[0] for labels in values(collector.collect(), "rankwatch_rank_state")}
+        assert shown >= {"own", "other"}
+    assert faults(collection)[BoxFault.TOO_MANY_RUNS] == 2
+
+
+def test_displaced_runs_are_removed(node_directory: Path) -> None:
+    """The files of an ended run that gave up its place are removed in time too: they occupy memory."""
+    moment = [time.monotonic()]
+    collector = RanksCollector(
+        directory=node_directory, max_runs=1, retention_seconds=100.0, monotonic=lambda: moment[0]
+    )
+    for name in ("first", "second"):
+        run_as(ALICE, node_directory, f"box('{name}', 0, capacity=256)")
+        collector.collect()
+    moment[0] += 200.0
+    for _ in range(3):
+        collector.collect()
+    assert list(node_directory.iterdir()) == []
+
+
+def test_deleted_files_free_their_places(node_directory: Path) -> None:
+    """At once, if the rank has ended; a living rank whose file somebody removed is read on."""
+    collector = RanksCollector(directory=node_directory, max_runs=1)
+    run_as(ALICE, node_directory, "box('old', 0, capacity=256)")
+    assert state(collector.collect()) == {"0": "lost"}
+    shutil.rmtree(node_directory / "old")
+    assert state(collector.collect()) == {}
+    with rank(node_directory, "steps(1)\nready()"):
+        assert state(collector.collect()) == {"0": "running"}
+        shutil.rmtree(node_directory / "job")
+        assert state(collector.collect()) == {"0": "running"}
+    assert state(collector.collect()) == {"0": "lost"}
+    assert state(collector.collect()) == {}
+
+
+def test_two_users_one_name(node_directory: Path) -> None:
+    """Boxes of two users are two runs, so a forged box of a dead rank changes nothing about the run."""
+    collector = RanksCollector(directory=node_directory)
+    with rank(node_directory, "steps(1)\nready()", world=2, before=become(ALICE)):
+        (node_directory / "job").chmod(0o777)
+        run_as(BOB, node_directory, "box('job', 1)")
+        collection = collector.collect()
+    assert values(collection, "rankwatch_rank_state") == {
+        ("job", "0", "running"): 1,
+        (f"job-uid{BOB}", "1", "lost"): 1,
+    }
+    assert values(collection, "rankwatch_run_info") == {
+        ("job", "", str(ALICE)): 1,
+        (f"job-uid{BOB}", "", str(BOB)): 1,
+    }
+    assert faults(collection) == {BoxFault.FOREIGN_OWNER: 1}
+
+
+def test_forged_owner_in_a_name(node_directory: Path) -> None:
+    """A directory that is named after another user's run gets its real owner's id too."""
+    run_as(BOB, node_directory, f"box('job-uid{ALICE}', 0)")
+    run_as(ALICE, node_directory, f"box('job-uid{ALICE}-2', 0)")
+    collection = RanksCollector(directory=node_directory).collect()
+    assert {labels[0] for labels in values(collection, "rankwatch_rank_state")} == {
+        f"job-uid{ALICE}-uid{BOB}",
+        f"job-uid{ALICE}-2",
+    }
+
+
+def test_box_taken_over_by_another_user(node_directory: Path) -> None:
+    """The rank of one user does not go on as that of another: its totals are not mixed."""
+    collector = RanksCollector(directory=node_directory)
+    run_as(ALICE, node_directory, "box('job', 0)")
+    collector.collect()
+    (node_directory / "job").chmod(0o777)
+    run_as(BOB, node_directory, "(directory / 'job' / '0.blackbox').unlink(); box('job', 0)")
+    for _ in range(2):
+        collection = collector.collect()
+    assert {labels[0] for labels in values(collection, "rankwatch_rank_state")} == {f"job-uid{BOB}"}
+
+
+def test_boxes_that_take_long(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes of one user that use up the time of a pass cost another user's run nothing."""
+    run_as(ALICE, node_directory, "for n in range(20): box('slow', n, capacity=256)")
+    clock, read = ManualClock(), []
+    sound = RankFollower.poll
+
+    def poll(self: RankFollower, moment: float) -> None:
+        read.append(self.path.parent.name)
+        clock.now += 0.3 * POLL_SECONDS if self.owner == ALICE else 0.001
+        sound(self, moment)
+
+    monkeypatch.setattr(RankFollower, "poll", poll)
+    with rank(node_directory, "steps(2)\nready()", before=become(BOB)):
+        collector = RanksCollector(directory=node_directory, monotonic=clock)
+        for _ in range(6):
+            collection = collector.collect()
+            assert ("job", "0", "running") in values(collection, "rankwatch_rank_state")
+    assert read.count("job") == 6
+    assert read.count("slow") <= 6 * 5
+    slow = [labels for labels in values(collection, "rankwatch_rank_state") if labels[0] == "slow"]
+    assert len(slow) == 20
+
+
+def test_too_many_series(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes of one user that fill the exposition take no series from another user's run."""
+    monkeypatch.setattr(ranks_collector, "MAX_SERIES", 200)
+    run_as(ALICE, node_directory, "for n in range(20): box('wide', n, capacity=256)")
+    with rank(node_directory, "steps(2)\nready()", before=become(BOB)):
+        collection = RanksCollector(directory=node_directory).collect()
+    runs = [labels[0] for labels in values(collection, "rankwatch_rank_state")]
+    assert "job" in runs and 0 < runs.count("wide") < 20
+    assert faults(collection)[BoxFault.TOO_MANY_SERIES] > 0
+
+
+def test_many_directories(node_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who makes directories without end slows the search down, and hides no run."""
+    monkeypatch.setattr("rankwatch_agent.training.run_directories.MAX_RUNS_OF_OWNER", 10)
+    with rank(node_directory, "steps(2)\nready()", before=become(BOB)):
+        run_as(ALICE, node_directory, "for n in range(500): (directory / f'd{n}').mkdir()")
+        collection = RanksCollector(directory=node_directory).collect()
+    assert state(collection) == {"0": "running"}
+
+
+def test_living_boxes_of_a_hostile_user(node_directory: Path) -> None:
+    """A user with many living boxes displaces only their own."""
+    code = """
+held = []
+for n in range(30):
+    file = open(box(f"run{n}", 0, capacity=256), "r+b")
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    held.append(file)
+done()
+"""
+    with rank(node_directory, "steps(2)\nready()", before=become(BOB)):
+        pass  # killed: its state is the evidence of an alert
+    collector = RanksCollector(directory=node_directory, max_runs=10)
+    assert state(collector.collect()) == {"0": "lost"}
+    with program_of(ALICE, node_directory, code):
+        for _ in range(3):
+            shown = values(collector.collect(), "rankwatch_rank_state")
+        assert ("job", "0", "lost") in shown and len(shown) == 10

@@ -1,0 +1,87 @@
+"""Programs of unprivileged users of this machine, as root alone can start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ALICE, BOB, CAROL = 64001, 64002, 64003
+"""User ids that no user of the machine has."""
+_PRELUDE = """
+import ctypes, fcntl, mmap, os, pathlib, signal, socket, struct, sys, threading, time, types
+from rankwatch.blackbox import layout
+uid = int(sys.argv[1])
+directory = pathlib.Path(sys.argv[2])
+arguments = sys.argv[3:]
+os.setgroups([])
+os.setgid(uid)
+os.setuid(uid)
+os.umask(0o022)
+
+def box(run, rank, *, capacity=16384, folder=None):
+    "A valid box of a rank that no process holds: sparse, with a header and nothing else."
+    size = layout.RING_OFFSET + capacity * layout.RECORD_SIZE
+    header = layout.FIXED.pack(
+        layout.MAGIC, layout.VERSION, layout.HEADER_SIZE, layout.RECORD_SIZE, layout.NAME_COUNT, capacity,
+        layout.NOW_OFFSET, layout.NAMES_OFFSET, layout.RING_OFFSET, size, rank, 1 << 20, 0, os.getpid(),
+        time.monotonic(), time.time(), float("nan"), run.encode(), b"host", 0,
+    )
+    folder = directory / (folder or run)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{rank}{layout.SUFFIX}"
+    with open(path, "wb") as file:
+        file.write(header)
+        file.truncate(size)
+    return path
+
+def done():
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def node_directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory of black boxes that every user of the node can reach; only root can be other users."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start programs of other users")
+    opened = [path for path in (tmp_path, *tmp_path.parents) if path.owner() == "root" and path != Path("/")]
+    modes = {path: path.stat().st_mode for path in opened}
+    for path in opened:
+        path.chmod(modes[path] | 0o011)
+    shared = tmp_path / "boxes"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    yield shared
+    for path, mode in modes.items():
+        path.chmod(mode)
+
+
+@contextmanager
+def program_of(user: int, directory: Path, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `code` as this user up to its first `done()`; killed at the end."""
+    command = [sys.executable, "-c", _PRELUDE + code, str(user), str(directory), *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "done\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def run_as(user: int, directory: Path, code: str, *arguments: str) -> None:
+    """Run `code` as this user to its end."""
+    with program_of(user, directory, code + "\ndone()", *arguments):
+        pass
+
+
+def become(user: int) -> str:
+    """Code for `support.training.ranks.rank(before=...)` that makes the rank one of this user."""
+    return f"os.setgroups([]); os.setgid({user}); os.setuid({user}); os.umask(0o022)"
