@@ -10,6 +10,7 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCounter
@@ -136,6 +137,37 @@ def _disk(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         yield DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=schedule)
 
 
+def _processes(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.sources.process_table import ProcessesCollector
+
+    yield ProcessesCollector(
+        procfs=config.procfs,
+        sysfs=config.sysfs,
+        ranks=lambda: _living_ranks(shared.run_conditions),
+        schedule=schedule,
+    )
+
+
+def _mounts(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.sources.mounts import MountsCollector
+
+    yield MountsCollector(
+        procfs=config.procfs,
+        rootfs=config.rootfs,
+        ranks=lambda: _living_ranks(shared.run_conditions),
+        schedule=schedule,
+    )
+
+
+def _living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
+    """The ranks whose process is known here."""
+    for run, condition in conditions.runs.items():
+        for rank in condition.ranks:
+            pid = None if rank.ended else writer_of(rank.path)
+            if pid is not None:
+                yield RankProcess(run, rank.rank, pid)
+
+
 def _gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.gpu.collector import GpuCollector
     from rankwatch_agent.sources.gpu.pci import PciGpus
@@ -155,7 +187,7 @@ def _gpu_driver(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
     from rankwatch_agent.sources.gpu.pci import PciGpus
 
     pci = PciGpus(config.sysfs)
-    yield GpuDriverCollector(driver=shared.driver, pci=pci, schedule=schedule)
+    yield GpuDriverCollector(driver=shared.driver, pci=pci, sysfs=config.sysfs, schedule=schedule)
 
 
 def _kernel_log(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
@@ -234,6 +266,8 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "network": _network,
         "tcp": _tcp,
         "disk": _disk,
+        "processes": _processes,
+        "mounts": _mounts,
         "rdma": _rdma,
         "ethtool": _ethtool,
         "gpu": _gpu,

@@ -37,6 +37,7 @@ KERNEL_LOG = """\
 6,1,1000000,-;nvidia: loading out-of-tree module taints kernel.
 4,2,2000000,-;NVRM: Xid (PCI:0000:2b:00): 94, pid=4711, name=python, Contained: SM (0x1).
 3,3,3000000,-;mlx5_core 0000:19:00.0: Detected insufficient power on the PCIe slot (27W).
+3,4,4000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO
 """
 
 Start = Callable[[Path, Path], AbstractContextManager[str]]
@@ -46,11 +47,12 @@ Start = Callable[[Path, Path], AbstractContextManager[str]]
 @contextlib.contextmanager
 def host(directory: Path, library: Path) -> Iterator[str]:
     """A machine without GPUs; every collector runs exactly once."""
+    collectors = "host", "network", "tcp", "processes", "mounts"
     flags = {
         "--procfs": str(FIXTURES / "proc"),
         "--sysfs": str(FIXTURES / "sys"),
-        "--collectors": "host,network,tcp",
-        "--intervals-seconds": f"host={_ONCE},network={_ONCE},tcp={_ONCE}",
+        "--collectors": ",".join(collectors),
+        "--intervals-seconds": ",".join(f"{name}={_ONCE}" for name in collectors),
     }
     with _agent(directory, flags, environ={}, complete=()) as address:
         yield address

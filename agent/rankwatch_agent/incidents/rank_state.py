@@ -3,10 +3,7 @@ process."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +18,7 @@ from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
 from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.untrusted import lock_holder
 from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.training.conditions import RankCondition
 
@@ -33,7 +31,6 @@ LAST_RECORDS = 20
 _PROCESS_FILES = ("status", "wchan", "stack", "syscall")
 """All but the first need root, or permission to trace the process."""
 _MAX_CHARACTERS = 16384
-_FLOCK = struct.Struct("hhqqi4x")
 _TIME_USED_UP = "the ranks before it used up the time"
 
 
@@ -101,12 +98,7 @@ def writer_process(black_box: Path) -> int | None:
     or -1). Raises EvidenceError where the file cannot be opened.
     """
     with open_untrusted(black_box, EvidenceFault.BLACK_BOX) as file:
-        query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        try:
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, query))
-        except OSError:
-            return None  # a file system without locks
-    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+        return lock_holder(file)
 
 
 def _stacks(program: str, rank: RankCondition, pid: int, seconds: float) -> bytes:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch_agent.incidents.bundle import CHUNK_BYTES, BundleFolder, EvidenceError
-
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_DIRECTORY = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+from rankwatch_agent.runtime.untrusted import open_regular
 
 
 def copy_file(source: Path, folder: BundleFolder, name: str, *, fault: EvidenceFault, max_bytes: int) -> None:
@@ -31,16 +28,10 @@ def copy_file(source: Path, folder: BundleFolder, name: str, *, fault: EvidenceF
 def open_untrusted(source: Path, fault: EvidenceFault) -> Iterator[int]:
     """Opens a regular file. Neither it nor its directory may be a link. Raises EvidenceError."""
     try:
-        directory = os.open(source.parent, _DIRECTORY)
-        try:
-            file = os.open(source.name, _FILE, dir_fd=directory)
-        finally:
-            os.close(directory)
+        file = open_regular(source)
     except (OSError, ValueError) as error:
         raise EvidenceError(fault, f"could not open {source}: {error}") from None
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise EvidenceError(fault, f"could not read {source}: it is not a regular file")
         yield file
     finally:
         os.close(file)

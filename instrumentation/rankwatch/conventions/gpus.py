@@ -35,6 +35,13 @@ GPU_DRIVER = (
         "Driver calls that did not return in time, so that their worker was killed.",
     ),
     counter("rankwatch_gpu_worker_starts_total", "1", (), "Worker processes started to query the driver."),
+    gauge(
+        "rankwatch_nvidia_module_loaded",
+        "1",
+        (Label.MODULE,),
+        "1 where the kernel module is loaded: nvidia, nvidia_uvm, nvidia_peermem, gdrdrv. Without "
+        "nvidia_peermem, GPUDirect RDMA needs dma-buf.",
+    ),
     info(
         "rankwatch_gpu_driver_info",
         (Label.DRIVER_VERSION, Label.NVML_VERSION, Label.CUDA_VERSION),

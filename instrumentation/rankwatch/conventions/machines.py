@@ -130,6 +130,70 @@ DISK = (
     ),
 )
 
+PROCESSES = (
+    gauge(
+        "rankwatch_host_processes_uninterruptible",
+        "1",
+        (),
+        "Processes that wait in the kernel and cannot be killed (state D), without the kernel's own threads.",
+    ),
+    gauge(
+        "rankwatch_rank_uninterruptible_threads",
+        "1",
+        (Label.RUN, Label.RANK),
+        "Threads of the rank's process that wait in the kernel and cannot be killed (state D): for a disk, "
+        "a file server or a driver.",
+    ),
+    gauge(
+        "rankwatch_nvidia_service_running",
+        "1",
+        (Label.SERVICE,),
+        "1 where the service runs: fabric_manager, persistenced, imex, hostengine. 0 once it ran and is "
+        "gone; for fabric_manager also where NVSwitches are on the PCI bus.",
+    ),
+)
+
+_MOUNT = (Label.RUN, Label.PATH)
+_NFS = (Label.PATH, Label.SOURCE)
+
+MOUNTS = (
+    info(
+        "rankwatch_run_mount_info",
+        (*_MOUNT, Label.SOURCE, Label.TYPE),
+        "A file system that the processes of the run on this node see, by their mount table; always 1.",
+    ),
+    gauge("rankwatch_run_mount_size_bytes", "bytes", _MOUNT, "Size of the file system."),
+    gauge(
+        "rankwatch_run_mount_available_bytes",
+        "bytes",
+        _MOUNT,
+        "Bytes available to unprivileged users on the file system.",
+    ),
+    gauge("rankwatch_run_mount_read_only", "1", _MOUNT, "1 if the file system is mounted read-only."),
+    gauge(
+        "rankwatch_run_mount_responding",
+        "1",
+        _MOUNT,
+        "1 if the file system answered within 2 s, 0 if not: its server is gone or stuck.",
+    ),
+    counter(
+        "rankwatch_nfs_operations_total",
+        "1",
+        (*_NFS, Label.OPERATION),
+        "NFS requests: read, write, commit, open, getattr, lookup, other (/proc/PID/mountstats).",
+    ),
+    counter(
+        "rankwatch_nfs_operation_seconds_total",
+        "seconds",
+        (*_NFS, Label.OPERATION),
+        "Time from the NFS requests to their ends. Divided by the operations it is their mean latency.",
+    ),
+    counter("rankwatch_nfs_retransmissions_total", "1", _NFS, "NFS requests that were sent again."),
+    counter("rankwatch_nfs_timeouts_total", "1", _NFS, "NFS requests without an answer in time (timeo)."),
+    counter("rankwatch_nfs_read_bytes_total", "bytes", _NFS, "Bytes read from the NFS server."),
+    counter("rankwatch_nfs_write_bytes_total", "bytes", _NFS, "Bytes written to the NFS server."),
+)
+
 XIDS = (
     counter(
         "rankwatch_gpu_xid_errors_total",
@@ -175,6 +239,13 @@ KERNEL_LOG = (
         (Label.EVENT,),
         "Lines of the kernel log (/dev/kmsg) that report a known fault of GPU, NIC or host, by event. Lines "
         "since boot that the kernel still holds when the agent starts count too.",
+    ),
+    counter(
+        "rankwatch_nvswitch_sxid_errors_total",
+        "1",
+        (Label.PCI_BUS_ID, Label.SXID, Label.SEVERITY),
+        "Errors of an NVSwitch in the kernel log by code, fatal and nonfatal; `other` counts the codes "
+        "beyond 512 counts.",
     ),
     counter(
         "rankwatch_kernel_log_records_missed_total",

@@ -11,7 +11,7 @@ from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
-from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, NETWORK, XIDS
+from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
 from rankwatch.conventions.runs import CHECKPOINTS, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
 
@@ -31,6 +31,8 @@ METRICS: tuple[Metric, ...] = (
     *HOST,
     *NETWORK,
     *DISK,
+    *PROCESSES,
+    *MOUNTS,
     *LINKS,
     *RDMA,
     *AFFINITY,

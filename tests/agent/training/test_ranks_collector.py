@@ -46,6 +46,7 @@ with run.step():
     declared = {each.name for each in METRICS if "rank" in [str(label) for label in each.labels]}
     elsewhere = {name for name in declared if "flight_recorder" in name or "collective" in name}
     elsewhere |= {name for name in declared if "nccl" in name or "incident" in name}
+    elsewhere |= {"rankwatch_rank_uninterruptible_threads"}  # of the process table
     elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
     assert declared - elsewhere <= {name for name, _ in seen}
 

@@ -1,7 +1,7 @@
 """Collectors `gpu` and `gpu_driver`: what NVML reports of each GPU, and whether the driver answers.
 
-`gpu` asks the driver through a worker process. `gpu_driver` reads only the PCI bus and the state that
-`Driver` keeps, so its series stay when the driver hangs.
+`gpu` asks the driver through a worker process. `gpu_driver` reads only the PCI bus, the kernel's modules and
+the state that `Driver` keeps, so its series stay when the driver hangs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
 from rankwatch_agent.sources.gpu.protocol import Failure, Gpu, Reading, Sample, XidEvent
+from rankwatch_agent.sources.kernel_files import read_kernel_file
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import LOG_LEVELS
 
@@ -37,6 +38,15 @@ _VISIBLE = metric("rankwatch_gpus_visible")
 _STATE = metric("rankwatch_gpu_driver_state")
 _UNRESPONSIVE = metric("rankwatch_gpu_driver_unresponsive_total")
 _STARTS = metric("rankwatch_gpu_worker_starts_total")
+_MODULE = metric("rankwatch_nvidia_module_loaded")
+
+MODULES = {
+    "nvidia": ("nvidia",),
+    "nvidia_uvm": ("nvidia_uvm",),
+    "nvidia_peermem": ("nvidia_peermem", "nv_peer_mem"),
+    "gdrdrv": ("gdrdrv",),
+}
+"""Value of the label `module` -> names of the kernel module, the present one first."""
 
 
 class GpuCollector:
@@ -162,10 +172,11 @@ class GpuDriverCollector:
 
     name = "gpu_driver"
 
-    def __init__(self, *, driver: Driver, pci: PciGpus, schedule: Schedule) -> None:
+    def __init__(self, *, driver: Driver, pci: PciGpus, sysfs: Path, schedule: Schedule) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._driver = driver
         self._pci = pci
+        self._modules = sysfs / "module"
 
     def collect(self) -> Collection:
         """Read the bus once; raises NotApplicable where there is none, CollectError.
@@ -180,11 +191,22 @@ class GpuDriverCollector:
         return Collection(
             (
                 *counts,
+                *(Series(_MODULE, (name,), self._loaded(names)) for name, names in MODULES.items()),
                 Series(_STATE, (status.state.value,), 1),
                 Series(_UNRESPONSIVE, (), status.unresponsive),
                 Series(_STARTS, (), status.starts),
             )
         )
+
+    def _loaded(self, names: Iterable[str]) -> float:
+        """1 where one of the modules is loaded and ready; initstate is missing where it is built in."""
+        for directory in (self._modules / name for name in names):
+            try:
+                return float(read_kernel_file(directory / "initstate").strip() == "live")
+            except (NotApplicable, CollectError):
+                if directory.is_dir():
+                    return 1.0
+        return 0.0
 
 
 def _identity(gpu: Gpu) -> GpuIdentity:

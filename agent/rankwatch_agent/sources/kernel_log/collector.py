@@ -23,10 +23,12 @@ from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.sources.kernel_log.lines import (
     EVENTS,
     FALLEN_OFF_THE_BUS,
+    SxidLine,
     XidLine,
     events_in,
     parse_identity,
     parse_nvlink5,
+    parse_sxid,
     parse_xid,
 )
 from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 _EVENTS = metric("rankwatch_kernel_log_events_total")
 _MISSED = metric("rankwatch_kernel_log_records_missed_total")
 _SUBCODE_ERRORS = metric("rankwatch_gpu_xid_subcode_errors_total")
+_SXID_ERRORS = metric("rankwatch_nvswitch_sxid_errors_total")
 
 MAX_LINES = 20_000
 """Lines read in one run, about a second of work. The next run reads the rest."""
@@ -56,6 +59,8 @@ OTHER_SUBCODE = "other"
 """Value of the label `subcode` for all subcodes that no rule names."""
 MAX_SUBCODE_COUNTS = 1024
 """Counts kept. A node of 16 GPUs has fewer even if everything fails; counts beyond are dropped."""
+MAX_SXID_COUNTS = 512
+"""Counts kept of NVSwitches; a code beyond is counted as `other`. NVIDIA lists about 150 codes."""
 _MAX_GPUS = 64
 
 
@@ -83,6 +88,7 @@ class KernelLogCollector:
         self._events: Counter[str] = Counter()
         self._losses = GpuLosses()
         self._nvlink5 = Nvlink5Counts(load_rules())
+        self._sxids = SxidCounts()
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
@@ -96,11 +102,13 @@ class KernelLogCollector:
         for record in records:
             self._events.update(events_in(record.text))
             self._count_xid(record, boot_time)
+            self._count_sxid(record)
         if not self._reader.caught_up:
             return Collection()
         events = (Series(_EVENTS, (event,), self._events[event]) for event in EVENTS)
         nvlink5 = self._nvlink5.series(self._gpu_at)
-        return Collection((*events, *nvlink5, Series(_MISSED, (), self._reader.missed)))
+        missed = Series(_MISSED, (), self._reader.missed)
+        return Collection((*events, *nvlink5, *self._sxids.series(), missed))
 
     def _boot_time(self) -> float | None:
         """Returns the Unix time of boot, or None where /proc/stat cannot be read."""
@@ -126,6 +134,21 @@ class KernelLogCollector:
         if error is not None:
             advice = self._nvlink5.add(error, line.bus_id, default_action=meaning.action)
         self._log(line._replace(severity=severity), gpu, timestamp, record.text, advice)
+
+    def _count_sxid(self, record: KernelRecord) -> None:
+        line = parse_sxid(record.text)
+        if line is None:
+            return
+        self._sxids.add(line)
+        if self._log_limit.allows(f"{line}"):
+            logger.log(
+                logging.ERROR if line.fatal else logging.WARNING,
+                "SXid %d on NVSwitch %s: the kernel log says %r",
+                line.sxid,
+                line.bus_id,
+                record.text[:1000],
+                extra={"event": "sxid"},
+            )
 
     def _gpu_at(self, bus_id: str) -> str:
         known = self._inventory.by_bus_id(bus_id)
@@ -224,3 +247,21 @@ class Nvlink5Counts:
         """Yields every count. `name_of` returns the GPU at a bus id."""
         for (bus_id, xid, subcode, action), count in self._counts.items():
             yield Series(_SUBCODE_ERRORS, (name_of(bus_id), str(xid), subcode, action), count)
+
+
+class SxidCounts:
+    """Counts the errors of NVSwitches by switch, code and severity. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, line: SxidLine) -> None:
+        """Counts one error."""
+        key = (line.bus_id, str(line.sxid), "fatal" if line.fatal else "nonfatal")
+        known = key in self._counts or len(self._counts) < MAX_SXID_COUNTS
+        self._counts[key if known else ("other", "other", key[2])] += 1
+
+    def series(self) -> Iterator[Series]:
+        """Yields every count."""
+        for key, count in self._counts.items():
+            yield Series(_SXID_ERRORS, key, count)

@@ -7,6 +7,7 @@ NVRM: Xid (PCI:0018:01:00): 149, pid='<unknown>', name=<unknown>, NETIR Fatal XC
 NVRM: Xid (PCI:0000:00:1e): 149, NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]
 NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
 NVRM: GPU at PCI:0000:3b:00: GPU-8f1c...
+nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})[^)]{{0,40}}\): ([0-9]{{1,
 _FALLEN = re.compile(rf"NVRM: .{{0,20}}GPU (?:at )?(?:PCI:)?({_ADDRESS}).{{0,120}}fallen off the bus")
 _IDENTITY = re.compile(rf"NVRM: GPU at PCI:({_ADDRESS}): (GPU-[0-9a-fA-F-]{{36}})")
 _SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
+_SXID = re.compile(rf"SXid \((?:PCI:)?({_ADDRESS})\): ([0-9]{{1,6}}), (Non-)?[Ff]atal\b")
 _REGISTER = r"(0x[0-9a-fA-F]{1,8})"
 _NVLINK5 = re.compile(
     r"\): (14[4-9]|150),(?:.{0,200}?[, ])?([A-Z][A-Z0-9_]{1,40}(?: Degraded)?) +(?:Non-?)?[Ff]atal +"
@@ -135,6 +137,24 @@ def _severity(xid: int, rest: str) -> str | None:
     if found is None:
         return None
     return WARNING if found[1] else CRITICAL
+
+
+class SxidLine(NamedTuple):
+    """An error of an NVSwitch in the log."""
+
+    bus_id: str
+    """In the kernel's form."""
+    sxid: int
+    fatal: bool
+
+
+def parse_sxid(text: str) -> SxidLine | None:
+    """Returns the error of an NVSwitch in a line, or None.
+
+    The driver logs several lines for one error. Only the first states whether it is fatal.
+    """
+    found = _SXID.search(text) if "SXid" in text else None
+    return SxidLine(normalise_bus_id(found[1]), int(found[2]), not found[3]) if found else None
 
 
 def parse_nvlink5(text: str) -> Nvlink5Error | None:

@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
-from rankwatch_agent.sources.gpu.collector import GpuCollector, GpuDriverCollector
+from rankwatch_agent.sources.gpu.collector import MODULES, GpuCollector, GpuDriverCollector
 from rankwatch_agent.sources.gpu.driver import Driver
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.gpu.pci import PciGpus
@@ -50,7 +50,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
         schedule=SCHEDULE,
         library=tmp_path / "libnvidia-ml.so.1",
     )
-    yield Node(gpu, GpuDriverCollector(driver=driver, pci=pci, schedule=SCHEDULE), inventory, act)
+    yield Node(
+        gpu, GpuDriverCollector(driver=driver, pci=pci, sysfs=tmp_path, schedule=SCHEDULE), inventory, act
+    )
     driver.close()
 
 
@@ -127,6 +129,7 @@ def test_driver_fails(node: Node) -> None:
         ("rankwatch_gpu_driver_state", "unavailable"): 1,
         ("rankwatch_gpu_driver_unresponsive_total",): 0,
         ("rankwatch_gpu_worker_starts_total",): 1,
+        **{("rankwatch_nvidia_module_loaded", name): 0 for name in MODULES},
     }
 
 
@@ -150,3 +153,18 @@ def test_named_library_without_a_gpu_on_the_bus(node: Node, tmp_path: Path) -> N
     node.act.write_text("absent")
     with pytest.raises(NotApplicable, match="no driver"):
         node.gpu.collect()
+
+
+def test_kernel_modules(node: Node, tmp_path: Path) -> None:
+    """One that is loaded under its older name counts; one that is still being loaded does not."""
+    states = {"nvidia": "live", "nv_peer_mem": "live", "nvidia_uvm": "coming"}
+    for name, state in states.items():
+        (tmp_path / "module" / name).mkdir(parents=True)
+        (tmp_path / "module" / name / "initstate").write_text(f"{state}\n")
+    found = values([node.driver.collect()])
+    assert {key[1]: loaded for key, loaded in found.items() if "module" in key[0]} == {
+        "nvidia": 1,
+        "nvidia_uvm": 0,
+        "nvidia_peermem": 1,
+        "gdrdrv": 0,
+    }

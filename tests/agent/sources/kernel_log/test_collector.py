@@ -10,7 +10,7 @@ import pytest
 from rankwatch_agent.runtime.collector import Schedule
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.sources.gpu.inventory import GpuIdentity, GpuInventory
-from rankwatch_agent.sources.kernel_log.collector import KernelLogCollector, parse_boot_time
+from rankwatch_agent.sources.kernel_log.collector import MAX_SXID_COUNTS, KernelLogCollector, parse_boot_time
 from rankwatch_agent.sources.kernel_log.lines import EVENTS
 from rankwatch_agent.sources.xid.counter import XidCount, XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
@@ -159,3 +159,32 @@ def test_nvlink5_errors(node: Node, caplog: pytest.LogCaptureFixture) -> None:
         (name, gpu, "149", "other", "check_nvlink"): 2,
     }
     assert "action reset_gpu, look at the device at the other end of the link;" in caplog.text
+
+
+def test_nvswitch_errors(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Each error counts once, though the driver logs three lines for it."""
+    start = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006,"
+    node.write(
+        f"{start} Non-fatal, Link 46 MC TS crumbstore MCTO (First)",
+        f"{start} Severity 0 Engine instance 46 Sub-engine instance 00",
+        f"{start} Data {{0x00140004, 0x00100000, 0x00000000}}",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 31 LTSSM Fault Up",
+    )
+    found = values([node.collector().collect()])
+    name = "rankwatch_nvswitch_sxid_errors_total"
+    assert {key[1:]: count for key, count in found.items() if key[0] == name} == {
+        ("0000:c1:00.0", "28006", "nonfatal"): 1,
+        ("0000:05:00.0", "20034", "fatal"): 2,
+    }
+    assert [each.levelname for each in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_number_of_nvswitch_counts(node: Node) -> None:
+    """A broken driver, or somebody who writes to the log, cannot make endless series."""
+    for code in range(MAX_SXID_COUNTS + 20):
+        node.write(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {code}, Fatal, Link 30")
+    found = values([node.collector().collect()])
+    counts = {key[1:]: count for key, count in found.items() if "sxid" in key[0]}
+    assert len(counts) == MAX_SXID_COUNTS + 1
+    assert counts["other", "other", "fatal"] == 20

@@ -89,6 +89,13 @@ typedef struct {
 } nvmlGpuFabricInfo_v2_t;
 
 typedef struct {
+    unsigned char clusterUuid[16];
+    nvmlReturn_t status;
+    unsigned int cliqueId;
+    unsigned char state;
+} nvmlGpuFabricInfo_t;
+
+typedef struct {
     unsigned int version;
     unsigned long long aggregateUncParity, aggregateUncSecDed, aggregateCor;
     unsigned long long volatileUncParity, volatileUncSecDed, volatileCor;

@@ -171,6 +171,11 @@ NVML_API nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsign
     return call_end(READ(*active, call.self, "nvlinks.%u.active", link));
 }
 
+NVML_API nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info) {
+    BEGIN_ON(call, device)
+    return call_end(READ(info->state, call.self, "fabric.state") ?: READ(info->status, call.self, "fabric.status"));
+}
+
 NVML_API nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t *info) {
     BEGIN_ON(call, device)
     if (info->version != VERSION_OF(nvmlGpuFabricInfo_v2_t, 2)) {

@@ -230,7 +230,9 @@ _NO_HEALTH_MASK = 0xFFFFFFFF
 
 def read_fabric(gpu: Device) -> Iterable[Sample]:
     """State of the fabric probe, and faults; a GPU without a fabric has neither."""
-    info = gpu.query(_FABRIC, _fabric_info)
+    if not gpu.features.wanted(_FABRIC):
+        return
+    info = gpu.query_first(_FABRIC, (_fabric_info,), (_fabric_info_without_health,))
     if info is None:
         return
     if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
@@ -243,7 +245,7 @@ def read_fabric(gpu: Device) -> Iterable[Sample]:
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
         state = "failed"  # the probe has ended with an error
     yield gpu.sample(_FABRIC_STATE, 1.0, state)
-    for reason, is_faulty in fabric_faults(info.healthMask):
+    for reason, is_faulty in fabric_faults(getattr(info, "healthMask", _NO_HEALTH_MASK)):
         yield gpu.sample(_FABRIC_DEGRADED, float(is_faulty), reason)
 
 
@@ -255,6 +257,13 @@ def fabric_faults(mask: int) -> Iterable[tuple[str, bool]]:
         value = mask >> bits.shift & bits.width
         if value:
             yield bits.reason, value != bits.healthy
+
+
+def _fabric_info_without_health(handle: object) -> Any:
+    """Of drivers before 545."""
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    pynvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    return info
 
 
 def _fabric_info(handle: object) -> Any:

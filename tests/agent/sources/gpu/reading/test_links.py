@@ -133,6 +133,14 @@ def test_fabric_state(node: Node, state: int, status: int, name: str) -> None:
     }
 
 
+def test_fabric_of_an_old_driver(node: Node) -> None:
+    """It knows the state of the probe, but not the health."""
+    node.driver.fail("nvmlDeviceGetGpuFabricInfoV", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    values = node.values(0)
+    assert values["fabric_state", "completed"] == 1.0
+    assert not [key for key in values if key[0] == "fabric_degraded"]
+
+
 def test_no_fabric(node: Node) -> None:
     node.driver.set(0, "fabric.state", 0)
     reading = node.read()

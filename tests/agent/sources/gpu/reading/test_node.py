@@ -18,6 +18,7 @@ OF_THE_AGENT = {
     "rankwatch_gpu_driver_state",
     "rankwatch_gpu_driver_unresponsive_total",
     "rankwatch_gpu_worker_starts_total",
+    "rankwatch_nvidia_module_loaded",
 }
 """What the agent itself knows, also while the driver does not answer."""
 

@@ -1,0 +1,357 @@
+"""Collector `mounts`: space and answers of the file systems that training processes see, and counters of NFS.
+
+Which file systems a run uses stands in the mount table of its process, so nobody has to configure them. A
+dead file server blocks whoever asks it: each file system is asked by a thread of its own, and one that does
+not answer is not asked again until it does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.sources.kernel_files import parse_count, read_kernel_file
+from rankwatch_agent.sources.parts import collect_parts
+
+_INFO = metric("rankwatch_run_mount_info")
+_SIZE = metric("rankwatch_run_mount_size_bytes")
+_AVAILABLE = metric("rankwatch_run_mount_available_bytes")
+_READ_ONLY = metric("rankwatch_run_mount_read_only")
+_RESPONDING = metric("rankwatch_run_mount_responding")
+_OPERATIONS = metric("rankwatch_nfs_operations_total")
+_OPERATION_SECONDS = metric("rankwatch_nfs_operation_seconds_total")
+_RETRANSMISSIONS = metric("rankwatch_nfs_retransmissions_total")
+_TIMEOUTS = metric("rankwatch_nfs_timeouts_total")
+_READ_BYTES = metric("rankwatch_nfs_read_bytes_total")
+_WRITE_BYTES = metric("rankwatch_nfs_write_bytes_total")
+
+ANSWER_SECONDS = 2.0
+"""Time that all file systems together get for their answers."""
+MAX_RUNS = 64
+MAX_MOUNTS = 16
+"""File systems of one run that get series."""
+MAX_ASKED = 64
+"""File systems asked, and so threads that a node full of dead file servers can cost."""
+MAX_NFS = 32
+
+_KERNEL_TYPES = frozenset(
+    [
+        "autofs",
+        "bpf",
+        "binfmt_misc",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nfsd",
+        "nsfs",
+        "proc",
+        "pstore",
+        "ramfs",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "squashfs",
+        "sysfs",
+        "tracefs",
+        "fuse.lxcfs",
+        "fuse.portal",
+    ]
+)
+"""Types of file systems that hold no data of a run."""
+_MEMORY_TYPE = "tmpfs"
+_MEMORY_PATHS = ("/dev/shm", "/tmp")
+_SYSTEM_PATHS = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/snap", "/var/lib/kubelet")
+_NETWORK_TYPES = re.compile(r"nfs|lustre|gpfs|ceph|cifs|beegfs|wekafs|glusterfs|9p|virtiofs|fuse\.")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+_DEAD = frozenset(
+    {errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ESHUTDOWN}
+)
+"""Errors of a file server that is gone; others, such as a missing permission, say nothing about it."""
+_NFS_OPERATIONS = ("read", "write", "commit", "open", "getattr", "lookup")
+
+
+class Mount(NamedTuple):
+    """A line of a mount table."""
+
+    device: str
+    """major:minor. It is the same in every mount namespace."""
+    path: str
+    type: str
+    source: str
+
+
+class MountsCollector:
+    """Asks the file systems of the ranks' processes. `rootfs` finds them where those may not be entered."""
+
+    name = "mounts"
+
+    def __init__(
+        self,
+        *,
+        procfs: Path,
+        rootfs: Path,
+        ranks: Callable[[], Iterable[RankProcess]],
+        schedule: Schedule,
+        statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._procfs = procfs
+        self._rootfs = rootfs
+        self._ranks = ranks
+        self._asker = Asker(statvfs, answer_seconds)
+        self._log_limit = LogLimit()
+
+    def collect(self) -> Collection:
+        """Raises NotApplicable where no rank lives and no NFS is mounted, CollectError."""
+        first: dict[str, RankProcess] = {}
+        for rank in self._ranks():
+            first.setdefault(rank.run, rank)  # ranks of one run on a node see the same
+        ranks = list(first.values())[:MAX_RUNS]
+        parts = (lambda: self._runs(ranks), lambda: self._nfs([str(each.pid) for each in ranks]))
+        return collect_parts(self.name, parts, self._log_limit)
+
+    def _runs(self, ranks: Iterable[RankProcess]) -> Iterator[Series | CollectError]:
+        found: list[tuple[str, Mount]] = []
+        places: dict[str, tuple[str, ...]] = {}
+        for run, _, pid in ranks:
+            process = self._procfs / str(pid)
+            try:
+                mounts = parse_mountinfo(read_kernel_file(process / "mountinfo"))
+            except NotApplicable:
+                continue  # it has ended
+            except CollectError as error:
+                yield error
+                continue
+            for mount in data_mounts(mounts, working_directory(process)):
+                found.append((run, mount))
+                inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
+                places.setdefault(mount.device, (inside, outside))
+        answers = self._asker.ask(places)
+        for run, mount in found:
+            yield from _mount_series(run, mount, answers.get(mount.device))
+
+    def _nfs(self, pids: Iterable[str]) -> Iterator[Series | CollectError]:
+        # Process 1 sees the host's mounts. A source that several processes see has the same counters in each.
+        known: dict[str, None] = {}
+        for process in ("1", *pids):
+            try:
+                text = read_kernel_file(self._procfs / process / "mountstats")
+            except NotApplicable:
+                continue
+            except CollectError as error:
+                yield error
+                continue
+            for mount in parse_mountstats(text):
+                if mount.source not in known and len(known) < MAX_NFS:
+                    known[mount.source] = None
+                    yield from _nfs_series(mount)
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """Parses /proc/PID/mountinfo. Lines of another form are left out."""
+    mounts = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        columns, rest = before.split(" "), after.split(" ")
+        if len(columns) >= 6 and len(rest) >= 3:
+            mounts.append(Mount(columns[2], _unescape(columns[4]), rest[0], _unescape(rest[1])))
+    return mounts
+
+
+def data_mounts(mounts: Iterable[Mount], directory: str) -> list[Mount]:
+    """The file systems that can hold data of a process, each once: first that of its working directory.
+
+    A file system that is mounted at several places is named after the one that is best for a person.
+    """
+    found: dict[str, Mount] = {}
+    for mount in sorted(filter(_holds_data, mounts), key=lambda each: _rank_of_place(each, directory)):
+        found.setdefault(mount.device, mount)
+    return list(found.values())[:MAX_MOUNTS]
+
+
+def _holds_data(mount: Mount) -> bool:
+    if mount.type in _KERNEL_TYPES:
+        return False
+    if mount.type == _MEMORY_TYPE:
+        return mount.path in _MEMORY_PATHS
+    return not _inside(mount.path, *_SYSTEM_PATHS)
+
+
+def _rank_of_place(mount: Mount, directory: str) -> tuple[bool, int, bool, int, str]:
+    """Sorts the mount that holds the working directory first, then network file systems, then short paths."""
+    holds = _inside(directory, mount.path)
+    depth = -len(mount.path) if holds else 0
+    return not holds, depth, not _NETWORK_TYPES.match(mount.type), len(mount.path), mount.path
+
+
+def _inside(path: str, *directories: str) -> bool:
+    return any(PurePosixPath(path).is_relative_to(each) for each in directories)
+
+
+def working_directory(process: Path) -> str:
+    """The process's working directory in its own mount namespace; empty where that may not be read."""
+    try:
+        return str((process / "cwd").readlink())
+    except OSError:
+        return ""
+
+
+def _unescape(text: str) -> str:
+    """Mount tables write a blank as \\040."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), text)
+
+
+class Answer(NamedTuple):
+    """What a file system answered."""
+
+    responding: bool | None
+    """None where nobody may ask it."""
+    space: os.statvfs_result | None
+
+
+class Asker:
+    """Asks file systems side by side, each in a thread. Used by one thread."""
+
+    def __init__(self, statvfs: Callable[[str], os.statvfs_result], answer_seconds: float) -> None:
+        self._statvfs = statvfs
+        self._answer_seconds = answer_seconds
+        self._asked: dict[str, _Question] = {}
+
+    def ask(self, places: Mapping[str, tuple[str, ...]]) -> dict[str, Answer]:
+        """Device -> its answer. places: device -> paths that may lead to it, the best first.
+
+        One that still owes an older answer is not asked again. It counts as dead.
+        """
+        waiting = {device: each for device, each in self._asked.items() if each.is_alive()}
+        self._asked = waiting
+        for device, paths in places.items():
+            if device not in waiting and len(self._asked) < MAX_ASKED:
+                self._asked[device] = _Question(device, paths, self._statvfs)
+                self._asked[device].start()
+        end = time.monotonic() + self._answer_seconds
+        for question in self._asked.values():
+            question.join(max(0.0, end - time.monotonic()))
+        return {
+            device: Answer(False, None) if each.is_alive() else each.answer
+            for device, each in self._asked.items()
+        }
+
+
+class _Question(threading.Thread):
+    """Asks one file system, and may never end."""
+
+    def __init__(
+        self, device: str, paths: tuple[str, ...], statvfs: Callable[[str], os.statvfs_result]
+    ) -> None:
+        super().__init__(name=f"statvfs-{device}", daemon=True)
+        self.answer = Answer(None, None)
+        self._device = device
+        self._paths = paths
+        self._statvfs = statvfs
+
+    def run(self) -> None:
+        """Takes the first path that leads to the file system."""
+        for path in self._paths:
+            try:
+                number = os.stat(path).st_dev  # noqa: PTH116 - the path may hold a name that is no text
+                if f"{os.major(number)}:{os.minor(number)}" == self._device:
+                    self.answer = Answer(True, self._statvfs(path))
+                    return
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in _DEAD:
+                    self.answer = Answer(False, None)
+                    return
+
+
+def _mount_series(run: str, mount: Mount, answer: Answer | None) -> Iterator[Series]:
+    labels = (run, mount.path)
+    yield Series(_INFO, (*labels, mount.source, mount.type), 1)
+    if answer is None or answer.responding is None:
+        return
+    yield Series(_RESPONDING, labels, float(answer.responding))
+    if answer.space is not None:
+        space = answer.space
+        yield Series(_SIZE, labels, space.f_blocks * space.f_frsize)
+        yield Series(_AVAILABLE, labels, space.f_bavail * space.f_frsize)
+        yield Series(_READ_ONLY, labels, float(bool(space.f_flag & os.ST_RDONLY)))
+
+
+class NfsMount(NamedTuple):
+    """Counters of an NFS mount since it was mounted."""
+
+    source: str
+    """SERVER:/EXPORT."""
+    path: str
+    read_bytes: int
+    write_bytes: int
+    operations: Mapping[str, int]
+    seconds: Mapping[str, float]
+    """From the request to its end, by operation."""
+    retransmissions: int
+    timeouts: int
+
+
+def parse_mountstats(text: str) -> Iterator[NfsMount]:
+    """Parses /proc/PID/mountstats (nfs_show_stats in the kernel). A mount with broken lines is left out."""
+    for block in re.split(r"^device ", text, flags=re.MULTILINE):
+        head = re.match(r"(\S+) mounted on (\S+) with fstype nfs\d? ", block)
+        if head is not None:
+            try:
+                yield _parse_nfs(_unescape(head[1]), _unescape(head[2]), block)
+            except (ValueError, IndexError):
+                continue
+
+
+def _parse_nfs(source: str, path: str, block: str) -> NfsMount:
+    transferred = (0, 0)
+    operations: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    sent = timeouts = 0
+    counted, _, by_operation = block.partition("per-op statistics")
+    for line in counted.splitlines():
+        name, _, rest = line.strip().partition(":")
+        if name == "bytes":
+            columns = rest.split()
+            transferred = (parse_count(columns[4]), parse_count(columns[5]))
+    for line in by_operation.splitlines():
+        name, separator, rest = line.strip().partition(":")
+        if separator:
+            columns = rest.split()
+            operation = name.lower() if name.lower() in _NFS_OPERATIONS else "other"
+            operations[operation] += parse_count(columns[0])
+            sent += parse_count(columns[1])
+            timeouts += parse_count(columns[2])
+            seconds[operation] += parse_count(columns[7]) / 1000  # type: ignore[assignment]
+    retransmissions = max(0, sent - operations.total())
+    return NfsMount(source, path, *transferred, operations, seconds, retransmissions, timeouts)
+
+
+def _nfs_series(mount: NfsMount) -> Iterator[Series]:
+    labels = (mount.path, mount.source)
+    yield Series(_READ_BYTES, labels, mount.read_bytes)
+    yield Series(_WRITE_BYTES, labels, mount.write_bytes)
+    yield Series(_RETRANSMISSIONS, labels, mount.retransmissions)
+    yield Series(_TIMEOUTS, labels, mount.timeouts)
+    for operation, count in mount.operations.items():
+        yield Series(_OPERATIONS, (*labels, operation), count)
+        yield Series(_OPERATION_SECONDS, (*labels, operation), mount.seconds[operation])

@@ -1,0 +1,220 @@
+"""File systems of training processes, and counters of NFS."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.errors import NotApplicable
+from rankwatch_agent.runtime.untrusted import RankProcess
+from rankwatch_agent.sources.mounts import (
+    MAX_MOUNTS,
+    MountsCollector,
+    data_mounts,
+    parse_mountinfo,
+    parse_mountstats,
+)
+from support.agent.process import until, values
+
+NODE = """\
+22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p1 rw
+23 22 0:21 / /proc rw,nosuid - proc proc rw
+24 22 0:5 / /dev rw - devtmpfs devtmpfs rw
+25 24 0:26 / /dev/shm rw - tmpfs tmpfs rw
+26 22 0:27 / /run rw - tmpfs tmpfs rw
+27 22 0:51 / /mnt/check\\040points rw - nfs4 fs01:/check\\040points rw,vers=4.2
+28 22 0:52 / /data rw - lustre 10.0.0.1@o2ib:/scratch rw
+29 22 259:5 / /local rw - xfs /dev/nvme1n1 rw
+30 22 259:1 /etc/hosts /etc/hosts rw - ext4 /dev/nvme0n1p1 rw
+31 22 259:5 /run7 /home/me/run7 rw - xfs /dev/nvme1n1 rw
+a broken line
+"""
+STATS = """\
+device /dev/nvme0n1p1 mounted on / with fstype ext4
+device fs01:/check\\040points mounted on /mnt/check\\040points with fstype nfs4 statvers=1.1
+\topts:\trw,vers=4.2,timeo=600
+\tage:\t3600
+\tevents:\t52 226 0 0 1 13 398 0 0 331 0 47 0 0 77 0 0 77 0 0 0 0 0 0 0 0 0
+\tbytes:\t100 200 0 0 1207640230 4000 295483 0
+\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
+\txprt:\ttcp 832 0 1 0 11 6428 6428 0 12154 0 24 26 5726
+\tper-op statistics
+\t        NULL: 1 1 0 44 24 0 0 0 0
+\t        READ: 1298 1300 1 207680 1210292152 6 79386 79407 0
+\t       WRITE: 10 10 0 4000 900 1 500 1500 0
+\t        OPEN: 77 77 0 1 1 0 1 77 0
+\t     GETATTR: 3 3 0 1 1 0 1 2 0
+\tTEST_STATEID: 2 3 1 1 1 0 1 4 0
+device fs02:/broken mounted on /broken with fstype nfs statvers=1.1
+\tbytes:\tno numbers
+"""
+
+
+def test_data_mounts() -> None:
+    """The file system of the working directory first, then network file systems; each device once."""
+    found = [(each.path, each.type) for each in data_mounts(parse_mountinfo(NODE), "/home/me/run7/logs")]
+    assert found == [
+        ("/home/me/run7", "xfs"),
+        ("/", "ext4"),
+        ("/data", "lustre"),
+        ("/mnt/check points", "nfs4"),
+        ("/dev/shm", "tmpfs"),
+    ]
+
+
+def test_many_mounts() -> None:
+    lines = (f"{each} 1 0:{each} / /m{each} rw - nfs4 s:/e{each} rw\n" for each in range(100, 200))
+    assert len(data_mounts(parse_mountinfo("".join(lines)), "")) == MAX_MOUNTS
+
+
+class Node:
+    """A process with a mount table, and file systems that answer or hang."""
+
+    def __init__(self, root: Path) -> None:
+        self.procfs = root
+        self.hangs: set[str] = set()
+        self.dead: set[str] = set()
+        self.asked: list[str] = []
+        self.release = threading.Event()
+        self.ranks = [RankProcess("gpt", 3, 70), RankProcess("gpt", 4, 71)]
+        number = root.stat().st_dev
+        self.device = f"{os.major(number)}:{os.minor(number)}"
+        self.collector = MountsCollector(
+            procfs=root,
+            rootfs=root,
+            ranks=lambda: self.ranks,
+            schedule=Schedule(15, 10),
+            statvfs=self._statvfs,
+            answer_seconds=0.3,
+        )
+
+    def mount(self, *paths: str) -> None:
+        """Mounts of one device each; only the first has the number of a real one."""
+        process = self.procfs / "70"
+        lines = []
+        for at, path in enumerate(paths):
+            (process / "root" / path[1:]).mkdir(parents=True, exist_ok=True)
+            lines.append(
+                f"{at} 1 {self.device if at == 0 else f'9:{at}'} / {path} rw - ext4 /dev/sd{at} rw\n"
+            )
+        (process / "mountinfo").write_text("".join(lines))
+
+    def _statvfs(self, path: str) -> os.statvfs_result:
+        self.asked.append(path)
+        if any(path.endswith(each) for each in self.hangs):
+            self.release.wait()
+        if any(path.endswith(each) for each in self.dead):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return os.statvfs(path)
+
+    def read(self) -> dict[tuple[str, ...], float]:
+        return values([self.collector.collect()])
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.release.set()
+
+
+def test_space(node: Node) -> None:
+    """One of the run's ranks is enough. A mount that the agent cannot reach has a name and no numbers."""
+    node.mount("/ckpt", "/elsewhere")
+    found, space = node.read(), os.statvfs(node.procfs)
+    assert found["rankwatch_run_mount_info", "gpt", "/ckpt", "/dev/sd0", "ext4"] == 1
+    assert found["rankwatch_run_mount_size_bytes", "gpt", "/ckpt"] == space.f_blocks * space.f_frsize
+    assert found["rankwatch_run_mount_available_bytes", "gpt", "/ckpt"] > 0
+    assert found["rankwatch_run_mount_read_only", "gpt", "/ckpt"] == 0
+    assert found["rankwatch_run_mount_responding", "gpt", "/ckpt"] == 1
+    assert {key[0] for key in found if "/elsewhere" in key} == {"rankwatch_run_mount_info"}
+
+
+def test_dead_file_server(node: Node) -> None:
+    """It is named, costs one thread however often it is asked, and is back once it answers."""
+    node.mount("/ckpt")
+    node.hangs.add("/ckpt")
+    for _ in range(3):
+        found = node.read()
+        assert found["rankwatch_run_mount_responding", "gpt", "/ckpt"] == 0
+        assert ("rankwatch_run_mount_size_bytes", "gpt", "/ckpt") not in found
+    assert len(node.asked) == 1
+    node.hangs.clear()
+    node.release.set()
+    until(
+        lambda: node.read()["rankwatch_run_mount_responding", "gpt", "/ckpt"] == 1, "the file system answers"
+    )
+
+
+def test_stale_file_handle(node: Node) -> None:
+    """The server answers, but no longer for this mount."""
+    node.mount("/ckpt")
+    node.dead.add("/ckpt")
+    assert node.read()["rankwatch_run_mount_responding", "gpt", "/ckpt"] == 0
+
+
+def test_nothing_to_read(node: Node) -> None:
+    node.ranks = []
+    with pytest.raises(NotApplicable):
+        node.collector.collect()
+
+
+def test_nfs(node: Node) -> None:
+    """The host's process and the rank see the same mount, which has one set of counters."""
+    node.mount("/ckpt")
+    (node.procfs / "1").mkdir()
+    for process in ("1", "70"):
+        (node.procfs / process / "mountstats").write_text(STATS)
+    labels = ("/mnt/check points", "fs01:/check points")
+    found = {key: value for key, value in node.read().items() if "nfs" in key[0]}
+    operations = {"read": 1298, "write": 10, "open": 77, "getattr": 3, "other": 3}
+    seconds = {"read": 79.407, "write": 1.5, "open": 0.077, "getattr": 0.002, "other": 0.004}
+    assert found == {
+        ("rankwatch_nfs_read_bytes_total", *labels): 1207640230,
+        ("rankwatch_nfs_write_bytes_total", *labels): 4000,
+        ("rankwatch_nfs_retransmissions_total", *labels): 3,
+        ("rankwatch_nfs_timeouts_total", *labels): 2,
+        **{("rankwatch_nfs_operations_total", *labels, name): n for name, n in operations.items()},
+        **{
+            ("rankwatch_nfs_operation_seconds_total", *labels, name): pytest.approx(n)
+            for name, n in seconds.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("text", ["", "device", "device a:/b mounted on /c with fstype nfs4 \n\tbytes: 1\n"])
+def test_broken_mountstats(text: str) -> None:
+    assert list(parse_mountstats(text)) == []
+
+
+def test_mount_namespace_of_a_container(tmp_path: Path) -> None:
+    """The process sees another /tmp than the host. Its own is the one that it can fill."""
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("only root makes a mount namespace")
+    script = "mount -t tmpfs -o size=1m,nr_inodes=64 none /tmp && cd /tmp && echo ready && exec sleep 600"
+    process = subprocess.Popen([unshare, "-m", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        if process.stdout.readline() != "ready\n":
+            pytest.skip("mounting is not allowed here")
+        collector = MountsCollector(
+            procfs=Path("/proc"),
+            rootfs=Path("/"),
+            ranks=lambda: [RankProcess("gpt", 0, process.pid)],
+            schedule=Schedule(15, 10),
+        )
+        found = values([collector.collect()])
+    finally:
+        process.kill()
+        process.communicate()
+    assert found["rankwatch_run_mount_size_bytes", "gpt", "/tmp"] == 1 << 20
+    assert found["rankwatch_run_mount_info", "gpt", "/tmp", "none", "tmpfs"] == 1
