@@ -15,12 +15,12 @@ equalise it over the ranks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
-from operator import itemgetter
+from operator import gt, itemgetter, sub
 
 from rankwatch.conventions import COMMUNICATION, OTHER
 
@@ -63,12 +63,26 @@ def own_seconds(phases: Sequence[Interval], blocked: Sequence[Blocked]) -> list[
     phases: in the order of their ends.
     blocked: disjoint and in order.
     """
-    covered = _Covered(blocked) if blocked else _NOTHING
+    if not phases:
+        return []
+    starts, ends, _ = zip(*phases, strict=True)
+    if any(map(gt, ends, starts[1:])):  # ends are in order: if none reaches into the next one, none nests
+        return _own_of_nested(phases, _Covered(blocked))
+    # Whole columns in C take a third of the time of a loop, some thousand times a second.
+    own = list(map(sub, ends, starts))
+    for start, end, _ in blocked:
+        for index in range(bisect_right(ends, start), bisect_left(starts, end)):
+            left = own[index] - (min(end, ends[index]) - max(start, starts[index]))
+            own[index] = left if left > 0.0 else 0.0
+    return own
+
+
+def _own_of_nested(phases: Sequence[Interval], covered: _Covered) -> list[float]:
     first, last = covered.first, covered.last
     found: list[float] = []
     open_children: list[tuple[float, float]] = []  # (start, own time with what lies inside)
     last_begun = -inf
-    # Comparisons in place of `max`, here and below: half the cost, some thousand times a second.
+    # Comparisons in place of `max`, here and below: half the cost.
     for begun, ended, _ in phases:
         own = ended - begun
         if ended > first and begun < last:
@@ -162,6 +176,3 @@ class _Covered:
         if not index:
             return 0.0
         return self._before[index] - max(0.0, self._ends[index - 1] - moment)
-
-
-_NOTHING = _Covered([])

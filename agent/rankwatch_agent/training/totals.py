@@ -75,10 +75,11 @@ class RankTotals:
         self.closed_phases: dict[int, float] = {}
         """Tag of a phase -> start of its last record; a phase that began later is open."""
         self._name_of: Callable[[int], str] = str
-        # By tag, or number of a name, of the present process: thousands of records a second take this way.
+        # By tag, or number of a unit, of the present process: thousands of records a second take this way.
         self._phase_names: dict[int, str] = {}
         """Of phases that are no section."""
         self._scalar_names: dict[int, str] = {}
+        """Of scalars other than the loss."""
         self._units: dict[int, str] = {}
         self._takers = {
             int(RecordKind.PHASE): self._take_phase,
@@ -116,14 +117,22 @@ class RankTotals:
         self.records += len(tags)
         self.last_record = max(self.last_record, max(ends))
         phase_name, take_phase = self._phase_names.get, self.steps.unsettled.phases.append
+        scalar_name, scalars, nonfinite = self._scalar_names.get, self.scalars, self.nonfinite
         closed, takers = self.closed_phases, self._takers
         for tag, start, end, at in zip(tags, starts, ends, payloads, strict=True):
+            # Phases and scalars without a call, because they are most of the records.
             name = phase_name(tag)
-            if name is None:
-                takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
-            else:  # without a call, because every second record is a phase
+            if name is not None:
                 take_phase((start, end, name))
                 closed[tag] = start
+                continue
+            name = scalar_name(tag)
+            if name is not None:
+                value = scalars[name] = _unpack_scalar(raw, at)[0]
+                if value - value:  # NaN for NaN and for infinity
+                    nonfinite[name] += 1
+                continue
+            takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
 
     def _take_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         tag = layout.tag(RecordKind.PHASE, number)
@@ -144,14 +153,12 @@ class RankTotals:
             self.last_progress = end
 
     def _take_scalar(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        name = self._scalar_names.get(number)
-        if name is None:
-            name = self.names.bound("scalar", self._name_of(number))
-            if not name:
-                return
-            self.nonfinite.setdefault(name, 0)
-            if name != OVERFLOW:  # each use of that one is counted
-                self._scalar_names[number] = name
+        name = self.names.bound("scalar", self._name_of(number))
+        if not name:
+            return
+        self.nonfinite.setdefault(name, 0)
+        if name not in (LOSS, OVERFLOW):  # the loss has statistics; each use of the other is counted
+            self._scalar_names[layout.tag(RecordKind.SCALAR, number)] = name
         value = self.scalars[name] = _unpack_scalar(raw, at)[0]
         if not math.isfinite(value):
             self.nonfinite[name] += 1
