@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import NODE_UNSEEN, RANK_KNOWN, RANK_UNKNOWN, Alert, duration
+from rankwatch_alerts.rules import (
+    KILLED_WHILE_WAITING,
+    NO_PAGE,
+    NODE_UNSEEN,
+    PAGE_LABEL,
+    RANK_KNOWN,
+    RANK_UNKNOWN,
+    Alert,
+    duration,
+)
 
 PAGE, TICKET, NULL = "page", "ticket", "null"
 """Receivers: a person is woken, a person looks in working hours, nobody is notified."""
@@ -31,6 +40,7 @@ def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> d
             "group_interval": duration(config.group_interval_seconds),
             "repeat_interval": duration(config.repeat_interval_seconds),
             "routes": [
+                {"receiver": TICKET, "matchers": ['severity="critical"', f'{PAGE_LABEL}="{NO_PAGE}"']},
                 {
                     "receiver": PAGE,
                     "matchers": ['severity="critical"'],
@@ -67,7 +77,7 @@ def _inhibit_rules() -> list[dict[str, object]]:
             (Alert.NODE_LOST,), (*stalls, *judged_by_pace, Alert.RANK_LOST, Alert.TELEMETRY_ABSENT), of_run
         ),
         *_inhibited_by_nodes(),
-        _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run),
+        _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run, f'reason!="{KILLED_WHILE_WAITING}"'),
         _inhibit(stalls, judged_by_pace, of_run),
         {
             "source_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_KNOWN}"', _OF_A_RUN],
@@ -105,9 +115,11 @@ def _inhibited_by_nodes() -> list[dict[str, object]]:
     ]
 
 
-def _inhibit(sources: tuple[Alert, ...], targets: tuple[Alert, ...], equal: list[str]) -> dict[str, object]:
+def _inhibit(
+    sources: tuple[Alert, ...], targets: tuple[Alert, ...], equal: list[str], *of_source: str
+) -> dict[str, object]:
     return {
-        "source_matchers": [f'alertname=~"{"|".join(sources)}"', _OF_A_RUN],
+        "source_matchers": [f'alertname=~"{"|".join(sources)}"', *of_source, _OF_A_RUN],
         "target_matchers": [f'alertname=~"{"|".join(targets)}"', _OF_A_RUN],
         "equal": equal,
     }

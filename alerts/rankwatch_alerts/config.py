@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,8 @@ MAX_TIME_SCALE = 1000.0
 """Largest divisor of times. From 240 on, every default time is at its floor."""
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
+DEFAULT_CLASS = "default"
+"""In `page_least_ranks`: runs of any other class, and of none."""
 LONGEST_SECONDS = 365 * 86400.0
 """A year: no run lasts longer."""
 
@@ -103,6 +105,9 @@ class RuleConfig:
     node_lost_most_named: int = 16
     """Most lost nodes of a run with an alert each. With more, or with most nodes of the run lost, one alert
     names the network between them."""
+    watchdog_timeout_seconds: float = 600.0
+    """Shortest timeout of a process group, NCCL's default. A rank that waited so long before it ended was
+    aborted by the watchdog; one that waited less was killed."""
 
     confirm_seconds: float = 30.0
     """`for` of alerts on facts that need no persistence: two evaluations, so that a single bad scrape
@@ -114,6 +119,8 @@ class RuleConfig:
 
     checkpoint_age_budget_seconds: float = 3600.0
     """Age of the last good checkpoint from which an alert is raised: the work that a crash would lose."""
+    checkpoint_declared_intervals: float = 2.0
+    """The same for a run that declares a checkpoint interval, in intervals."""
     checkpoint_for_seconds: float = 60.0
     """How long the last good checkpoint must be too old."""
 
@@ -123,16 +130,29 @@ class RuleConfig:
     """How far back the rules look for series that have vanished."""
     absence_for_seconds: float = 60.0
     """How long telemetry must stay absent."""
+    agent_down_for_seconds: float = 180.0
+    """How long an agent must be down. Longer than it takes to restart, so that a roll-out raises nothing."""
     collector_overdue_intervals: float = 5.0
     """Intervals without success after which a collector counts as failing."""
     collector_for_seconds: float = 300.0
     """How long a collector must stay failed or overdue."""
 
+    missed_seconds: float = 60.0
+    """Evaluations that are missing for so long, as after a restart of Prometheus, do not begin the wait for
+    persistence anew."""
+    memory_seconds: float = 900.0
+    """How long ago an alert may have fired to fire again without that wait: the longest outage of
+    Prometheus that resolves nothing."""
     keep_firing_seconds: float = 300.0
     """How long an alert goes on after its condition was last seen: an agent that restarts, or a node that is
     not scraped for a while, is no recovery."""
     stall_keep_firing_seconds: float = 120.0
     """The same for a stalled run and lost ranks, which end at once when the run goes on."""
+    page_least_ranks: Mapping[str, float] = field(
+        default_factory=lambda: {"default": 8.0, "production": 1.0, "development": math.inf}
+    )
+    """Fewest ranks with which a run pages, by its class (`RANKWATCH_RUN_CLASS`); alerts of a smaller run are
+    tickets. `default` is for all other classes, and for runs without one."""
     runbook_base_url: str = "https://runbooks.example.com/rankwatch"
     """Where runbooks/ is published; `/<AlertName>` is appended."""
     dashboard_base_url: str = "https://grafana.example.com"
@@ -152,6 +172,8 @@ class RuleConfig:
         for name, value in asdict(self).items():
             if isinstance(value, int | float):
                 self._check_number(name, value)
+            elif name == "page_least_ranks":
+                self._check_classes()
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
                 expect(self, name, _is_url(value), expected)
@@ -166,6 +188,12 @@ class RuleConfig:
         past = self.network_baseline_seconds
         expected = f"less than network_baseline_seconds ({past})"
         expect(self, "network_min_baseline_seconds", self.network_min_baseline_seconds < past, expected)
+
+    def _check_classes(self) -> None:
+        classes = self.page_least_ranks
+        expected = f"names of classes, among them {DEFAULT_CLASS}, with numbers above 0"
+        named = DEFAULT_CLASS in classes and all(map(_CLASS.fullmatch, classes))
+        expect(self, "page_least_ranks", named and all(each > 0 for each in classes.values()), expected)
 
     def _check_number(self, name: str, value: float) -> None:
         expect(self, name, 0 < value < math.inf, "a number above 0")
@@ -202,9 +230,10 @@ class RuleConfig:
     def for_demo(cls) -> RuleConfig:
         """The rules for a run of minutes: one-second scrapes, all times divided by 60.
 
-        The checkpoint budget is scaled less: a demo need not save every minute.
+        The checkpoint budget is scaled less: a demo need not save every minute. Its runs are small, and page.
         """
-        return replace(cls().scaled(60), checkpoint_age_budget_seconds=600.0)
+        scaled = cls().scaled(60)
+        return replace(scaled, checkpoint_age_budget_seconds=600.0, page_least_ranks={DEFAULT_CLASS: 1.0})
 
 
 _LEAST_SCRAPE_SECONDS = 1.0
@@ -221,6 +250,9 @@ _LEAST_SCRAPES = {
     "stall_for_seconds": 2,
     "node_silent_seconds": 4,
     "node_memory_seconds": 90,
+    "watchdog_timeout_seconds": 10,
+    "missed_seconds": 4,
+    "memory_seconds": 30,
     "confirm_seconds": 2,
     "loss_for_seconds": 15,
     "checkpoint_age_budget_seconds": 30,
@@ -228,6 +260,7 @@ _LEAST_SCRAPES = {
     "absence_window_seconds": 10,
     "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,
+    "agent_down_for_seconds": 15,
     "collector_for_seconds": 15,
     "group_wait_seconds": 1,
     "keep_firing_seconds": 8,
@@ -243,6 +276,7 @@ _SHARES = (
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
     *("data_loading_share", "jitter_rank_share"),
 )
+_CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
 # Alert and dashboard are appended as a path, and Prometheus expands braces in annotations.
 _URL = re.compile(r"https?://[^\s{}?#\"\\]+")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
+from rankwatch.settings import toml_value
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import duration
 
@@ -44,8 +45,8 @@ telemetry looks for that job, and windows hold a number of scrapes.
 """
 
 _ALERTMANAGER = """\
-`alertmanager.yml` groups by run and holds back what another alert explains. Its receivers `page` and `ticket`
-deliver nothing until you give them a destination.
+`alertmanager.yml` groups pages by run and alert and tickets by run, and holds back what another alert
+explains. Its receivers `page` and `ticket` deliver nothing until you give them a destination.
 """
 
 
@@ -57,7 +58,7 @@ def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
     yield from ("```", "", _ALERTMANAGER)
     yield from ("## Settings", "", "| setting | default | meaning |", "| --- | --- | --- |")
     for name, value in asdict(defaults).items():
-        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        shown = f"{value:g}" if isinstance(value, int | float) else toml_value(value)
         yield f"| `{name}` | `{shown}` | {' '.join(texts[name].split())} |"
 
 
@@ -67,6 +68,8 @@ def _prometheus(config: RuleConfig) -> Iterator[str]:
     yield from ("scrape_configs:", f"  - job_name: {config.agent_job}", f"    scrape_interval: {interval}")
     yield "    static_configs:"
     yield '      - targets: ["node1:9477", "node2:9477"]'
+    yield from ("  - job_name: prometheus  # itself, for RankwatchRulesFailing", "    static_configs:")
+    yield '      - targets: ["localhost:9090"]'
     yield from ("rule_files:", "  - rules/*.rules.yml")
     yield from ("alerting:", "  alertmanagers:", "    - static_configs:")
     yield '        - targets: ["localhost:9093"]'

@@ -27,6 +27,7 @@ class Alert(StrEnum):
     CHECKPOINT_STALE = "RankwatchCheckpointStale"
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
     COLLECTOR_FAILING = "RankwatchCollectorFailing"
+    RULES_FAILING = "RankwatchRulesFailing"
 
 
 ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)
@@ -34,6 +35,10 @@ RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"
 """Label `reason` of a stall: with the ranks the run waits for, and without."""
 NODE_UNSEEN = "node_unseen"
 """Label `reason` of absent telemetry: a node of a run that goes on."""
+KILLED_WHILE_WAITING = "killed_while_waiting"
+"""Label `reason` of lost ranks that do not explain a stall."""
+PAGE_LABEL, NO_PAGE = "page", "no"
+"""Label of a critical alert whose run is too small to wake anybody, and its value; absent from all others."""
 RUN_DEBUG_UID = "rankwatch-run-debug"
 """Uid of the dashboard every alert of a run links to."""
 

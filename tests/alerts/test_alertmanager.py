@@ -34,13 +34,23 @@ def test_amtool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("severity", "receiver"),
-    [("critical", "page"), ("warning", "ticket"), ("info", "null"), ("odd", "ticket")],
+    ("severity", "labels", "receiver"),
+    [
+        ("critical", [], "page"),
+        ("critical", ["page=no"], "ticket"),
+        ("warning", [], "ticket"),
+        ("info", [], "null"),
+        ("odd", [], "ticket"),
+    ],
 )
-def test_route(tmp_path: Path, severity: str, receiver: str) -> None:
-    """Severity decides the receiver; an unknown one goes to tickets rather than nowhere."""
+def test_route(tmp_path: Path, severity: str, labels: list[str], receiver: str) -> None:
+    """Severity decides the receiver, and whether the run may page.
+
+    An unknown severity goes to tickets rather than nowhere.
+    """
     route = ("config", "routes", "test", "--config.file=CONFIG", f"--verify.receivers={receiver}")
-    result = _amtool(tmp_path, *route, "alertname=RankwatchStraggler", f"severity={severity}", "run=r")
+    alert = ("alertname=RankwatchStraggler", f"severity={severity}", "run=r", *labels)
+    result = _amtool(tmp_path, *route, *alert)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -134,7 +144,8 @@ def test_further_rank_of_an_open_page(tmp_path: Path) -> None:
 
 def test_a_page_waits_for_a_minute_at_most() -> None:
     """As shipped: the first of a group for 30 s, and a change of an open group for one minute."""
-    (page, *_) = alertmanager_config(RuleConfig())["route"]["routes"]  # type: ignore[index]
+    routes = alertmanager_config(RuleConfig())["route"]["routes"]  # type: ignore[index]
+    (page,) = (each for each in routes if each["receiver"] == "page")
     assert page["group_by"] == ["alertname", "cluster", "run"]
     assert page["group_interval"] == "1m"
 

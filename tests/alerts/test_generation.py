@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch_alerts
+from rankwatch.settings import toml_value
 from rankwatch_alerts import RuleConfig, load_config, prometheus_config, to_yaml, write_all, write_rules
 from rankwatch_alerts.__main__ import main
 from rankwatch_alerts.reference import rules_reference
@@ -55,11 +56,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_config_file(tmp_path: Path) -> None:
-    """A threshold raised there is raised in the expression."""
+    """A threshold raised there is raised in the expressions."""
     file = tmp_path / "rules.toml"
     file.write_text("checkpoint_age_budget_seconds = 7200\n")
     assert main(["generate", "--output", str(tmp_path), "--config", str(file)]) == 0
-    assert "> 7200" in (tmp_path / "alerts.rules.yml").read_text()
+    assert "+ 7200" in (tmp_path / "recording.rules.yml").read_text()
 
 
 def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,9 +155,9 @@ def _block(language: str) -> str:
 
 def test_page_lists_every_setting() -> None:
     """One row each."""
-    for each in fields(RuleConfig):
-        default = f'"{each.default}"' if isinstance(each.default, str) else f"{each.default:g}"
-        assert f"| `{each.name}` | `{default}` | Meaning of {each.name}. |" in PAGE
+    for name, value in asdict(RuleConfig()).items():
+        default = f"{value:g}" if isinstance(value, int | float) else toml_value(value)
+        assert f"| `{name}` | `{default}` | Meaning of {name}. |" in PAGE
 
 
 def test_page_config_loads(tmp_path: Path) -> None:

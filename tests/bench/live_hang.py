@@ -14,7 +14,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
 from rankwatch_alerts import RuleConfig
-from support.e2e.hangs import HANG_FAULTS, DeliveredHang, faulty_ranks, hang_naming_a_rank, start_hanging_jobs
+from support.e2e.hangs import (
+    HANG_FAULTS,
+    DeliveredHang,
+    faulty_ranks,
+    hang_naming_a_rank,
+    named_rank,
+    start_hanging_jobs,
+)
 from support.e2e.monitored_system import monitored_system
 
 from .processes import exit_on_signals, temporary_directory
@@ -51,7 +58,7 @@ def measure(seed: int) -> Result:
 
 def _row(run: str, rank: int, named: DeliveredHang) -> Row:
     limit = _TIMES_TIMEOUT * max(named.timeout_seconds, _CONFIG.stall_floor_seconds)
-    rank_named = named.alert.labels["rank"]
+    rank_named, _ = named_rank(named.alert) or ("nobody", "")
     right = rank_named == str(rank) and named.alert.name == HANG_FAULTS[run].alert
     return Row(
         f"{run}: rank {rank}",

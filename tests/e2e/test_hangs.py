@@ -17,6 +17,7 @@ from support.e2e.hangs import (
     faulty_ranks,
     hang_alerts,
     hang_naming_a_rank,
+    named_rank,
     start_hanging_jobs,
     start_waiting_job,
     stop_rank,
@@ -59,12 +60,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HungJobs]:
 
 @pytest.mark.parametrize("run", HANG_FAULTS)
 def test_rank_at_fault_is_named(run: str, jobs: HungJobs) -> None:
-    """The alert for this kind of hang has the rank and its node as labels, and the rank in its text."""
+    """The alert for this kind of hang names the rank and its node."""
     if run in NEEDS_RECORDER and not serves_gloo_recorder():
         pytest.skip(NO_GLOO_RECORDER)
     alert = hang_naming_a_rank(jobs.system, run).alert
     rank = str(jobs.faulty[run])
-    assert (alert.name, alert.labels["rank"], alert.labels["node"]) == (HANG_FAULTS[run].alert, rank, NODE)
+    assert (alert.name, named_rank(alert)) == (HANG_FAULTS[run].alert, (rank, NODE))
     assert f"rank {rank} " in alert.annotations["description"].lower()
     assert "not known" not in alert.annotations["description"]
 
@@ -76,7 +77,7 @@ def test_stopped_rank(jobs: HungJobs) -> None:
     """
     alert = hang_naming_a_rank(jobs.system, STOPPED).alert
     rank = str(STOPPED_RANK)
-    assert (alert.name, alert.labels["rank"], alert.labels["node"]) == (Alert.RUN_STALLED, rank, NODE)
+    assert (alert.name, named_rank(alert)) == (Alert.RUN_STALLED, (rank, NODE))
 
 
 def test_no_other_rank_is_named(jobs: HungJobs) -> None:
@@ -85,6 +86,5 @@ def test_no_other_rank_is_named(jobs: HungJobs) -> None:
     for run in runs:
         hang_naming_a_rank(jobs.system, run)
     for run in runs:
-        rank = jobs.faulty[run]
-        named = {(each.name, each.labels.get("rank")) for each in hang_alerts(jobs.system, run)}
-        assert named == {(HANG_FAULTS[run].alert, str(rank))}
+        named = {(each.name, named_rank(each)) for each in hang_alerts(jobs.system, run)}
+        assert named == {(HANG_FAULTS[run].alert, (str(jobs.faulty[run]), NODE))}

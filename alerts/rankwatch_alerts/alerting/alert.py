@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import RUN_DEBUG_UID, Alert, AlertRule, Severity, promql
+from rankwatch_alerts.recording.runs import SMALL_RUN
+from rankwatch_alerts.rules import (
+    NO_PAGE,
+    PAGE_LABEL,
+    RUN_DEBUG_UID,
+    Alert,
+    AlertRule,
+    Severity,
+    duration,
+    promql,
+)
 
 OF_RUN = ("cluster", "run")
 OF_RANK = ("cluster", "run", "rank", "node")
@@ -30,8 +40,11 @@ def alert_rule(
 ) -> AlertRule:
     """The rule, with links to its runbook and to the dashboard; `more` are further annotations.
 
-    `of_run`: the alert has the label `run`, so the dashboard opens on that run.
+    `of_run`: the alert has the label `run`, so the dashboard opens on that run. A critical alert of a run
+    that is too small to page says so in a label.
     """
+    if of_run and severity is Severity.CRITICAL:
+        labels = {**labels, PAGE_LABEL: _no_page()}
     return AlertRule(
         alert=alert,
         expression=promql(expression),
@@ -47,6 +60,40 @@ def alert_rule(
             "dashboard_url": f"{config.dashboard_base_url}/d/{RUN_DEBUG_UID}{_THIS_RUN if of_run else ''}",
         },
     )
+
+
+def _no_page() -> str:
+    return looked_up(f"{SMALL_RUN}{matching(OF_RUN)}", OF_RUN, NO_PAGE, "")
+
+
+def lasting(
+    config: RuleConfig,
+    alert: Alert,
+    severity: Severity,
+    *,
+    condition: str,
+    record: str,
+    by: tuple[str, ...],
+    seconds: float,
+) -> str:
+    """The condition, once it has held for `seconds`; `record` is a series that exists only while it holds.
+
+    With `for` instead, Prometheus would forget at a restart how long the alert was pending or firing (unless
+    `for` is at least its grace period of ten minutes), and wait anew after one evaluation without it. The
+    series does not forget: as many evaluations as fill the time must have seen the condition, and some may be
+    missing between them. An alert that was firing shortly before goes on at once.
+    """
+    on, severe = f"on ({', '.join(by)})", f'severity="{severity}"'
+    window, memory = duration(seconds + config.missed_seconds), duration(config.memory_seconds)
+    return promql(f"""
+        {condition}
+        and {on}
+        (
+          count_over_time({record}[{window}]) > {seconds / config.scrape_interval_seconds:g}
+          or {on}
+          last_over_time(ALERTS{{alertname="{alert}", {severe}, alertstate="firing"}}[{memory}])
+        )
+    """)
 
 
 def matching(labels: tuple[str, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import alert_rule
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, matching, value_of
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
@@ -33,13 +33,23 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
 
 
 def checkpoint_stale(config: RuleConfig) -> AlertRule:
-    """A running run could lose more work than its budget. One that has never saved counts from its start."""
+    """A running run could lose more work than its budget.
+
+    One that has never saved speaks only if it declares an interval, and counts from its start.
+    """
+    budget = value_of(
+        f"run:rankwatch_checkpoint_age_budget_seconds:max{matching(OF_RUN)}",
+        OF_RUN,
+        "not known",
+        "humanizeDuration",
+    )
     return alert_rule(
         config,
         Alert.CHECKPOINT_STALE,
-        f"""
+        """
             time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max
-            > {config.checkpoint_age_budget_seconds:g}
+            > on (cluster, run)
+            run:rankwatch_checkpoint_age_budget_seconds:max
             and
             run:rankwatch_ranks_running:sum > 0
         """,
@@ -49,7 +59,7 @@ def checkpoint_stale(config: RuleConfig) -> AlertRule:
         summary="The last good checkpoint of a running run is older than its budget.",
         description=(
             "Run {{ $labels.run }} would lose {{ $value | humanizeDuration }} of work if it "
-            f"stopped now; the budget is {duration(config.checkpoint_age_budget_seconds)}. Check whether it "
-            "saves at all, and whether its saves fail or do not verify."
+            f"stopped now; the budget is {budget}. Check whether it saves at all, and whether its saves fail "
+            "or do not verify."
         ),
     )

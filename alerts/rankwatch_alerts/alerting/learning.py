@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, listed
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, lasting, listed
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.learning import DIVERGING
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 
@@ -44,23 +45,20 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
 
 
 def loss_diverging(config: RuleConfig) -> AlertRule:
-    """The loss has left its own trend and does not return.
-
-    The median rank decides, so that one odd shard of data does not. `> -Inf` leaves out NaN, which one
-    quantile would spread over all ranks.
-    """
+    """The loss has left its own trend and does not return."""
     return alert_rule(
         config,
         Alert.LOSS_DIVERGING,
-        f"""
-            quantile by (cluster, run) (
-              0.5,
-              max by (cluster, run, rank) (rankwatch_loss_deviation > -Inf)
-            ) > {config.loss_deviation:g}
-            and
-            run:rankwatch_ranks_running:sum > 0
-        """,
-        for_seconds=config.loss_for_seconds,
+        lasting(
+            config,
+            Alert.LOSS_DIVERGING,
+            Severity.CRITICAL,
+            condition=DIVERGING,
+            record=DIVERGING,
+            by=OF_RUN,
+            seconds=config.loss_for_seconds,
+        ),
+        for_seconds=0,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.CRITICAL,
         summary="The loss of a run stands above its trend and does not return.",

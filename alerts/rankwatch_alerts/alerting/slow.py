@@ -6,8 +6,18 @@ The conditions are in the recorded series, which exist only while they hold.
 from __future__ import annotations
 
 from rankwatch.conventions import Cause
-from rankwatch_alerts.alerting.alert import OF_RANK, OF_RUN, alert_rule, listed, looked_up, matching, value_of
+from rankwatch_alerts.alerting.alert import (
+    OF_RANK,
+    OF_RUN,
+    alert_rule,
+    lasting,
+    listed,
+    looked_up,
+    matching,
+    value_of,
+)
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.stragglers import COSTLY, STRAGGLER
 from rankwatch_alerts.rules import Alert, AlertRule, Severity
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
@@ -20,14 +30,13 @@ def straggler(config: RuleConfig) -> tuple[AlertRule, ...]:
     Phase and slowdown are annotations: as labels they would change while the alert is pending and start
     it anew.
     """
-    suspects = "max by (cluster, run, rank, node) (rank:rankwatch_straggler:slowdown)"
     return (
-        _straggler(config, Severity.WARNING, f"{suspects} > 1"),
-        _straggler(config, Severity.CRITICAL, f"{suspects} > {config.straggler_critical_slowdown:g}"),
+        _straggler(config, Severity.WARNING, STRAGGLER),
+        _straggler(config, Severity.CRITICAL, COSTLY),
     )
 
 
-def _straggler(config: RuleConfig, severity: Severity, expression: str) -> AlertRule:
+def _straggler(config: RuleConfig, severity: Severity, record: str) -> AlertRule:
     phase = looked_up(
         f"rank_phase:rankwatch_step_local_seconds:excess_share{_OF_RANK} > {config.phase_share:g}",
         OF_RANK,
@@ -43,8 +52,16 @@ def _straggler(config: RuleConfig, severity: Severity, expression: str) -> Alert
     return alert_rule(
         config,
         Alert.STRAGGLER,
-        expression,
-        for_seconds=config.straggler_for_seconds,
+        lasting(
+            config,
+            Alert.STRAGGLER,
+            severity,
+            condition=f"max by (cluster, run, rank, node) ({record})",
+            record=record,
+            by=OF_RANK,
+            seconds=config.straggler_for_seconds,
+        ),
+        for_seconds=0,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=severity,
         summary="One rank is slower than its peers and holds up the whole run.",
@@ -64,7 +81,8 @@ def _straggler(config: RuleConfig, severity: Severity, expression: str) -> Alert
 def _without_rank(
     config: RuleConfig,
     alert: Alert,
-    expression: str,
+    record: str,
+    by: tuple[str, ...] = OF_RUN,
     *,
     summary: str,
     description: str,
@@ -75,8 +93,16 @@ def _without_rank(
     return alert_rule(
         config,
         alert,
-        expression,
-        for_seconds=config.cause_for_seconds,
+        lasting(
+            config,
+            alert,
+            Severity.WARNING,
+            condition=f"max by ({', '.join(by)}) ({record})",
+            record=record,
+            by=by,
+            seconds=config.cause_for_seconds,
+        ),
+        for_seconds=0,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary=summary,
@@ -105,7 +131,8 @@ def slow_stage(config: RuleConfig) -> AlertRule:
     return _without_rank(
         config,
         Alert.SLOW_STAGE,
-        "max by (cluster, run, stage) (stage:rankwatch_slow_stage:slowdown) > 1",
+        "stage:rankwatch_slow_stage:slowdown",
+        of_stage,
         summary="One pipeline stage takes longer than the others, on all of its ranks.",
         description=(
             "Every rank of stage {{ $labels.stage }} of run {{ $labels.run }} computes longer than the other "
@@ -131,7 +158,7 @@ def unequal_batches(config: RuleConfig) -> AlertRule:
     return _without_rank(
         config,
         Alert.UNEQUAL_BATCHES,
-        "max by (cluster, run) (run:rankwatch_unequal_batches:share) > 0",
+        "run:rankwatch_unequal_batches:share",
         summary="The ranks of a run wait for each other because their batches are unequal.",
         description=(
             "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time because its "
@@ -156,7 +183,7 @@ def slow_data_loading(config: RuleConfig) -> AlertRule:
     return _without_rank(
         config,
         Alert.SLOW_DATA_LOADING,
-        "max by (cluster, run) (run:rankwatch_slow_data_loading:share) > 0",
+        "run:rankwatch_slow_data_loading:share",
         summary="Most ranks of a run wait for data.",
         description=(
             "Most ranks of run {{ $labels.run }} that load data wait for it: the median rank during "
@@ -192,7 +219,8 @@ def network_degraded(config: RuleConfig) -> AlertRule:
     return _without_rank(
         config,
         Alert.NETWORK_DEGRADED,
-        "max by (cluster, run, group, operation) (group:rankwatch_network_degraded:share) > 0",
+        "group:rankwatch_network_degraded:share",
+        of_group,
         summary="Transfers of a process group take longer than they did, while local work does not.",
         description=(
             "{{ $labels.operation }} in process group {{ $labels.group }} of run {{ $labels.run }} takes "
@@ -217,7 +245,7 @@ def jitter(config: RuleConfig) -> AlertRule:
     return _without_rank(
         config,
         Alert.JITTER,
-        "max by (cluster, run) (run:rankwatch_jitter:share) > 0",
+        "run:rankwatch_jitter:share",
         summary="Many ranks of a run are late in single steps, in turn.",
         description=(
             "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time to late steps "

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from rankwatch_alerts.alerting.alert import OF_RANK, OF_RUN, alert_rule, listed, looked_up, matching
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.lost import LOST
 from rankwatch_alerts.recording.stall_causes import MISMATCHED, ROOT_CAUSE
-from rankwatch_alerts.rules import RANK_KNOWN, RANK_UNKNOWN, Alert, AlertRule, Severity
+from rankwatch_alerts.rules import (
+    KILLED_WHILE_WAITING,
+    RANK_KNOWN,
+    RANK_UNKNOWN,
+    Alert,
+    AlertRule,
+    Severity,
+    duration,
+)
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
-_LOST = "The process of a rank ended without reporting an end."
-_WAITED = "rank:rankwatch_stall_waited:bool"
+_MOST_LISTED = 16
+"""Most ranks in the text of one alert."""
 _STALLED = "Run {{ $labels.run }} has made no progress for {{ $value | humanizeDuration }}"
 _THIS_RANK = "Rank {{ $labels.rank }} on node {{ $labels.node }}"
 _DESYNCHRONISED = f"{_STALLED}: every rank waits in a collective, but not all in the same one. "
@@ -85,74 +94,78 @@ def collectives_desynchronised(config: RuleConfig) -> tuple[AlertRule, ...]:
 
 
 def rank_lost(config: RuleConfig) -> tuple[AlertRule, ...]:
-    """One alert for each lost rank, and one without a rank for those that were ended because the run stood.
+    """One alert for each run with lost ranks; its label `reason` tells ranks apart that waited for others.
 
-    Silent once the rank runs again, here or on another node, and once all running ranks started after its
-    end: else what an agent keeps of an earlier attempt would hold back the stalls of the present one.
+    Those that were aborted after the timeout of the watchdog are victims: the alert on the stall has named
+    the rank they waited for, but without this alert the end of the run would look healthy. Those that ended
+    sooner were killed; unless a rank that did not wait is lost too, they do not explain the stall.
     """
-    lost = f"""
-        max by (cluster, run, rank, node) (rankwatch_rank_state{{state="lost"}}) == 1
-        unless on (cluster, run, rank)
-        (rank:rankwatch_rank_running:bool == 1)
-        unless on (cluster, run, rank, node)
-        {_WAITED}
-        unless on (cluster, run, rank, node)
-        (
-          max by (cluster, run, rank, node) (rankwatch_rank_heartbeat_timestamp_seconds)
-          < on (cluster, run) group_left ()
-          run:rankwatch_rank_start_timestamp_seconds:min
-        )
-    """
+    timeout = config.watchdog_timeout_seconds
+    killed, aborted = f"< {timeout:g}", f">= {timeout:g}"
+    count, first = f"count by (cluster, run) ({LOST} {killed})", f"on (cluster, run) ({LOST} == 0)"
     return (
-        alert_rule(
+        _lost(
             config,
-            Alert.RANK_LOST,
-            lost,
-            for_seconds=config.confirm_seconds,
-            keep_firing_seconds=config.stall_keep_firing_seconds,
-            severity=Severity.CRITICAL,
-            summary=_LOST,
-            description=(
-                "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} is gone: "
-                "its process ended without reporting an end, as after SIGKILL, the OOM killer or a "
-                "segmentation fault. Read its black box and the kernel log of the node before "
-                "restarting the run."
-            ),
+            f"{count} and {first}",
+            "{{ $value }} rank(s) of run {{ $labels.run }} are gone: their processes ended without reporting "
+            "an end, as after SIGKILL, the OOM killer or a segmentation fault. Rank "
+            f"{_lost_ranks(killed)}. Read the black boxes of these ranks and the kernel log of their nodes "
+            "before restarting the run.",
         ),
-        _ended_while_waiting(config),
+        _lost(
+            config,
+            f"{count} unless {first}",
+            "{{ $value }} rank(s) of run {{ $labels.run }} are gone: their processes ended without reporting "
+            f"an end while they waited for others. Rank {_lost_ranks(killed)}. The watchdog of NCCL waits "
+            f"for {duration(timeout)}, so they were killed: read the kernel log of their nodes. They do not "
+            "hold up the run; the alert on the stall names the rank that does.",
+            reason=KILLED_WHILE_WAITING,
+        ),
+        _lost(
+            config,
+            f"""
+                count by (cluster, run) ({LOST} {aborted})
+                unless on (cluster, run)
+                run:rankwatch_rank_start_timestamp_seconds:min
+            """,
+            "Run {{ $labels.run }} stood still, and none of its ranks runs any more: {{ $value }} ended "
+            "without reporting an end after they had waited for others as long as the watchdog of NCCL lets "
+            f"them. Rank {_lost_ranks(aborted)}. They are not the root cause: see which rank the alert on "
+            "the stall named before.",
+            reason="waited",
+        ),
     )
 
 
-def _ended_while_waiting(config: RuleConfig) -> AlertRule:
-    """The victims of a stall, aborted by a watchdog, thousands at a time.
-
-    The alert on the stall has named the rank they waited for. Without this alert its end would look healthy.
-    """
-    victims = f"""
-        count by (cluster, run) (
-          {_WAITED}
-          and on (cluster, run, rank, node)
-          (rankwatch_rank_state{{state="lost"}} == 1)
-          unless on (cluster, run, rank)
-          (rank:rankwatch_rank_running:bool == 1)
-        )
-        unless on (cluster, run)
-        run:rankwatch_rank_start_timestamp_seconds:min
-    """
+def _lost(
+    config: RuleConfig,
+    expression: str,
+    description: str,
+    *,
+    reason: str = "",
+) -> AlertRule:
     return alert_rule(
         config,
         Alert.RANK_LOST,
-        victims,
+        expression,
         for_seconds=config.confirm_seconds,
         keep_firing_seconds=config.stall_keep_firing_seconds,
         severity=Severity.CRITICAL,
-        labels={"reason": "waited"},
-        summary=_LOST,
-        description=(
-            "Run {{ $labels.run }} stood still, and none of its ranks runs any more: {{ $value }} ended "
-            "without reporting an end while they waited for others, for example by the watchdog of NCCL. "
-            "They are not the root cause: see which rank the alert on the stall named before."
-        ),
+        labels={"reason": reason} if reason else {},
+        summary="Processes of ranks ended without reporting an end.",
+        description=description,
+    )
+
+
+def _lost_ranks(waited: str) -> str:
+    """Lost ranks, at most 16 of them: before others those that waited least."""
+    return listed(
+        f"bottomk({_MOST_LISTED}, {LOST}{_OF_RUN} {waited})",
+        OF_RUN,
+        "{{ $series.Labels.rank }} (node {{ $series.Labels.node }}"
+        "{{ if $series.Value }}, after a wait of {{ $series.Value | humanizeDuration }}{{ end }})",
+        "not known any more",
+        by="rank",
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rankwatch_alerts.alerting.alert import alert_rule, listed
+from rankwatch_alerts.alerting.alert import alert_rule, lasting
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.agents import AGENT, FAILING
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 OF_RUNNING_RANKS: tuple[str, ...] = (
@@ -53,13 +54,14 @@ def _absent(
     description: str,
     *,
     severity: Severity = Severity.WARNING,
+    for_seconds: float = 0,
     of_run: bool = True,
 ) -> AlertRule:
     return alert_rule(
         config,
         Alert.TELEMETRY_ABSENT,
         expression,
-        for_seconds=config.absence_for_seconds,
+        for_seconds=for_seconds or config.absence_for_seconds,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=severity,
         labels={"reason": reason},
@@ -90,15 +92,19 @@ def _run_vanished(config: RuleConfig) -> AlertRule:
 
 
 def _agent_down(config: RuleConfig) -> AlertRule:
-    instances = listed(
-        f'topk(5, up{{job="{config.agent_job}"}} == 0)', (), "{{ $series.Labels.instance }}", "none any more"
-    )
+    """One alert for each agent: in a roll-out some agent is always down, but none for long."""
+    down = f'up{{job="{config.agent_job}"}} == 0'
     return _absent(
         config,
         "agent_down",
-        f'count by (job) (up{{job="{config.agent_job}"}} == 0)',
-        "{{ $value }} agent(s) of job {{ $labels.job }} cannot be scraped, among them "
-        f"{instances}. Runs on these nodes are not watched: start the agents again.",
+        f"""
+            group by (cluster, node, instance) ({AGENT} and on (instance) {down})
+            or on (instance)
+            label_replace(group by (cluster, instance) ({down}), "node", "$1", "instance", "(.*):.*")
+        """,
+        "The agent on node {{ $labels.node }} ({{ $labels.instance }}) cannot be scraped. Runs on this node "
+        "are not watched: start the agent again, unless the node itself is gone.",
+        for_seconds=config.agent_down_for_seconds,
         of_run=False,
     )
 
@@ -171,32 +177,49 @@ def _metric_vanished(config: RuleConfig, metric: str, matchers: str) -> AlertRul
 
 
 def collector_failing(config: RuleConfig) -> AlertRule:
-    """A collector fails, or has not succeeded for long. Absent hardware (`not_applicable`) is no failure."""
-    by, success = "cluster, node, collector", "rankwatch_collector_last_success_timestamp_seconds"
+    """A collector fails, or has not succeeded for long."""
     return alert_rule(
         config,
         Alert.COLLECTOR_FAILING,
-        # The age at the scrape, not now: five of the shortest intervals are less than one scrape interval.
-        f"""
-            max by ({by}) (rankwatch_collector_state{{state="failed"}}) == 1
-            or
-            (
-              (
-                min by ({by}) (timestamp({success}) - {success})
-                > {config.collector_overdue_intervals:g}
-                * max by ({by}) (rankwatch_collector_interval_seconds)
-              )
-              unless
-              max by ({by}) (rankwatch_collector_state{{state="not_applicable"}})
-            )
-        """,
-        for_seconds=config.collector_for_seconds,
+        lasting(
+            config,
+            Alert.COLLECTOR_FAILING,
+            Severity.WARNING,
+            condition=FAILING,
+            record=FAILING,
+            by=("cluster", "node", "collector"),
+            seconds=config.collector_for_seconds,
+        ),
+        for_seconds=0,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
         summary="A collector of the agent fails or has not succeeded for long.",
         description=(
             "Collector {{ $labels.collector }} of the agent on node {{ $labels.node }} fails or "
             "is overdue; what it measures is unknown there. Read the agent's log for the reason."
+        ),
+        of_run=False,
+    )
+
+
+def rules_failing(config: RuleConfig) -> AlertRule:
+    """Prometheus cannot evaluate rules, so their alerts are silent. One failure alone costs an evaluation."""
+    window = duration(config.absence_window_seconds)
+    return alert_rule(
+        config,
+        Alert.RULES_FAILING,
+        f"""
+            max by (rule_group) (
+              increase(prometheus_rule_evaluation_failures_total{{rule_group=~".*;rankwatch-.*"}}[{window}])
+            ) > 2
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="Prometheus cannot evaluate rules of rankwatch, so alerts are silent.",
+        description=(
+            "Rules of the group {{ $labels.rule_group }} have failed {{ $value | humanize }} times in the "
+            f"last {window}. Their alerts cannot fire: read the errors on the page /rules of Prometheus."
         ),
         of_run=False,
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.learning import loss_rules
+from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.nodes import node_rules
+from rankwatch_alerts.recording.runs import run_rules
 from rankwatch_alerts.recording.stall_causes import stall_cause_rules
 from rankwatch_alerts.recording.stall_places import stall_place_rules
 from rankwatch_alerts.recording.steps import progress_rules, step_rules
@@ -30,8 +34,11 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             interval_seconds=interval,
             rules=(
                 *progress_rules(config),
+                *run_rules(config),
+                *agent_rules(config),
                 *stall_place_rules(config),
                 *stall_cause_rules(config),
+                *lost_rules(),
                 *node_rules(config),
             ),
         ),
@@ -47,6 +54,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *jitter_rules(config),
                 *data_loading_rules(config),
                 *straggler_rules(config),
+                *loss_rules(config),
                 *network_rules(config),
             ),
         ),

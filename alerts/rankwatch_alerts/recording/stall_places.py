@@ -14,7 +14,7 @@ ALIVE = "rank:rankwatch_stall_alive:bool"
 ENQUEUED = "rank_group:rankwatch_collective_last_enqueued:stalled"
 INCOMPLETE = "rank_group:rankwatch_collective_oldest_incomplete_timestamp_seconds:stalled"
 WAITING = "rank:rankwatch_stall_waiting_timestamp_seconds:min"
-WAITED = "rank:rankwatch_stall_waited:bool"
+WAITED = "rank:rankwatch_stall_waited:seconds"
 WAITING_SHARE = "group:rankwatch_stall_waiting:share"
 
 _SAME_SECONDS = 1.0
@@ -46,15 +46,7 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         *_place_rules(),
         recorded(WAITING, f"min by ({RANK}) ({INCOMPLETE})"),
-        # Ranks that a watchdog or a person ended while they waited are not what the run waits for.
-        recorded(
-            WAITED,
-            f"""
-            group by ({RANK}) {lasting(WAITING, config)}
-            or
-            ({WAITED} and on ({RANK}) (rankwatch_rank_state{{{ENDED}}} == 1))
-            """,
-        ),
+        _waited_rule(config),
         recorded(
             WAITING_SHARE,
             f"""
@@ -63,6 +55,31 @@ def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             count by ({GROUP}) ({ENQUEUED})
             """,
         ),
+    )
+
+
+def _waited_rule(config: RuleConfig) -> RecordingRule:
+    """How long a rank has waited, or had when it ended, by a watchdog or a person. No run waits for it.
+
+    Once Prometheus has been down for long, the last value before that is taken up again.
+    """
+    return recorded(
+        WAITED,
+        f"""
+            time() - {lasting(WAITING, config)}
+            or
+            (
+              (
+                {WAITED}
+                or
+                last_over_time({WAITED}[{duration(config.memory_seconds)}])
+                unless on ({RUN})
+                run:rankwatch_ranks_running:sum offset {duration(config.scrape_interval_seconds)}
+              )
+              and on ({RANK})
+              (rankwatch_rank_state{{{ENDED}}} == 1)
+            )
+        """,
     )
 
 

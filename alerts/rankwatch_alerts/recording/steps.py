@@ -1,9 +1,14 @@
-"""Which ranks run, when a run last made progress, and the mean step of each rank."""
+"""Which ranks run, when a run last made progress, and the mean step of each rank.
+
+Only living ranks count: what an ended one left behind says nothing about the run now.
+"""
 
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import ENDED, RANK, RUNNING, RecordingRule, duration, recorded
+
+_LIVING = f"and on ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1)"
 
 
 def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -26,23 +31,31 @@ def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             "run:rankwatch_rank_start_timestamp_seconds:min",
             # Of running ranks: whatever ended before this belongs to an earlier attempt.
             f"""
-                min by (cluster, run) (
-                  rankwatch_rank_start_timestamp_seconds
-                  and on (cluster, run, rank, node)
-                  (rankwatch_rank_state{{{RUNNING}}} == 1)
-                )
+                min by (cluster, run) (rankwatch_rank_start_timestamp_seconds {_LIVING})
             """,
         ),
         *_progress_rules(config),
         recorded(
             "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
             # The earliest start within the lookback: a run that restarts all the time saves nothing either.
+            # A run that declares no interval may never want to save.
             f"""
                 max by (cluster, run) (rankwatch_checkpoint_last_good_timestamp_seconds)
                 or
                 min by (cluster, run) (
                   min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
                 )
+                and on (cluster, run)
+                rankwatch_run_checkpoint_interval_seconds
+            """,
+        ),
+        recorded(
+            "run:rankwatch_checkpoint_age_budget_seconds:max",
+            f"""
+                {config.checkpoint_declared_intervals:g}
+                * max by (cluster, run) (rankwatch_run_checkpoint_interval_seconds)
+                or
+                0 * run:rankwatch_ranks_running:sum + {config.checkpoint_age_budget_seconds:g}
             """,
         ),
     )
@@ -54,12 +67,12 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             "run:rankwatch_progress_timestamp_seconds:max",
             # The later of both; the label `of` keeps them apart.
-            """
+            f"""
                 max by (cluster, run) (
-                  max by (cluster, run) (rankwatch_progress_timestamp_seconds)
+                  max by (cluster, run) (rankwatch_progress_timestamp_seconds {_LIVING})
                   or
                   label_replace(
-                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds),
+                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds {_LIVING}),
                     "of", "start", "", ""
                   )
                 )
@@ -70,7 +83,7 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             # A rank without a timeout does what its history does not hold yet, such as a first save.
             f"""
                 clamp_min(
-                  max by (cluster, run) (rankwatch_progress_timeout_seconds),
+                  max by (cluster, run) (rankwatch_progress_timeout_seconds {_LIVING}),
                   {config.stall_floor_seconds:g}
                 )
                 unless on (cluster, run)
@@ -88,14 +101,20 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Seconds over steps of the same window, both read at the same instants: a true mean per step."""
     window = duration(config.step_window_seconds)
+    known = f"group by ({RANK}, stage) (last_over_time(rankwatch_rank_info[{window}]))"
     return (
         recorded(
             "rank:rankwatch_rank_stage:info",
-            # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out.
+            # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out. A rank
+            # whose node was not scraped is where it was: the rates that are joined go on as well.
             f"""
                 group by ({RANK}, stage) (rankwatch_rank_info)
                 unless on ({RANK})
                 (count by ({RANK}) (group by ({RANK}, stage) (rankwatch_rank_info)) > 1)
+                or on ({RANK})
+                {known}
+                unless on ({RANK})
+                (count by ({RANK}) ({known}) > 1)
             """,
         ),
         recorded(

@@ -19,6 +19,8 @@ from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, promql,
 HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
 """Excess of the few ranks whose residual is that of a straggler; expensive joins use only these."""
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
+STRAGGLER = "rank:rankwatch_straggler:slowdown"
+COSTLY = "rank:rankwatch_straggler_costly:slowdown"
 
 
 def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -176,7 +178,7 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         _candidate_rule(config),
         recorded(
-            "rank:rankwatch_straggler:slowdown",
+            STRAGGLER,
             # Ranks that share long microbatches are late together. A candidate in every stage may mean
             # that, unless tokens show otherwise.
             f"""
@@ -193,6 +195,7 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
             """,
         ),
+        recorded(COSTLY, f"{STRAGGLER} > {config.straggler_critical_slowdown:g}"),
     )
 
 

@@ -8,6 +8,8 @@ from enum import StrEnum
 class Label(StrEnum):
     """A Prometheus label name."""
 
+    INSTANCE = "instance"
+    """Address of an agent as Prometheus scrapes it; only in series that Prometheus itself makes."""
     CLUSTER = "cluster"
     """Cluster the node belongs to; absent unless the agent is told one."""
     NODE = "node"

@@ -43,7 +43,29 @@ _PROGRESS = (
     recorded(
         "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
         _RUN,
-        "Unix time of the run's last good checkpoint, or of its earliest start where it has none.",
+        "Unix time of the run's last good checkpoint, or of its earliest start where it has none and "
+        "declares an interval.",
+    ),
+    recorded(
+        "run:rankwatch_checkpoint_age_budget_seconds:max",
+        _RUN,
+        "Age of the last good checkpoint from which an alert is raised.",
+    ),
+    recorded("run:rankwatch_run_small:bool", _RUN, "1 for a run that has too few ranks to page."),
+    recorded(
+        "run:rankwatch_loss_diverging:deviation",
+        _RUN,
+        "Deviation of a loss that stands too far above its trend; no series for all others.",
+    ),
+    recorded(
+        "instance:rankwatch_agent:info",
+        (Label.CLUSTER, Label.NODE, Label.INSTANCE),
+        "Node of an agent, by the address that Prometheus scrapes; also while it is down.",
+    ),
+    recorded(
+        "collector:rankwatch_collector_failing:bool",
+        (Label.CLUSTER, Label.NODE, Label.COLLECTOR),
+        "1 for a collector that fails or has not succeeded for long.",
     ),
 )
 
@@ -128,6 +150,9 @@ _STRAGGLERS = (
         "rank:rankwatch_straggler:slowdown",
         _PLACED,
         "Step time over the step time with the rank at its peers' value; only of stragglers.",
+    ),
+    recorded(
+        "rank:rankwatch_straggler_costly:slowdown", _PLACED, "The same, only of stragglers that cost much."
     ),
 )
 

@@ -18,9 +18,14 @@ RECORDED_STALLS: tuple[RecordedSeries, ...] = (
     ),
     recorded("rank:rankwatch_stall_alive:bool", _RANK, "1 for a rank of a stalled run that starts or runs."),
     recorded(
-        "rank:rankwatch_stall_waited:bool",
+        "rank:rankwatch_stall_waited:seconds",
         _RANK,
-        "1 for a rank that has waited for long in a stalled run, or had when it ended.",
+        "How long a rank of a stalled run has waited for others, or had when it ended; only of long waits.",
+    ),
+    recorded(
+        "rank:rankwatch_rank_lost:waited_seconds",
+        _RANK,
+        "How long a rank that is lost had waited for others when it ended; 0 if it did not wait.",
     ),
     recorded(
         "rank_group:rankwatch_collective_last_enqueued:stalled",

@@ -27,6 +27,7 @@ _COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER
     if each.kind is Kind.HISTOGRAM
     for suffix in ("_bucket", "_sum", "_count")
 )
+_COUNTERS_OF_PROMETHEUS = frozenset({"prometheus_rule_evaluation_failures_total"})
 _LABEL_IN_TEMPLATE = re.compile(r"\$labels\.(\w+)")
 _QUERY_IN_TEMPLATE = re.compile(r"printf `([^`]*)`")
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -94,7 +95,7 @@ def _counter_use(where: str, expression: Any, presence_of: frozenset[str]) -> It
         if each.metric in _COUNTERS and not rated:
             if each.function not in _PRESENCE and each.metric not in presence_of:
                 yield Violation("counter-use", where, f"counter {each.metric} without rate or increase")
-        elif rated and each.metric not in _COUNTERS:
+        elif rated and each.metric not in _COUNTERS | _COUNTERS_OF_PROMETHEUS:
             yield Violation("counter-use", where, f"{each.function} of {each.metric}, which is no counter")
 
 

@@ -19,6 +19,7 @@ _LABELS: dict[str, frozenset[str]] = {
         for suffix in ("_bucket", "_sum", "_count")
     },
     **{each.name: frozenset(map(str, each.labels)) for each in RECORDED_SERIES},
+    "prometheus_rule_evaluation_failures_total": frozenset({"rule_group", "job", "instance"}),
     "up": frozenset({"job", "instance", str(Label.CLUSTER)}),
     "scrape_duration_seconds": frozenset({"job", "instance", str(Label.CLUSTER)}),
     "ALERTS": frozenset({"alertname", "alertstate", *map(str, Label)}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from typing import NamedTuple
@@ -21,6 +22,7 @@ LEARNT_STEP = 20
 SECONDS_TO_STEP = 300.0
 """Longest wait until a job has reached that step, on a machine that is busy with other tests."""
 _LOOK_BACK = "[10m]"
+_IN_TEXT = re.compile(r"[Rr]ank (\d+) \(node ([^,)]+)\)\.")
 
 
 class HangFault(NamedTuple):
@@ -84,7 +86,7 @@ def hang_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredHang:
     poll(lambda: system.steps(run) >= LEARNT_STEP, SECONDS_TO_STEP, f"steps of {run}")
 
     def find() -> DeliveredAlert | None:
-        return next((each for each in hang_alerts(system, run) if "rank" in each.labels), None)
+        return next((each for each in hang_alerts(system, run) if named_rank(each)), None)
 
     alert = poll(find, SECONDS_TO_ALERT, f"alert that names a rank of {run}")
     progress = _value(system, f'run:rankwatch_progress_timestamp_seconds:max{{run="{run}"}}')
@@ -93,6 +95,14 @@ def hang_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredHang:
     )
     arrived = time.time() - (time.monotonic() - alert.received_at)
     return DeliveredHang(alert, timeout, arrived - progress)
+
+
+def named_rank(alert: DeliveredAlert) -> tuple[str, str] | None:
+    """The rank that an alert names, and its node: in its labels, or in its text where it is of the run."""
+    if "rank" in alert.labels:
+        return alert.labels["rank"], alert.labels["node"]
+    found = _IN_TEXT.findall(alert.annotations["description"])
+    return found[0] if len(found) == 1 else None
 
 
 def hang_alerts(system: MonitoredSystem, run: str) -> list[DeliveredAlert]:

@@ -1,0 +1,52 @@
+"""The agents: which node each one watches, and collectors that fail."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import RecordingRule, duration, recorded
+
+AGENT = "instance:rankwatch_agent:info"
+FAILING = "collector:rankwatch_collector_failing:bool"
+
+
+def agent_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The node of each agent, which is remembered while the agent is down; collectors that fail."""
+    return (
+        recorded(
+            AGENT,
+            f"""
+                group by (cluster, node, instance) (rankwatch_agent_info)
+                or
+                (
+                  last_over_time({AGENT}[{duration(config.absence_lookback_seconds)}])
+                  and on (instance)
+                  up{{job="{config.agent_job}"}} == 0
+                )
+            """,
+        ),
+        _failing_rule(config),
+    )
+
+
+def _failing_rule(config: RuleConfig) -> RecordingRule:
+    """A collector fails, or has not succeeded for long. Absent hardware (`not_applicable`) is no failure."""
+    by, success = "cluster, node, collector", "rankwatch_collector_last_success_timestamp_seconds"
+    return recorded(
+        FAILING,
+        # The age at the scrape, not now: five of the shortest intervals are less than one scrape interval.
+        f"""
+            group by ({by}) (
+              max by ({by}) (rankwatch_collector_state{{state="failed"}}) == 1
+              or
+              (
+                (
+                  min by ({by}) (timestamp({success}) - {success})
+                  > {config.collector_overdue_intervals:g}
+                  * max by ({by}) (rankwatch_collector_interval_seconds)
+                )
+                unless
+                max by ({by}) (rankwatch_collector_state{{state="not_applicable"}})
+              )
+            )
+        """,
+    )

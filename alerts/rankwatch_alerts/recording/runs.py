@@ -1,0 +1,31 @@
+"""Runs that are too small to wake anybody."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import DEFAULT_CLASS, RuleConfig
+from rankwatch_alerts.rules import RUN, RecordingRule, duration, promql, recorded
+
+SMALL_RUN = "run:rankwatch_run_small:bool"
+
+
+def run_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Runs with fewer ranks than their class needs to page. A run that declares no size pages."""
+    named = [each for each in config.page_least_ranks if each != DEFAULT_CLASS]
+    others = "\n".join(f"unless on ({RUN}) {_info(config, each)}" for each in named)
+    parts = [_smaller(config, each, f"and on ({RUN}) {_info(config, each)}") for each in named]
+    return (recorded(SMALL_RUN, "or\n".join((*parts, _smaller(config, DEFAULT_CLASS, others)))),)
+
+
+def _smaller(config: RuleConfig, run_class: str, of_class: str) -> str:
+    least = f"{config.page_least_ranks[run_class]:g}".replace("inf", "+Inf")
+    size = f"last_over_time(rankwatch_run_world_size[{_memory(config)}])"
+    return promql(f"group by ({RUN}) (max by ({RUN}) ({size}) < {least})\n") + f"\n{of_class}\n"
+
+
+def _info(config: RuleConfig, run_class: str) -> str:
+    return f'last_over_time(rankwatch_run_info{{run_class="{run_class}"}}[{_memory(config)}])'
+
+
+def _memory(config: RuleConfig) -> str:
+    """Longer than any rule remembers a rank: an alert must not become a page when its run is forgotten."""
+    return duration(2 * config.absence_lookback_seconds)
