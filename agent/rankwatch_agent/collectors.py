@@ -36,7 +36,7 @@ class Shared:
 def build_shared(config: AgentConfig) -> Shared:
     """Start nothing yet. Raises UserError for an XID table that cannot be used."""
     return Shared(
-        driver=Driver(worker_command(config.nvml_library)),
+        driver=Driver(worker_command(config.nvml_library, nvlink_per_link=config.nvlink_per_link)),
         inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
         xids=XidCounter(load_table(config.xid_table)),
         run_conditions=RunConditions(),

@@ -123,6 +123,8 @@ class AgentConfig:
     """Names (globs) of RDMA devices not to watch."""
     nvml_library: Path | None = None
     """Path of libnvidia-ml.so.1 outside the library path, as below the GPU operator's driver root."""
+    nvlink_per_link: bool = False
+    """Also export state, bytes and errors of each NVLink, up to 200 series per GPU."""
     xid_table: Path | None = None
     """TOML file that corrects severity, action or meaning of XID codes."""
     kernel_log: Path = Path("/dev/kmsg")

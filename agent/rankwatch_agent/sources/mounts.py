@@ -122,7 +122,7 @@ class MountsCollector:
         self._log_limit = LogLimit()
 
     def collect(self) -> Collection:
-        """Raises NotApplicable where no rank lives and no NFS is mounted, CollectError."""
+        """Raises NotApplicable where no rank lives and no NFS is mounted."""
         first: dict[str, RankProcess] = {}
         for rank in self._ranks():
             first.setdefault(rank.run, rank)  # ranks of one run on a node see the same
@@ -130,18 +130,12 @@ class MountsCollector:
         parts = (lambda: self._runs(ranks), lambda: self._nfs([str(each.pid) for each in ranks]))
         return collect_parts(self.name, parts, self._log_limit)
 
-    def _runs(self, ranks: Iterable[RankProcess]) -> Iterator[Series | CollectError]:
+    def _runs(self, ranks: Iterable[RankProcess]) -> Iterator[Series]:
         found: list[tuple[str, Mount]] = []
         places: dict[str, tuple[str, ...]] = {}
         for run, _, pid in ranks:
             process = self._procfs / str(pid)
-            try:
-                mounts = parse_mountinfo(read_kernel_file(process / "mountinfo"))
-            except NotApplicable:
-                continue  # it has ended
-            except CollectError as error:
-                yield error
-                continue
+            mounts = parse_mountinfo(_text(process / "mountinfo"))
             for mount in data_mounts(mounts, working_directory(process)):
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
@@ -150,21 +144,23 @@ class MountsCollector:
         for run, mount in found:
             yield from _mount_series(run, mount, answers.get(mount.device))
 
-    def _nfs(self, pids: Iterable[str]) -> Iterator[Series | CollectError]:
-        # Process 1 sees the host's mounts. A source that several processes see has the same counters in each.
+    def _nfs(self, pids: Iterable[str]) -> Iterator[Series]:
+        # Process 1 sees the host's mounts, but shows them to root only. A source that several processes see
+        # has the same counters in each.
         known: dict[str, None] = {}
-        for process in ("1", *pids):
-            try:
-                text = read_kernel_file(self._procfs / process / "mountstats")
-            except NotApplicable:
-                continue
-            except CollectError as error:
-                yield error
-                continue
-            for mount in parse_mountstats(text):
+        for process in ("1", "self", *pids):
+            for mount in parse_mountstats(_text(self._procfs / process / "mountstats")):
                 if mount.source not in known and len(known) < MAX_NFS:
                     known[mount.source] = None
                     yield from _nfs_series(mount)
+
+
+def _text(path: Path) -> str:
+    """Empty where the process has ended, or where the agent lacks the permission, which is no failure."""
+    try:
+        return read_kernel_file(path)
+    except (NotApplicable, CollectError):
+        return ""
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

@@ -43,6 +43,24 @@ GPU_LINKS = (
         "buffer_overrun, effective, symbol, link_recovery_failed.",
     ),
     gauge(
+        "rankwatch_gpu_nvlink_link_up",
+        "1",
+        (Label.GPU, Label.LINK),
+        "1 where the NVLink is up. Series of single links are off by default (nvlink_per_link).",
+    ),
+    counter(
+        "rankwatch_gpu_nvlink_link_bytes_total",
+        "bytes",
+        (Label.GPU, Label.LINK, Label.DIRECTION),
+        "Bytes of one NVLink, transmit and receive.",
+    ),
+    counter(
+        "rankwatch_gpu_nvlink_link_errors_total",
+        "1",
+        (Label.GPU, Label.LINK, Label.KIND),
+        "Errors of one NVLink by kind.",
+    ),
+    gauge(
         "rankwatch_gpu_fabric_state",
         "1",
         (Label.GPU, Label.STATE),

@@ -83,6 +83,8 @@ class Label(StrEnum):
     """transmit or receive, as seen from the device."""
     KIND = "kind"
     SCOPE = "scope"
+    LINK = "link"
+    """Number of an NVLink of a GPU."""
     THRESHOLD = "threshold"
     """A limit of power or temperature."""
     FAN = "fan"

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,3 +219,23 @@ def test_mount_namespace_of_a_container(tmp_path: Path) -> None:
         process.communicate()
     assert found["rankwatch_run_mount_size_bytes", "gpt", "/tmp"] == 1 << 20
     assert found["rankwatch_run_mount_info", "gpt", "/tmp", "none", "tmpfs"] == 1
+
+
+def test_agent_of_another_user(tmp_path: Path) -> None:
+    """It may not enter the rank's namespace, nor read the counters of NFS. That is no failure."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    code = (
+        "import os; from pathlib import Path\n"
+        "from rankwatch_agent.runtime.collector import Schedule\n"
+        "from rankwatch_agent.runtime.untrusted import RankProcess\n"
+        "from rankwatch_agent.sources.mounts import MountsCollector\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"ranks = lambda: [RankProcess('gpt', 0, {os.getpid()})]\n"
+        "given = {'procfs': Path('/proc'), 'rootfs': Path('/'), 'schedule': Schedule(15, 10)}\n"
+        "found = MountsCollector(ranks=ranks, **given).collect()\n"
+        "print(sorted({each.metric.name for each in found.series}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "rankwatch_run_mount_size_bytes" in done.stdout

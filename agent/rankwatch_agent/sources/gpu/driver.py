@@ -217,10 +217,11 @@ _STATE_TEXT = {
 }
 
 
-def worker_command(library: Path | None) -> list[str]:
+def worker_command(library: Path | None, *, nvlink_per_link: bool = False) -> list[str]:
     """The command line that starts a worker."""
     command = [sys.executable, "-P", "-m", "rankwatch_agent.sources.gpu.worker"]
-    return command if library is None else [*command, "--library", str(library)]
+    command += [] if library is None else ["--library", str(library)]
+    return [*command, "--nvlink-per-link"] if nvlink_per_link else command
 
 
 class _WorkerTimeoutError(CollectError):

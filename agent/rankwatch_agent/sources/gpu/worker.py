@@ -1,6 +1,6 @@
 """The NVML worker: the only process that calls the driver, so that a call that hangs can be killed.
 
-    python -m rankwatch_agent.sources.gpu.worker [--library PATH]
+    python -m rankwatch_agent.sources.gpu.worker [--library PATH] [--nvlink-per-link]
 
 It reads requests from standard input and writes answers to standard output (see `protocol`).
 It imports little, because its memory comes on top of the agent's.
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ CALL_SECONDS = 2.0
 SHUTDOWN_SECONDS = 2.0
 """Time that the shutdown of the driver gets after that."""
 _LENGTH = struct.Struct(">I")
-_USAGE = "usage: python -m rankwatch_agent.sources.gpu.worker [--library PATH]"
+_USAGE = "usage: python -m rankwatch_agent.sources.gpu.worker [--library PATH] [--nvlink-per-link]"
 
 
 class Requests:
@@ -95,13 +95,22 @@ def serve(requests: Requests, answers: BinaryIO, reader: NodeReader) -> None:
             return
 
 
-def parse_library(arguments: Sequence[str]) -> Path | None:
-    """The path after --library; raises ValueError for other arguments. argparse would cost 1 MiB."""
+class Options(NamedTuple):
+    """What the command line says."""
+
+    library: Path | None = None
+    nvlink_per_link: bool = False
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Raises ValueError for other arguments. argparse would cost 1 MiB."""
     match list(arguments):
         case []:
-            return None
-        case ["--library", path] if path:
-            return Path(path)
+            return Options()
+        case ["--nvlink-per-link"]:
+            return Options(nvlink_per_link=True)
+        case ["--library", path, *rest] if path:
+            return parse_options(rest)._replace(library=Path(path))
         case _:
             raise ValueError(_USAGE)
 
@@ -109,7 +118,7 @@ def parse_library(arguments: Sequence[str]) -> Path | None:
 def main(arguments: Sequence[str]) -> int:
     """Run the worker; returns its exit status."""
     try:
-        library = parse_library(arguments)
+        options = parse_options(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
@@ -118,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     requests = Requests(os.fdopen(0, "rb"))
-    reader = NodeReader(library=library)
+    reader = NodeReader(library=options.library, nvlink_per_link=options.nvlink_per_link)
     serve(requests, answers, reader)
     reader.close()
     os._exit(requests.status)  # an ordinary exit would wait for a thread that hangs in the driver

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rankwatch_agent.sources.gpu.driver import worker_command
 from rankwatch_agent.sources.gpu.protocol import MAX_MESSAGE_BYTES
-from rankwatch_agent.sources.gpu.worker import parse_library
+from rankwatch_agent.sources.gpu.worker import Options, parse_options
 from support.agent.process import DEADLINE_SECONDS, clean_environment, until
 from support.gpu.nvml import FakeDriver
 from support.gpu.reading import LENGTH, Worker, values_of, worker_process
@@ -244,14 +245,18 @@ def test_imports() -> None:
     assert not _HEAVY.intersection(imported)
 
 
-@pytest.mark.parametrize("arguments", [["--library"], ["--library", ""], ["x"], ["--library", "a", "b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--library"], ["--library", ""], ["x"], ["--library", "a", "b"], ["--nvlink-per-link", "b"]],
+)
 def test_wrong_arguments(arguments: list[str]) -> None:
     """One line shows the usage."""
     with pytest.raises(ValueError, match="usage: "):
-        parse_library(arguments)
+        parse_options(arguments)
 
 
-def test_no_arguments() -> None:
-    """Without the argument the system's loader finds the driver."""
-    assert parse_library([]) is None
-    assert parse_library(["--library", "/a/b"]) == Path("/a/b")
+def test_options() -> None:
+    """Without the first argument the system's loader finds the driver."""
+    assert parse_options([]) == Options()
+    assert parse_options(["--library", "/a/b"]) == Options(library=Path("/a/b"))
+    assert parse_options(worker_command(Path("/a"), nvlink_per_link=True)[4:]) == Options(Path("/a"), True)

@@ -61,8 +61,9 @@ _T = TypeVar("_T")
 class GpuTable:
     """All GPUs seen since the worker started, by UUID: handles and numbers change, a UUID does not."""
 
-    def __init__(self, gpm: Gpm) -> None:
+    def __init__(self, gpm: Gpm, *, nvlink_per_link: bool = False) -> None:
         self._gpm = gpm
+        self._nvlink_per_link = nvlink_per_link
         self._readers: dict[str, GpuReader] = {}
         self._by_handle: dict[int, GpuReader] = {}
         self.rejected: dict[str, int] = {}
@@ -108,7 +109,8 @@ class GpuTable:
             identity = _read_identity(handle)
             reader = self._readers.get(identity.uuid)
             if reader is None:
-                reader = GpuReader(Device(identity, self.rejected), self._gpm)
+                nvlink = links.Nvlink(per_link=self._nvlink_per_link)
+                reader = GpuReader(Device(identity, self.rejected), self._gpm, nvlink)
                 self._readers[identity.uuid] = reader
             device = reader.device
             device.handle = handle
@@ -126,10 +128,10 @@ class GpuTable:
 class GpuReader:
     """Reads one GPU. It lives as long as the worker, through losses of the GPU and reloads of the driver."""
 
-    def __init__(self, device: Device, gpm: Gpm) -> None:
+    def __init__(self, device: Device, gpm: Gpm, nvlink: links.Nvlink) -> None:
         self.device = device
         self._gpm = gpm
-        self._nvlink = links.Nvlink()
+        self._nvlink = nvlink
         self._field_reader = FieldReader()
         self._fields: dict[FieldKey, str] = {}
         self._fields_for: tuple[tuple[int, ...], tuple[int, ...]] | None = None

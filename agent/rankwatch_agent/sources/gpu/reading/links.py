@@ -55,6 +55,12 @@ _LINKS = metric("rankwatch_gpu_nvlinks").name
 _ACTIVE = metric("rankwatch_gpu_nvlinks_active").name
 _BYTES = metric("rankwatch_gpu_nvlink_bytes_total").name
 _ERRORS = metric("rankwatch_gpu_nvlink_errors_total").name
+_LINK_UP = metric("rankwatch_gpu_nvlink_link_up").name
+_BY_LINK = {
+    _BYTES: metric("rankwatch_gpu_nvlink_link_bytes_total").name,
+    _ERRORS: metric("rankwatch_gpu_nvlink_link_errors_total").name,
+}
+"""Metric over all links -> the same of each link."""
 _NVLINK_BYTES = "nvlink_bytes"
 _NVLINK_ERRORS = "nvlink_errors"
 _BYTE_FIELDS = (
@@ -108,9 +114,10 @@ def nvlink_fields(links: Iterable[int]) -> dict[FieldKey, str]:
 
 
 class Nvlink:
-    """The NVLinks of one GPU."""
+    """The NVLinks of one GPU; `per_link` adds the series of each link, some 200 per GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, per_link: bool = False) -> None:
+        self._per_link = per_link
         self._ports: tuple[int, ...] = ()
         self._totals: dict[int, LinkTotal] = {}
 
@@ -132,6 +139,8 @@ class Nvlink:
             return
         yield gpu.sample(_LINKS, len(self._ports))
         yield gpu.sample(_ACTIVE, len(gpu.links))
+        for link in self._ports if self._per_link else ():
+            yield gpu.sample(_LINK_UP, float(link in gpu.links), str(link))
         for unit, *fields in _BYTE_FIELDS:
             samples = [each for field, name in fields for each in self._sum(gpu, _BYTES, field, unit, name)]
             yield from samples
@@ -151,7 +160,11 @@ class Nvlink:
                 if total is None:
                     total = self._totals[field] = LinkTotal()
                 total.update(link, value)
-        return (gpu.sample(name, total.sum(), label),) if total is not None else ()
+        if total is None:
+            return
+        yield gpu.sample(name, total.sum(), label)
+        for link, value in total.last.items() if self._per_link else ():
+            yield gpu.sample(_BY_LINK[name], value, str(link), label)
 
 
 class LinkTotal:
@@ -162,19 +175,20 @@ class LinkTotal:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+        """Link -> its counter, also of links that are down."""
         self._before_resets = 0.0
 
     def update(self, link: int, value: float) -> None:
         """Set the link's counter."""
-        last = self._last.get(link)
+        last = self.last.get(link)
         if last is not None and value < last:
             self._before_resets += last
-        self._last[link] = value
+        self.last[link] = value
 
     def sum(self) -> float:
         """Over all links, also those that are down."""
-        return self._before_resets + sum(self._last.values())
+        return self._before_resets + sum(self.last.values())
 
 
 def _probe(gpu: Device) -> dict[int, bool]:

@@ -32,6 +32,7 @@ class NodeReader:
         self,
         *,
         library: Path | None = None,
+        nvlink_per_link: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         event_wait_milliseconds: int = WAIT_MILLISECONDS,
@@ -40,7 +41,7 @@ class NodeReader:
         self._event_wait_milliseconds = event_wait_milliseconds
         self._session = _DriverSession(library)
         self._gpm = Gpm(monotonic=monotonic)
-        self._table = GpuTable(self._gpm)
+        self._table = GpuTable(self._gpm, nvlink_per_link=nvlink_per_link)
         self._listener = self._new_listener()
         self._readings_with_loss = 0
         self._stuck = False

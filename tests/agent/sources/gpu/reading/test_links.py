@@ -6,6 +6,7 @@ import pynvml
 import pytest
 
 from rankwatch_agent.sources.gpu.reading.links import LinkTotal, fabric_faults
+from rankwatch_agent.sources.gpu.reading.node import NodeReader
 from support.gpu.nvml_node import blackwell_node
 from support.gpu.reading import Node, node_values, values_of
 
@@ -180,3 +181,24 @@ def test_fabric_faults(node: Node) -> None:
     values = node.values(6)
     assert values["fabric_degraded", "degraded_bandwidth"] == 1.0
     assert values["fabric_degraded", "route_recovery"] == 0.0
+
+
+def test_single_links(node: Node) -> None:
+    """Off by default, because 18 links have 200 series. A link that is down keeps its counters."""
+    assert not [key for key in node.values(0) if "nvlink_link" in key[0]]
+    reader = NodeReader(nvlink_per_link=True, event_wait_milliseconds=20)
+    try:
+        reader.read()
+        node.driver.set(0, "nvlinks.7.active", 0)
+        answer = reader.read()
+        assert answer.reading
+        values = values_of(answer.reading.gpus[0])
+    finally:
+        reader.close()
+    assert values["nvlink_link_up", "7"] == 0.0
+    assert values["nvlink_link_up", "8"] == 1.0
+    for kind in ("transmit", "receive"):
+        links = [values["nvlink_link_bytes_total", str(link), kind] for link in range(LINKS)]
+        assert sum(links) == values["nvlink_bytes_total", kind]
+    assert values["nvlink_link_errors_total", "7", "recovery"] == 17.0
+    assert len([key for key in values if "nvlink_link" in key[0]]) == LINKS * (1 + 2 + 3)
