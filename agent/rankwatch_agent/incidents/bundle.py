@@ -21,6 +21,7 @@ from rankwatch import __version__
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
+from rankwatch_agent.sources.processes import ProcessFacts
 from rankwatch_agent.training.conditions import RankCondition
 
 MANIFEST_NAME = "manifest.json"
@@ -160,6 +161,10 @@ class Bundle:
         self.faults: Counter[EvidenceFault] = Counter()
         self.processes: dict[int, int] = {}
         """Rank -> process id, in the agent's PID namespace."""
+        self.facts: dict[int, ProcessFacts] = {}
+        """Rank -> what the kernel shows of that process."""
+        self.silent: set[int] = set()
+        """Ranks whose flight recorder took the question and gave no answer in time."""
         left_out = len(incident.condition.ranks) - MAX_RANKS
         if left_out > 0:
             self.add_missing(f"{left_out} ranks", f"a bundle holds {MAX_RANKS}")
@@ -218,7 +223,10 @@ def ranks_file(bundle: Bundle) -> bytes:
     The diagnosis reads it.
     """
     condition = bundle.incident.condition
-    ranks = [_rank(each, condition.moment, bundle.processes.get(each.rank)) for each in condition.ranks]
+    ranks = [
+        _rank(each, condition.moment, bundle.processes.get(each.rank)) | _process(bundle, each.rank)
+        for each in condition.ranks
+    ]
     return _json({"run": bundle.incident.run, "moment_monotonic_seconds": condition.moment, "ranks": ranks})
 
 
@@ -248,6 +256,14 @@ def _rank(rank: RankCondition, moment: float, process: int | None) -> dict[str, 
         "timeout_seconds": rank.timeout,
         "open_phase": None if phase is None else phase[0],
         "seconds_in_phase": None if phase is None else round(max(0.0, moment - phase[1]), 3),
+    }
+
+
+def _process(bundle: Bundle, rank: int) -> dict[str, Any]:
+    facts = bundle.facts.get(rank)
+    return {
+        "process": None if facts is None else facts.as_json(),
+        "flight_recorder_silent": rank in bundle.silent,
     }
 
 

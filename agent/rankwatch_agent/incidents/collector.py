@@ -9,6 +9,7 @@ from rankwatch.conventions import metric
 from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
+from rankwatch_agent.incidents.rank_state import stopped_ranks
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.training.conditions import RunConditions
@@ -62,5 +63,8 @@ class IncidentsCollector:
             if stall and condition is not None and resumed(incident, condition):
                 continue  # no rank holds the run up now, and evidence taken since then shows no stall
             result = self._registry.result(incident)
-            for cause in result.root_causes if result else root_causes_of(incident):
+            causes = result.root_causes if result else root_causes_of(incident)
+            if not causes and stall:
+                causes = stopped_ranks(condition or incident.condition)
+            for cause in causes:
                 yield Series(_ROOT_CAUSE, (incident.run, str(cause.rank), cause.state, cause.phase), 1.0)

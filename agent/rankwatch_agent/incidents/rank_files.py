@@ -17,6 +17,8 @@ from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
     FlightRecorderError,
     Replies,
+    SilentRankError,
+    find_silent,
     main_recorder,
     socket_beside,
 )
@@ -25,7 +27,7 @@ MAX_BOX_BYTES = layout.RING_OFFSET + layout.MAX_CAPACITY * layout.RECORD_SIZE
 """No readable black box is larger. One usually has 1.2 MB."""
 MAX_STACK_BYTES = 4 << 20
 ALL_SECONDS = 30.0
-"""Time for the flight recorders of all ranks together. Each of eight stopped ranks uses up its own time."""
+"""Time for the flight recorders of all ranks together."""
 EACH_SECONDS = 3.0
 
 
@@ -56,31 +58,56 @@ def add_flight_recorders(
     all_seconds: float = ALL_SECONDS,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Asks the flight recorders of living ranks, one at a time so that only one reply is in memory.
+    """Asks the flight recorders of living ranks for their dumps, one at a time: only one is in memory.
+
+    First all are asked for something short, side by side, so that silent ranks cost their time once.
 
     A rank may have two recorders. The main one becomes flight_recorder/RANK.json, the other goes into a
     folder named after its handler.
     """
     end = monotonic() + all_seconds
+    clients: dict[int, FlightRecorderClient] = {}
     for rank in bundle.ranks:
-        name = f"flight_recorder/{rank.rank}.json"
+        name = _dump_name(rank)
         socket = socket_beside(rank.path)
+        facts = bundle.facts.get(rank.rank)
         if rank.ended:
             bundle.add_missing(name, f"the rank is {rank.state.value}")
         elif socket is None:
             bundle.add_missing(name, "the rank serves no flight recorder")
+        elif facts is not None and facts.stopped:
+            bundle.add_missing(name, f"the process of the rank is stopped (state {facts.state})")
         else:
-            with bundle.part(name):
-                _add_replies(bundle, rank, _ask(socket, min(each_seconds, end - monotonic())))
+            clients[rank.rank] = FlightRecorderClient(socket, timeout_seconds=each_seconds)
+    silent = find_silent(clients)
+    for rank in bundle.ranks:
+        if rank.rank in clients:
+            with bundle.part(_dump_name(rank)):
+                _add_answer(bundle, rank, clients[rank.rank], silent.get(rank.rank), end - monotonic())
 
 
-def _ask(socket: Path, seconds: float) -> Replies:
-    if seconds <= 0.0:
-        raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, "the ranks before it used up the time")
+def _dump_name(rank: RankCondition) -> str:
+    return f"flight_recorder/{rank.rank}.json"
+
+
+def _add_answer(
+    bundle: Bundle,
+    rank: RankCondition,
+    client: FlightRecorderClient,
+    failure: FlightRecorderError | None,
+    seconds: float,
+) -> None:
     try:
-        return FlightRecorderClient(socket, timeout_seconds=seconds).ask()
+        if failure is not None:
+            raise failure
+        if seconds <= 0.0:
+            raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, "the ranks before it used up the time")
+        replies = client.ask()
     except FlightRecorderError as error:
+        if isinstance(error, SilentRankError):
+            bundle.silent.add(rank.rank)
         raise EvidenceError(EvidenceFault.FLIGHT_RECORDER, str(error)) from None
+    _add_replies(bundle, rank, replies)
 
 
 def _add_replies(bundle: Bundle, rank: RankCondition, replies: Replies) -> None:

@@ -14,13 +14,15 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
 from rankwatch.settings import printable
-from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
+from rankwatch_agent.incidents.bundle import MAX_RANKS, Bundle, EvidenceError
 from rankwatch_agent.incidents.limited_process import Limits, run_limited
+from rankwatch_agent.incidents.registry import MAX_ROOT_CAUSES, RootCause
 from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.untrusted import lock_holder
 from rankwatch_agent.sources.kernel_files import read_kernel_file
-from rankwatch_agent.training.conditions import RankCondition
+from rankwatch_agent.sources.processes import read_facts, since
+from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 ALL_SECONDS = 40.0
 """Time for the stacks of all ranks together, and for their final states."""
@@ -31,6 +33,8 @@ LAST_RECORDS = 20
 _PROCESS_FILES = ("status", "wchan", "stack", "syscall")
 """All but the first need root, or permission to trace the process."""
 _MAX_CHARACTERS = 16384
+STOPPED_STATE = "stopped"
+"""State of a rank that is known as a root cause by its process alone."""
 _TIME_USED_UP = "the ranks before it used up the time"
 
 
@@ -49,7 +53,31 @@ def add_process_states(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
                 bundle.add_missing(name, "its process is unknown here: it is in a PID namespace of its own")
                 continue
             bundle.processes[rank.rank] = pid
+            if (facts := read_facts(procfs, pid)) is not None:
+                bundle.facts[rank.rank] = facts
             _write(bundle, name, process_state(procfs, pid))
+
+
+def stopped_ranks(condition: RunCondition, procfs: Path = Path("/proc")) -> tuple[RootCause, ...]:
+    """Returns the living ranks whose process a signal has stopped: they hold the run up."""
+    found = []
+    for rank in condition.ranks[:MAX_RANKS]:
+        if rank.ended:
+            continue
+        try:
+            pid = writer_process(rank.path)
+        except EvidenceError:
+            continue
+        facts = None if pid is None else read_facts(procfs, pid)
+        if facts is not None and facts.stopped:
+            found.append(RootCause(rank.rank, STOPPED_STATE, rank.open_phase[0] if rank.open_phase else ""))
+    return tuple(found[:MAX_ROOT_CAUSES])
+
+
+def look_again(bundle: Bundle, procfs: Path = Path("/proc")) -> None:
+    """Keeps of a process that was blocked only what is still so."""
+    for rank, before in bundle.facts.items():
+        bundle.facts[rank] = since(before, read_facts(procfs, before.pid))
 
 
 def add_stacks(

@@ -38,7 +38,12 @@ from rankwatch_agent.incidents.rank_files import (
     add_flight_recorders,
     add_terminated_stacks,
 )
-from rankwatch_agent.incidents.rank_state import add_final_states, add_process_states, add_stacks
+from rankwatch_agent.incidents.rank_state import (
+    add_final_states,
+    add_process_states,
+    add_stacks,
+    look_again,
+)
 from rankwatch_agent.incidents.registry import RootCause
 
 WRITE_SECONDS = 120.0
@@ -63,7 +68,7 @@ class BundleWriter:
     node: str
     max_bytes: int
     recorder_seconds: float = 3.0
-    """Time for the flight recorder of one rank."""
+    """Time for the flight recorder of a rank; ranks that are silent take it together, once."""
     stack_seconds: float = 10.0
     """Time for py-spy at one rank."""
     verdict_limits: Limits = VERDICT_LIMITS
@@ -78,13 +83,14 @@ class BundleWriter:
         ends = self.monotonic() + WRITE_SECONDS
         folder = BundleFolder(path, max_bytes=self.max_bytes, ends=ends, monotonic=self.monotonic)
         bundle = Bundle(incident, folder)
-        add_flight_recorders(bundle, each_seconds=self.recorder_seconds, monotonic=self.monotonic)
         add_process_states(bundle)
+        add_flight_recorders(bundle, each_seconds=self.recorder_seconds, monotonic=self.monotonic)
         add_stacks(bundle, environ=self.environ, each_seconds=self.stack_seconds, monotonic=self.monotonic)
         add_black_boxes(bundle)
         add_terminated_stacks(bundle)
         add_final_states(bundle)
         _add_metrics(bundle, self.history)
+        look_again(bundle)
         folder.use_reserve()
         with bundle.part(RANKS_NAME):
             folder.write(RANKS_NAME, [ranks_file(bundle)])

@@ -7,25 +7,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from rankwatch.conventions import Cause, RankState
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
+from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
+from rankwatch_diagnosis.run.processes import (
+    Processes,
+    contention,
+    cpu_pressure,
+    look_again,
+    look_at,
+    with_processes,
+)
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
     gather_recorders,
     judge_waiting,
+    living_paths,
     missing_here,
     place_of,
     stall_seconds,
     where_of,
+    with_places,
 )
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -76,6 +87,8 @@ class RunVerdict:
     """Rank whose loss was judged, and the findings; None where none is reported."""
     phases: Mapping[str, object]
     """Where a step goes; empty where no rank holds a whole step."""
+    contention: Mapping[str, object]
+    """What shows that the ranks lack CPUs; empty where they have enough."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
     ranks_seen: tuple[Mapping[str, object], ...]
@@ -88,29 +101,73 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
     complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
     """
-    folder = find_run(directory)
-    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
-    boxes = read_boxes(folder.boxes, copied=copied)
-    recorders = gather_recorders(folder, boxes)
-    limit = stall_seconds(boxes) if stall is None else stall
-    hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
+    looked = _look(directory, stall, complete=complete)
+    boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
     rows = rows_by_rank(boxes)
     straggler = judge_straggler(boxes, rows)
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
+    why = _why(state, ranks, boxes, hang, straggler)
+    lacking = contention(processes)
+    if state is RunState.RUNNING and lacking and not ranks:
+        why = f"{lacks_cpus(lacking)}; {why}"
     return RunVerdict(
         run=boxes.run,
         state=state,
         ranks=ranks,
-        why=_why(state, ranks, boxes, hang, straggler),
+        why=why,
+        contention=lacking,
         hang=hang,
         straggler=straggler,
         loss=judge_loss(boxes),
         phases=phase_table(boxes, rows),
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
-        ranks_seen=tuple(_seen(each, boxes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]),
-        sources=_sources(boxes, recorders, limit),
+        ranks_seen=tuple(
+            _seen(each, boxes, processes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]
+        ),
+        sources=_sources(boxes, recorders, looked.stall),
+    )
+
+
+def diagnose_waiting(directory: Path) -> HangVerdict:
+    """Only whom the run in this directory waits for. Raises UserError where there is nothing to diagnose."""
+    return _look(directory, None, complete=False).hang
+
+
+class _Looked(NamedTuple):
+    boxes: Boxes
+    recorders: Recorders
+    processes: Processes
+    stall: float
+    """Age in seconds from which a wait was judged a stall."""
+    hang: HangVerdict
+
+
+def _look(directory: Path, stall: float | None, *, complete: bool) -> _Looked:
+    """Everything of the run that is seen, and whom it waits for."""
+    folder = find_run(directory)
+    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
+    boxes = read_boxes(folder.boxes, copied=copied)
+    recorders, processes = _ask(folder, boxes, copied)
+    limit = stall_seconds(boxes) if stall is None else stall
+    hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
+    hang = with_places(boxes, with_processes(boxes, hang, processes))
+    return _Looked(boxes, recorders, processes, limit, hang)
+
+
+def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[Recorders, Processes]:
+    """What recorders and processes of the ranks show: now, or when the bundle was made."""
+    if copied is not None:
+        recorders = gather_recorders(folder, boxes)
+        answered = len(recorders.snapshots)
+        return recorders, Processes(facts=copied.processes, silent=copied.silent, answered=answered)
+    before = look_at(living_paths(folder, boxes))
+    stopped = Processes(facts=before).stopped
+    recorders = gather_recorders(folder, boxes, stopped=stopped)
+    facts, pressure = look_again(before), cpu_pressure() if before else None
+    return recorders, Processes(
+        facts=facts, silent=recorders.silent, answered=recorders.live, pressure=pressure
     )
 
 
@@ -193,6 +250,14 @@ def _why(
     return states
 
 
+def lacks_cpus(contention: Mapping[str, object]) -> str:
+    """The sentence about contention of the host's CPUs."""
+    share = contention["cpu_wait_share"]
+    pressure = contention.get("cpu_pressure_share")
+    of_host = f", and some task here did in {pressure:.0%} of the last minute" if pressure is not None else ""
+    return f"the CPUs of this host are contended: its ranks wait {share:.0%} of their time for one{of_host}"
+
+
 def _but_events(straggler: Verdict) -> str:
     count = len(straggler.events)
     if not count:
@@ -225,6 +290,9 @@ def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
         return f"the ranks stand{where}, and nothing shows whom they wait for"
     first = boxes.by_rank.get(hang.ranks[0])
     place = f"; it is {place_of(first, boxes)}" if first is not None and len(hang.ranks) == 1 else ""
+    halted = hang.evidence.get("halted_ranks")
+    if isinstance(halted, list) and len(hang.ranks) == 1 and hang.ranks[0] in halted:
+        place += "; its process does not run"
     if boxes.world_size == 1:
         return f"the only rank makes no progress{place}"
     return f"{_waited(hang, verb=('is', 'are'))}{place}"
@@ -250,7 +318,7 @@ def _state_of(box: Box, boxes: Boxes) -> str:
     return box.state.value if boxes.liveness_known or box.state is not RankState.LOST else GONE
 
 
-def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
+def _seen(box: Box, boxes: Boxes, processes: Processes) -> dict[str, object]:
     shown: dict[str, object] = {
         "rank": box.rank,
         "host": box.header.identity.host,
@@ -262,6 +330,8 @@ def _seen(box: Box, boxes: Boxes) -> dict[str, object]:
         "failure_message": box.failure_message or None,
         "timeout_seconds": box.timeout,
     }
+    if box.rank in processes.facts:
+        shown["process"] = processes.facts[box.rank].as_json()
     if boxes.moment is not None and not box.ended:
         shown["idle_seconds"] = round(max(0.0, boxes.moment - box.wall(box.last_progress)), 3)
     return {name: value for name, value in shown.items() if value is not None}

@@ -13,6 +13,7 @@ from rankwatch.conventions import RankState
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.sources.processes import ProcessFacts
 
 BOXES_FOLDER = "blackboxes"
 DUMPS_FOLDER = "flight_recorder"
@@ -105,6 +106,9 @@ class CopiedRanks:
     moment: float | None = None
     """When the agent last read the boxes, monotonic."""
     states: Mapping[int, RankState] = field(default_factory=dict)
+    processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
+    silent: frozenset[int] = frozenset()
+    """Ranks whose flight recorder took the question and gave no answer."""
 
 
 def read_copied_ranks(bundle: Path) -> CopiedRanks:
@@ -123,15 +127,27 @@ def read_copied_ranks(bundle: Path) -> CopiedRanks:
     moment = document.get("moment_monotonic_seconds")
     if not isinstance(moment, int | float) or not 0.0 < moment < 1e10:
         moment = None
-    return CopiedRanks(moment=moment, states=_states(document.get("ranks")))
-
-
-def _states(ranks: object) -> dict[int, RankState]:
-    found: dict[int, RankState] = {}
+    given = document.get("ranks")
+    ranks = {
+        each["rank"]: each
+        for each in (given[:_MOST_RANKS] if isinstance(given, list) else ())
+        if isinstance(each, dict) and isinstance(each.get("rank"), int)
+    }
     by_text = {state.value: state for state in RankState}
-    for each in ranks[:_MOST_RANKS] if isinstance(ranks, list) else ():
-        if isinstance(each, dict) and isinstance(each.get("rank"), int):
-            state = by_text.get(str(each.get("state")))
-            if state is not None:
-                found[each["rank"]] = state
-    return found
+    states = {rank: by_text.get(str(each.get("state"))) for rank, each in ranks.items()}
+    processes = {rank: _process(each.get("process")) for rank, each in ranks.items()}
+    return CopiedRanks(
+        moment=moment,
+        states={rank: state for rank, state in states.items() if state is not None},
+        processes={rank: facts for rank, facts in processes.items() if facts is not None},
+        silent=frozenset(rank for rank, each in ranks.items() if each.get("flight_recorder_silent") is True),
+    )
+
+
+def _process(given: object) -> ProcessFacts | None:
+    import msgspec  # as above
+
+    try:
+        return msgspec.convert(given, ProcessFacts)
+    except msgspec.ValidationError:
+        return None

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from rankwatch.conventions import Cause
 from rankwatch.settings import printable
+from rankwatch_agent.sources.processes import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, listed, worst_anomaly
+from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, lacks_cpus, listed, worst_anomaly
+from rankwatch_diagnosis.run.processes import CONTENDED_SHARE
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -33,6 +35,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "hang": {**vars(hang), "groups": [vars(each) for each in hang.groups]},
         "straggler": None if straggler is None else vars(straggler),
         "phases": verdict.phases,
+        "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
@@ -58,6 +61,8 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
+    if verdict.contention:
+        yield f"cpus:        {lacks_cpus(verdict.contention)}"
     yield from time_lines(verdict)
     yield f"waiting:     {_waiting(verdict)}"
     yield from _waits(verdict)
@@ -184,9 +189,24 @@ def _ranks(verdict: RunVerdict) -> Iterator[str]:
         failure = f" by {each['failure']}" if "failure" in each else ""
         failure += f": {each['failure_message']}" if "failure_message" in each else ""
         who = f"{mark} {each['rank']} on {each['host']}"
-        yield f"{who}: {each['state']}{failure}, step {each['step']}{phase}{idle}"
+        yield f"{who}: {each['state']}{failure}, step {each['step']}{phase}{idle}{_process(each)}"
     if len(ordered) > _RANKS_SHOWN:
         yield f"  and {len(ordered) - _RANKS_SHOWN} more; --json shows them"
+
+
+def _process(rank: Mapping[str, object]) -> str:
+    """What is odd about its process."""
+    facts = rank.get("process")
+    if not isinstance(facts, Mapping):
+        return ""
+    found = ""
+    if facts.get("state") in {*STOPPED, ENDED, BLOCKED}:
+        where = f" in {facts['wait_channel']}" if "wait_channel" in facts else ""
+        found = f", process in state {facts['state']}{where}"
+    share = facts.get("cpu_wait_share")
+    if isinstance(share, float) and share >= CONTENDED_SHARE:
+        found += f", waits {share:.0%} of its time for a CPU"
+    return found
 
 
 def _notes(verdict: RunVerdict) -> Iterator[str]:

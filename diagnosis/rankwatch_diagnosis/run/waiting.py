@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from rankwatch.conventions import RankState
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
     FlightRecorderError,
+    SilentRankError,
     ask_all,
     main_recorder,
     socket_beside,
@@ -32,7 +33,7 @@ MOST_STALL_SECONDS = 1800.0
 _STANDS = (State.HANG, State.DESYNC)
 _MOST_SHOWN = 64
 ANSWER_SECONDS = 3.0
-"""For one rank to answer: a stopped process never does."""
+"""For a rank to answer: a stopped process never does. All ranks are asked side by side."""
 DUMP_SECONDS = 10.0
 _AT_ONCE = 16
 _MOST_ASKED = 64
@@ -45,13 +46,25 @@ class Recorders(Reading):
 
     live: int = 0
     """How many ranks answered themselves."""
+    silent: set[int] = field(default_factory=set)
+    """Ranks that took the question and gave no answer."""
 
 
-def gather_recorders(folder: RunFolder, boxes: Boxes) -> Recorders:
-    """The flight recorders of living ranks as they answer, and those of other ranks from files."""
+def living_paths(folder: RunFolder, boxes: Boxes) -> dict[int, Path]:
+    """The boxes of living ranks, where they are no copies."""
     paths = {path.stem: path for path in folder.boxes}
     living = () if boxes.copied else boxes.living
-    asked = ask_living((each.rank, paths[str(each.rank)]) for each in living if str(each.rank) in paths)
+    return {each.rank: paths[str(each.rank)] for each in living if str(each.rank) in paths}
+
+
+def gather_recorders(folder: RunFolder, boxes: Boxes, *, stopped: Set[int] = frozenset()) -> Recorders:
+    """The flight recorders of living ranks as they answer, and those of other ranks from files.
+
+    stopped: ranks that are not asked, because their processes do not run.
+    """
+    living = living_paths(folder, boxes)
+    asked = ask_living({rank: path for rank, path in living.items() if rank not in stopped})
+    asked.broken.update(dict.fromkeys(sorted(stopped & living.keys()), "its process is stopped"))
     answered = {each.rank for each in asked.snapshots}
     left = {
         rank: path
@@ -62,18 +75,20 @@ def gather_recorders(folder: RunFolder, boxes: Boxes) -> Recorders:
     # Pickles or JSON; nothing in them is executed.
     files = read_dumps(left, deadline_seconds=DUMP_SECONDS) if left else Reading()
     silent = {rank: why for rank, why in (files.broken | asked.broken).items() if rank not in answered}
-    return Recorders([*asked.snapshots, *files.snapshots], silent, asked.live)
+    return Recorders(
+        [*asked.snapshots, *files.snapshots], silent, live=asked.live, silent=asked.silent - answered
+    )
 
 
-def ask_living(boxes: Iterable[tuple[int, Path]]) -> Recorders:
+def ask_living(boxes: Mapping[int, Path]) -> Recorders:
     """Ask ranks over the sockets beside their boxes; those without a socket are left out."""
-    sockets = ((rank, socket) for rank, path in boxes if (socket := socket_beside(path)) is not None)
+    sockets = ((rank, socket) for rank, path in boxes.items() if (socket := socket_beside(path)) is not None)
     clients = {
         rank: FlightRecorderClient(socket, timeout_seconds=ANSWER_SECONDS)
         for rank, socket in islice(sockets, _MOST_ASKED)
     }
     found = Recorders()
-    for rank, answer in ask_all(clients.items(), at_once=_AT_ONCE):
+    for rank, answer in ask_all(clients, at_once=_AT_ONCE):
         client = clients[rank]
         try:
             if isinstance(answer, FlightRecorderError):
@@ -81,6 +96,8 @@ def ask_living(boxes: Iterable[tuple[int, Path]]) -> Recorders:
             dump = client.parse(answer[main_recorder(answer)])
         except FlightRecorderError as error:
             found.broken[rank] = str(error)
+            if isinstance(error, SilentRankError):
+                found.silent.add(rank)
             continue
         dump.time_seconds = client.asked_at
         found.snapshots.append(snapshot_of(dump, rank))
@@ -135,7 +152,7 @@ def judge_waiting(
         found = _stands_outside(boxes, found, stall, given=given)
     found = _keep_origins(boxes, found)
     found = _without_other_nodes(boxes, found, complete=complete)
-    return _with_places(boxes, found)
+    return with_places(boxes, found)
 
 
 def _recorders_count(by_recorders: HangVerdict, by_boxes: HangVerdict) -> bool:
@@ -255,7 +272,7 @@ def missing_here(boxes: Boxes) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
+def with_places(boxes: Boxes, found: HangVerdict) -> HangVerdict:
     """Add where each blamed rank is."""
     places = {}
     for rank in found.ranks[:_MOST_SHOWN]:

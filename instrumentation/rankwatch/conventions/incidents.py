@@ -56,8 +56,8 @@ INCIDENTS = (
         "1",
         (Label.RUN, Label.RANK, Label.STATE, Label.PHASE),
         "1 for a rank that the verdict on the evidence names, up to 16 of an incident, while it is open. "
-        "`state` is that of the run (hang, desync, ...), or lost; `phase` is the open phase of the rank, "
-        "empty where it is not known.",
+        "`state` is that of the run (hang, desync, ...), lost, or stopped where no evidence is kept and a "
+        "signal stopped the process; `phase` is the open phase of the rank, empty where it is not known.",
     ),
     gauge("rankwatch_evidence_bundles", "1", (), "Evidence bundles kept on this node."),
     gauge(

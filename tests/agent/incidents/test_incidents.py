@@ -232,3 +232,30 @@ def test_no_root_cause_after_the_stall() -> None:
     assert ("rankwatch_incident_root_cause", 1.0) in series(100.0, 100.0)
     moment = 201.0
     assert series(100.0, 200.5) == [("rankwatch_incident_open", 1.0)]
+
+
+def test_stopped_rank_without_evidence(tmp_path: Path) -> None:
+    """Where no bundle is kept, a rank whose process a signal stopped is named by that alone."""
+    moment, conditions = 200.0, RunConditions()
+    collector = IncidentsCollector(
+        conditions=conditions,
+        registry=IncidentRegistry(),
+        stall_seconds=30.0,
+        schedule=Schedule(1.0, 5.0),
+        monotonic=lambda: moment,
+    )
+
+    def named() -> list[tuple[str, ...]]:
+        found = collector.collect().series
+        return [each.labels for each in found if each.metric.name == "rankwatch_incident_root_cause"]
+
+    with (
+        rank(tmp_path, "ready()", world=2) as runs,
+        rank(tmp_path, "ready()", number=1, world=2) as stopped,
+    ):
+        boxes = [tmp_path / "job" / f"{number}.blackbox" for number in range(2)]
+        conditions.update({"job": [condition(at, path=path) for at, path in enumerate(boxes)]}, moment)
+        assert named() == []
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: named() == [("job", "1", "stopped", "forward")], "it is named")
+        assert runs.poll() is None

@@ -151,15 +151,6 @@ def test_hung_flight_recorder(tmp_path: Path, standing: RankCondition) -> None:
     assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
 
 
-def test_stopped_rank(tmp_path: Path, standing: RankCondition) -> None:
-    os.kill(standing.pid, signal.SIGSTOP)
-    status = Path(f"/proc/{standing.pid}/status")
-    until(lambda: "State:\tT" in status.read_text(), "it is stopped")
-    _, bundle = write(writer(), tmp_path, standing)
-    assert "State:\tT" in (bundle / "stacks" / "0.process.txt").read_text()
-    assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
-
-
 @pytest.mark.parametrize("content", [b"", b"x" * 5000, None], ids=["empty", "garbage", "cut short"])
 def test_hostile_black_box(tmp_path: Path, standing: RankCondition, content: bytes | None) -> None:
     hostile = standing.path.with_name("1.blackbox")
@@ -243,3 +234,32 @@ def test_no_manifest(tmp_path: Path, standing: RankCondition) -> None:
     (path / "manifest.json").mkdir()
     with pytest.raises(EvidenceError, match=r"could not write manifest.json: File exists"):
         writer().write(incident([standing]), path)
+
+
+def test_stopped_rank(tmp_path: Path, standing: RankCondition) -> None:
+    """The bundle says that its process is stopped, for the diagnosis, and nobody waits for its recorder."""
+    socket_path = standing.path.with_suffix(".sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(socket_path))
+        listening.listen()
+        os.kill(standing.pid, signal.SIGSTOP)
+        until(lambda: "State:\tT" in Path(f"/proc/{standing.pid}/status").read_text(), "it is stopped")
+        _, bundle = write(writer(), tmp_path, standing)
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert "State:\tT" in (bundle / "stacks" / "0.process.txt").read_text()
+    assert (bundle / "blackboxes" / "job" / "0.blackbox").exists()
+    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
+    assert (saved["process"]["pid"], saved["process"]["state"]) == (standing.pid, "T")
+    assert missing(bundle)["flight_recorder/0.json"] == "the process of the rank is stopped (state T)"
+
+
+def test_silent_rank(tmp_path: Path, standing: RankCondition) -> None:
+    """A recorder that takes the question and gives no answer is evidence, too."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(standing.path.with_suffix(".sock")))
+        listening.listen()
+        _, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing)
+    (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
+    assert saved["flight_recorder_silent"] is True

@@ -12,6 +12,7 @@ from rankwatch_cli.commands.diagnose.hang import lines, main
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from support.agent.process import rankwatch
 from support.diagnosis.hang_jobs import Fault, HungJob, Shape
+from support.diagnosis.run_boxes import stalled_for
 from support.training.recorder import recorder_pickle
 
 
@@ -81,3 +82,14 @@ def test_nothing_pending() -> None:
     assert first == (
         "INCONCLUSIVE: no operation is pending, but the dumps show too little to call the run healthy"
     )
+
+
+def test_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory of a run: its ranks and their boxes are looked at."""
+    ranks = stalled_for(tmp_path, 70.0)
+    for each in ranks:
+        each.writer.unlock()
+    assert main([str(tmp_path / "job")]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "HANG: the run hangs; rank 1 is to blame, in all_reduce of default_pg (0-2)"
+    assert second.startswith("  rank 1 has not called all_reduce number 7 of default_pg (0-2)")

@@ -175,7 +175,7 @@ def test_silent_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "3.sock"))
         server.listen()
-        found = ask_living([(3, tmp_path / "3.blackbox"), (4, tmp_path / "4.blackbox")])
+        found = ask_living({3: tmp_path / "3.blackbox", 4: tmp_path / "4.blackbox"})
     assert (found.snapshots, list(found.broken)) == ([], [3])
     assert "timed out" in found.broken[3]
 

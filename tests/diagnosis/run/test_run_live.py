@@ -73,3 +73,20 @@ def test_live_slow_rank(tmp_path: Path) -> None:
     assert verdict.straggler is not None
     assert verdict.straggler.cause is Cause.SLOW_RANK
     assert verdict.straggler.slowdown > 1.5
+
+
+def test_rank_stopped_inside_a_collective(tmp_path: Path) -> None:
+    """All ranks have come to the collective, and one of them was stopped by a signal in it: it is named.
+
+    No count of collectives shows that. The kernel does, and its flight recorder alone is silent.
+    """
+    with gloo_run(tmp_path, {0: "late", 1: "stopped"}):
+        verdict = verdict_when(tmp_path, lambda each: each.ranks == (1,))
+    assert (verdict.state, verdict.hang.operation) == (RunState.STALLED, "all_reduce")
+    assert verdict.why.endswith("; its process does not run")
+    reasons = verdict.hang.evidence["reasons"]
+    assert isinstance(reasons, dict)
+    assert set(reasons) == {"1"}
+    assert "state T" in reasons["1"]
+    states = [each["process"]["state"] for each in verdict.ranks_seen]  # type: ignore[index]
+    assert [state == "T" for state in states] == [False, True, False]

@@ -136,7 +136,7 @@ def test_small_slowdown(
     What the straggler engine found is told all the same, with its cause.
     """
     found = Verdict(cause=Cause.SLOW_RANK, phase=SlowPhase.COMPUTE, ranks=(1,), slowdown=slowdown)
-    monkeypatch.setattr("rankwatch_diagnosis.run.engine._straggler", lambda *_: found)
+    monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
     with rank(tmp_path, "steps(2); ready()", world=2):
         verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks, verdict.straggler) == (RunState.RUNNING, named, found)

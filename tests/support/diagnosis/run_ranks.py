@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _RANK = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 import rankwatch
@@ -29,6 +29,10 @@ for step in range(steps):
             time.sleep(0.001)
             if step == at and wrong == "asleep":
                 time.sleep(1000)
+            if step == at and wrong == "late":
+                time.sleep(2.0)
+        if step == at and wrong == "stopped":  # while it waits in the collective for the one that is late
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
         with run.phase("forward"):
             time.sleep(0.04 if wrong == "slow" else 0.01)
             if step == at and wrong == "killed":

@@ -129,7 +129,7 @@ class CollectivesCollector:
         return min(_MOST_OF_PULL * self._pull_seconds, max(self._suspect_seconds, patience))
 
     def _pull(self, due: list[Path], conditions: dict[Path, RankCondition | None], now: float) -> None:
-        clients = ((path, self._ranks[path].client) for path in due)
+        clients = {path: self._ranks[path].client for path in due}
         for path, answer in ask_all(clients, at_once=_ASKED_AT_ONCE):
             rank = conditions[path]
             self._ranks[path].take(now, answer, () if rank is None else rank.groups)

@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,8 @@ _MAX_NAMES_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 13
 _CHUNK_BYTES = 1 << 18
 _HAS_ENTRY = b'"record_id"'
+_MOST_FOUND_AT_ONCE = 64
+"""More ranks than a node has."""
 
 Replies = Mapping[str, bytearray]
 """Handler -> the body of its answer, JSON where the rank is honest."""
@@ -47,10 +49,14 @@ class FlightRecorderError(AgentError):
     """A flight recorder could not be read; the message says why."""
 
 
+class SilentRankError(FlightRecorderError):
+    """A rank gave no whole answer in time: its process is stopped, or has no CPU."""
+
+
 class FlightRecorderClient:
     """The worker server of one rank.
 
-    timeout_seconds: for one question and its whole answer.
+    timeout_seconds: for all questions of one call together, and their answers.
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 5.0) -> None:
@@ -63,17 +69,23 @@ class FlightRecorderClient:
     def ask(self) -> Replies:
         """The replies of all recorders of the rank, not yet parsed; raises FlightRecorderError."""
         self.asked_at = time.time()
+        deadline = time.monotonic() + self._timeout_seconds
         try:
             if not self._recorders:
-                self._recorders = self._find_recorders()
+                self._recorders = self._find_recorders(deadline)
             left, replies = MAX_REPLY_BYTES, {}
             for name in self._recorders:
-                replies[name] = self._body("POST", f"/handler/{name}", left)
+                replies[name] = self._body("POST", f"/handler/{name}", left, deadline)
                 left -= len(replies[name])
             return replies
         except FlightRecorderError:
             self._recorders = ()  # the next process at this path may have others
             raise
+
+    def find(self) -> None:
+        """Ask which recorders there are, which takes no memory; raises FlightRecorderError."""
+        self._recorders = ()  # the process may be another one by now
+        self._recorders = self._find_recorders(time.monotonic() + self._timeout_seconds)
 
     def parse(self, body: bytearray) -> Dump:
         """The dump in one reply; raises FlightRecorderError."""
@@ -87,9 +99,9 @@ class FlightRecorderClient:
             raise FlightRecorderError(f"could not read {self._path}: none of its entries can be understood")
         return dump
 
-    def _find_recorders(self) -> tuple[str, ...]:
+    def _find_recorders(self, deadline: float) -> tuple[str, ...]:
         try:
-            names = load_json(self._body("GET", "/handler/", _MAX_NAMES_BYTES))
+            names = load_json(self._body("GET", "/handler/", _MAX_NAMES_BYTES, deadline))
         except DumpError as error:
             raise FlightRecorderError(f"could not read {self._path}: {error}") from error
         found = tuple(name for name in RECORDERS if isinstance(names, list) and name in names)
@@ -97,11 +109,13 @@ class FlightRecorderClient:
             raise FlightRecorderError(f"could not read {self._path}: no handler {' or '.join(RECORDERS)}")
         return found
 
-    def _body(self, method: str, target: str, most_bytes: int) -> bytearray:
+    def _body(self, method: str, target: str, most_bytes: int, deadline: float) -> bytearray:
         """The body of the answer to one question."""
         request = f"{method} {target} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
         try:
-            answer = self._exchange(request.encode(), _MAX_HEAD_BYTES + most_bytes)
+            answer = self._exchange(request.encode(), _MAX_HEAD_BYTES + most_bytes, deadline)
+        except (TimeoutError, BlockingIOError) as error:  # or its queue is full of questions
+            raise SilentRankError(f"could not ask {self._path}: {error}") from error
         except OSError as error:
             raise FlightRecorderError(f"could not ask {self._path}: {error}") from error
         head = bytes(answer[:_MAX_HEAD_BYTES]).partition(b"\r\n\r\n")[0]
@@ -115,11 +129,10 @@ class FlightRecorderClient:
         del answer[: len(head) + 4]  # in place: it may be large
         return answer
 
-    def _exchange(self, request: bytes, most_bytes: int) -> bytearray:
-        deadline = time.monotonic() + self._timeout_seconds
+    def _exchange(self, request: bytes, most_bytes: int, deadline: float) -> bytearray:
         answer = bytearray()
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(self._timeout_seconds)
+            connection.settimeout(seconds_left(deadline))
             connection.connect(str(self._path))
             connection.sendall(request)
             while True:
@@ -147,19 +160,40 @@ def main_recorder(replies: Replies) -> str:
     return with_entries[-1] if with_entries else next(iter(replies))
 
 
-def ask_all(
-    clients: Iterable[tuple[_Key, FlightRecorderClient]], *, at_once: int
-) -> Iterator[tuple[_Key, Replies | FlightRecorderError]]:
-    """Ask several ranks, `at_once` of them side by side, and yield their answers in order.
+def find_silent(clients: Mapping[_Key, FlightRecorderClient]) -> dict[_Key, FlightRecorderError]:
+    """Ask all ranks side by side for something short, and return those without an answer, with the reason.
 
-    A rank that is stopped takes its whole timeout, and just then the others are wanted. No more than
-    `at_once` replies are in memory, because the caller parses them one after another.
+    A stopped rank takes its whole timeout. However many there are, all of them together take it once.
     """
-    waiting = iter(clients)
+    if not clients:
+        return {}
+    with ThreadPoolExecutor(min(len(clients), _MOST_FOUND_AT_ONCE)) as pool:
+        answers = pool.map(_find, clients.values())
+        return {key: error for key, error in zip(clients, answers, strict=True) if error is not None}
+
+
+def ask_all(
+    clients: Mapping[_Key, FlightRecorderClient], *, at_once: int
+) -> Iterator[tuple[_Key, Replies | FlightRecorderError]]:
+    """Ask several ranks, `at_once` of them side by side, and yield their answers, those of silent ones first.
+
+    No more than `at_once` replies are in memory, because the caller parses them one after another.
+    """
+    silent = find_silent(clients)
+    yield from silent.items()
+    waiting = iter([key for key in clients if key not in silent])
     with ThreadPoolExecutor(at_once) as pool:
         while asked := list(islice(waiting, at_once)):
-            answers = pool.map(_answer, [client for _, client in asked])
-            yield from zip([key for key, _ in asked], answers, strict=True)
+            answers = pool.map(_answer, [clients[key] for key in asked])
+            yield from zip(asked, answers, strict=True)
+
+
+def _find(client: FlightRecorderClient) -> FlightRecorderError | None:
+    try:
+        client.find()
+    except FlightRecorderError as error:
+        return error
+    return None
 
 
 def _answer(client: FlightRecorderClient) -> Replies | FlightRecorderError:

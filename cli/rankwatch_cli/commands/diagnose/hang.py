@@ -16,7 +16,7 @@ from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.hang.dump_files import read_source
 from rankwatch_diagnosis.hang.engine import diagnose
 from rankwatch_diagnosis.hang.verdict import GroupState, HangVerdict, State
-from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_waiting
 
 _GROUPS_SHOWN = 5
 _RANKS_SHOWN = 16
@@ -60,8 +60,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _diagnose(path: Path) -> HangVerdict:
+    """By dumps; of a directory of black boxes, by the ranks themselves."""
     if boxes_of(path):
-        return diagnose_run(path).hang
+        return diagnose_waiting(path)
     reading = read_source(path)
     if reading.skipped_lines:
         print(f"{reading.skipped_lines} lines of {path} are no JSON and were skipped", file=sys.stderr)

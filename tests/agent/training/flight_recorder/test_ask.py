@@ -19,6 +19,9 @@ from rankwatch_agent.training.flight_recorder.ask import (
     MAX_REPLY_BYTES,
     FlightRecorderClient,
     FlightRecorderError,
+    SilentRankError,
+    ask_all,
+    find_silent,
 )
 from rankwatch_agent.training.flight_recorder.parse import Dump
 from support.agent.process import DEADLINE_SECONDS
@@ -188,3 +191,70 @@ def test_recorders_share_the_byte_limit(tmp_path: Path) -> None:
         del long["dump_nccl_trace_json"]
         alone = FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=DEADLINE_SECONDS).ask()
         assert len(alone["fr_trace_json"]) > 20 << 20
+
+
+def test_all_ranks_are_asked_side_by_side(tmp_path: Path) -> None:
+    """Silent ranks cost their time once: here each rank answers only once all of them were asked."""
+    ranks = 12
+    together = threading.Barrier(ranks)
+    with contextlib.ExitStack() as servers:
+        for number in range(ranks):
+            servers.enter_context(meeting_server(tmp_path / f"{number}.sock", together))
+        clients = {
+            number: FlightRecorderClient(tmp_path / f"{number}.sock", timeout_seconds=DEADLINE_SECONDS)
+            for number in range(ranks)
+        }
+        assert find_silent(clients) == {}
+
+
+@contextmanager
+def meeting_server(path: Path, together: threading.Barrier) -> Iterator[None]:
+    """A server that answers one question once all others were asked theirs."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(threading.BrokenBarrierError):
+                connection.recv(65536)
+                together.wait(DEADLINE_SECONDS)
+                connection.sendall(http(HANDLERS))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_silent_and_dead_ranks(tmp_path: Path) -> None:
+    """One that takes the question and gives no answer differs from one that is gone."""
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as gone:
+        silent.bind(str(tmp_path / "0.sock"))
+        silent.listen()
+        gone.bind(str(tmp_path / "1.sock"))
+        body = http(b'{"entries": []}')
+        with server(tmp_path / "2.sock", http(HANDLERS), body):
+            clients = {
+                number: FlightRecorderClient(tmp_path / f"{number}.sock", timeout_seconds=0.5)
+                for number in range(3)
+            }
+            answers = dict(ask_all(clients, at_once=2))
+    assert isinstance(answers[0], SilentRankError)
+    assert isinstance(answers[1], FlightRecorderError)
+    assert not isinstance(answers[1], SilentRankError)
+    assert answers[2] == {"fr_trace_json": bytearray(b'{"entries": []}')}
+
+
+def test_full_queue_of_questions(tmp_path: Path) -> None:
+    """A stopped rank accepts nobody, so its queue fills up: it is as silent as before."""
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as asked:
+        listening.bind(str(tmp_path / "0.sock"))
+        listening.listen(0)
+        for _ in range(4):
+            waiting = asked.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(str(tmp_path / "0.sock"))
+        with pytest.raises(SilentRankError):
+            FlightRecorderClient(tmp_path / "0.sock", timeout_seconds=0.2).ask()
