@@ -54,8 +54,8 @@ def test_versions_are_pinned() -> None:
 
 
 def test_contents() -> None:
-    """The extra of the agent alone, no torch and nothing from a URL; the base image has a version."""
-    assert "[agent]" in TEXT
+    """The agent and what evidence needs, no torch and nothing from a URL; the base image has a version."""
+    assert "[agent,evidence]" in TEXT
     assert not re.search(r"torch|\bADD\b|https?:|curl|wget|apt-get", TEXT)
     (base,) = instructions("ARG")
     assert re.fullmatch(r"PYTHON_IMAGE=\S+:3\.11-slim[\w.-]*", base)
@@ -87,3 +87,16 @@ def test_the_wheel_finds_its_parts() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["shared-data"], project["project"]["readme"], "pyproject.toml"}
     assert {name.partition("/")[0] for name in needed} <= copied()
+
+
+def test_what_evidence_needs() -> None:
+    """Image and unit hold NumPy for the verdict and py-spy for the stacks, in the versions of CI."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "rankwatch[diagnosis]" in extras["evidence"]
+    names = {re.split(r"[>=\[]", each)[0] for each in (*extras["evidence"], *extras["diagnosis"])} - {
+        "rankwatch"
+    }
+    assert names >= {"py-spy", "numpy"}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {each.replace("-", "_") for each in names} <= pinned
+    assert "'.[agent,evidence]'" in (ROOT / "docs" / "systemd.md").read_text()

@@ -157,6 +157,7 @@ def test_settings_of_the_schema_are_those_of_the_agent() -> None:
     assert set(SETTINGS) == {each.name for each in fields(AgentConfig)} - FOLLOWING
     kinds = {
         "integer": {int},
+        "boolean": {bool},
         "number": {float},
         "#/definitions/names": {tuple[str, ...]},
         "#/definitions/seconds": {Mapping[str, float]},

@@ -77,6 +77,14 @@ def test_drop_in(drop_in: Path, unit: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_programs_of_evidence() -> None:
+    """py-spy lies beside the agent, and reads another process with one system call."""
+    found = directives(UNIT)
+    (start,) = found["ExecStart"]
+    assert found["Environment"][0].startswith(f"PATH={Path(start.split()[0]).parent}:")
+    assert "process_vm_readv" in found["SystemCallFilter"][0].split()
+
+
 def test_devices_and_writable_paths() -> None:
     """GPUs, the kernel log and black boxes, and no other."""
     found = directives(UNIT)
