@@ -50,15 +50,21 @@ class RunDirectory:
 
 
 class RunDirectories:
-    """The directories below one directory, and the boxes in them."""
+    """The directories below one directory, and the boxes in them, or other files with one suffix."""
 
     def __init__(
-        self, directory: Path, faults: BoxFaults, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        directory: Path,
+        faults: BoxFaults,
+        *,
+        suffix: str = layout.SUFFIX,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runs: dict[Path, RunDirectory] = {}
         """The newest first."""
         self._directory = directory
         self._faults = faults
+        self._suffix = suffix
         self._monotonic = monotonic
         self._next = float("-inf")
 
@@ -114,7 +120,8 @@ class RunDirectories:
         """List the boxes of a run; returns the seconds that it took."""
         began = self._monotonic()
         try:
-            found, others = share(sorted(_boxes(run.path)), owner=lambda box: box[1], most=MAX_BOXES_OF_RUN)
+            files = sorted(_files(run.path, self._suffix))
+            found, others = share(files, owner=lambda file: file[1], most=MAX_BOXES_OF_RUN)
         except PermissionError as error:  # of another user: a node without runs would look the same
             message = f"could not list {run.path}: {error.strerror}"
             self._faults.note(run.path, BoxFault.UNREADABLE, message)
@@ -129,12 +136,15 @@ class RunDirectories:
         return self._monotonic() - began
 
 
-def _boxes(run: Path) -> Iterator[tuple[Path, int]]:
-    """The boxes of a run and their owners. Raises PermissionError where we may not read the directory."""
+def _files(run: Path, suffix: str) -> Iterator[tuple[Path, int]]:
+    """The files of a run with this suffix, and their owners.
+
+    Raises PermissionError where we may not read the directory.
+    """
     try:
         with os.scandir(run) as entries:
             for each in islice(entries, MAX_ENTRIES_OF_RUN):
-                if each.name.endswith(layout.SUFFIX) and not each.name.startswith("."):
+                if each.name.endswith(suffix) and not each.name.startswith("."):
                     try:
                         yield Path(each.path), each.stat(follow_symlinks=False).st_uid
                     except FileNotFoundError:

@@ -13,12 +13,14 @@ import pytest
 
 from rankwatch.conventions import BoxFault
 from rankwatch_agent.training import collector as ranks_collector
+from rankwatch_agent.training.collectives.collector import CollectivesCollector
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.discovery import MAX_BOXES, POLL_SECONDS
 from rankwatch_agent.training.follower import RankFollower
 from support.agent.process import ManualClock
 from support.processes.users import ALICE, BOB, CAROL, become, node_directory, program_of, run_as
 from support.training.ranks import faults, rank, state, values
+from support.training.recorder import completed, reply, worker_server
 
 __all__ = ["node_directory"]
 
@@ -203,3 +205,25 @@ done()
         for _ in range(3):
             shown = values(collector.collect(), "rankwatch_rank_state")
         assert ("job", "0", "lost") in shown and len(shown) == 10
+
+
+def test_sockets_that_never_answer(node_directory: Path) -> None:
+    """64 sockets of one user, first by name, do not keep the agent from asking the rank of another user."""
+    code = """
+(directory / "!a").mkdir()
+os.chdir(directory / "!a")
+held = []
+for n in range(64):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].bind(f"{n}.sock")
+    held[-1].listen()
+done()
+"""
+    recorders = {"fr_trace_json": reply(completed(0, 5.0), enqueued=1, done=1)}
+    with (
+        program_of(ALICE, node_directory, code),
+        worker_server(node_directory / "job" / "0.sock", lambda: recorders) as asked,
+    ):
+        collector = CollectivesCollector(directory=node_directory, timeout_seconds=0.05)
+        pulls = values(collector.collect(), "rankwatch_flight_recorder_pulls_total")
+    assert asked and pulls["job", "0", "success"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,20 +48,19 @@ def done():
 
 
 @pytest.fixture
-def node_directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory of black boxes that every user of the node can reach; only root can be other users."""
+def node_directory() -> Iterator[Path]:
+    """A directory of black boxes that every user of the node can reach; only root can be other users.
+
+    Not below pytest's own directory, which is for one user, and whose mode tests that run side by side share.
+    """
     if os.geteuid() != 0:
-        pytest.skip("only root can start programs of other users")
-    opened = [path for path in (tmp_path, *tmp_path.parents) if path.owner() == "root" and path != Path("/")]
-    modes = {path: path.stat().st_mode for path in opened}
-    for path in opened:
-        path.chmod(modes[path] | 0o011)
-    shared = tmp_path / "boxes"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    yield shared
-    for path, mode in modes.items():
-        path.chmod(mode)
+        pytest.skip("only root can be other users")
+    with tempfile.TemporaryDirectory(prefix="rankwatch-") as folder:
+        Path(folder).chmod(0o711)
+        shared = Path(folder) / "boxes"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        yield shared
 
 
 @contextmanager

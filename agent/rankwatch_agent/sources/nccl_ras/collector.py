@@ -22,6 +22,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.turns import share
 from rankwatch_agent.sources.nccl_ras.client import Address, ask, parse_addresses
 from rankwatch_agent.sources.nccl_ras.communicators import (
     SEVERITY,
@@ -195,10 +196,13 @@ def _rank_label(process: Process | None, ranks: Mapping[Process, int]) -> str:
 def local_runs(directory: Path) -> list[LocalRun]:
     """Returns the runs below a directory of black boxes whose rank 0 is alive.
 
-    Unreadable boxes are skipped.
+    Unreadable boxes are skipped, and so are those in a directory of another user. Owners of many runs do not
+    push out others.
     """
     found = []
-    for leader in sorted(directory.glob(f"*/0{layout.SUFFIX}"))[: 4 * _MAX_RUNS]:
+    owners = {leader: _owner(leader) for leader in sorted(directory.glob(f"*/0{layout.SUFFIX}"))}
+    leaders, _ = share(owners, owner=lambda leader: owners[leader], most=4 * _MAX_RUNS)
+    for leader in leaders:
         first = _living(leader)
         if first is None:
             continue
@@ -212,6 +216,14 @@ def local_runs(directory: Path) -> list[LocalRun]:
     return found[:_MAX_RUNS]
 
 
+def _owner(box: Path) -> int | None:
+    """Returns the user id of a box; None where it is gone."""
+    try:
+        return box.lstat().st_uid
+    except OSError:
+        return None
+
+
 def _living(path: Path) -> tuple[int, int] | None:
     """Returns world size and process id of a black box whose name fits its content and whose writer lives."""
     try:
@@ -221,6 +233,7 @@ def _living(path: Path) -> tuple[int, int] | None:
     try:
         identity = reader.header.identity
         named = identity.run == path.parent.name and str(identity.rank) == path.stem
+        named = named and reader.owner == path.parent.lstat().st_uid
         return (identity.world_size, reader.header.pid) if named and reader.writer_alive() else None
     except OSError:
         return None

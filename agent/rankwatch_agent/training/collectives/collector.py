@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from rankwatch.blackbox.records import GroupNow
@@ -20,6 +20,7 @@ from rankwatch.conventions import metric
 from rankwatch.flight_recorder import SUFFIX
 from rankwatch_agent.runtime.collector import Collection, Series
 from rankwatch_agent.runtime.errors import NotApplicable
+from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import (
     FLIGHT_RECORDER,
@@ -30,6 +31,7 @@ from rankwatch_agent.training.collectives.totals import (
     totals_series,
 )
 from rankwatch_agent.training.conditions import RankCondition, RunCondition, RunConditions
+from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
     FlightRecorderError,
@@ -37,10 +39,16 @@ from rankwatch_agent.training.flight_recorder.ask import (
     ask_all,
 )
 from rankwatch_agent.training.flight_recorder.merge import MergedRecorder
+from rankwatch_agent.training.follower import run_label
+from rankwatch_agent.training.run_directories import RunDirectories
 
 _MAX_RANKS = 64
-"""Sockets asked in one run: more ranks than any node has GPUs."""
-_ASKED_AT_ONCE = 8
+"""Sockets asked, shared between their owners: more ranks than any node has GPUs."""
+_PULL_SECONDS = 5.0
+"""Time to ask in one run. Who is not asked in it comes first in the next one."""
+_MAX_SERIES = 10_000
+"""Series from flight recorders at one time, shared between their owners."""
+_ASKED_AT_ONCE = 4
 _LISTED_EACH_SECONDS = 5.0
 _SHARE_OF_SUSPICION = 0.1
 """Of the time that a run has been suspect, which may pass between two questions to a rank."""
@@ -49,6 +57,9 @@ _MOST_OF_PULL = 0.5
 _UNKNOWN_RUN = RunCondition(run="", moment=0.0, ranks=(), suspected_since=None)
 _log = logging.getLogger(__name__)
 
+_Known = Mapping[Path, tuple[RunCondition, RankCondition]]
+"""By socket: the condition of the run and of the rank."""
+
 
 class CollectivesCollector:
     """Asks the worker server of each rank below a directory.
@@ -56,7 +67,7 @@ class CollectivesCollector:
     directory: holds `<run>/<rank>.sock`.
     pull_seconds: between two questions to a rank of a healthy run.
     suspect_seconds: likewise when the run has just become suspect.
-    timeout_seconds: for one question to one rank; eight ranks are asked at a time.
+    timeout_seconds: for one question to one rank; four ranks are asked at a time.
     conditions: the state of the ranks by the collector `ranks`; without it all count as healthy.
     """
 
@@ -77,7 +88,7 @@ class CollectivesCollector:
     ) -> None:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
-        self._directory = directory
+        self._directories = RunDirectories(directory, BoxFaults(), suffix=SUFFIX, monotonic=monotonic)
         self._pull_seconds = pull_seconds
         self._suspect_seconds = suspect_seconds
         self._timeout_seconds = timeout_seconds
@@ -91,31 +102,51 @@ class CollectivesCollector:
     def collect(self) -> Collection:
         """Ask the ranks whose time has come. Raises NotApplicable where no rank serves a flight recorder."""
         now = self._monotonic()
+        known = {
+            rank.path.with_suffix(SUFFIX): (run, rank)
+            for run in self._conditions.runs.values()
+            for rank in run.ranks
+        }
         if now - self._listed >= _LISTED_EACH_SECONDS:
             self._listed = now
-            self._ranks = {path: self._ranks.get(path) or self._new(path) for path in self._choose()}
+            self._ranks = self._choose(known)
         if not self._ranks:
             raise NotApplicable("no rank serves a flight recorder")
-        conditions = {path: self._condition(path) for path in self._ranks}
+        conditions = {path: self._condition(path, known) for path in self._ranks}
         due = [path for path in self._ranks if self._is_due(path, *conditions[path], now)]
+        ranks = {path: rank for path, (_, rank) in conditions.items()}
         if due:
-            self._pull(due, {path: rank for path, (_, rank) in conditions.items()}, now)
-        return Collection(series=[*self._series({path: rank for path, (_, rank) in conditions.items()})])
+            self._pull(due, ranks, now)
+        return Collection(series=self._series(ranks))
 
-    def _choose(self) -> list[Path]:
+    def _choose(self, known: _Known) -> dict[Path, RecordedRank]:
         """The sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
-        found = sorted(_sockets(self._directory), key=lambda path: (self._ended(path), path))
-        return found[:_MAX_RANKS]
+        self._directories.update()
+        found = [
+            (path, owner)
+            for run in self._directories.runs.values()
+            for path, owner in run.boxes.items()
+            if path.stem.isdecimal()
+        ]
+        found.sort(key=lambda socket: socket[0] in known and known[socket[0]][1].ended)
+        chosen, _ = share(found, owner=lambda socket: socket[1], most=_MAX_RANKS)
+        ranks = {}
+        for path, owner in sorted(chosen):
+            try:
+                if not stat.S_ISSOCK(path.lstat().st_mode):
+                    continue
+                run, _ = run_label(path, owner)
+            except OSError:
+                continue  # gone meanwhile
+            rank = self._ranks.get(path)
+            ranks[path] = rank if rank is not None and rank.owner == owner else self._new(path, run, owner)
+        return ranks
 
-    def _ended(self, path: Path) -> bool:
-        _, rank = self._condition(path)
-        return rank is not None and rank.ended
-
-    def _condition(self, path: Path) -> tuple[RunCondition, RankCondition | None]:
+    def _condition(self, path: Path, known: _Known) -> tuple[RunCondition, RankCondition | None]:
         """The state of the run and of the rank, as far as it is known."""
-        run = self._conditions.runs.get(path.parent.name, _UNKNOWN_RUN)
-        box = path.stem
-        return run, next((each for each in run.ranks if each.path.stem == box), None)
+        if path in known:
+            return known[path]
+        return self._conditions.runs.get(self._ranks[path].run, _UNKNOWN_RUN), None
 
     def _is_due(self, path: Path, run: RunCondition, rank: RankCondition | None, now: float) -> bool:
         if rank is not None and rank.ended:
@@ -129,39 +160,57 @@ class CollectivesCollector:
         return min(_MOST_OF_PULL * self._pull_seconds, max(self._suspect_seconds, patience))
 
     def _pull(self, due: list[Path], conditions: dict[Path, RankCondition | None], now: float) -> None:
-        clients = {path: self._ranks[path].client for path in due}
+        began = self._monotonic()
+        due.sort(key=lambda path: self._ranks[path].asked)
+        in_turns, _ = share(due, owner=lambda path: self._ranks[path].owner, most=len(due))
+        clients = {path: self._ranks[path].client for path in in_turns}
         for path, answer in ask_all(clients, at_once=_ASKED_AT_ONCE):
             rank = conditions[path]
             self._ranks[path].take(now, answer, () if rank is None else rank.groups)
-        for run in {path.parent.name for path in due}:
-            living = [path for path, rank in conditions.items() if rank is None or not rank.ended]
-            groups = [self._ranks[path].groups for path in living if path.parent.name == run]
+            if self._monotonic() - began > _PULL_SECONDS:
+                break
+        living = [path for path, rank in conditions.items() if rank is None or not rank.ended]
+        for run in {self._ranks[path].run for path in due}:
+            groups = [self._ranks[path].groups for path in living if self._ranks[path].run == run]
             self._rendezvous.setdefault(run, RunRendezvous()).compare(groups)
 
-    def _series(self, conditions: dict[Path, RankCondition | None]) -> Iterator[Series]:
+    def _series(self, conditions: dict[Path, RankCondition | None]) -> list[Series]:
+        series: list[Series] = []
         counted: dict[str, set[tuple[str, ...]]] = {}
         for path, condition in conditions.items():
             by_black_box = frozenset() if condition is None else condition.counted
-            counted.setdefault(path.parent.name, set()).update(by_black_box)
+            counted.setdefault(self._ranks[path].run, set()).update(by_black_box)
+
+        def add(path: Path) -> float:
+            before, condition = len(series), conditions[path]
+            by_black_box = frozenset() if condition is None else condition.counted
             ended = condition is not None and condition.ended
-            yield from self._ranks[path].series((path.parent.name, path.stem), by_black_box, ended=ended)
+            rank = self._ranks[path]
+            series.extend(rank.series((rank.run, path.stem), by_black_box, ended=ended))
+            return len(series) - before
+
+        take_turns(conditions, owner=lambda path: self._ranks[path].owner, use=add, most=_MAX_SERIES)
         for run in self._rendezvous.keys() - counted.keys():
             del self._rendezvous[run]
         for run, rendezvous in self._rendezvous.items():
-            for series in rendezvous.series(run):
-                if series.labels[1:4] not in counted[run]:
-                    yield series
+            series.extend(each for each in rendezvous.series(run) if each.labels[1:4] not in counted[run])
+        return series
 
-    def _new(self, path: Path) -> RecordedRank:
+    def _new(self, path: Path, run: str, owner: int) -> RecordedRank:
         client = FlightRecorderClient(path, timeout_seconds=self._timeout_seconds)
-        return RecordedRank(client, max_groups=self._max_names)
+        return RecordedRank(client, max_groups=self._max_names, run=run, owner=owner)
 
 
 class RecordedRank:
     """The recorders of one rank: torch with CUDA has one of NCCL and one of the other backends."""
 
-    def __init__(self, client: FlightRecorderClient, *, max_groups: int) -> None:
+    def __init__(
+        self, client: FlightRecorderClient, *, max_groups: int, run: str = "", owner: int = 0
+    ) -> None:
         self.client = client
+        self.run = run
+        self.owner = owner
+        """User id of the socket's owner."""
         self.asked = float("-inf")
         """When it was last asked, monotonic."""
         self._max_groups = max_groups
@@ -225,14 +274,3 @@ class RecordedRank:
                 if position.enqueued or group not in positions:
                     positions[group] = position
         return positions
-
-
-def _sockets(directory: Path) -> Iterator[Path]:
-    for path in directory.glob(f"*/*{SUFFIX}"):
-        try:
-            mode = path.stat(follow_symlinks=False).st_mode
-        except OSError:
-            continue  # gone meanwhile
-        # A link in place of a run's directory would lead to somebody else's sockets.
-        if stat.S_ISSOCK(mode) and path.stem.isdecimal() and not path.parent.is_symlink():
-            yield path

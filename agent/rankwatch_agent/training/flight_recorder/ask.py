@@ -28,8 +28,8 @@ from rankwatch_agent.training.flight_recorder.parse import (
     parse_json,
 )
 
-MAX_REPLY_BYTES = 24 << 20
-"""Of all recorders of a rank together. 2,000 entries are about 1 MB; a ring of 30,000 still fits. Eight
+MAX_REPLY_BYTES = 16 << 20
+"""Of all recorders of a rank together. 2,000 entries are about 1 MB; a ring of 30,000 still fits. Four
 ranks are asked at a time, and the agent's memory is limited."""
 MAX_OBJECTS = 1 << 18
 """Objects and lists of a reply; an entry has about eight. In memory each takes twenty times its size."""
