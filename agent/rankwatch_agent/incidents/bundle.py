@@ -202,6 +202,7 @@ def manifest(bundle: Bundle, *, wall_offset: float, node: str, verdict: Mapping[
         {
             "format": FORMAT,
             "run": incident.run,
+            "owner": incident.owner,
             "kind": incident.kind.value,
             "why": why(incident),
             "opened": _rfc3339(incident.opened + wall_offset),

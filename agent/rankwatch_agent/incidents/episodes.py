@@ -41,6 +41,11 @@ class Incident(NamedTuple):
     """The local ranks of the present attempt at the opening, without ranks lost in earlier incidents."""
 
     @property
+    def owner(self) -> int:
+        """User id of the run's owner."""
+        return self.condition.ranks[0].owner if self.condition.ranks else 0
+
+    @property
     def name(self) -> str:
         """The run and what happened to it, for messages."""
         return f"run {printable(self.run)}: {self.kind.value}"

@@ -26,6 +26,7 @@ from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.turns import crowding
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class _LastBundle(NamedTuple):
     """Monotonic."""
     wall: float
     """Unix time."""
+    owner: int
+    """User id of the run's owner."""
 
 
 class EvidenceKeeper:
@@ -178,9 +181,11 @@ class EvidenceKeeper:
             return
         self._faults.update(result.faults)
         self._last.pop(incident.run, None)
-        self._last[incident.run] = _LastBundle(incident.opened, incident.opened + self._wall_offset())
+        self._last[incident.run] = _LastBundle(
+            incident.opened, incident.opened + self._wall_offset(), incident.owner
+        )
         while len(self._last) > MAX_RUNS:
-            del self._last[next(iter(self._last))]
+            del self._last[crowding(self._last, owner=lambda run: self._last[run].owner)]
         self._registry.set_result(incident, EvidenceResult(path, result.root_causes))
         if self._dumps is not None:
             self._dumps.watch(incident, path, result.free_bytes)

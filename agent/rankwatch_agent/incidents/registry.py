@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rankwatch_agent.incidents.episodes import Incident
+from rankwatch_agent.runtime.turns import crowding
 
 MAX_PENDING = 16
-"""Incidents that wait for their evidence. Of more, the oldest are dropped and counted."""
+"""Incidents that wait for their evidence. Of more, the oldest of the user with most of them are dropped and
+counted."""
+_MAX_REMEMBERED = 1000
 MAX_ROOT_CAUSES = 16
 """Ranks named for one incident. A diagnosis that names more has found no root cause."""
 
@@ -41,8 +43,11 @@ class IncidentRegistry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: Mapping[str, Incident] = MappingProxyType({})
-        self._pending: deque[Incident] = deque()
+        self._pending: list[Incident] = []
+        self._served: dict[int, int] = {}
+        """User id -> the turn in which it was last served."""
         self._results: dict[int, EvidenceResult] = {}
+        self._turn = 0
         self._dropped = 0
 
     @property
@@ -61,15 +66,26 @@ class IncidentRegistry:
             self._open = MappingProxyType(dict(open_now))
             self._pending.extend(opened)
             while len(self._pending) > MAX_PENDING:
-                self._pending.popleft()
+                self._pending.remove(crowding(self._pending, owner=lambda each: each.owner))
                 self._dropped += 1
             kept = {incident.number for incident in (*open_now.values(), *self._pending)}
             self._results = {number: each for number, each in self._results.items() if number in kept}
 
     def next_pending(self) -> Incident | None:
-        """Removes and returns the incident whose evidence is next; None where none is pending."""
+        """Removes and returns the incident whose evidence is next; None where none is pending.
+
+        The users whose runs have incidents take turns.
+        """
         with self._lock:
-            return self._pending.popleft() if self._pending else None
+            if not self._pending:
+                return None
+            incident = min(self._pending, key=lambda each: self._served.get(each.owner, 0))
+            self._pending.remove(incident)
+            if len(self._served) >= _MAX_REMEMBERED:
+                self._served.clear()
+            self._turn += 1
+            self._served[incident.owner] = self._turn
+            return incident
 
     def set_result(self, incident: Incident, result: EvidenceResult) -> None:
         """Stores the result of an incident until it is closed."""

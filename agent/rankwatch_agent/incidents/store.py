@@ -8,9 +8,12 @@ import shutil
 import time
 from pathlib import Path
 
-from rankwatch_agent.incidents.bundle import write_error
+import msgspec
+
+from rankwatch_agent.incidents.bundle import MANIFEST_NAME, write_error
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
+from rankwatch_agent.runtime.turns import crowding
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=@:+-]")
 _NAME_BYTES = 100
@@ -18,11 +21,17 @@ _PARTIAL = ".partial-"
 _BUNDLE = re.compile(r"\d{8}T\d{6}Z-.+")
 
 
+class _Manifest(msgspec.Struct):
+    """What the store needs of a manifest."""
+
+    owner: int | None = None
+
+
 class BundleStore:
     """Keeps the newest bundles below a directory.
 
     directory: created where it is missing, but not its parent.
-    max_bundles: a new bundle replaces the oldest one beyond this number.
+    max_bundles: beyond this number, a new bundle replaces the oldest one of the user with most bundles.
     """
 
     def __init__(self, directory: Path, *, max_bundles: int) -> None:
@@ -56,9 +65,11 @@ class BundleStore:
         return [name for name in self._names() if _BUNDLE.fullmatch(name)]
 
     def make_room(self) -> None:
-        """Removes the oldest bundles so that one more fits. Raises CollectError."""
-        bundles = self.bundles()
-        for name in bundles[: max(0, len(bundles) - self._most_bundles + 1)]:
+        """Removes bundles so that one more fits: the oldest of the user with most. Raises CollectError."""
+        owners = {name: self._owner(name) for name in self.bundles()}
+        while len(owners) >= self._most_bundles:
+            name = crowding(owners, owner=lambda name: owners[name])
+            del owners[name]
             shutil.rmtree(self._directory / name, ignore_errors=True)
 
     def begin(self, incident: Incident, wall: float) -> Path:
@@ -91,6 +102,14 @@ class BundleStore:
     def abandon(self, partial: Path) -> None:
         """Removes a partial bundle."""
         shutil.rmtree(partial, ignore_errors=True)
+
+    def _owner(self, name: str) -> int | None:
+        """Returns the user id in the manifest of a bundle; None where it has none."""
+        try:
+            text = (self._directory / name / MANIFEST_NAME).read_bytes()
+            return msgspec.json.decode(text, type=_Manifest).owner
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
 
     def _names(self) -> list[str]:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import TypeVar
@@ -53,3 +53,10 @@ def share(
 
     others = take_turns(items, owner=owner, use=pick, most=most)
     return picked, others
+
+
+def crowding(items: Iterable[_Item], *, owner: Callable[[_Item], Hashable]) -> _Item:
+    """The first item of the owner that has most: the one that goes where there are too many."""
+    listed = list(items)
+    counts = Counter(map(owner, listed))
+    return max(listed, key=lambda item: counts[owner(item)])

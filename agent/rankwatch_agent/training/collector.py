@@ -206,4 +206,5 @@ def _condition(rank: RankFollower) -> RankCondition:
         groups=rank.now.groups,
         counted=frozenset(rank.totals.collectives.totals),
         started=rank.header.started_monotonic,
+        owner=rank.owner,
     )

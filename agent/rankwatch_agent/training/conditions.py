@@ -43,6 +43,8 @@ class RankCondition(NamedTuple):
     """(group, members, operation) of collectives whose completions the black box records."""
     started: float | None = None
     """Start of its process; None where it is not known."""
+    owner: int = 0
+    """User id of the black box's owner."""
 
     @property
     def ended(self) -> bool:

@@ -45,6 +45,33 @@ def test_oldest_bundles_are_removed(tmp_path: Path) -> None:
     assert bundles.bundles() == [f"20010909T0203{second}Z-job-stall" for second in (17, 18, 19)]
 
 
+def test_bundles_of_two_users(tmp_path: Path) -> None:
+    """A user with many incidents removes their own bundles, also after a restart of the agent."""
+
+    def add(second: int, owner: int) -> None:
+        bundles = store(tmp_path, most=3)
+        bundles.make_room()
+        partial = bundles.begin(incident([], run=f"run{owner}"), wall=1e9 + second)
+        (partial / "manifest.json").write_text(f'{{"format": 1, "owner": {owner}}}')
+        bundles.complete(partial)
+
+    add(0, owner=1)
+    for second in range(1, 50):
+        add(second, owner=2)
+    assert [name.split("-")[1] for name in store(tmp_path).bundles()] == ["run1", "run2", "run2"]
+
+
+def test_damaged_manifest(tmp_path: Path) -> None:
+    """Bundles without an owner are removed like those of one user."""
+    bundles = store(tmp_path, most=2)
+    for second, text in enumerate((b"", b"\xff", b'{"owner": "x"}', b"[]")):
+        bundles.make_room()
+        partial = bundles.begin(incident([]), wall=1e9 + second)
+        (partial / "manifest.json").write_bytes(text)
+        bundles.complete(partial)
+    assert len(bundles.bundles()) == 2
+
+
 def test_two_bundles_in_one_second(tmp_path: Path) -> None:
     """The second name ends in a number."""
     bundles = store(tmp_path)

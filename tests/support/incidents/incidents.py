@@ -32,10 +32,12 @@ def condition(
     path: Path | None = None,
     pid: int = 1,
     started: float | None = None,
+    owner: int = 0,
 ) -> RankCondition:
     """Returns the condition of a rank. Its last progress and its start are moments."""
     box = path or Path(f"/nowhere/job/{number}.blackbox")
-    return RankCondition(number, box, state, progress, timeout, ("forward", progress), pid, started=started)
+    phase = ("forward", progress)
+    return RankCondition(number, box, state, progress, timeout, phase, pid, started=started, owner=owner)
 
 
 def run_of(ranks: Sequence[RankCondition], *, run: str = "job", moment: float = 100.0) -> RunCondition:
