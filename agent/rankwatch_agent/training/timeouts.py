@@ -4,9 +4,10 @@ A start-up, a step, a checkpoint and an evaluation have separate histories. NVID
 takes five times the longest time observed of a kind, and does not count the first 5 steps of a process
 (compilation, caches) as normal steps. The rule here differs in two points:
 
-- The timeout is five times the second longest time, and a step that an exception ended does not count. A
-  stall that resolved would otherwise raise the timeout to five times its own length. A duration that is seen
-  twice is normal.
+- The timeout is five times the second longest time, and a step that an exception ended does not count.
+- A step beyond the timeout is a stall, and teaches nothing, however often the run stalls. It is learnt only
+  as a routine: three like it at even distances, such as evaluations that nobody marks or steps that have all
+  become longer, or five like it within 500 steps. Stalls come at odd moments and last for odd times.
 - The start of a process, up to the end of its first 5 steps, is a kind of its own: a restart loads a
   checkpoint and compiles, which takes longer than any step.
 """
@@ -14,11 +15,16 @@ takes five times the longest time observed of a kind, and does not count the fir
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 FACTOR = 5.0
 """Timeout over the second longest observed time."""
 LONGEST_FACTOR = 1.5
 """Checkpoints, evaluations and starts are few: the single longest one is allowed half as much again."""
+MOST_RAISED = 3.0
+"""A single long checkpoint or evaluation, which may have been a stall, raises the timeout at most so many
+times. Not so a start: one that compiles takes many times what the others take."""
 SKIPPED_STEPS = 5
 """First steps of a process that belong to its start-up."""
 SECTIONS = ("checkpoint", "evaluation")
@@ -41,8 +47,10 @@ class Longest:
         elif self._second is None or seconds > self._second:
             self._second = seconds
 
-    def timeout(self, *, longest_factor: float = 0.0) -> float | None:
+    def timeout(self, *, longest_factor: float = 0.0, most_raised: float = math.inf) -> float | None:
         """Five times the second longest, at least the longest times `longest_factor`; None for no history.
+
+        most_raised: the longest one raises the timeout at most so many times.
 
         A single observation counts as the second longest.
         """
@@ -50,14 +58,65 @@ class Longest:
             return None
         if self._second is None:
             return FACTOR * self._first
-        return max(FACTOR * self._second, longest_factor * self._first)
+        usual = FACTOR * self._second
+        return max(usual, min(longest_factor * self._first, most_raised * usual))
+
+
+_EVENLY, _OFTEN = 3, 5
+"""Long steps that make a routine: at even distances, or so many within the next number of steps."""
+_OFTEN_WITHIN = 500
+_UNEVEN_SHARE = 0.1
+"""By which two distances may differ."""
+_ALIKE = 2.0
+"""Longest over shortest of a routine."""
+
+
+class UsualSteps(Longest):
+    """The two longest times of normal steps, in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+        self._limit = math.inf
+        self._beyond: deque[tuple[int, float]] = deque(maxlen=_OFTEN)
+        """Number and seconds of the last steps beyond the timeout."""
+
+    def add(self, seconds: float) -> None:
+        """One more was observed."""
+        self._count += 1
+        if seconds <= self._limit:
+            super().add(seconds)
+        elif seconds < math.inf:
+            self._beyond.append((self._count, seconds))
+            if not _is_routine(self._beyond):
+                return
+            for _, each in self._beyond:
+                super().add(each)
+            self._beyond.clear()
+        self._limit = self.timeout() or math.inf
+
+
+def _is_routine(steps: Sequence[tuple[int, float]]) -> bool:
+    last = list(steps)[-_EVENLY:]
+    if len(last) == _EVENLY and _are_alike(last):
+        (first, _), (middle, _), (end, _) = last
+        before, after = middle - first, end - middle
+        if abs(before - after) <= _UNEVEN_SHARE * max(before, after):
+            return True
+    often = len(steps) == _OFTEN and steps[-1][0] - steps[0][0] < _OFTEN_WITHIN
+    return often and _are_alike(steps)
+
+
+def _are_alike(steps: Sequence[tuple[int, float]]) -> bool:
+    seconds = [each for _, each in steps]
+    return max(seconds) <= _ALIKE * min(seconds)
 
 
 class LearntTimeouts:
     """The timeouts of one rank, and the histories that they are learnt from."""
 
     def __init__(self) -> None:
-        self._steps = Longest()
+        self._steps = UsualSteps()
         self._sections = {phase: Longest() for phase in SECTIONS}
         self._starts = Longest()
         self._skipped = 0
@@ -112,7 +171,8 @@ class LearntTimeouts:
         own = self._starts.timeout(longest_factor=LONGEST_FACTOR) if starting else self._steps.timeout()
         if open_phase not in self._sections:
             return own or None
-        section = self._sections[open_phase].timeout(longest_factor=LONGEST_FACTOR)
+        sections = self._sections[open_phase]
+        section = sections.timeout(longest_factor=LONGEST_FACTOR, most_raised=MOST_RAISED)
         if starting:
             return None if own is None else own + (section or 0.0)
         return None if section is None else section + (own or 0.0)

@@ -33,13 +33,46 @@ def test_step_timeout() -> None:
     assert _after(1.0, 2.0, 2.0).timeout("forward") == FACTOR * 2.0
 
 
-def test_outlier_steps() -> None:
-    """One freak step is no lesson and two are.
+def test_stalls_teach_nothing() -> None:
+    """However often a run stalls: a stall of twenty minutes must not allow the next one a hundred."""
+    steps = [1.0] * 50
+    twice = _after(*steps, 1200.0, *steps, 900.0, *steps)
+    assert twice.timeout(None) == FACTOR * 1.0
+    often = _after(*steps, 1200.0, 700.0, *steps, 40.0, *steps, *steps, 90.0, *steps, 300.0, 1200.0)
+    assert often.timeout(None) == FACTOR * 1.0
 
-    A stall of twenty minutes must not allow a hundred; what comes twice is normal.
-    """
-    assert _after(*[1.0] * 50, 1200.0, *[1.0] * 50).timeout(None) == FACTOR * 1.0
-    assert _after(*[1.0] * 50, 1200.0, 1200.0).timeout(None) == FACTOR * 1200.0
+
+def test_long_steps_become_normal() -> None:
+    """The third step of a new length in a row is a lesson."""
+    longer = _after(*[1.0] * 50, 8.0, 8.5)
+    assert longer.timeout(None) == FACTOR * 1.0
+    longer = _after(*[1.0] * 50, 8.0, 8.5, 9.0)
+    assert longer.timeout(None) == FACTOR * 8.5
+
+
+@pytest.mark.parametrize("distances", [(99, 99), (99, 105), (7, 7)])
+def test_unmarked_evaluation(distances: tuple[int, int]) -> None:
+    """What comes at even distances and takes about as long each time is a routine of the run."""
+    first, second = ([1.0] * count for count in distances)
+    assert _after(*first, 60.0, *first, 55.0, *second, 70.0).timeout(None) == FACTOR * 60.0
+
+
+def test_frequent_long_steps() -> None:
+    """Five alike at odd distances are part of the run, as where batches differ; five in thousands are not."""
+    steps = [(10, 20), (11, 20), (40, 20), (20, 21), (90, 20)]
+    often = _after(1.0, *(each for count, long in steps for each in (*[1.0] * count, float(long))))
+    assert often.timeout(None) == FACTOR * 20.0
+    seldom = _after(1.0, *(each for count, long in steps for each in (*[1.0] * (9 * count), float(long))))
+    assert seldom.timeout(None) == FACTOR * 1.0
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_stall_in_a_section(phase: str) -> None:
+    """One of an hour raises the timeout to three times what is normal, not to an hour and a half."""
+    progress = _after(1.0, 1.0)
+    for seconds in (30.0, 30.0, 3600.0, 30.0):
+        progress.section(phase, seconds)
+    assert progress.timeout(phase) == 3.0 * FACTOR * 30.0 + FACTOR * 1.0
 
 
 def test_failed_step() -> None:
