@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 MEMORY_BYTES = 6 << 30
@@ -13,3 +14,4 @@ def pytest_configure() -> None:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     known = [each for each in (MEMORY_BYTES, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    os.environ["RANKWATCH_SUMMARY"] = "0"  # else each rank of a test starts a process when it exits

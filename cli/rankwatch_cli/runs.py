@@ -12,22 +12,11 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.training.follower import rank_state
+from rankwatch_agent.training.follower import rank_state, worst_state
 
 MOST_RUNS = 10_000
 _MOST_BOXES = 1 << 16
 """Of one run."""
-_WORST_FIRST = (
-    RankState.LOST,
-    RankState.FAILED,
-    RankState.INTERRUPTED,
-    RankState.PREEMPTED,
-    RankState.TERMINATED,
-    RankState.RUNNING,
-    RankState.STARTING,
-    RankState.EXITED,
-    RankState.FINISHED,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +106,10 @@ def _read(folder: Path) -> RunSeen | None:
         return None
     latest = max(ranks, key=lambda each: each.started)
     living = sum(each.state not in ENDED_STATES for each in ranks)
-    states = {each.state for each in ranks}
     return RunSeen(
         run=latest.run,
         directory=folder,
-        state=next(each for each in _WORST_FIRST if each in states),
+        state=worst_state({each.state for each in ranks}),
         step=max(each.step for each in ranks),
         target_steps=latest.target_steps,
         started=latest.started,

@@ -9,7 +9,8 @@ import ctypes
 import os
 import socket
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions import environment
@@ -17,6 +18,8 @@ from rankwatch.conventions import environment
 SUFFIX = ".sock"
 _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
 _CLOSE_SECONDS = 2.0
+_WARNING = 1
+"""A log level of torch's C++ code; INFO is one less, ERROR one more."""
 
 
 def reserve_entries(env: MutableMapping[str, str], *, of_all_backends: bool) -> None:
@@ -61,7 +64,8 @@ class FlightRecorderServer:
             raise OSError(f"socket path {path} is longer than {_SOCKET_PATH_BYTES} bytes")
         path.unlink(missing_ok=True)
         self._path = path
-        self._server = _WorkerServer(str(path))
+        with _without_warnings():
+            self._server = _WorkerServer(str(path))
         # Never destroyed: its destructor ends the process if its thread was not joined, as in a forked child.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
 
@@ -84,4 +88,34 @@ class FlightRecorderServer:
             except OSError:
                 answered = False
         if answered:
-            self._server.shutdown()
+            with _without_warnings():
+                self._server.shutdown()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Raise torch's log level from WARNING to ERROR meanwhile.
+
+    Otherwise each worker server prints three warnings that it works as it should. Another level is what the
+    user asked for, and stays.
+    """
+    level = _torch_log_level()
+    if level is None or level.value != _WARNING:
+        yield
+        return
+    level.value = _WARNING + 1
+    try:
+        yield
+    finally:
+        level.value = _WARNING
+
+
+def _torch_log_level() -> ctypes.c_int | None:
+    """The log level of torch's C++ code; None where torch was built with another logger."""
+    import torch
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None

@@ -17,6 +17,7 @@ from rankwatch.conventions import PHASES, environment
 from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
+from rankwatch.exit_summary import announce
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import (
     FlightRecorderServer,
@@ -150,6 +151,8 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: s
         except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
             run._failures.note(what, error)
 
+    if run.identity.rank == 0:  # before the next: the card is to show the end that it records
+        install("announce the run", lambda: announce(writer.path.parent, os.environ))
     install("watch for the end of the process", lambda: _watch_end(run, writer))
     install("record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
     if "torch" not in sys.modules:

@@ -66,6 +66,7 @@ def run_cost(workload: Workload, directory: Path, blackboxes: Path, *, recorded:
     variables = {
         environment.DIRECTORY: str(blackboxes),
         environment.RUN: "bench",
+        environment.SUMMARY: "0",  # printed once, at the exit: no part of a step
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **({} if recorded else {environment.DISABLE: "1"}),

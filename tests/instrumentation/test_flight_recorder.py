@@ -162,3 +162,16 @@ def test_real_rank(tmp_path: Path) -> None:
             process.stdin.flush()
             dump = pull_when_complete(client, count)
     assert {entry.process_group for entry in dump.entries} == {("0", "default_pg")}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("level", "lines"), [(None, 0), ("INFO", 3)])
+def test_log_lines(tmp_path: Path, level: str | None, lines: int) -> None:
+    """torch's lines about its worker server are not printed, unless the user asks for its log."""
+    code = "import torch, rankwatch\nrankwatch.start(run='r').finish()\n"
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    env.pop("TORCH_CPP_LOG_LEVEL", None)
+    if level is not None:
+        env["TORCH_CPP_LOG_LEVEL"] = level
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stderr.count("WorkerServer.cpp") == lines

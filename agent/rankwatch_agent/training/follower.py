@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rankwatch.blackbox import layout
@@ -214,6 +214,24 @@ def rank_state(path: Path, ended_by: str, *, alive: bool, stepped: bool) -> Rank
     if alive:
         return RankState.RUNNING if stepped else RankState.STARTING
     return RankState.TERMINATED if _wrote_stacks(path) else RankState.LOST
+
+
+_WORST_FIRST = (
+    RankState.LOST,
+    RankState.FAILED,
+    RankState.INTERRUPTED,
+    RankState.PREEMPTED,
+    RankState.TERMINATED,
+    RankState.RUNNING,
+    RankState.STARTING,
+    RankState.EXITED,
+    RankState.FINISHED,
+)
+
+
+def worst_state(states: Collection[RankState]) -> RankState:
+    """The state of ranks taken together: the one that most needs a look."""
+    return next(each for each in _WORST_FIRST if each in states)
 
 
 def _wrote_stacks(path: Path) -> bool:

@@ -16,6 +16,8 @@ CHECKPOINT_INTERVAL = "RANKWATCH_CHECKPOINT_INTERVAL_SECONDS"
 """Longest time between two checkpoints that the run intends."""
 NCCL_TIMING = "RANKWATCH_NCCL_TIMING"
 """0, false, no or empty: PyTorch is not asked for the times of NCCL's collectives."""
+SUMMARY = "RANKWATCH_SUMMARY"
+"""0, false, no or empty: rank 0 prints nothing at start and at exit."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 

@@ -1,0 +1,28 @@
+"""`rankwatch summary`: what a run did, in a few lines. Rank 0 prints the same when its process exits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankwatch.settings import SentenceParser
+from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_diagnosis.run.summary import summary_lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the card of one run; returns 0. Raises UserError where there is none."""
+    parser = SentenceParser(
+        prog="rankwatch summary",
+        description="Print what a run did: steps, time by phase, throughput, worst rank, stalls.",
+    )
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or its directory",
+    )
+    given = parser.parse_args(arguments)
+    directory = named_run(given.run, runs_directory())
+    name = directory.name if directory.parent == runs_directory() else directory
+    print("\n".join([*summary_lines(directory), f"  {'next':<12} rankwatch diagnose run {name}"]))
+    return 0

@@ -1,0 +1,201 @@
+"""The card that rank 0 prints when its process exits: what the run did, in at most 15 lines.
+
+It is made from the boxes of this node, and needs nothing but Python; only the verdict needs NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import COMMUNICATION, ENDED_STATES, TOKENS, Cause, RankState
+from rankwatch.settings import printable
+from rankwatch_agent.training.follower import worst_state
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import find_run
+from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler
+from rankwatch_diagnosis.run.phases import phase_table
+from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
+from rankwatch_diagnosis.straggler.verdict import Verdict
+
+MOST_LINES = 14
+"""One more says what to do next."""
+_MOST_CHARACTERS = 160
+_LEAST_EXCESS = 1.05
+"""Own work of a rank over the median rank's from which it stands out."""
+_STALL_SECONDS = 1.0
+"""Time that a single step must lose to be shown as a stall."""
+_UNITS_SHOWN = 4
+_EVENTS_SHOWN = 3
+_PHASES_SHOWN = 8
+
+
+def summary_lines(directory: Path) -> list[str]:
+    """The card of the run in a directory. Raises UserError where it holds none."""
+    boxes = read_boxes(find_run(directory).boxes, copied=None)
+    rows = rows_by_rank(boxes)
+    found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in _parts(boxes, rows) if text)]
+    return [printable(each)[:_MOST_CHARACTERS] for each in found[:MOST_LINES]]
+
+
+def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
+    table = phase_table(boxes, rows)
+    yield "ranks", _ranks(boxes)
+    yield "step", _phases(table)
+    yield "throughput", _throughput(boxes, table)
+    yield "worst rank", _worst_rank(rows)
+    straggler = judge_straggler(boxes, rows) if table else None
+    yield "stalls", _stalls(straggler)
+    yield "checkpoints", _checkpoints(boxes)
+    yield "verdict", _verdict(straggler) if table else ""
+
+
+def _headline(boxes: Boxes) -> str:
+    ended = [each for each in boxes.by_rank.values() if each.state in ENDED_STATES]
+    state = worst_state({each.state for each in ended} or {each.state for each in boxes.by_rank.values()})
+    failed = sorted((each for each in ended if each.failure), key=lambda each: each.failed_in_collective)
+    text = f"rankwatch: run {boxes.run} {state.value}"
+    if state is RankState.FAILED and failed:
+        text += f" on rank {failed[0].rank} by {failed[0].ended_by}" if boxes.world_size > 1 else ""
+        text += f" by {failed[0].ended_by}" if boxes.world_size == 1 else ""
+    elif state in (RankState.LOST, RankState.FAILED) and boxes.world_size > 1:
+        text += f" on rank {min(each.rank for each in ended if each.state is state)}"
+    steps = max(each.now.steps_completed for each in boxes.by_rank.values())
+    target = max(each.header.target_steps or 0 for each in boxes.by_rank.values())
+    wanted = f" of {target}" if target else ""
+    seconds = max(each.last_sign - each.header.started_monotonic for each in boxes.by_rank.values())
+    return f"{text}, {steps}{wanted} step{'' if steps == 1 and not target else 's'} in {_duration(seconds)}"
+
+
+def _ranks(boxes: Boxes) -> str:
+    seen = len(boxes.by_rank)
+    return "" if seen == boxes.world_size else f"{seen} of {boxes.world_size}, those of this node"
+
+
+def _phases(table: Mapping[str, Any]) -> str:
+    if not table:
+        return "no whole step is recorded"
+    parts = sorted(table["of_step"], key=lambda each: -each["share"])[:_PHASES_SHOWN]
+    shown = ", ".join(f"{each['phase']} {each['share']:.0%}" for each in parts if each["share"] >= 0.005)
+    return f"{_milliseconds(table['step_seconds'])}: {shown} (last {table['steps']} steps)"
+
+
+def _throughput(boxes: Boxes, table: Mapping[str, Any]) -> str:
+    if not table or table["step_seconds"] <= 0.0:
+        return ""
+    parts = [f"{1.0 / table['step_seconds']:.4g} steps/s"]
+    rates: dict[str, float] = defaultdict(float)
+    for box in boxes.by_rank.values():
+        for unit, rate in _work_rates(box).items():
+            rates[unit] += rate
+    order = sorted(rates, key=lambda unit: (unit not in ("samples", TOKENS), unit))[:_UNITS_SHOWN]
+    return ", ".join([*parts, *(f"{rates[unit]:,.0f} {unit}/s" for unit in order)])
+
+
+def _work_rates(box: Box) -> dict[str, float]:
+    """Work per second by unit, over the steps in the box, the pauses between them included."""
+    steps: dict[int, tuple[float, float]] = {}
+    amounts: list[tuple[str, int, float]] = []
+    for record in box.records:
+        if record.kind == RecordKind.STEP:
+            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
+        elif record.kind == RecordKind.WORK:
+            amount, step = layout.WORK.unpack_from(record.payload)
+            amounts.append((box.names.get(record.name, ""), step, amount))
+    found: dict[str, float] = defaultdict(float)
+    if steps:
+        seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
+        for unit, step, amount in amounts:
+            if unit and step in steps and seconds > 0.0 and 0.0 <= amount < math.inf:
+                found[unit] += amount / seconds
+    return found
+
+
+def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
+    """The rank with the most work of its own, without what blocked it in collectives."""
+    local: dict[int, float] = {}
+    for rank, of_rank in rows.items():
+        steps: dict[int, float] = defaultdict(float)
+        for row in of_rank:
+            steps[row.step] += row.seconds if row.kind != COMMUNICATION else 0.0
+        if steps:
+            local[rank] = median(steps.values())
+    if len(local) < 2:
+        return ""
+    worst = max(local, key=lambda rank: local[rank])
+    usual = median(local.values())
+    if usual <= 0.0 or local[worst] < _LEAST_EXCESS * usual:
+        return f"none stands out, {_milliseconds(usual)} a step of own work in the median rank"
+    more = f"{local[worst] / usual - 1.0:.0%} above the median rank"
+    return f"rank {worst}: {_milliseconds(local[worst])} a step of its own work, {more}"
+
+
+def _stalls(found: Verdict | None) -> str:
+    if found is None:
+        return ""
+    stalls = [
+        (lost, each) for each in found.events if (lost := float(str(each["lost_seconds"]))) >= _STALL_SECONDS
+    ]
+    if not stalls:
+        return f"none of {_duration(_STALL_SECONDS)} or more"
+    shown = [
+        f"step {each['step']} lost {_duration(lost)} in {each['operation']}"
+        for lost, each in stalls[:_EVENTS_SHOWN]
+    ]
+    more = f" and {len(stalls) - _EVENTS_SHOWN} more" if len(stalls) > _EVENTS_SHOWN else ""
+    return f"{_duration(sum(lost for lost, _ in stalls))} in all: {', '.join(shown)}{more}"
+
+
+def _checkpoints(boxes: Boxes) -> str:
+    found: Mapping[str, Any] = checkpoints(boxes, None)
+    if "operations" not in found and "last_good" not in found:
+        return "none"
+    operations = found.get("operations", {})
+    parts = [f"{count // len(boxes.by_rank) or count} x {name}" for name, count in operations.items()]
+    if "save" in found.get("seconds", {}):
+        parts.append(f"a save takes {_duration(found['seconds']['save'])}")
+    size = max((_saved_bytes(each) for each in boxes.by_rank.values()), default=0)
+    if size:
+        parts.append(f"{size:,} bytes")
+    parts.append(f"{found['failure_count']} failed")
+    if "last_good" in found:
+        parts.append(f"the last good one of step {found['last_good']['step']}")
+    return ", ".join(parts)
+
+
+def _saved_bytes(box: Box) -> int:
+    sizes = [
+        layout.CHECKPOINT.unpack_from(each.payload)[0]
+        for each in box.records
+        if each.kind == RecordKind.CHECKPOINT and box.names.get(each.name) == "save"
+    ]
+    return max(sizes, default=0)
+
+
+def _verdict(found: Verdict | None) -> str:
+    if found is None:
+        return "not judged here: it needs NumPy (extra [diagnosis])"
+    if found.cause is Cause.NONE:
+        return "nothing is seen to slow it down"
+    if found.cause is Cause.INCONCLUSIVE:
+        return f"inconclusive: {found.evidence.get('why', 'the boxes do not show what slows it down')}"
+    ranks = f" rank {', '.join(map(str, found.ranks[:8]))}" if found.ranks else ""
+    return f"{found.cause_and_phase}{ranks}: {found.slowdown - 1.0:.1%} slower for it"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 1.0 else _duration(seconds)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60.0:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

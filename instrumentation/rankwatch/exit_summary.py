@@ -1,0 +1,60 @@
+"""What rank 0 prints: one line at the start, and a card of what the run did when its process exits.
+
+The card is made by a process of its own, from the black boxes of this node. The training process only waits
+for it at its very end, for a few seconds at most. Where Python runs no exit handlers (SIGKILL, `os._exit`,
+and SIGTERM without a handler of the trainer), there is no card; `rankwatch summary` prints the same later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankwatch.conventions import environment
+
+DEADLINE_SECONDS = 5.0
+"""Longest time that the card may delay the exit of the process."""
+_STDERR = 2
+
+
+def announce(directory: Path, env: Mapping[str, str]) -> None:
+    """Say where a run records and how to look at it, and print its card when the process exits.
+
+    directory: of the black boxes of the run. A process that starts several runs prints the card of the last.
+    """
+    if env.get(environment.SUMMARY, "1").lower() in environment.OFF:
+        return
+    atexit.unregister(_print_card)
+    atexit.register(_print_card, directory, os.getpid())
+    base = Path(env.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
+    name = directory.name if directory.parent == base else directory
+    line = f"rankwatch: records in {directory}; look with `rankwatch diagnose run {name}`"
+    if sys.stderr is not None:  # else `print` would take standard output
+        print(line, file=sys.stderr, flush=True)
+
+
+def _print_card(directory: Path, pid: int) -> None:
+    if pid != os.getpid() or not sys.executable:
+        return  # a forked child is not the rank
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-m", "rankwatch_cli", "summary", os.fspath(directory)],
+            env=_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+            stderr=subprocess.DEVNULL,
+            timeout=DEADLINE_SECONDS,
+            check=False,
+        )
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the process exits, with a card or without
+        return
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """One thread is enough for NumPy: the node may still train."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**env, **threads, environment.DISABLE: "1"}

@@ -1,0 +1,78 @@
+"""The card of a run, from black boxes that real runs of this process have written."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.run.summary import MOST_LINES, summary_lines
+
+
+def record(directory: Path, *, rank: int = 0, world: int = 1, pause: float = 0.0, save: bool = False) -> None:
+    """A rank with 30 steps, each of which takes a millisecond in `forward`; `pause` is the length of one."""
+    run = rankwatch.start(
+        run="job", rank=rank, world_size=world, directory=directory, flight_recorder=False, collectives=False
+    )
+    for step in range(30):
+        with run.step(), run.phase("forward"):
+            time.sleep(pause if step == 20 else 0.001)
+            run.work(tokens=1000)
+    if save:
+        with run.checkpoint("save") as operation:
+            operation.bytes = 4096
+    run.finish()
+
+
+def parts(directory: Path) -> dict[str, str]:
+    head, *rest = summary_lines(directory)
+    return {"": head, **{line.split()[0]: line for line in rest}}
+
+
+def test_summary(tmp_path: Path) -> None:
+    """It shows steps, phases, throughput, checkpoints and verdict; of one rank nothing about others."""
+    record(tmp_path, save=True)
+    found = parts(tmp_path)
+    assert found[""].startswith("rankwatch: run job finished, 30 steps in ")
+    assert "forward" in found["step"]
+    assert "tokens/s" in found["throughput"]
+    assert "1 x save" in found["checkpoints"]
+    assert "4,096 bytes, 0 failed, the last good one of step 29" in found["checkpoints"]
+    assert found["verdict"].startswith("  verdict      inconclusive: ")
+    assert not {"ranks", "worst"} & set(found)
+
+
+def test_other_nodes(tmp_path: Path) -> None:
+    """It says how many of the ranks it has seen."""
+    record(tmp_path, rank=0, world=4)
+    record(tmp_path, rank=1, world=4)
+    assert "2 of 4, those of this node" in parts(tmp_path)["ranks"]
+
+
+def test_stall(tmp_path: Path) -> None:
+    """A step that lost a second or more is shown with what it was in."""
+    record(tmp_path, pause=1.3)
+    assert ": step 20 lost 1." in parts(tmp_path)["stalls"]
+    assert "in forward" in parts(tmp_path)["stalls"]
+
+
+def test_bounds(tmp_path: Path) -> None:
+    """It stays short and printable, whatever the names in the boxes are."""
+    names = [f"phase-{number}-{'x' * 40}" for number in range(30)]
+    run = rankwatch.start(run="job", directory=tmp_path, phases=names, flight_recorder=False)
+    with run.step(1):
+        for name in names:
+            with run.phase(name):
+                run.work(**{f"unit\n\x1b{name}": 1})
+    run.fail(ValueError("x" * 10_000))
+    lines = summary_lines(tmp_path)
+    assert len(lines) <= MOST_LINES
+    assert all(len(line) <= 160 and line.isprintable() for line in lines)
+
+
+def test_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no black box"):
+        summary_lines(tmp_path)

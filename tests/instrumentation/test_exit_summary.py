@@ -1,0 +1,105 @@
+"""The line at the start and the card at the exit of rank 0, for every way in which a process can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = "import os, signal, sys, rankwatch\nrun = rankwatch.start(run='job', target_steps=4)\n"
+STEP = "with run.step(), run.phase('forward'): run.work(tokens=64)\n"
+
+
+def printed(directory: Path, code: str, **variables: str) -> tuple[int, list[str]]:
+    """Exit status and the lines of rankwatch, of a process that runs `code` as a rank."""
+    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_SUMMARY": "1", **variables}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    ours = ("rankwatch: ", "  ")
+    return done.returncode, [line for line in done.stderr.splitlines() if line.startswith(ours)]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "headline"),
+    [
+        ("run.finish()", 0, "run job finished, 3 of 4 steps in "),
+        ("", 0, "run job exited, 3 of 4 steps in "),
+        ("raise ValueError('bad batch')", 1, "run job failed by ValueError: bad batch, 3 of 4 steps in "),
+        ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "run job interrupted, 3 of 4 steps in "),
+        (
+            "def leave(*_): run.preempted(); sys.exit(7)\n"
+            "signal.signal(signal.SIGTERM, leave); signal.raise_signal(signal.SIGTERM)",
+            7,
+            "run job preempted, 3 of 4 steps in ",
+        ),
+    ],
+)
+def test_card(tmp_path: Path, end: str, status: int, headline: str) -> None:
+    """The start names the directory and a command. The exit shows how the run ended and keeps its status."""
+    code, lines = printed(tmp_path, START + 3 * STEP + end)
+    assert code == status
+    first, card, *rest = [line for line in lines if not line.startswith('  File "')]
+    assert first == f"rankwatch: records in {tmp_path / 'job'}; look with `rankwatch diagnose run job`"
+    assert card.startswith("rankwatch: " + headline)
+    assert len(rest) < 15
+    names = [line.split("  ")[1] for line in rest]
+    assert {"step", "throughput", "checkpoints", "verdict", "next"} <= set(names)
+    assert rest[-1].endswith("rankwatch diagnose run job")
+
+
+@pytest.mark.parametrize(
+    ("code", "variables"),
+    [
+        (START + STEP, {"RANKWATCH_SUMMARY": "0"}),
+        (START + STEP, {"RANK": "1", "WORLD_SIZE": "2"}),
+        (START + STEP, {"RANKWATCH_DISABLE": "1"}),
+    ],
+)
+def test_silence(tmp_path: Path, code: str, variables: dict[str, str]) -> None:
+    """Nothing is printed where it is turned off, and by other ranks."""
+    assert printed(tmp_path, code, **variables) == (0, [])
+
+
+def test_no_exit_handlers(tmp_path: Path) -> None:
+    """`os._exit` runs no exit handlers, so there is no card. The process ends as it wants to."""
+    status, lines = printed(tmp_path, START + STEP + "run.finish()\nos._exit(5)")
+    assert (status, len(lines)) == (5, 1)
+
+
+def test_forked_child(tmp_path: Path) -> None:
+    """A forked child that exits is not the rank: there is one card."""
+    fork = "if os.fork() == 0: sys.exit(0)\nos.wait()\nrun.finish()"
+    _, lines = printed(tmp_path, START + STEP + fork)
+    cards = [line for line in lines if line.startswith("rankwatch: run job")]
+    assert [card.partition(",")[0] for card in cards] == ["rankwatch: run job finished"]
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    """A process that starts several runs prints the card of the last."""
+    again = "run.finish(); run = rankwatch.start(run='again')\n"
+    _, lines = printed(tmp_path, START + STEP + again + STEP + "run.finish()")
+    assert [line.split()[2] for line in lines if " step in " in line] == ["again"]
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "rankwatch.exit_summary.DEADLINE_SECONDS = 0.2; sys.executable = '/nonexistent/python'",
+        "rankwatch.exit_summary.DEADLINE_SECONDS = 0.2; sys.executable = os.environ['STUCK']",
+        "sys.stderr = None",
+        "sys.executable = None",
+    ],
+)
+def test_no_harm(tmp_path: Path, trap: str) -> None:
+    """A card that cannot be made, or takes too long, leaves the end of the process as it is."""
+    stuck = tmp_path / "stuck"
+    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.chmod(0o755)
+    code = f"import os, sys, rankwatch.exit_summary\n{trap}\n{START}{STEP}run.finish(); sys.exit(3)"
+    status, lines = printed(tmp_path / "runs", code, STUCK=str(stuck))
+    assert status == 3
+    assert sum("run job finished" in line for line in lines) == (trap == "sys.stderr = None")
