@@ -35,7 +35,7 @@ NODE = """\
 28 22 0:52 / /data rw - lustre 10.0.0.1@o2ib:/scratch rw
 29 22 259:5 / /local rw - xfs /dev/nvme1n1 rw
 30 22 259:1 /etc/hosts /etc/hosts rw - ext4 /dev/nvme0n1p1 rw
-31 22 259:5 /run7 /home/me/run7 rw - xfs /dev/nvme1n1 rw
+31 22 259:5 /run7 /scratch/me/run7 rw - xfs /dev/nvme1n1 rw
 a broken line
 """
 STATS = """\
@@ -61,9 +61,9 @@ device fs02:/broken mounted on /broken with fstype nfs statvers=1.1
 
 def test_data_mounts() -> None:
     """The file system of the working directory first, then network file systems; each device once."""
-    found = [(each.path, each.type) for each in data_mounts(parse_mountinfo(NODE), "/home/me/run7/logs")]
+    found = [(each.path, each.type) for each in data_mounts(parse_mountinfo(NODE), "/scratch/me/run7/logs")]
     assert found == [
-        ("/home/me/run7", "xfs"),
+        ("/scratch/me/run7", "xfs"),
         ("/", "ext4"),
         ("/data", "lustre"),
         ("/mnt/check points", "nfs4"),
