@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import (
+    HARDWARE_ALERTS,
     KILLED_WHILE_WAITING,
     NO_PAGE,
     NODE_UNSEEN,
@@ -90,6 +91,7 @@ def _inhibit_rules() -> list[dict[str, object]]:
             "target_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="warning"', _OF_A_RUN],
             "equal": [*of_run, "rank"],
         },
+        *_hardware_inhibit_rules(),
     ]
 
 
@@ -115,11 +117,53 @@ def _inhibited_by_nodes() -> list[dict[str, object]]:
     ]
 
 
+def _hardware_inhibit_rules() -> list[dict[str, object]]:
+    """Of one fault of hardware only the alert that says most: GPU lost over its XID over GPUs missing.
+
+    A fault that ends a run explains why the run stands still.
+    """
+    of_node, of_gpu, of_device = (
+        ["cluster", "node"],
+        ["cluster", "node", "gpu"],
+        ["cluster", "node", "device"],
+    )
+    lost, hung = (Alert.GPU_LOST,), (Alert.GPU_DRIVER_UNRESPONSIVE,)
+    memory, link = (Alert.GPU_ECC_UNCORRECTED,), (Alert.NVLINK_DOWN,)
+    consequences = (Alert.GPU_XID, Alert.GPU_NEEDS_RESET, *link, Alert.NVLINK_ERRORS)
+    stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED, Alert.STRAGGLER)
+    port = [*of_device, "port"]
+    return [
+        _inhibit((*lost, *hung, *memory), stalls, ["cluster", "run"]),
+        _inhibit(lost, consequences, of_gpu, of="gpu"),
+        _inhibit((*lost, *hung), (Alert.GPUS_MISSING,), of_node, of="node"),
+        _inhibit(hung, (Alert.COLLECTOR_FAILING,), of_node, of="node", only=('collector="gpu"',)),
+        _inhibit(memory, (Alert.GPU_XID,), of_gpu, of="gpu", only=('xid=~"48|63|64|94|95"',)),
+        _inhibit(link, (Alert.NVLINK_ERRORS,), of_gpu, of="gpu"),
+        _inhibit(link, (Alert.GPU_XID,), of_node, of="node", only=('xid=~"74|14[4-9]|150"',)),
+        _inhibit((Alert.GPU_POWER_BRAKE,), (Alert.GPU_THROTTLED,), of_gpu, of="gpu"),
+        _inhibit((Alert.RDMA_LINK_DOWN,), (Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS), port, of="device"),
+        _inhibit((Alert.NIC_DOWN,), (Alert.NIC_ERRORS,), of_device, of="device"),
+        {
+            # A page over the ticket of the same part, while one follows the other.
+            "source_matchers": [f'alertname=~"{"|".join(HARDWARE_ALERTS)}"', 'severity="critical"'],
+            "target_matchers": [f'alertname=~"{"|".join(HARDWARE_ALERTS)}"', 'severity="warning"'],
+            "equal": ["alertname", "reason", *of_gpu, "xid", "device", "port", "path"],
+        },
+    ]
+
+
 def _inhibit(
-    sources: tuple[Alert, ...], targets: tuple[Alert, ...], equal: list[str], *of_source: str
+    sources: tuple[Alert, ...],
+    targets: tuple[Alert, ...],
+    equal: list[str],
+    *of_source: str,
+    of: str = "run",
+    only: tuple[str, ...] = (),
 ) -> dict[str, object]:
+    """`of` is a label that both have, `of_source` and `only` are further matchers of source and target."""
+    present = f'{of}=~".+"'
     return {
-        "source_matchers": [f'alertname=~"{"|".join(sources)}"', *of_source, _OF_A_RUN],
-        "target_matchers": [f'alertname=~"{"|".join(targets)}"', _OF_A_RUN],
+        "source_matchers": [f'alertname=~"{"|".join(sources)}"', *of_source, present],
+        "target_matchers": [f'alertname=~"{"|".join(targets)}"', present, *only],
         "equal": equal,
     }

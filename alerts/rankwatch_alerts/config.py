@@ -143,6 +143,31 @@ class RuleConfig:
     memory_seconds: float = 900.0
     """How long ago an alert may have fired to fire again without that wait: the longest outage of
     Prometheus that resolves nothing."""
+
+    throttle_share: float = 0.10
+    """Share of the time in which heat or a hardware slowdown may hold a GPU's clocks down."""
+    power_brake_share: float = 0.01
+    """The same for the power brake, which halves the clocks and never acts on sound power supplies."""
+    pcie_load: float = 0.2
+    """Utilisation from which a PCIe link must be at its full width and generation; idle links slow down."""
+    nvlink_errors: float = 100.0
+    """Replayed and corrupted packets of a GPU's NVLinks within `event_window_seconds` that are too many.
+    Sound links have a few; a failed recovery counts from the first."""
+    link_flaps: float = 3.0
+    """Flaps of a link within `link_flap_window_seconds` from which it is about to fail for good."""
+    link_flap_window_seconds: float = 3600.0
+    """How long a flap counts."""
+    network_error_rate: float = 1.0
+    """Errors of a network interface per second that are too many."""
+    disk_free_share: float = 0.10
+    """Free share of a checkpoint path from which a ticket is raised, however slowly it fills."""
+    disk_history_seconds: float = 21600.0
+    """History from which it is foreseen when a checkpoint path is full. Holds several checkpoints."""
+    disk_ticket_seconds: float = 345600.0
+    """Time until a checkpoint path is full from which a ticket is raised: a long weekend."""
+    disk_page_seconds: float = 14400.0
+    """Time until a checkpoint path in use is full from which a page is raised: the next save may fail."""
+
     keep_firing_seconds: float = 300.0
     """How long an alert goes on after its condition was last seen: an agent that restarts, or a node that is
     not scraped for a while, is no recovery."""
@@ -262,6 +287,10 @@ _LEAST_SCRAPES = {
     "absence_for_seconds": 15,
     "agent_down_for_seconds": 15,
     "collector_for_seconds": 15,
+    "link_flap_window_seconds": 30,
+    "disk_history_seconds": 30,
+    "disk_ticket_seconds": 60,
+    "disk_page_seconds": 30,
     "group_wait_seconds": 1,
     "keep_firing_seconds": 8,
     "stall_keep_firing_seconds": 4,
@@ -274,7 +303,8 @@ start in either order."""
 
 _SHARES = (
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
-    *("data_loading_share", "jitter_rank_share"),
+    *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
+    "disk_free_share",
 )
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)

@@ -28,9 +28,36 @@ class Alert(StrEnum):
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
     COLLECTOR_FAILING = "RankwatchCollectorFailing"
     RULES_FAILING = "RankwatchRulesFailing"
+    GPU_LOST = "RankwatchGpuLost"
+    GPUS_MISSING = "RankwatchGpusMissing"
+    GPU_DRIVER_UNRESPONSIVE = "RankwatchGpuDriverUnresponsive"
+    GPU_XID = "RankwatchGpuXid"
+    GPU_ECC_UNCORRECTED = "RankwatchGpuEccUncorrected"
+    GPU_NEEDS_RESET = "RankwatchGpuNeedsReset"
+    GPU_NEEDS_REPLACEMENT = "RankwatchGpuNeedsReplacement"
+    GPU_THROTTLED = "RankwatchGpuThrottled"
+    GPU_POWER_BRAKE = "RankwatchGpuPowerBrake"
+    GPU_PCIE_DEGRADED = "RankwatchGpuPcieDegraded"
+    NVLINK_DOWN = "RankwatchNvlinkDown"
+    NVLINK_ERRORS = "RankwatchNvlinkErrors"
+    RDMA_LINK_DOWN = "RankwatchRdmaLinkDown"
+    RDMA_LINK_FLAPPING = "RankwatchRdmaLinkFlapping"
+    RDMA_ERRORS = "RankwatchRdmaErrors"
+    NIC_DOWN = "RankwatchNicDown"
+    NIC_ERRORS = "RankwatchNicErrors"
+    OOM_KILL = "RankwatchOomKill"
+    CHECKPOINT_DISK_FILLING = "RankwatchCheckpointDiskFilling"
 
 
 ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)
+HARDWARE_ALERTS = (
+    *(Alert.GPU_LOST, Alert.GPUS_MISSING, Alert.GPU_DRIVER_UNRESPONSIVE, Alert.GPU_XID),
+    *(Alert.GPU_ECC_UNCORRECTED, Alert.GPU_NEEDS_RESET, Alert.GPU_NEEDS_REPLACEMENT, Alert.GPU_THROTTLED),
+    *(Alert.GPU_POWER_BRAKE, Alert.GPU_PCIE_DEGRADED, Alert.NVLINK_DOWN, Alert.NVLINK_ERRORS),
+    *(Alert.RDMA_LINK_DOWN, Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS, Alert.NIC_DOWN, Alert.NIC_ERRORS),
+    *(Alert.OOM_KILL, Alert.CHECKPOINT_DISK_FILLING),
+)
+"""Alerts on a part of a node."""
 RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"
 """Label `reason` of a stall: with the ranks the run waits for, and without."""
 NODE_UNSEEN = "node_unseen"
@@ -41,6 +68,8 @@ PAGE_LABEL, NO_PAGE = "page", "no"
 """Label of a critical alert whose run is too small to wake anybody, and its value; absent from all others."""
 RUN_DEBUG_UID = "rankwatch-run-debug"
 """Uid of the dashboard every alert of a run links to."""
+HARDWARE_UID = "rankwatch-hardware"
+"""Uid of the dashboard alerts on hardware link to."""
 
 RUN = "cluster, run"
 STAGE = "cluster, run, stage"

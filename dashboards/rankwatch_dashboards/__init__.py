@@ -19,12 +19,18 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+    from rankwatch_dashboards.hardware import hardware
     from rankwatch_dashboards.run_debug import run_debug
 
-    document: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(run_debug(config).build()))
+    encoder = JSONEncoder(sort_keys=True)
+    made = (json.loads(encoder.encode(each(config).build())) for each in (run_debug, hardware))
+    return tuple(_completed(each) for each in made)
+
+
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
     for number, panel in enumerate(document["panels"], start=1):
         panel["id"] = number
-    return ({**document, "id": None, "version": 1},)
+    return {**document, "id": None, "version": 1}
 
 
 def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:

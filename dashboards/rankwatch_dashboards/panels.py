@@ -22,12 +22,18 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
+from rankwatch_alerts import HARDWARE_UID
+
 RUN = 'cluster=~"$cluster", run=~"$run"'
 """The chosen run."""
 RANKS = f'{RUN}, rank=~"$rank"'
 """The chosen ranks of it."""
 ON_ITS_NODES = f"and on (cluster, node) group by (cluster, node) (rankwatch_rank_info{{{RUN}}})"
 """Appended to a series of a machine: only the nodes that hold ranks of the run."""
+NODE = 'cluster=~"$cluster", node=~"$node"'
+"""The chosen nodes."""
+GPU = f'{NODE}, gpu=~"$gpu"'
+"""The chosen GPUs of them."""
 MOST_SERIES = 20
 """Lines per panel; beyond it nothing can be read, and thousands of ranks would stop Grafana."""
 
@@ -69,6 +75,8 @@ class Panel:
     """Drawn as a red line; the alert of the same meaning uses the same number."""
     empty_when_healthy: bool = field(default=False)
     """True where no series is good news."""
+    opens: tuple[str, ...] = ()
+    """Labels of a series with which a click on it opens the dashboard of hardware: node, or node and gpu."""
 
 
 def most(expression: str, series: int = MOST_SERIES) -> str:
@@ -95,7 +103,16 @@ def build(panel: Panel) -> Builder:
         )
     if panel.empty_when_healthy:
         builder.no_value("none")
+    if panel.opens:
+        builder.data_links([_hardware_of(panel.opens)])
     return builder
+
+
+def _hardware_of(labels: tuple[str, ...]) -> dashboard.DashboardLink:
+    of = "&".join(f"var-{each}=${{__field.labels.{each}}}" for each in ("cluster", *labels))
+    return dashboard.DashboardLink(f"Hardware of this {labels[-1]}").url(
+        f"/d/{HARDWARE_UID}?{of}&${{__url_time_range}}"
+    )
 
 
 def _drawn(panel: Panel) -> Builder:

@@ -84,6 +84,7 @@ def test_inhibition(tmp_path: Path) -> None:
         _alert(stall, "critical", run="d"),
         _alert(stall, "critical", run="e", reason="rank_unknown"),
         _alert("RankwatchCollectivesDesynchronised", "critical", run="e", reason="rank_known", rank="5"),
+        *_hardware_alerts(),
     ]
     held_back = {
         (straggler, "warning", "a", "3"),
@@ -92,11 +93,36 @@ def test_inhibition(tmp_path: Path) -> None:
         (straggler, "warning", "c", "1"),
         (stall, "critical", "d", ""),
         (stall, "critical", "e", ""),
+        (stall, "critical", "h", ""),
+        ("RankwatchGpuXid", "critical", "h", "1"),
+        ("RankwatchGpusMissing", "warning", "h", ""),
+        ("RankwatchCollectorFailing", "warning", "", ""),
+        ("RankwatchRdmaErrors", "warning", "h", ""),
+        ("RankwatchRdmaLinkFlapping", "warning", "h", ""),
     }
     with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
         post_json(f"{url}/api/v2/alerts", alerts)
         # Inhibition is worked out when a group is flushed: wait until all groups have been.
         poll(lambda: _states(url, len(alerts)) == held_back, 60, "inhibition of the explained alerts")
+
+
+def _hardware_alerts() -> list[dict[str, object]]:
+    """On node h a lost GPU explains most; the XID of another GPU, and a port of another node, stay active."""
+    gpu, port = {"node": "h", "gpu": "G1", "rank": "1"}, {"node": "h", "device": "mlx5_3", "port": "1"}
+    return [
+        _alert("RankwatchGpuLost", "critical", run="h", **gpu),
+        _alert("RankwatchRunStalled", "critical", run="h"),
+        _alert("RankwatchGpuXid", "critical", run="h", xid="79", **gpu),
+        _alert("RankwatchGpuXid", "critical", run="i", xid="79", **{**gpu, "gpu": "G2", "rank": "2"}),
+        _alert("RankwatchGpusMissing", "warning", run="h", node="h"),
+        _alert("RankwatchGpuDriverUnresponsive", "critical", run="j", node="k"),
+        _alert("RankwatchCollectorFailing", "warning", collector="gpu", node="k"),
+        _alert("RankwatchRdmaLinkFlapping", "critical", run="h", **port),
+        _alert("RankwatchRdmaLinkFlapping", "warning", run="h", **port),
+        _alert("RankwatchRdmaLinkFlapping", "warning", run="i", **{**port, "node": "i"}),
+        _alert("RankwatchRdmaLinkDown", "critical", run="h", **{**port, "port": "2"}),
+        _alert("RankwatchRdmaErrors", "warning", run="h", **{**port, "port": "2"}),
+    ]
 
 
 def _states(url: str, alerts: int) -> set[tuple[str, str, str, str]] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch_dashboards
-from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig, alert_groups
+from rankwatch_alerts import HARDWARE_UID, RUN_DEBUG_UID, RuleConfig, alert_groups
 from rankwatch_dashboards import write_dashboards
 from rankwatch_dashboards.__main__ import main
 from support.paths import ROOT
@@ -33,7 +33,8 @@ def test_size() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into a directory that need not exist."""
     assert main(["generate", "--output", str(tmp_path / "new")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "new" / f"{RUN_DEBUG_UID}.json")
+    files = [f"{uid}.json" for uid in (RUN_DEBUG_UID, HARDWARE_UID)]
+    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in files]
 
 
 def test_wrong_directory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ def prometheus_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _empty(url: str, asked: list[Target]) -> list[Target]:
-    values = {"cluster": ".*", "run": "r", "rank": ".+", "__rate_interval": "5s"}
+    values = {"cluster": ".*", "run": "r", "rank": ".+", "node": ".+", "gpu": ".+", "__rate_interval": "5s"}
     return [each for each in asked if not query(url, filled_in(each.expression, values))]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from rankwatch_alerts.alerting.checkpoints import checkpoint_failed, checkpoint_stale
+from rankwatch_alerts.alerting.fabric import fabric_alerts
+from rankwatch_alerts.alerting.gpus import gpu_alerts
+from rankwatch_alerts.alerting.hosts import host_alerts
 from rankwatch_alerts.alerting.learning import loss_diverging, loss_non_finite
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
 from rankwatch_alerts.alerting.slow import (
@@ -40,6 +43,9 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
         "rankwatch-learning": (loss_non_finite(config), loss_diverging(config)),
         "rankwatch-checkpoints": (checkpoint_failed(config), checkpoint_stale(config)),
+        "rankwatch-gpus": gpu_alerts(config),
+        "rankwatch-fabric": fabric_alerts(config),
+        "rankwatch-hosts": host_alerts(config),
         "rankwatch-telemetry": (
             *telemetry_absent(config),
             node_unseen(config),

@@ -21,8 +21,6 @@ from rankwatch_alerts.rules import (
 OF_RUN = ("cluster", "run")
 OF_RANK = ("cluster", "run", "rank", "node")
 
-_THIS_RUN = "?var-cluster={{ $labels.cluster | urlquery }}&var-run={{ $labels.run | urlquery }}"
-
 
 def alert_rule(
     config: RuleConfig,
@@ -36,13 +34,16 @@ def alert_rule(
     description: str,
     labels: Mapping[str, str] = MappingProxyType({}),
     of_run: bool = True,
+    dashboard: str = "",
     **more: str,
 ) -> AlertRule:
     """The rule, with links to its runbook and to the dashboard; `more` are further annotations.
 
     `of_run`: the alert has the label `run`, so the dashboard opens on that run. A critical alert of a run
     that is too small to page says so in a label.
+    `dashboard`: uid and variables of another dashboard to open, from `opened_on`.
     """
+    dashboard = dashboard or opened_on(RUN_DEBUG_UID, *(OF_RUN if of_run else ()))
     if of_run and severity is Severity.CRITICAL:
         labels = {**labels, PAGE_LABEL: _no_page()}
     return AlertRule(
@@ -57,9 +58,15 @@ def alert_rule(
             "description": description,
             **more,
             "runbook_url": f"{config.runbook_base_url}/{alert}",
-            "dashboard_url": f"{config.dashboard_base_url}/d/{RUN_DEBUG_UID}{_THIS_RUN if of_run else ''}",
+            "dashboard_url": f"{config.dashboard_base_url}/d/{dashboard}",
         },
     )
+
+
+def opened_on(uid: str, *labels: str) -> str:
+    """A dashboard whose variables have the values of the alert's labels."""
+    chosen = "&".join(f"var-{each}={{{{ $labels.{each} | urlquery }}}}" for each in labels)
+    return f"{uid}?{chosen}" if chosen else uid
 
 
 def _no_page() -> str:

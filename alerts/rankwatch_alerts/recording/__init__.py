@@ -6,6 +6,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.hardware import hardware_rules
 from rankwatch_alerts.recording.learning import loss_rules
 from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.nodes import node_rules
@@ -59,4 +60,5 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             ),
         ),
         RuleGroup(name="rankwatch-collectives", interval_seconds=interval, rules=collective_rules(config)),
+        RuleGroup(name="rankwatch-hardware", interval_seconds=interval, rules=hardware_rules(config)),
     )

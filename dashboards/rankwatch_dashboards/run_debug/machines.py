@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankwatch_dashboards.panels import ON_ITS_NODES, RANKS, Drawing, Panel, Query, most
+from rankwatch_alerts import HARDWARE_ALERTS
+from rankwatch_dashboards.panels import MOST_SERIES, ON_ITS_NODES, RANKS, RUN, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
 _CLUSTER = 'cluster=~"$cluster"'
@@ -31,6 +32,7 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
+        opens=("node",),
     ),
     Panel(
         title="Memory in use",
@@ -46,6 +48,7 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
+        opens=("node",),
     ),
     Panel(
         title="OOM kills",
@@ -53,6 +56,7 @@ NODES = (
         "is explained.",
         unit="short",
         queries=(Query(expression=_of_nodes(_rate("rankwatch_host_oom_kills_total")), legend="{{node}}"),),
+        opens=("node",),
     ),
     Panel(
         title="Network traffic",
@@ -86,6 +90,7 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
+        opens=("node",),
     ),
     Panel(
         title="TCP retransmits",
@@ -103,6 +108,41 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
+        opens=("node",),
+    ),
+    Panel(
+        title="GPUs of the run",
+        description="Share of time in which a kernel ran, the least busy 20 GPUs that ranks of the run work "
+        "on. One far below its peers is broken, slow or waits for data; click on it for its hardware.",
+        unit="percentunit",
+        queries=(
+            Query(
+                expression=f"bottomk({MOST_SERIES}, max by (cluster, node, gpu) "
+                f"(rankwatch_gpu_utilization_ratio{{{_CLUSTER}}}) "
+                "* on (cluster, node, gpu) group_left (rank) "
+                f"(gpu:rankwatch_rank_start_timestamp_seconds:latest{{{RANKS}}} > bool 0))",
+                legend="rank {{rank}} on {{node}} {{gpu}}",
+            ),
+        ),
+        opens=("node", "gpu"),
+    ),
+    Panel(
+        title="Faults of its hardware",
+        description="Firing alerts on hardware that ranks of the run use. Each one names the part, what it "
+        "means and what to do; its runbook has the commands.",
+        unit="short",
+        drawing=Drawing.STATES,
+        empty_when_healthy=True,
+        queries=(
+            Query(
+                expression=most(
+                    "max by (cluster, node, gpu, device, alertname) (ALERTS{alertname=~"
+                    f'"{"|".join(HARDWARE_ALERTS)}", alertstate="firing", {RUN}}})'
+                ),
+                legend="{{alertname}} {{node}} {{gpu}}{{device}}",
+            ),
+        ),
+        opens=("node",),
     ),
 )
 

@@ -10,15 +10,25 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
+from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.alerting.telemetry import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts.recording.stall_causes import UNRESPONSIVE
-from rankwatch_alerts.rules import RUN_DEBUG_UID, Alert, AlertRule, RecordingRule
+from rankwatch_alerts.rules import Alert, AlertRule, RecordingRule
 from support.alerts.promql import labels_of, parse, result_labels, selectors
 
 HEADINGS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Verify")
 
 _EVER_MOVED = frozenset({"rankwatch_flight_recorder_pulls_total"})
 """Counters of which the rule of unresponsive ranks asks whether they ever moved, however long ago."""
+_EVER_CARRIED = frozenset({"rankwatch_rdma_receive_bytes_total"})
+"""The same for the rule of RDMA ports that are down, which must have carried data."""
+_DASHBOARDS = {
+    rule.alert: rule.annotations["dashboard_url"].partition("/d/")[2].partition("?")[0]
+    for group in alert_groups(RuleConfig())
+    for rule in group.rules
+    if isinstance(rule, AlertRule)
+}
+"""Uid of the dashboard each alert links to."""
 _RATES = frozenset({"rate", "irate", "increase", "resets"})
 _PRESENCE = frozenset({"present_over_time", "absent", "absent_over_time"})
 _COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER) | frozenset(
@@ -52,10 +62,12 @@ def check_record(rule: RecordingRule) -> list[Violation]:
 
 def check_alert(rule: AlertRule) -> list[Violation]:
     """Violations in one alerting rule: expression, annotations and the queries inside them."""
-    absence = rule.alert == Alert.TELEMETRY_ABSENT
-    present = frozenset((*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)) if absence else frozenset[str]()
+    present = {
+        Alert.TELEMETRY_ABSENT: frozenset((*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)),
+        Alert.RDMA_LINK_DOWN: _EVER_CARRIED,
+    }
     return [
-        *check_expression(rule.alert, rule.expression, present),
+        *check_expression(rule.alert, rule.expression, present.get(Alert(rule.alert), frozenset())),
         *_annotation_labels(rule),
         *_annotation_text(rule),
         *_template_queries(rule),
@@ -138,8 +150,9 @@ def _runbook_page(alert: str, text: str) -> Iterator[Violation]:
         yield Violation("runbook-page", alert, f"the first line is not '# {alert}'")
     if tuple(_HEADING.findall(text)) != HEADINGS:
         yield Violation("runbook-page", alert, f"the headings are not {', '.join(HEADINGS)}")
-    if RUN_DEBUG_UID not in text:
-        yield Violation("runbook-page", alert, f"the dashboard {RUN_DEBUG_UID} is not named")
+    uid = _DASHBOARDS[alert]
+    if uid not in text:
+        yield Violation("runbook-page", alert, f"the dashboard {uid} is not named")
     blocks = _BLOCK.findall(text)
     if not any(language == "sh" for language, _ in blocks):
         yield Violation("runbook-page", alert, "there is no command to copy")

@@ -1,0 +1,97 @@
+"""Which rank works on a GPU and which run on a node, for alerts to name them; and recent XID errors."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import RUNNING, RecordingRule, duration, recorded
+
+RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
+RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
+RUN_OF_NETWORK = "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
+RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
+_RECENT = "rank:rankwatch_rank_start_timestamp_seconds:recent"
+_RECENT_ON_GPU = "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent"
+
+
+def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """One rank for each GPU and one run for each node: an alert joins exactly one, whatever they share.
+
+    A fault mostly ends the run that it hits, so the rules remember it for as long as an event alerts.
+    """
+    window = duration(config.event_window_seconds)
+    return (
+        recorded(
+            _RECENT,
+            f"""
+                max by (cluster, node, run, rank) (
+                  last_over_time(rankwatch_rank_start_timestamp_seconds[{window}])
+                )
+                and on (cluster, node, run, rank)
+                last_over_time(rankwatch_rank_state{{{RUNNING}}}[{window}])
+                unless on (cluster, node, run, rank)
+                (rankwatch_rank_state{{state=~"finished|preempted"}} == 1)
+            """,
+        ),
+        recorded(
+            _RECENT_ON_GPU,
+            f"""
+                max by (cluster, node, gpu, run, rank) (
+                  last_over_time(rankwatch_rank_gpu_info[{window}])
+                  * on (cluster, node, run, rank) group_left ()
+                  {_RECENT}
+                )
+            """,
+        ),
+        recorded(RANK_OF_GPU, _rank_of_gpu(window)),
+        recorded(RUN_OF_NODE, _run_of_node()),
+        recorded(
+            RUN_OF_NETWORK,
+            _run_of_node(f"""
+                  and on (cluster, run)
+                  (count by (cluster, run) (group by (cluster, run, node) ({_RECENT})) > 1)"""),
+        ),
+        recorded(RECENT_XID, _recent_xid(config)),
+    )
+
+
+def _rank_of_gpu(window: str) -> str:
+    """A rank on a MIG instance names the instance: the GPU is found by its UUID."""
+    return f"""
+        topk by (cluster, node, gpu) (
+          1,
+          {_RECENT_ON_GPU}{{gpu!~"MIG-.+"}}
+          or
+          max by (cluster, node, gpu, run, rank) (
+            label_replace({_RECENT_ON_GPU}{{gpu=~"MIG-.+"}}, "mig", "$1", "gpu", "(.+)")
+            * on (cluster, node, mig) group_left (gpu)
+            group by (cluster, node, mig, gpu) (last_over_time(rankwatch_gpu_mig_info[{window}]))
+          )
+        )
+    """
+
+
+def _run_of_node(only: str = "") -> str:
+    return f"""
+        topk by (cluster, node) (
+          1,
+          max by (cluster, node, run) (
+            {_RECENT}{only}
+          )
+        )
+    """
+
+
+def _recent_xid(config: RuleConfig) -> str:
+    """By the time of the last error: a counter's first value, or one after a restart, tells nothing new.
+
+    topk, because a code has both its entries for a while after the table was changed.
+    """
+    window = duration(config.event_window_seconds)
+    return f"""
+        (
+          max by (cluster, node, gpu, xid) (max_over_time(rankwatch_gpu_xid_last_timestamp_seconds[{window}]))
+          > time() - {config.event_window_seconds:g}
+        )
+        * on (cluster, node, xid) group_left (severity, action, meaning)
+        topk by (cluster, node, xid) (1, last_over_time(rankwatch_xid_info[{window}]))
+    """

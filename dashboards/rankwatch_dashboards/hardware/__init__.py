@@ -1,0 +1,38 @@
+"""The dashboard of nodes and their hardware, which alerts on hardware link to."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+
+from rankwatch_alerts import HARDWARE_UID, RuleConfig
+from rankwatch_dashboards.board import Rows, any_cluster, board, chosen, several
+from rankwatch_dashboards.hardware.gpus import GPU_FAULTS, GPU_LINKS, GPU_LOAD, gpu_heat
+from rankwatch_dashboards.hardware.nodes import FAULTS, host, network
+from rankwatch_dashboards.panels import NODE
+
+ROWS: Rows = (
+    ("Is anything broken?", lambda _: FAULTS),
+    ("What do the GPUs do?", lambda _: GPU_LOAD),
+    ("Are they slowed down?", gpu_heat),
+    ("Errors of GPUs", lambda _: GPU_FAULTS),
+    ("Links of GPUs", lambda _: GPU_LINKS),
+    ("RDMA and network", network),
+    ("Host and disks", host),
+)
+
+
+def hardware(config: RuleConfig) -> dashboard.Dashboard:
+    """The builder of the dashboard of nodes."""
+    return board(
+        "Rankwatch / Node and hardware",
+        HARDWARE_UID,
+        "Hardware of nodes: GPUs, NVLink, RDMA ports, network interfaces, host, and which rank uses them.",
+        variables=(
+            any_cluster("label_values(rankwatch_agent_info, cluster)"),
+            several(chosen("node", "Node", 'label_values(rankwatch_agent_info{cluster=~"$cluster"}, node)')),
+            several(chosen("gpu", "GPU", f"label_values(rankwatch_gpu_info{{{NODE}}}, gpu)")),
+        ),
+        alerts=NODE,
+        rows=ROWS,
+        config=config,
+    )

@@ -1,0 +1,280 @@
+"""Rows: is anything broken on the nodes, and what do network, host and disks do?"""
+
+from __future__ import annotations
+
+from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
+from rankwatch_dashboards.panels import NODE, Drawing, Panel, Query, most
+
+_RATE = "[$__rate_interval]"
+
+
+def _by(labels: str, expression: str, series: int = 20) -> str:
+    return most(f"max by (cluster, node, {labels}) ({expression})", series)
+
+
+def _panel(
+    title: str,
+    description: str,
+    unit: str,
+    expression: str,
+    more: str = "",
+    *,
+    threshold: float | None = None,
+    drawing: Drawing = Drawing.LINES,
+) -> Panel:
+    """One query by node; `more` ends the legend."""
+    return Panel(
+        title=title,
+        description=description,
+        unit=unit,
+        drawing=drawing,
+        threshold=threshold,
+        queries=(Query(expression=expression, legend=f"{{{{node}}}} {more}".strip()),),
+        opens=("node",),
+    )
+
+
+def _number(title: str, description: str, expression: str) -> Panel:
+    return Panel(
+        title=title,
+        description=description,
+        unit="short",
+        drawing=Drawing.NUMBER,
+        span=4,
+        height=5,
+        queries=(Query(expression=expression, legend=title),),
+    )
+
+
+FAULTS = (
+    _number(
+        "GPUs lost",
+        "GPUs that answered the driver and do not any more. Above 0: RankwatchGpuLost names them.",
+        f"count(rankwatch_gpu_up{{{NODE}}}) - sum(rankwatch_gpu_up{{{NODE}}})",
+    ),
+    _number(
+        "GPUs missing",
+        "GPUs on the PCI bus that do not answer. Above 0 for minutes: RankwatchGpusMissing or a driver that "
+        "hangs.",
+        f"sum(rankwatch_gpus_expected{{{NODE}}}) - sum(rankwatch_gpus_visible{{{NODE}}})",
+    ),
+    _number(
+        "GPUs to reset",
+        "GPUs with a bad memory row that waits for a reset. Above 0: reset them when their runs have ended.",
+        f"sum(rankwatch_gpu_row_remap_pending{{{NODE}}})",
+    ),
+    _number(
+        "GPUs to replace",
+        "GPUs whose SRAM errors passed the limit at which NVIDIA replaces them. Above 0: "
+        "RankwatchGpuNeedsReplacement.",
+        f"sum(rankwatch_gpu_sram_ecc_threshold_exceeded{{{NODE}}})",
+    ),
+    _number(
+        "RDMA ports down",
+        "Ports that are not active, those without a cable included. More than usual: RankwatchRdmaLinkDown.",
+        f"count(rankwatch_rdma_port_up{{{NODE}}}) - sum(rankwatch_rdma_port_up{{{NODE}}})",
+    ),
+    _number(
+        "Interfaces down",
+        "Network interfaces that are down, unused ones included. More than usual: RankwatchNicDown.",
+        f"count(rankwatch_network_up{{{NODE}}}) - sum(rankwatch_network_up{{{NODE}}})",
+    ),
+    Panel(
+        title="Firing alerts on hardware",
+        description="Each band is an alert, with the part and the run that it names. Its runbook says what "
+        "it means and which commands to run.",
+        unit="short",
+        drawing=Drawing.STATES,
+        span=16,
+        empty_when_healthy=True,
+        queries=(
+            Query(
+                expression=most(
+                    "max by (cluster, node, gpu, device, run, alertname) (ALERTS{alertname=~"
+                    f'"{"|".join(HARDWARE_ALERTS)}", alertstate="firing", {NODE}}})',
+                    64,
+                ),
+                legend="{{alertname}} {{node}} {{gpu}}{{device}} run {{run}}",
+            ),
+        ),
+        opens=("node",),
+    ),
+    _panel(
+        "State of the driver",
+        "in_use is sound. unresponsive: a call did not return, RankwatchGpuDriverUnresponsive; then nothing "
+        "is known of the node's GPUs.",
+        "short",
+        _by("state", f"rankwatch_gpu_driver_state{{{NODE}}}", 64),
+        "{{state}}",
+        drawing=Drawing.STATES,
+    ),
+    _panel(
+        "Faults in the kernel log",
+        "Lines of the kernel log that report a known fault, per second and event. Any of them is worth a "
+        "look: dmesg on that node has the line.",
+        "short",
+        _by("event", f"rate(rankwatch_kernel_log_events_total{{{NODE}}}{_RATE})"),
+        "{{event}}",
+    ),
+)
+
+
+def network(config: RuleConfig) -> tuple[Panel, ...]:
+    """Panels whose threshold is that of the alert."""
+    return (
+        *_RDMA,
+        _panel(
+            "Errors of interfaces",
+            "Receive and transmit errors per second. Above the line for minutes: RankwatchNicErrors. Both "
+            "ends of a cable: the cable.",
+            "short",
+            _by(
+                "device",
+                f"rate(rankwatch_network_receive_errors_total{{{NODE}}}{_RATE}) "
+                f"+ rate(rankwatch_network_transmit_errors_total{{{NODE}}}{_RATE})",
+            ),
+            "{{device}}",
+            threshold=config.network_error_rate,
+        ),
+        *_INTERFACES,
+    )
+
+
+_RDMA = (
+    _panel(
+        "RDMA ports",
+        "State of each port. Anything but active on a port with a cable: RankwatchRdmaLinkDown; a rail that "
+        "is down on many nodes is a switch.",
+        "short",
+        _by("device, port, state", f"rankwatch_rdma_port_state{{{NODE}}}", 64),
+        "{{device}}/{{port}} {{state}}",
+        drawing=Drawing.STATES,
+    ),
+    _panel(
+        "RDMA traffic",
+        "Bytes per second sent by each port, the busiest 20. One rail far below the others has a slow or "
+        "missing link.",
+        "Bps",
+        _by("device, port", f"rate(rankwatch_rdma_transmit_bytes_total{{{NODE}}}{_RATE})"),
+        "{{device}}/{{port}}",
+    ),
+    _panel(
+        "RDMA errors",
+        "Errors per second by counter, the largest 20. RankwatchRdmaErrors knows the limit of each; symbol "
+        "errors mean cable or transceiver.",
+        "short",
+        _by("device, port, counter", f"rate(rankwatch_rdma_errors_total{{{NODE}}}{_RATE})"),
+        "{{device}}/{{port}} {{counter}}",
+    ),
+    _panel(
+        "RDMA links lost",
+        "Times per second that a link went down. Several within an hour: RankwatchRdmaLinkFlapping; each one "
+        "stops collectives for seconds.",
+        "short",
+        _by("device, port", f"rate(rankwatch_rdma_link_downed_total{{{NODE}}}{_RATE})"),
+        "{{device}}/{{port}}",
+    ),
+    _panel(
+        "Congestion",
+        "Signs of congestion control per second (CNP, ECN). They are normal; one node far above the others "
+        "is where traffic meets.",
+        "short",
+        _by("device, port, counter", f"rate(rankwatch_rdma_congestion_total{{{NODE}}}{_RATE})"),
+        "{{device}}/{{port}} {{counter}}",
+    ),
+)
+_INTERFACES = (
+    _panel(
+        "Traffic of interfaces",
+        "Bytes per second sent by each interface, the busiest 20. An interface that fell to 0 while the run "
+        "goes on is no longer used.",
+        "Bps",
+        _by("device", f"rate(rankwatch_network_transmit_bytes_total{{{NODE}}}{_RATE})"),
+        "{{device}}",
+    ),
+    _panel(
+        "Links lost by interfaces",
+        "Times per second that an interface lost its carrier. Three within an hour: RankwatchNicErrors; look "
+        "at cable and switch port.",
+        "short",
+        _by("device", f"rate(rankwatch_network_link_flaps_total{{{NODE}}}{_RATE})"),
+        "{{device}}",
+    ),
+    _panel(
+        "Paused time",
+        "Share of time in which a link was paused by its peer (receive) or paused it (transmit). Above a few "
+        "percent the fabric is congested.",
+        "percentunit",
+        _by("device, direction, priority", f"rate(rankwatch_network_pause_seconds_total{{{NODE}}}{_RATE})"),
+        "{{device}} {{direction}} {{priority}}",
+    ),
+)
+
+
+def host(config: RuleConfig) -> tuple[Panel, ...]:
+    """Panels whose threshold is that of the alert."""
+    return (
+        *_HOST,
+        _panel(
+            "Free space for checkpoints",
+            "Free share of the file systems of checkpoints, the fullest 20. Below the line: "
+            "RankwatchCheckpointDiskFilling; the next save may fail.",
+            "percentunit",
+            f"bottomk(20, max by (cluster, node, path) (rankwatch_filesystem_available_bytes{{{NODE}}}) "
+            f"/ max by (cluster, node, path) (rankwatch_filesystem_size_bytes{{{NODE}}}))",
+            "{{path}}",
+            threshold=config.disk_free_share,
+        ),
+    )
+
+
+_HOST = (
+    _panel(
+        "CPU in use",
+        "Share of all CPUs that is not idle, the busiest 20 nodes. Above 90 % data loaders and kernel "
+        "launches are late.",
+        "percentunit",
+        most(
+            "sum by (cluster, node) "
+            f'(rate(rankwatch_host_cpu_seconds_total{{{NODE}, mode!~"idle|iowait"}}{_RATE}))'
+            f" / max by (cluster, node) (rankwatch_host_cpus{{{NODE}}})"
+        ),
+    ),
+    _panel(
+        "Memory in use",
+        "Share of memory that is not available, the fullest 20 nodes. Near 100 % the OOM killer comes next: "
+        "RankwatchOomKill.",
+        "percentunit",
+        most(
+            f"1 - max by (cluster, node) (rankwatch_host_memory_available_bytes{{{NODE}}})"
+            f" / max by (cluster, node) (rankwatch_host_memory_total_bytes{{{NODE}}})"
+        ),
+    ),
+    _panel(
+        "OOM kills",
+        "Processes that the kernel killed for lack of memory, per second. Any: RankwatchOomKill; a rank that "
+        "was lost at that time is explained.",
+        "short",
+        most(f"max by (cluster, node) (rate(rankwatch_host_oom_kills_total{{{NODE}}}{_RATE}))"),
+    ),
+    _panel(
+        "Waiting for a resource",
+        "Share of time in which at least one task waited for CPU, memory or disk. Above 20 % for one "
+        "resource, that resource slows the ranks down.",
+        "percentunit",
+        _by("resource", f"rate(rankwatch_host_pressure_waiting_seconds_total{{{NODE}}}{_RATE})"),
+        "{{resource}}",
+    ),
+    _panel(
+        "Latency of writes",
+        "Mean seconds of a write to the disk under a checkpoint path. Ten times its usual value: saves take "
+        "longer, and with them the steps.",
+        "s",
+        _by(
+            "path, device",
+            f"rate(rankwatch_disk_write_seconds_total{{{NODE}}}{_RATE}) "
+            f"/ (rate(rankwatch_disk_writes_total{{{NODE}}}{_RATE}) > 0)",
+        ),
+        "{{path}} {{device}}",
+    ),
+)

@@ -1,0 +1,43 @@
+"""Recorded series that say which run works on which GPU and node, and which XID errors are recent."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.declaration import RecordedSeries, recorded
+from rankwatch.conventions.labels import Label
+
+_NODE = (Label.CLUSTER, Label.NODE)
+_LATEST = "Unix time at which the run started there"
+
+RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
+    recorded(
+        "rank:rankwatch_rank_start_timestamp_seconds:recent",
+        (*_NODE, Label.RUN, Label.RANK),
+        "Start of each rank that ran within the last minutes and has not finished: what a fault could hit.",
+    ),
+    recorded(
+        "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent",
+        (*_NODE, Label.GPU, Label.RUN, Label.RANK),
+        "The same by the GPU or MIG instance that the rank works on.",
+    ),
+    recorded(
+        "gpu:rankwatch_rank_start_timestamp_seconds:latest",
+        (*_NODE, Label.GPU, Label.RUN, Label.RANK),
+        "Start of the rank that works on the GPU; of several the one that started last. A rank on a MIG "
+        "instance works on its GPU.",
+    ),
+    recorded(
+        "node:rankwatch_rank_start_timestamp_seconds:latest",
+        (*_NODE, Label.RUN),
+        f"{_LATEST}; of several runs on the node the one that started last.",
+    ),
+    recorded(
+        "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes",
+        (*_NODE, Label.RUN),
+        f"{_LATEST}; only runs on several nodes, which need the network.",
+    ),
+    recorded(
+        "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent",
+        (*_NODE, Label.GPU, Label.XID, Label.SEVERITY, Label.ACTION, Label.MEANING),
+        "Unix time of the last XID error of a code, with what the table says of it; only for some minutes.",
+    ),
+)
