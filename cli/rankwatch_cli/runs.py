@@ -24,6 +24,8 @@ class RunSeen:
     """One run, as its boxes on this node show it."""
 
     run: str
+    short_name: str
+    """Of its script or job; empty if it has none."""
     directory: Path
     state: RankState
     """The worst state of its ranks."""
@@ -54,6 +56,8 @@ def find_runs(base: Path) -> list[RunSeen]:
 def named_run(text: str | None, base: Path, *, or_file: bool = False) -> Path:
     """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
+    A short name means its newest run.
+
     or_file: a text that fits nothing is the path of a file.
 
     Raises UserError where nothing fits, or several runs do.
@@ -74,6 +78,9 @@ def named_run(text: str | None, base: Path, *, or_file: bool = False) -> Path:
     if fitting:
         names = ", ".join(each.name for each in fitting[:8])
         raise UserError(f"{text!r} is the beginning of {len(fitting)} runs ({names}): give more of the name")
+    for each in find_runs(base):
+        if each.short_name == text:
+            return each.directory
     if or_file:
         return Path(text)
     raise UserError(f"{text!r} is no run in {base} and no path; `rankwatch ls` lists the runs")
@@ -108,6 +115,7 @@ def _read(folder: Path) -> RunSeen | None:
     living = sum(each.state not in ENDED_STATES for each in ranks)
     return RunSeen(
         run=latest.run,
+        short_name=latest.short_name,
         directory=folder,
         state=worst_state({each.state for each in ranks}),
         step=max(each.step for each in ranks),
@@ -123,6 +131,7 @@ def _read(folder: Path) -> RunSeen | None:
 @dataclass(frozen=True, kw_only=True)
 class _Rank:
     run: str
+    short_name: str
     world_size: int
     state: RankState
     step: int
@@ -146,6 +155,7 @@ def _read_rank(path: Path) -> _Rank | None:
     last = max(header.started_monotonic, now.step_ended, now.step_began, *signs.values())
     return _Rank(
         run=header.identity.run,
+        short_name=header.identity.short_name,
         world_size=header.identity.world_size,
         state=rank_state(path, now.ended_by, alive=alive, stepped=now.steps_completed > 0),
         step=now.step if now.steps_completed or now.step_began else -1,

@@ -11,7 +11,7 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankwatch.conventions import environment
@@ -22,14 +22,9 @@ _STDERR = 2
 
 
 def announce(directory: Path, env: Mapping[str, str]) -> None:
-    """Say where a run records and how to look at it, and print its card when the process exits.
-
-    directory: of the black boxes of the run. A process that starts several runs prints the card of the last.
-    """
-    if env.get(environment.SUMMARY, "1").lower() in environment.OFF:
+    """Say where a run records and how to look at it. directory: of the black boxes of the run."""
+    if _is_off(env):
         return
-    atexit.unregister(_print_card)
-    atexit.register(_print_card, directory, os.getpid())
     base = Path(env.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
     name = directory.name if directory.parent == base else directory
     line = f"rankwatch: records in {directory}; look with `rankwatch diagnose run {name}`"
@@ -37,9 +32,24 @@ def announce(directory: Path, env: Mapping[str, str]) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _print_card(directory: Path, pid: int) -> None:
-    if pid != os.getpid() or not sys.executable:
-        return  # a forked child is not the rank
+def print_at_exit(directory: Callable[[], Path | None], env: Mapping[str, str]) -> None:
+    """Print the card when the process exits. A process that starts several runs prints that of the last.
+
+    directory: returns that of the run's black boxes, None if this process prints no card.
+    """
+    if not _is_off(env):
+        atexit.unregister(_print_card)
+        atexit.register(_print_card, directory, os.getpid())
+
+
+def _is_off(env: Mapping[str, str]) -> bool:
+    return env.get(environment.SUMMARY, "1").lower() in environment.OFF
+
+
+def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
+    directory = of_run()
+    if directory is None or pid != os.getpid() or not sys.executable:
+        return  # not rank 0; a forked child is not the rank either
     try:
         subprocess.run(
             [sys.executable, "-P", "-m", "rankwatch_cli", "summary", os.fspath(directory)],

@@ -50,12 +50,14 @@ class Run:
         device_event: Callable[[], Any] | None,
     ) -> None:
         self.identity = identity
+        """Complete as soon as the rank is known; see `rankwatch.identification`."""
         self._writer = writer
         self._failures = Failures(writer)
         self._steps = Steps(writer, self._failures)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
         self._ended = False
+        self._conclude: Callable[..., None] = _nothing
         # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
         self._closers: list[Callable[[], object]] = []
@@ -200,6 +202,10 @@ class Run:
         """Call `close` when the run ends."""
         self._closers.append(close)
 
+    def when_ending(self, conclude: Callable[..., None]) -> None:
+        """Call `conclude(discard=...)` when the run ends, before all functions of `when_ended`."""
+        self._conclude = conclude
+
     def after_steps(self, resolve: Callable[[], None]) -> None:
         """Call `resolve` after each step and at the end, for values that the GPU delivers late."""
         self._resolvers.append(resolve)
@@ -208,6 +214,13 @@ class Run:
     def exited(self, error: BaseException | None, /) -> None:
         """Record that the interpreter exits, unless the end of the run is recorded already."""
         self._end(*_ending(error) if error is not None else (Lifecycle.EXITED,))
+
+    def replaced(self) -> bool:
+        """End this run, because this process starts another one; True unless it has ended already."""
+        if self._ended:
+            return False
+        self._end(Lifecycle.EXITED, ("another run was started",))
+        return True
 
     def silence(self) -> None:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
@@ -226,6 +239,7 @@ class Run:
             self._writer.fill_name(number, text)
         self._lifecycle(event, *numbers)
         self._ended = True
+        self._conclude(discard=event is Lifecycle.EXITED and self._steps.current < 0)
         for close in self._closers:
             try:
                 close()
@@ -277,6 +291,9 @@ def _pieces(text: str) -> list[str]:
         pieces.append(piece)
         text = text[len(piece) :]
     return pieces
+
+
+def _nothing(*, discard: bool) -> None: ...
 
 
 class _Phases(dict[str, Any]):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from rankwatch.conventions import PHASES, environment
 from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
-from rankwatch.exit_summary import announce
+from rankwatch.exit_summary import announce, print_at_exit
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import (
     FlightRecorderServer,
@@ -25,10 +28,14 @@ from rankwatch.flight_recorder import (
     records_all_backends,
     reserve_entries,
 )
-from rankwatch.identity import as_run_class, find_identity
+from rankwatch.identification import Given, identify, is_first_here
+from rankwatch.identity import Identity, as_run_class
+from rankwatch.processes import is_helper, script_name
+from rankwatch.publication import Publication
 from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
+from rankwatch.torch_world import place_in_torch
 
 _log = logging.getLogger("rankwatch")
 
@@ -53,7 +60,7 @@ def start(
 ) -> Run | DisabledRun:
     """Begin to record this rank. Call it once, after `import torch` and before `init_process_group`.
 
-    run, rank, world_size, local_rank, host: the defaults come from the environment of torchrun or SLURM.
+    run, rank, world_size, local_rank, host: by default rankwatch finds them, see `rankwatch.identification`.
         Without a distributed job the process is rank 0 of 1.
     coordinates: the rank's position in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
     target_steps: the number of steps the run is to reach, for progress and time to completion.
@@ -68,6 +75,9 @@ def start(
     flight_recorder: serve PyTorch's flight recorder to the agent on a unix socket.
     capacity: number of records in the ring, 64 bytes each.
 
+    A run that this process has started before ends here. A process that only works for a rank, such as a
+    worker of a data loader, records nothing.
+
     Raises UsageError for invalid arguments. Any other obstacle (a full disk, a read-only directory, an
     invalid environment) is logged once, and the returned run object records nothing.
     """
@@ -80,43 +90,81 @@ def start(
         )
     if os.environ.get(environment.DISABLE, "").lower() not in environment.OFF:
         return DisabledRun()
-    find = partial(
-        find_identity,
+    given = Given(
         run=run,
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         host=host,
-        coordinates=coordinates,
+        coordinates=dict(coordinates or {}),
     )
     try:
-        find({})
+        given.check()
     except IdentityError as error:  # the arguments are wrong, whatever the environment holds
         raise UsageError(str(error)) from error
+    if is_helper():
+        return DisabledRun()
+    hooks = partial(_hook, collectives=collectives, recorder=flight_recorder, gpu=gpu)
     try:
+        _end_previous()
         base = Path(directory or os.environ.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
-        identity = find(os.environ)
-        if identity.local_rank == 0:
+        if is_first_here(os.environ):
             sweep(base)
-        names = dict.fromkeys((*PHASES, *phases))
         writer = Writer(
             base,
-            identity,
-            phases=names,
+            None,
+            phases=(names := dict.fromkeys((*PHASES, *phases))),
             target_steps=target_steps,
             run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
             checkpoint_interval_seconds=checkpoint_interval_seconds or _checkpoint_interval(os.environ),
             capacity=capacity,
         )
-        started = Run(identity, writer, names, cuda_event_factory())
+        return _start(writer, given, names, hooks, flight_recorder)
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
-        return DisabledRun()
     except Exception as error:  # noqa: BLE001 - no environment may end the training
         _log.warning("rankwatch records nothing: %s: %s", type(error).__name__, error)
-        return DisabledRun()
-    _hook(started, writer, collectives=collectives, recorder=flight_recorder, gpu=gpu)
-    return started
+    return DisabledRun()
+
+
+_current: weakref.ref[Run] | None = None
+"""The run that this process started last."""
+_runs = itertools.count(1).__next__
+"""Numbers the runs of this process."""
+
+
+def _end_previous() -> None:
+    previous = _current() if _current is not None else None
+    if previous is not None and previous.replaced():
+        _log.warning("rankwatch.start was called again: run %r ends here", previous.identity.run)
+
+
+def _start(
+    writer: Writer,
+    given: Given,
+    names: Iterable[str],
+    hooks: Callable[[Run, Writer], None],
+    recorder: bool,
+) -> Run:
+    global _current
+    counted = replace(given, number=_runs())
+    try:
+        run = Run(Identity(run=given.run or script_name()), writer, names, cuda_event_factory())
+        publication = Publication(
+            writer,
+            lambda last, ask: identify(counted, os.environ, last=last, ask=ask),
+            partial(_published, run, writer, recorder),
+        )
+        known = publication.begin()
+    except BaseException:
+        writer.discard()
+        raise
+    run.when_ending(publication.conclude)
+    hooks(run, writer)
+    if not known:
+        publication.expect(wait=place_in_torch() is not None)
+    _current = weakref.ref(run)
+    return run
 
 
 def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:
@@ -142,31 +190,51 @@ def _checkpoint_interval(env: Mapping[str, str]) -> float:
     return 0.0
 
 
+def _install(run: Run, what: str, action: Callable[[], None]) -> None:
+    """Install a hook. One that fails does not affect the others."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
+        run._failures.note(what, error)
+
+
 def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
-    """Install the hooks independently, so that one that fails does not affect the others."""
-
-    def install(what: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
-            run._failures.note(what, error)
-
-    if run.identity.rank == 0:  # before the next: the card is to show the end that it records
-        install("announce the run", lambda: announce(writer.path.parent, os.environ))
-    install("watch for the end of the process", lambda: _watch_end(run, writer))
-    install("record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
+    """Install what must be there before the first process group, whatever the rank."""
+    # before the next: the card is to show the end that it records
+    _install(run, "prepare the card", lambda: print_at_exit(lambda: _directory_of_rank_0(writer), os.environ))
+    _install(run, "watch for the end of the process", lambda: _watch_end(run, writer))
+    _install(run, "record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
     if "torch" not in sys.modules:
         return
     if collectives:
-        install("record collectives", lambda: _record_collectives(run, writer))
+        _install(run, "record collectives", lambda: _record_collectives(run, writer))
     if recorder:
-        install("serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
+        _install(run, "prepare the flight recorder", lambda: _prepare_flight_recorder(run))
+
+
+def _published(run: Run, writer: Writer, recorder: bool, identity: Identity, ending: bool) -> None:
+    """Install what stands beside the box, once the box has its place."""
+    run.identity = identity
+    if ending:
+        return
+    if identity.rank == 0:
+        _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
+    _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
+    if recorder and "torch" in sys.modules:
+        _install(run, "serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
+
+
+def _directory_of_rank_0(writer: Writer) -> Path | None:
+    return writer.path.parent if writer.identity is not None and writer.identity.rank == 0 else None
 
 
 def _watch_end(run: Run, writer: Writer) -> None:
     run.when_ended(lifecycle.on_exit(run.exited))
     lifecycle.on_fork(run.silence)
     run.when_ended(writer.unlock)
+
+
+def _write_stacks(run: Run, writer: Writer) -> None:
     stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
@@ -191,11 +259,17 @@ def _record_collectives(run: Run, writer: Writer) -> None:
         run.when_ended(hook.remove)
 
 
-def _serve_flight_recorder(run: Run, writer: Writer) -> None:
+def _prepare_flight_recorder(run: Run) -> None:
     import torch.distributed as dist
 
     if dist.is_available():
         reserve_entries(os.environ, of_all_backends=records_all_backends())
         if run.device is not None:
             enable_nccl_timing(os.environ)
+
+
+def _serve_flight_recorder(run: Run, writer: Writer) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
         run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

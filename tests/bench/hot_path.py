@@ -124,7 +124,9 @@ def _opentelemetry_span() -> Callable[[int], None]:
 def measure(*, quick: bool) -> Result:
     """Run the part. Raises BenchError if rankwatch does not record."""
     with temporary_directory() as directory:
-        run = rankwatch.start(run="bench", directory=directory, collectives=False, flight_recorder=False)
+        run = rankwatch.start(
+            run="bench", rank=0, directory=directory, collectives=False, flight_recorder=False
+        )
         if not isinstance(run, Run):
             raise BenchError("could not measure the hot path: rankwatch records nothing here")
         with run:

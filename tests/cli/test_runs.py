@@ -47,13 +47,13 @@ def test_listing(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ls"]) == 0
         head, *rows = capsys.readouterr().out.splitlines()
         assert main(["ls", "--json"]) == 0
-    assert head.split() == ["RUN", "STATE", "STEP", "AGE", "RANKS", "VERDICT"]
-    assert [row.split()[:3] for row in rows] == [
+    assert head.split() == ["RUN", "NAME", "STATE", "STEP", "AGE", "RANKS", "VERDICT"]
+    assert [[row.split()[0], *row.split()[2:4]] for row in rows] == [
         ["living", "running", "1/100"],
         ["second", "failed", "4/10"],
         ["first", "finished", "2/10"],
     ]
-    assert [row.split()[5] for row in rows] == ["1/1/1", "0/2/4", "0/1/1"]
+    assert [row.split()[6] for row in rows] == ["1/1/1", "0/2/4", "0/1/1"]
     living, second, _ = json.loads(capsys.readouterr().out)
     assert (living["state"], living["living"], "ended" in living) == ("running", 1, False)
     assert (second["ranks"], second["world_size"], second["step"]) == (2, 4, 4)
@@ -97,6 +97,16 @@ def test_named_run(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"'third' is no run in .* and no path; `rankwatch ls`"):
         named_run("third", node)
     assert named_run("third.csv", node, or_file=True) == Path("third.csv")
+
+
+def test_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the script or the job finds its newest run, for runs whose ids nobody can remember."""
+    monkeypatch.setenv("SLURM_JOB_NAME", "pretrain")
+    record(tmp_path, "slurm-11")
+    record(tmp_path, "slurm-7")
+    monkeypatch.setenv("SLURM_JOB_NAME", "other")
+    record(tmp_path, "slurm-15")
+    assert named_run("pretrain", tmp_path) == tmp_path / "slurm-7"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 import rankwatch
 
 _VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR",
+    "MASTER_PORT", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "KUBEFLOW_TRAINING_JOB_ID", "PMIX_NAMESPACE",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NAME",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
     "RANKWATCH_DIR", "RANKWATCH_RUN", "RANKWATCH_DISABLE",
 )  # fmt: skip
 
@@ -25,7 +27,9 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[rankwatch.Run]:
     """A run that records below `tmp_path`. It ends after the test."""
-    started = rankwatch.start(run="test", directory=tmp_path, flight_recorder=False, collectives=False)
+    started = rankwatch.start(
+        run="test", rank=0, world_size=1, directory=tmp_path, flight_recorder=False, collectives=False
+    )
     assert isinstance(started, rankwatch.Run)
     yield started
     started.finish()

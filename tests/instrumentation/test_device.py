@@ -129,7 +129,7 @@ def test_real_gpu(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU on this machine")
-    run = rankwatch.start(run="gpu", directory=tmp_path, flight_recorder=False)
+    run = rankwatch.start(run="gpu", rank=0, directory=tmp_path, flight_recorder=False)
     matrix = torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

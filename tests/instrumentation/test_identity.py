@@ -1,20 +1,31 @@
-"""The identity of a process, from arguments, torchrun, SLURM or defaults."""
+"""The identity of a process: what counts first, and how a run is called."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
 
 from rankwatch.errors import IdentityError
-from rankwatch.identity import find_identity
+from rankwatch.identification import Given, identify
+from rankwatch.identity import Identity, safe_run
+
+
+def find(env: dict[str, str], **given: object) -> Identity:
+    """The identity that a process has at its first step, without torch.distributed."""
+    identity = identify(Given(**given), env, last=True, ask=False)  # type: ignore[arg-type]
+    assert identity is not None
+    return identity
 
 
 def test_defaults() -> None:
     """Without a distributed job the process is rank 0 of 1, and run id and host are not empty."""
-    identity = find_identity({})
+    identity = find({})
     assert (identity.rank, identity.world_size, identity.local_rank) == (0, 1, 0)
     assert identity.run
     assert identity.host
@@ -22,19 +33,35 @@ def test_defaults() -> None:
 
 def test_torchrun() -> None:
     """The rendezvous id is the run id."""
-    identity = find_identity(
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "llama-7b"}
-    )
+    identity = find({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "llama-7b"})
     assert (identity.run, identity.rank, identity.world_size, identity.local_rank) == ("llama-7b", 5, 8, 1)
 
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node1", "MASTER_PORT": "29500",
+    "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+}  # fmt: skip
+
+
 def test_torchrun_without_id() -> None:
-    """The run id comes from the rendezvous address, so all ranks still have the same one."""
-    env = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-    first = find_identity({**env, "RANK": "0"})
-    second = find_identity({**env, "RANK": "1"})
-    assert first.run == second.run
-    assert "node1-29500" in first.run
+    """All ranks of one torchrun have the same name, and another torchrun at the same address has another."""
+    code = (
+        "import sys; sys.argv = ['train.py']\n"
+        "from rankwatch.identification import Given, identify\n"
+        f"print(identify(Given(), {{**{TORCHRUN!r}, 'RANK': '%s'}}, last=False, ask=False).run)\n"
+    )
+    launcher = (
+        "import subprocess, sys\n"
+        f"for rank in '01': subprocess.run([sys.executable, '-c', {code!r} % rank], check=True)\n"
+    )
+    names = []
+    for _ in range(2):
+        started = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, check=True)
+        names.append(started.stdout.split())
+        time.sleep(1.0)  # the name holds whole seconds
+    assert [len(set(each)) for each in names] == [1, 1]
+    assert names[0] != names[1]
+    assert names[0][0].startswith("train-node1-29500-2")
 
 
 def test_module_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,33 +69,44 @@ def test_module_name(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     main.__spec__ = ModuleSpec("trainer.__main__", None)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert find_identity({}).run.startswith("trainer-")
+    identity = find({})
+    assert identity.run.startswith("trainer-")
+    assert identity.short_name == "trainer"
 
 
-def test_slurm() -> None:
-    """SLURM's variables count if torchrun's are not set."""
-    identity = find_identity(
-        {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3"}
-    )
-    assert (identity.run, identity.rank, identity.world_size, identity.local_rank) == ("slurm-77", 3, 4, 3)
+def test_name_of_the_job() -> None:
+    """The short name is the job's, unless SLURM has made it up. It is for people, and not unique."""
+    assert find({"SLURM_JOB_NAME": "pretrain", "SLURM_JOB_ID": "7"}).short_name == "pretrain"
+    assert find({"SLURM_JOB_NAME": "interactive", "SLURM_JOB_ID": "7"}).short_name != "interactive"
 
 
 def test_arguments_over_environment() -> None:
-    identity = find_identity({"RANK": "1", "WORLD_SIZE": "2", "RANKWATCH_RUN": "env"}, run="mine", rank=0)
+    identity = find({"RANK": "1", "WORLD_SIZE": "2", "RANKWATCH_RUN": "env"}, run="mine", rank=0)
     assert (identity.run, identity.rank, identity.world_size) == ("mine", 0, 2)
 
 
-def test_own_variable_over_torchrun() -> None:
-    assert find_identity({"RANKWATCH_RUN": "mine", "TORCHELASTIC_RUN_ID": "theirs"}).run == "mine"
+def test_world_size_without_a_rank() -> None:
+    """All processes would be rank 0. The error says what is missing."""
+    with pytest.raises(IdentityError, match="WORLD_SIZE is 4, but nothing gives this process its rank"):
+        find({"WORLD_SIZE": "4"})
+    with pytest.raises(IdentityError, match="world_size is 4, but nothing"):
+        find({}, world_size=4)
 
 
-@pytest.mark.parametrize("run", ["a/b\n'\"", "../../etc", "x" * 500, "\N{SNOWMAN}run"])
+@pytest.mark.parametrize("run", ["a/b\n'\"", "../../etc", "x" * 500, "\N{SNOWMAN}run", "-rf"])
 def test_safe_run_id(run: str) -> None:
     """Any run id becomes a single path component, so that its directory stays below the base directory."""
-    safe = find_identity({}, run=run).run
+    safe = safe_run(run)
     assert "/" not in safe
-    assert not safe.startswith(".")
+    assert not safe.startswith((".", "-"))
     assert 0 < len(safe.encode()) <= 100
+    assert safe_run(safe) == safe
+
+
+def test_changed_run_ids_stay_different() -> None:
+    """Two ids that differ only in what a directory cannot hold, or after its longest name, are two runs."""
+    ids = ["team/a", "team_a", "team a", "x" * 200, "x" * 201]
+    assert len({safe_run(each) for each in ids}) == len(ids)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +122,15 @@ def test_safe_run_id(run: str) -> None:
 )
 def test_impossible_identity(arguments: dict[str, object]) -> None:
     with pytest.raises(IdentityError):
-        find_identity({}, **arguments)  # type: ignore[arg-type]
+        Given(**arguments).check()  # type: ignore[arg-type]
 
 
 def test_environment_that_is_no_number() -> None:
     """The error names the variable and its value."""
     with pytest.raises(IdentityError, match="RANK is 'abc'"):
-        find_identity({"RANK": "abc"})
+        find({"RANK": "abc"})
+
+
+def test_run_of_one() -> None:
+    """Two processes of one script on one node are two runs."""
+    assert str(os.getpid()) in find({}).run

@@ -101,13 +101,13 @@ def test_files_after_the_end(tmp_path: Path) -> None:
 
 
 def test_second_start_of_a_run(tmp_path: Path) -> None:
-    """A notebook cell that runs again begins a new box, and the run that it replaces ends silently."""
+    """A notebook cell that runs again begins a new box. One line says that the first run has ended."""
     again = "other = rankwatch.start(run='r')\nwith other.step(): pass\nother.finish()"
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", START + again], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stderr == ""
+    assert done.stderr == "rankwatch.start was called again: run 'r' ends here\n"
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
 

@@ -72,7 +72,7 @@ def watch(run: rankwatch.Run, cuda: Any) -> None:
 
 def test_given_gpu(tmp_path: Path) -> None:
     """A GPU given to `start` is recorded at once."""
-    run = rankwatch.start(run="r", directory=tmp_path, gpu=f"GPU-{UUIDS[2]}", flight_recorder=False)
+    run = rankwatch.start(run="r", rank=0, directory=tmp_path, gpu=f"GPU-{UUIDS[2]}", flight_recorder=False)
     assert gpu_of(tmp_path) == f"GPU-{UUIDS[2]}"
     assert isinstance(run, rankwatch.Run)
     run.finish()
@@ -200,7 +200,7 @@ def test_real_rank_gpu(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU on this machine")
-    run = rankwatch.start(run="r", directory=tmp_path, flight_recorder=False, collectives=False)
+    run = rankwatch.start(run="r", rank=0, directory=tmp_path, flight_recorder=False, collectives=False)
     assert isinstance(run, rankwatch.Run)
     with run, run.step():
         tensor = torch.ones(1024, device="cuda")

@@ -96,6 +96,31 @@ def test_invalid_environment(tmp_path: Path) -> None:
     assert "RANK is 'zero'" in done.stderr
 
 
+def test_world_size_without_a_rank(tmp_path: Path) -> None:
+    """It is logged once, and the loop runs. Otherwise all processes would be rank 0."""
+    done = loop(tmp_path, WORLD_SIZE="4", LOCAL_RANK="1")
+    assert (done.returncode, done.stdout) == (0, "DisabledRun\n")
+    assert done.stderr.count("\n") == 1
+    assert "WORLD_SIZE is 4, but nothing gives this process its rank" in done.stderr
+    assert not list(tmp_path.rglob("*.blackbox"))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-n-1@1"},
+        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+        {"RANK": "1", "WORLD_SIZE": "2", "RAY_JOB_ID": "01000000"},
+        {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "n", "MASTER_PORT": "1"},
+    ],
+)
+def test_launchers(tmp_path: Path, variables: dict[str, str]) -> None:
+    """The box is that of rank 1, whatever the launcher calls it."""
+    done = loop(tmp_path, **variables, RANKWATCH_RUN="r")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Run\n", "")
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["1.blackbox"]
+
+
 def test_invalid_arguments(tmp_path: Path) -> None:
     """They raise, because the caller made the mistake."""
     with pytest.raises(rankwatch.UsageError, match="rank 4 does not fit"):

@@ -91,7 +91,7 @@ def test_data_wait_phase(run: rankwatch.Run, tmp_path: Path) -> None:
 def test_disabled_run() -> None:
     """`DisabledRun` has the methods of `Run`, with the same parameters."""
     for name in [each for each in vars(rankwatch.Run) if not each.startswith("_")]:
-        if name in ("when_ended", "after_steps", "exited", "silence"):
+        if name in ("when_ending", "when_ended", "after_steps", "exited", "replaced", "silence"):
             continue  # for `rankwatch.start` itself
         ours, theirs = getattr(rankwatch.Run, name), getattr(rankwatch.DisabledRun, name)
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
@@ -116,7 +116,7 @@ def test_length_of_batches(run: rankwatch.Run) -> None:
 
 def test_own_phase(tmp_path: Path) -> None:
     """`start(phases=...)` declares phases of the user."""
-    run = rankwatch.start(run="own", directory=tmp_path, phases=("teacher",), flight_recorder=False)
+    run = rankwatch.start(run="own", rank=0, directory=tmp_path, phases=("teacher",), flight_recorder=False)
     with run, run.step(), run.phase("teacher"):
         pass
     assert "teacher" in [each.name for each in read(box(tmp_path))]

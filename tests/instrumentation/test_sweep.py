@@ -70,16 +70,16 @@ def test_sweep_on_start(tmp_path: Path) -> None:
 def test_directory_removed_during_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is created again. All ranks of a resumed run start at once, and one of them sweeps."""
     (tmp_path / "resumed").mkdir()
-    unlink = Path.unlink
+    link = os.link
     swept: list[Path] = []
 
-    def sweep_first(path: Path, missing_ok: bool = False) -> None:
+    def sweep_first(hidden: Path, path: Path) -> None:
         if not swept:  # by another rank, after the directory was created and before the box is
             swept.append(path.parent)
             path.parent.rmdir()
-        unlink(path, missing_ok)
+        link(hidden, path)
 
-    monkeypatch.setattr(Path, "unlink", sweep_first)
+    monkeypatch.setattr(os, "link", sweep_first)
     Writer(tmp_path, Identity(run="resumed"), phases=())
     assert swept == [tmp_path / "resumed"]
     assert (tmp_path / "resumed" / "0.blackbox").exists()

@@ -13,8 +13,8 @@ from rankwatch_cli.runs import RunSeen, find_runs, runs_directory
 
 _VERDICT_SECONDS = 10.0
 """Time spent on verdicts, the newest run first; the other runs show none."""
-_NO_VERDICT = "-"
-_HEAD = ("RUN", "STATE", "STEP", "AGE", "RANKS", "VERDICT")
+_NONE = "-"
+_HEAD = ("RUN", "NAME", "STATE", "STEP", "AGE", "RANKS", "VERDICT")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -22,9 +22,10 @@ def main(arguments: Sequence[str]) -> int:
     """List the runs; returns 0, also without any."""
     parser = SentenceParser(
         prog="rankwatch ls",
-        description="List the runs that are recorded on this node: state, step, age, ranks, verdict.",
-        epilog="AGE counts from the start. RANKS are those that live, those with a black box here, and\n"
-        "those of the whole run. VERDICT is what `rankwatch diagnose run RUN` finds, in a word.",
+        description="List the runs that are recorded on this node: name, state, step, age, ranks, verdict.",
+        epilog="NAME is that of the script or the job. AGE counts from the start. RANKS are those that\n"
+        "live, those with a black box here, and those of the whole run. VERDICT is what\n"
+        "`rankwatch diagnose run RUN` finds, in a word.",
     )
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="of the black boxes; default $RANKWATCH_DIR"
@@ -78,11 +79,12 @@ def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
     target = f"/{run.target_steps}" if run.target_steps else ""
     return (
         printable(run.run),
+        run.short_name or _NONE,
         run.state.value,
-        _NO_VERDICT if run.step < 0 else f"{run.step}{target}",
+        _NONE if run.step < 0 else f"{run.step}{target}",
         _age(max(0.0, now - run.started)),
         f"{run.living}/{run.ranks}/{run.world_size}",
-        verdict or _NO_VERDICT,
+        verdict or _NONE,
     )
 
 

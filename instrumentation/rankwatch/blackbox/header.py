@@ -44,6 +44,7 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
         raise refuse("oversized", f"it has {actual_size} bytes, according to its header {size}")
     if not (0.0 <= monotonic < END_OF_TIME and 0.0 <= wall < END_OF_TIME):
         raise refuse("garbage", "its clocks are impossible")
+    run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     coordinates = {}
     for index in range(min(count, layout.MAX_COORDINATES)):
         at = layout.FIXED.size + index * layout.COORDINATE.size
@@ -56,23 +57,28 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
             world_size=world,
             local_rank=local,
             host=_text(host),
+            short_name=_printable(short_name),
             coordinates=coordinates,
         )
     except IdentityError as error:
         raise refuse("garbage", str(error)) from error
     if not identity.run:
         raise refuse("garbage", "it has no run id")
-    run_class, interval = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     return Header(
         identity=identity,
         pid=pid,
         started_monotonic=monotonic,
         started_wall=wall,
         target_steps=int(target) if 0 < target < 1e15 else None,
-        run_class=name if (name := _text(run_class)).isascii() and name.isprintable() else "",
+        run_class=_printable(run_class),
         checkpoint_interval_seconds=interval if 0.0 < interval < END_OF_TIME else None,
         capacity=capacity,
     )
+
+
+def _printable(raw: bytes) -> str:
+    text = _text(raw)
+    return text if text.isascii() and text.isprintable() else ""
 
 
 def _text(raw: bytes) -> str:

@@ -52,9 +52,10 @@ COORDINATE = struct.Struct("<16sii")
 """Name (NUL-padded), index, size. At most MAX_COORDINATES of them follow the fixed part."""
 MAX_COORDINATES = 8
 DECLARED_OFFSET = 2048
-DECLARED = struct.Struct("<32sd")
+DECLARED = struct.Struct("<32sd64s")
 """In the header, at DECLARED_OFFSET: class of the run (NUL-padded UTF-8), longest time between checkpoints
-that it intends in seconds. Empty and 0 where the run declares none, and in boxes older than these fields."""
+that it intends in seconds, short name (as the class). Empty and 0 where the run declares none, and in boxes
+older than these fields."""
 
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16

@@ -10,35 +10,35 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
+from rankwatch.blackbox.place import create_hidden, own_run, take
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
 
 _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
 _PAYLOAD = layout.PAYLOAD_OFFSET
-_TRIES = 8
-"""Attempts to create a file before another process removes its empty directory; a few microseconds each."""
 
 
 class Writer:
     """The black box of this process.
 
-    The file is created under a temporary name. Its pages are reserved, so that a full file system is an error
-    now and not a SIGBUS later. Then the file is locked and gets its final name. The lock is a POSIX record
-    lock: the kernel drops it when the process dies, a forked child does not inherit it, and a reader in any
-    PID namespace can query it.
+    The file is created under a hidden name, and its pages are reserved, so that a full file system is an
+    error now and not a SIGBUS later. Then it is locked. The lock is a POSIX record lock: the kernel drops it
+    when the process dies, a forked child does not inherit it, and a reader in any PID namespace can query it.
+    The file gets its final name by `publish`, at once if the identity is given.
 
-    Raises BlackBoxError if the file cannot be created.
+    Raises BlackBoxError if the file cannot be created, or if a living process has the place of the rank.
     """
 
     def __init__(
         self,
         directory: Path,
-        identity: Identity,
+        identity: Identity | None,
         *,
         phases: Iterable[str],
         target_steps: int | None = None,
@@ -46,14 +46,18 @@ class Writer:
         checkpoint_interval_seconds: float = 0.0,
         capacity: int = layout.DEFAULT_CAPACITY,
     ) -> None:
-        self.path = directory / identity.run / f"{identity.rank}{layout.SUFFIX}"
+        self.directory = directory
+        self.identity: Identity | None = None
+        """None before the box is published."""
         self._size = layout.RING_OFFSET + capacity * layout.RECORD_SIZE
-        header = _header(identity, capacity, self._size, target_steps).ljust(layout.DECLARED_OFFSET, b"\0")
-        header += layout.DECLARED.pack(run_class.encode(), checkpoint_interval_seconds)
+        self._pid = os.getpid()
+        self._started = (time.monotonic(), time.time())
+        self._capacity, self._target_steps = capacity, target_steps
+        self._declared = (run_class, checkpoint_interval_seconds)
         try:
-            self._file, self._map = _create(self.path, self._size, header)
+            self._file, self.path, self._map = _create(directory, self._size)
         except OSError as error:
-            raise BlackBoxError(f"could not create black box {self.path}: {error.strerror}") from error
+            raise BlackBoxError(f"could not create black box in {directory}: {error.strerror}") from error
         self._ids: dict[str, int] = {}
         self._next_name = itertools.count(1).__next__
         self.refused_name: Callable[[str], object] = str
@@ -65,6 +69,33 @@ class Writer:
         for count, name in enumerate(phases, start=1):
             self.name_number(name)
             self.integers[Now.PHASES] = count
+        if identity is not None:
+            try:
+                self.publish(identity)
+            except BaseException:
+                self.discard()
+                raise
+
+    def publish(self, identity: Identity) -> Identity:
+        """Give the box its place and its readers the identity of the rank.
+
+        Returns the identity, with another name of the run if the directory of its name is another user's.
+        """
+        try:
+            identity = replace(identity, run=own_run(self.directory, identity.run))
+            header = self._header(identity)
+            self._map[: len(header)] = header
+            path = self.directory / identity.run / f"{identity.rank}{layout.SUFFIX}"
+            take(self.path, path)
+        except OSError as error:
+            raise BlackBoxError(f"could not create black box of run {identity.run!r}: {error}") from error
+        self.path, self.identity = path, identity
+        return identity
+
+    def discard(self) -> None:
+        """Remove a box that was not published. Writing stays possible."""
+        self.path.unlink(missing_ok=True)
+        self.unlock()
 
     def attach(self, target: mmap.mmap) -> None:
         """Write into `target` from now on."""
@@ -162,82 +193,53 @@ class Writer:
 
     def unlock(self) -> None:
         """Close the descriptor, which releases the lock. Writing stays possible."""
-        os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _header(self, identity: Identity) -> bytes:
+        fixed = layout.FIXED.pack(
+            layout.MAGIC,
+            layout.VERSION,
+            layout.HEADER_SIZE,
+            layout.RECORD_SIZE,
+            layout.NAME_COUNT,
+            self._capacity,
+            layout.NOW_OFFSET,
+            layout.NAMES_OFFSET,
+            layout.RING_OFFSET,
+            self._size,
+            identity.rank,
+            identity.world_size,
+            identity.local_rank,
+            self._pid,
+            *self._started,
+            math.nan if self._target_steps is None else float(self._target_steps),
+            identity.run.encode(),
+            identity.host.encode("utf-8", "replace")[:64],
+            len(identity.coordinates),
+        )
+        coordinates = b"".join(
+            layout.COORDINATE.pack(name.encode()[:16], index, size)
+            for name, (index, size) in list(identity.coordinates.items())[: layout.MAX_COORDINATES]
+        )
+        run_class, interval = self._declared
+        declared = layout.DECLARED.pack(
+            run_class.encode(), interval, identity.short_name.encode("utf-8", "replace")[:64]
+        )
+        return (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
 
 
-def _create(path: Path, size: int, header: bytes) -> tuple[int, mmap.mmap]:
-    base = path.parent.parent
-    if not base.is_dir():
-        base.mkdir(parents=True, exist_ok=True)
-        base.chmod(0o1777)  # shared by all users, like /tmp
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    file = _open_new(temporary)
+def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:
+    file, path = create_hidden(directory)
     try:
-        os.fchmod(file, 0o644)  # independent of the umask, because the agent is another user
         os.posix_fallocate(file, 0, size)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         target = mmap.mmap(file, size)
-        target[: len(header)] = header
         # 0 is a valid sequence number, so an empty slot 0 must hold another one.
         layout.HEAD.pack_into(target, layout.RING_OFFSET, 0, 0.0, 0.0, 2**64 - 1)
-        temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         os.close(file)
         raise
-    return file, target
-
-
-def _open_new(path: Path) -> int:
-    """Create and open a file, and its directory if needed.
-
-    A process that removes old boxes also removes a directory that has become empty. If a run is resumed after
-    a day, that may happen just before its new file is created. Then the directory is created again.
-    """
-    for again in range(_TRIES, 0, -1):
-        try:
-            _make_readable_directory(path.parent)
-            path.unlink(missing_ok=True)  # left by a killed process with the same id, as in a container
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:
-            if again == 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _make_readable_directory(path: Path) -> None:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        return
-    path.chmod(0o755)
-
-
-def _header(identity: Identity, capacity: int, size: int, target_steps: int | None) -> bytes:
-    fixed = layout.FIXED.pack(
-        layout.MAGIC,
-        layout.VERSION,
-        layout.HEADER_SIZE,
-        layout.RECORD_SIZE,
-        layout.NAME_COUNT,
-        capacity,
-        layout.NOW_OFFSET,
-        layout.NAMES_OFFSET,
-        layout.RING_OFFSET,
-        size,
-        identity.rank,
-        identity.world_size,
-        identity.local_rank,
-        os.getpid(),
-        time.monotonic(),
-        time.time(),
-        math.nan if target_steps is None else float(target_steps),
-        identity.run.encode(),
-        identity.host.encode("utf-8", "replace")[:64],
-        len(identity.coordinates),
-    )
-    coordinates = b"".join(
-        layout.COORDINATE.pack(name.encode()[:16], index, size)
-        for name, (index, size) in list(identity.coordinates.items())[: layout.MAX_COORDINATES]
-    )
-    return fixed + coordinates
+    return file, path, target

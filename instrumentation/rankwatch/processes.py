@@ -1,0 +1,100 @@
+"""What this process is: the user's program, or a child of multiprocessing; and names for what it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_MULTIPROCESSING = ("multiprocessing.process", "multiprocess.process", "billiard.process")
+"""The standard library's, that of Hugging Face's data sets, and Celery's. joblib builds on the first."""
+_LONGEST_WORD = 40
+
+
+def is_helper() -> bool:
+    """True in a process that works for a rank and is none itself.
+
+    A child of multiprocessing first imports the script again, unless it is forked. A call of `start` from
+    there has no `if __name__ == "__main__"` around it, and is not meant for the child. multiprocessing marks
+    this time, because no process may be started in it either.
+    """
+    for name in _MULTIPROCESSING:
+        module: Any = sys.modules.get(name)
+        if module is not None and getattr(module.current_process(), "_inheriting", False):
+            return True
+    data: Any = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def is_child_without_rank(env: Mapping[str, str]) -> bool:
+    """True in a child of multiprocessing whose variables are those of its parent.
+
+    It may still be a rank, as under `torch.multiprocessing.spawn`, but its variables do not say which.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    try:
+        inherited = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True
+    return f"RANK={env.get('RANK')}".encode() in inherited or "RANK" not in env
+
+
+def number_of_child() -> int | None:
+    """Position of this child among those of its parent; None in any other process."""
+    identity = getattr(multiprocessing.current_process(), "_identity", ())
+    return identity[-1] - 1 if identity else None
+
+
+def script_name() -> str:
+    """Name of the program: the module of `python -m`, else the file."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = str(spec.name).removesuffix(".__main__") if spec is not None else ""
+    name = name or Path(sys.argv[0] if sys.argv else "").stem
+    return name if name and not name.startswith("-") else "python"
+
+
+def run_of_one() -> str:
+    """Return a run id for a process that is alone in its job."""
+    return f"{_word(script_name())}-{_word(socket.gethostname())}-{os.getpid()}-{_text(time.time())}"
+
+
+def run_of_job(address: str | None, port: str | None) -> str:
+    """Return a run id that all ranks of the job derive by themselves. The next run may have it too."""
+    if not address or address in ("localhost", "::1") or address.startswith("127."):
+        address = socket.gethostname()
+    name = f"{_word(script_name())}-{_word(address)}"
+    return f"{name}-{port}" if port else name
+
+
+def started_text(*, by_launcher: bool) -> str:
+    """When the job started: its launcher, or else this process, now.
+
+    All processes of a launcher get the same text, also those that torchrun starts again.
+    """
+    started = _started(os.getppid()) if by_launcher else None
+    return _text(time.time() if started is None else started)
+
+
+def _word(text: str) -> str:
+    return text[:_LONGEST_WORD]
+
+
+def _text(moment: float) -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment))
+
+
+def _started(pid: int) -> int | None:
+    """Unix time at which a process started, in whole numbers, so that it comes out the same everywhere."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        for line in Path("/proc/stat").read_text().splitlines():
+            if line.startswith("btime "):
+                return int(line.split()[1]) + ticks // os.sysconf("SC_CLK_TCK")
+    return None

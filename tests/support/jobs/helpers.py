@@ -1,0 +1,49 @@
+"""A trainer that calls `start` without a guard and uses every kind of process that multiprocessing has.
+
+helpers.py METHOD          spawn, forkserver or fork: a pool, a manager and a plain process
+helpers.py torch           workers of a real data loader, by spawn and by forkserver
+"""
+
+import multiprocessing
+import sys
+
+if sys.argv[1] == "torch":
+    import torch.utils.data
+
+import rankwatch
+
+run = rankwatch.start(run="job")
+
+
+def double(number):
+    return 2 * number
+
+
+def work(method):
+    context = multiprocessing.get_context(method)
+    with context.Pool(2) as pool:
+        assert pool.map(double, [1, 2]) == [2, 4]
+    with context.Manager() as manager:
+        assert manager.dict(a=1)["a"] == 1
+    process = context.Process(target=double, args=(1,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def load():
+    numbers = torch.utils.data.TensorDataset(torch.arange(4))
+    for method in ("spawn", "forkserver"):
+        loader = torch.utils.data.DataLoader(numbers, num_workers=1, multiprocessing_context=method)
+        assert len(list(loader)) == 4
+
+
+if __name__ == "__main__":
+    for _ in range(3):
+        with run.step():
+            pass
+    load() if sys.argv[1] == "torch" else work(sys.argv[1])
+    for _ in range(3):
+        with run.step():
+            pass
+    run.finish()
