@@ -93,3 +93,18 @@ def test_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "HANG: the run hangs; rank 1 is to blame, in all_reduce of default_pg (0-2)"
     assert second.startswith("  rank 1 has not called all_reduce number 7 of default_pg (0-2)")
+
+
+@pytest.mark.parametrize(
+    ("state", "colour"),
+    [
+        (State.HANG, "\x1b[31m"),
+        (State.DESYNC, "\x1b[31m"),
+        (State.OK, "\x1b[32m"),
+        (State.SLOW, "\x1b[33m"),
+        (State.INCONCLUSIVE, "\x1b[33m"),
+    ],
+)
+def test_colour_of_a_state(state: State, colour: str) -> None:
+    """Red is for a run that stands, green for one that is well, yellow for all else."""
+    assert next(iter(lines(HangVerdict(state=state), coloured=True))).startswith(f"\x1b[1m{colour}")

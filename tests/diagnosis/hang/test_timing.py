@@ -124,6 +124,27 @@ def test_stuck_rank_is_named() -> None:
     assert (verdict.state, verdict.ranks) == (State.HANG, (1,))
 
 
+@pytest.mark.parametrize(("taken", "ranks"), [(13.0, ()), (20.0, (1,))])
+def test_stuck_gloo_rank(taken: float, ranks: tuple[int, ...]) -> None:
+    """Gloo records no ends: an operation is over once the last member has called it, and not before.
+
+    Rank 3 came at 10 s, and rank 1 has not left since. Three seconds later that is a normal moment.
+    """
+    called = {rank: 10.0 if rank == 3 else 1.0 for rank in range(4)}
+    calls: dict[int, list[Call]] = {
+        rank: [READY, ("all_reduce", at, None if rank == 1 else 10.01)] for rank, at in called.items()
+    }
+    verdict = diagnose(
+        [snapshot(rank, each, taken, gloo=True) for rank, each in calls.items()], stall_seconds=5.0
+    )
+    assert verdict.ranks == ranks
+    if ranks:
+        assert verdict.state is State.HANG
+        reasons = verdict.evidence["reasons"]
+        assert isinstance(reasons, dict)
+        assert reasons["1"].startswith("is stuck in all_reduce number 2 of ")
+
+
 def test_receiver_that_came_later() -> None:
     """A receiver that came after its sender was asked is not blamed.
 

@@ -27,6 +27,29 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
+@pytest.mark.parametrize(
+    ("state", "colour"),
+    [
+        *((state, "\x1b[31m") for state in (RunState.STALLED, RunState.LOST, RunState.FAILED)),
+        *((state, "\x1b[32m") for state in (RunState.RUNNING, RunState.FINISHED)),
+        *((state, "\x1b[33m") for state in (RunState.STARTING, RunState.TERMINATED, RunState.ENDED)),
+    ],
+)
+def test_colour_of_a_state(state: RunState, colour: str, run: Path) -> None:
+    """Red is for what needs somebody, green for what is well, yellow for all else."""
+    head, *rest = lines(replace(diagnose_run(run), state=state), coloured=True)
+    assert head.startswith(f"\x1b[1m{colour}{state.value.upper()}: ")
+    assert head.endswith("\x1b[0m")
+    assert not any("\x1b" in line for line in rest)
+
+
+def test_headline_of_a_stall(run: Path) -> None:
+    """It names the operation and the process group in which the rank is waited for."""
+    assert diagnose_run(run).why == (
+        "rank 3 is waited for in all_reduce of DATA_PARALLEL_GROUP (0-7); it is in backward, step 3"
+    )
+
+
 def test_time_left(run: Path) -> None:
     """Only a run that goes on has time left. A pace says nothing about a run that stands."""
     stalled = diagnose_run(run)

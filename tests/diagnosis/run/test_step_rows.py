@@ -73,6 +73,40 @@ def test_nested_piece() -> None:
     }
 
 
+def test_nested_phases_in_record_order() -> None:
+    """A phase is recorded when it ends. Where two end or begin together, the inner one lies in the outer."""
+    both_end = [(1.4, 2.0, "data_wait"), (1.0, 2.0, "forward")]
+    for phases in (both_end, both_end[::-1]):
+        assert told(lay_out(1.0, 2.0, phases, [], {})) == [("forward", 1.0, 0.4), ("data_wait", 1.4, 0.6)]
+    both_begin = [(1.0, 1.3, "data_wait"), (1.0, 2.0, "forward")]
+    for phases in (both_begin, both_begin[::-1]):
+        assert told(lay_out(1.0, 2.0, phases, [], {})) == [("forward", 1.0, 0.7), ("data_wait", 1.7, 0.3)]
+
+
+def test_collective_in_a_nested_phase() -> None:
+    """It belongs to the innermost phase that holds its beginning: to the outer one once that has ended."""
+    phases = [(1.2, 1.6, "inner"), (1.0, 2.0, "outer")]
+    inside = lay_out(1.0, 2.0, phases, [(1.3, 1.4, True, "all_gather", "tp")], {})
+    assert told(inside) == [("outer", 1.0, 0.6), ("inner", 1.6, 0.3), ("all_gather", 1.9, 0.1)]
+    behind = lay_out(1.0, 2.0, phases, [(1.7, 1.8, True, "all_gather", "tp")], {})
+    assert told(behind) == [("outer", 1.0, 0.5), ("inner", 1.5, 0.4), ("all_gather", 1.9, 0.1)]
+
+
+def test_collective_outside_of_phases() -> None:
+    """It keeps its place and its group, between what no phase claims, and lies inside of none."""
+    phases = [(1.0, 1.5, "forward")]
+    calls = [(1.6, 1.8, True, "all_reduce", "dp")]
+    pieces = lay_out(1.0, 2.0, phases, calls, {})
+    assert told(pieces) == [
+        ("forward", 1.0, 0.5),
+        ("other", 1.5, 0.1),
+        ("all_reduce", 1.6, 0.2),
+        ("other", 1.8, 0.2),
+    ]
+    (collective,) = (each for each in pieces if each.communicates)
+    assert (collective.group, collective.inside) == ("dp", False)
+
+
 def test_device_pieces() -> None:
     """Times of the GPU replace those of the host. Own time first, then what follows the last collective."""
     phases = [(1.0, 1.01, "forward"), (1.01, 1.02, "backward")]

@@ -47,6 +47,24 @@ def test_receive() -> None:
     assert replay.step_seconds(np.where(np.arange(4) == 0, 1.0, replay.measured)).tolist() == [2.5]
 
 
+def test_pipeline_without_messages() -> None:
+    """A forward pass waits for that of the stage before, and a backward pass for that of the stage behind."""
+    table = as_table(
+        [
+            (0, 0, "forward", C, 0.0, 2.0, 0, 0, 0, "", NONE),
+            (0, 0, "backward", C, 4.5, 1.5, 0, 0, 0, "", NONE),
+            (0, 1, "forward", C, 2.0, 1.0, 1, 0, 0, "", NONE),
+            (0, 1, "backward", C, 3.0, 1.5, 1, 0, 0, "", NONE),
+        ]
+    )
+    replay = Replay(table)
+    assert replay.communication.waits_for.tolist() == [-1, 3, 0, -1]
+    assert replay.step_seconds(replay.measured).tolist() == [6.0]
+    for row, faster in ((0, 5.0), (3, 5.5)):
+        ideal = np.where(np.arange(4) == row, 1.0, replay.measured)
+        assert replay.step_seconds(ideal).tolist() == [faster]
+
+
 def test_pause() -> None:
     """It belongs to no operation, so no other duration takes it away."""
     table = as_table(
