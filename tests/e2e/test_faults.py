@@ -20,7 +20,7 @@ from support.training import ranks as rank_processes
 
 pytestmark = pytest.mark.e2e
 
-NODE, LOST_NODE = "node-a", "node-b"
+NODE, LOST_NODE, IDLE_NODE = "node-a", "node-b", "node-c"
 CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=60.0, loss_for_seconds=5.0)
 """As in the demo, but with a short time for the loss: a tiny model recovers from a blow-up in seconds."""
 FAULTS: dict[str, tuple[str, ...]] = {
@@ -54,7 +54,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
     """All jobs run. Faults that the trainer cannot inject are made from outside."""
     require("prometheus", "prometheus-alertmanager")
     with (
-        monitored_system(tmp_path_factory.mktemp("faults"), CONFIG, (NODE, LOST_NODE)) as system,
+        monitored_system(tmp_path_factory.mktemp("faults"), CONFIG, (NODE, LOST_NODE, IDLE_NODE)) as system,
         ExitStack() as ranks,
     ):
         for run, faults in FAULTS.items():
@@ -77,7 +77,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
         poll(
             lambda: _recorded_as_running(system, "lost-node"), SECONDS_TO_ALERT, "recorded state of lost-node"
         )
-        system.agents[LOST_NODE].process.kill()
+        for node in (LOST_NODE, IDLE_NODE):
+            system.agents[node].process.kill()
         plain["lost-node"].kill()
         yield system
 
@@ -100,10 +101,15 @@ def test_alert(run: str, name: Alert, labels: dict[str, str], system: MonitoredS
 
 
 def test_agent_down(system: MonitoredSystem) -> None:
-    """An agent that cannot be scraped raises an alert without a run, beside that of its run."""
-    alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down", node=LOST_NODE)
+    """An agent that cannot be scraped raises an alert of its own; that of a lost node is held back."""
+    alert = system.alert("", Alert.TELEMETRY_ABSENT, reason="agent_down", node=IDLE_NODE)
     assert complete(alert, CONFIG), alert
-    assert system.agents[LOST_NODE].address in alert.annotations["description"]
+    assert system.agents[IDLE_NODE].address in alert.annotations["description"]
+    assert not [
+        each
+        for each in system.delivered()
+        if each.labels.get("node") == LOST_NODE and "run" not in each.labels
+    ]
 
 
 def test_no_other_alert(system: MonitoredSystem) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, listed, looked_up, matching, value_of
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.agents import AGENT
 from rankwatch_alerts.recording.nodes import CHECKPOINT_STEP, LOST, MANY_LOST, NODE, SILENT, SILENT_RANKS
 from rankwatch_alerts.recording.stall_places import STALL
-from rankwatch_alerts.rules import NODE_UNSEEN, RUN, Alert, AlertRule, Severity, duration
+from rankwatch_alerts.rules import NODE_UNSEEN, RUN, Alert, AlertRule, Severity
 
 _OF_PLACE = ("cluster", "run", "node")
 _OF_NODE = ("cluster", "node")
@@ -161,11 +162,10 @@ def _runs() -> str:
 
 def _agent(config: RuleConfig) -> str:
     """What answers in place of the node tells a machine that is gone from an agent that is."""
-    memory = duration(config.node_memory_seconds)
-    was = f"last_over_time(rankwatch_agent_info{matching(_OF_NODE)}[{memory}])"
+    job = f'{{job="{config.agent_job}"}}'
     failing = (
-        f'max(scrape_duration_seconds{{job="{config.agent_job}"}} '
-        f'and on (job, instance) (up{{job="{config.agent_job}"}} == 0) and on (job, instance) {was})'
+        f"max(scrape_duration_seconds{job} and on (instance) (up{job} == 0) "
+        f"and on (instance) {AGENT}{matching(_OF_NODE)})"
     )
     slow = min(_NO_ANSWER_SECONDS, config.scrape_interval_seconds / 2)
     scraped = looked_up(

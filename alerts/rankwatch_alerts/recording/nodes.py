@@ -6,7 +6,7 @@ remembered, not every rank.
 
 - *seen*: when ranks of the run were last seen running on the node; 0 once they run there no more.
 - *silent*: a node of which nothing has been seen for several scrapes. It was last seen before the run stood
-  still: an agent that is restarted during a stall has not caused it.
+  still, or after another node was lost: an agent that is restarted during a stall has not caused it.
 - *lost*: a silent node whose run stands still. If the other ranks make progress, the silent ones do too, and
   only their telemetry is missing.
 """
@@ -108,7 +108,7 @@ def _silent_rule(config: RuleConfig) -> RecordingRule:
         (
           ({SEEN} > 0) < time() - {config.node_silent_seconds:g}
           unless on ({RUN})
-          {STALL} offset {silent}
+          ({STALL} offset {silent} unless on ({RUN}) {LOST})
         )
         or
         ({_last(SILENT, config)} == {SEEN})

@@ -117,11 +117,16 @@ class AgentProcess(NamedTuple):
 
 @contextlib.contextmanager
 def agent_process(
-    directory: Path, *flags: str, environ: Mapping[str, str] | None = None
+    directory: Path,
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    listen: str = "127.0.0.1:0",
 ) -> Iterator[AgentProcess]:
-    """The real agent as a process on a free loopback port, killed at the end."""
+    """The real agent as a process on a free loopback port, killed at the end. `prefix`: a command that runs
+    another command."""
     address_file = directory / "address"
-    command = [sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"]
+    command = [*prefix, sys.executable, "-m", "rankwatch_cli", "agent", "--listen", listen]
     command += ["--address-file", str(address_file), "--directory", str(directory / "blackboxes"), *flags]
     process = subprocess.Popen(
         command, env={**clean_environment(), **(environ or {})}, stderr=subprocess.PIPE, text=True

@@ -27,15 +27,30 @@ class ForkedRanks:
         """Start all ranks of one job, with these arguments of Python and the environment of torchrun."""
         port = self._ports.enter_context(reserved_port())
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        for rank in range(ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **rendezvous}
-            self._fork({"arguments": [*arguments], "environ": {**environ, **place}, "log": str(log)})
+        self.start_some(arguments, {**environ, **rendezvous}, ranks=range(ranks), log=log)
 
-    def _fork(self, request: Mapping[str, object]) -> None:
+    def start_some(
+        self, arguments: Sequence[str], environ: Mapping[str, str], *, ranks: range, log: Path
+    ) -> list[int]:
+        """Start these ranks of a job; `environ` holds its rendezvous. Returns their process ids."""
+        return [
+            self._fork(
+                {
+                    "arguments": [*arguments],
+                    "environ": {**environ, "RANK": str(rank), "LOCAL_RANK": str(local)},
+                    "log": str(log),
+                }
+            )
+            for local, rank in enumerate(ranks)
+        ]
+
+    def _fork(self, request: Mapping[str, object]) -> int:
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(f"{json.dumps(request)}\n")
         self._server.stdin.flush()
-        assert self._server.stdout.readline(), "the process that forks ranks has ended"
+        pid = self._server.stdout.readline()
+        assert pid, "the process that forks ranks has ended"
+        return int(pid)
 
 
 @contextlib.contextmanager
