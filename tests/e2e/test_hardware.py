@@ -1,0 +1,270 @@
+"""Hardware breaks below real agents, and a real Prometheus raises the alert of each fault, with its rank.
+
+All faults happen at once, on one node each: on `n` a GPU, a port or an interface for each fault, on `hung` a
+driver that does not return, on `short` a GPU that never answered. Times are a sixtieth of the usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from rankwatch_alerts import Alert, RuleConfig, prometheus_config, write_rules
+from rankwatch_alerts.rules import HARDWARE_ALERTS
+from support.gpu.node import GpuNode, gpu_node
+from support.gpu.nvml import FakeDriver, nvml_library
+from support.gpu.nvml_node import hopper_node, running
+from support.servers.prometheus import get_json, poll, prometheus, query, require
+from support.sources.node_tree import add_interface, add_pci, write
+from support.training.ranks import rank
+
+__all__ = ["nvml_library"]
+pytestmark = pytest.mark.e2e
+
+SECONDS = 180.0
+COLLECTORS = "ranks,host,network,rdma,gpu,gpu_driver,xid,kernel_log"
+CONFIG = replace(RuleConfig().scaled(60), disk_free_share=0.999)
+"""No file system on which this test runs is that empty, so the one of the checkpoint path counts as full."""
+RUN = "job"
+IDLE_GPU = 7
+"""The GPU of node n that no rank works on; the rank on GPU i is rank i."""
+_AS_RANK = 'print("ready", flush=True)\nsteps(10**6, forward=0.5)\n'
+
+PAGE, TICKET, CONTEXT = "critical", "warning", "info"
+
+
+class Expected(NamedTuple):
+    """An alert that must fire."""
+
+    alert: Alert
+    severity: str
+    gpu: int | None = None
+    """Index of the GPU on node n; its rank is the label `rank`, unless it is idle."""
+    more: Mapping[str, str] = MappingProxyType({})
+    node: str = "n"
+    run: str | None = RUN
+
+    @property
+    def name(self) -> str:
+        """For the list of tests."""
+        return "-".join((self.alert, self.node, *self.more.values()))
+
+
+EXPECTED = (
+    Expected(Alert.GPU_LOST, PAGE, 0),
+    Expected(Alert.GPU_XID, PAGE, 1, {"xid": "62", "action": "reset_gpu"}),
+    Expected(Alert.GPU_XID, CONTEXT, 2, {"xid": "31", "action": "restart_app"}),
+    Expected(Alert.GPU_ECC_UNCORRECTED, PAGE, 2),
+    Expected(Alert.GPU_NEEDS_RESET, PAGE, 3, {"reason": "driver", "action": "gpu_reset"}),
+    Expected(Alert.GPU_POWER_BRAKE, PAGE, 4),
+    Expected(Alert.GPU_THROTTLED, TICKET, 5),
+    Expected(Alert.GPU_PCIE_DEGRADED, TICKET, 5),
+    Expected(Alert.NVLINK_DOWN, PAGE, 6, {"reason": "link"}),
+    Expected(Alert.NVLINK_ERRORS, TICKET, 6),
+    Expected(Alert.GPU_NEEDS_RESET, TICKET, IDLE_GPU, {"reason": "row_remap_pending"}, run=None),
+    Expected(Alert.GPU_NEEDS_REPLACEMENT, TICKET, IDLE_GPU, {"reason": "row_remap_failed"}, run=None),
+    Expected(Alert.GPU_NEEDS_REPLACEMENT, TICKET, IDLE_GPU, {"reason": "sram_ecc_threshold"}, run=None),
+    Expected(Alert.GPU_NEEDS_REPLACEMENT, TICKET, IDLE_GPU, {"reason": "row_remap_exhausted"}, run=None),
+    Expected(Alert.NVLINK_DOWN, PAGE, None, {"reason": "nvswitch"}),
+    Expected(Alert.RDMA_LINK_DOWN, PAGE, None, {"device": "mlx5_0", "port": "1"}),
+    Expected(Alert.RDMA_LINK_FLAPPING, PAGE, None, {"device": "mlx5_1", "port": "1"}),
+    Expected(Alert.RDMA_ERRORS, TICKET, None, {"device": "mlx5_2", "port": "1"}),
+    Expected(Alert.NIC_DOWN, PAGE, None, {"device": "eth0"}),
+    Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "errors"}),
+    Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "flapping"}),
+    Expected(Alert.OOM_KILL, TICKET),
+    Expected(Alert.CHECKPOINT_DISK_FILLING, TICKET, node="", run=None),
+    Expected(Alert.GPU_DRIVER_UNRESPONSIVE, PAGE, node="hung"),
+    Expected(Alert.GPUS_MISSING, TICKET, node="short", run=None),
+)
+CONSEQUENCES = {(Alert.GPUS_MISSING, "n")}
+"""Raised by the lost GPU too, and held back by Alertmanager."""
+
+
+class Seen(NamedTuple):
+    """The alerts that fired, and the UUIDs of the GPUs of node n."""
+
+    alerts: list[dict[str, Any]]
+    uuids: list[str]
+
+    def find(self, expected: Expected) -> dict[str, Any] | None:
+        """The alert as Prometheus shows it."""
+        wanted = {"alertname": str(expected.alert), "severity": expected.severity, **expected.more}
+        absent = set()
+        if expected.gpu is not None:
+            wanted["gpu"] = self.uuids[expected.gpu]
+        if expected.node:
+            wanted["node"] = expected.node
+        if expected.run is None:
+            absent |= {"run", "rank"}
+        else:
+            wanted["run"] = expected.run
+            if expected.gpu is not None:
+                wanted["rank"] = str(expected.gpu)
+        return next(
+            (
+                each
+                for each in self.alerts
+                if wanted.items() <= each["labels"].items() and not absent & each["labels"].keys()
+            ),
+            None,
+        )
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Seen]:
+    """Healthy first, then everything breaks; ends when each alert has fired, or after a while."""
+    require("prometheus")
+    directory = tmp_path_factory.mktemp("hardware")
+    with ExitStack() as stack:
+        nodes = {
+            name: _node(stack, directory / name, nvml_library, name, gpus)
+            for name, gpus in {"n": 8, "hung": 8, "short": 7}.items()
+        }
+        _add_interface(nodes["n"])
+        _start_ranks(stack, nodes)
+        rules = write_rules(CONFIG, directory / "rules")
+        content = prometheus_config(
+            CONFIG, rule_files=rules, agent_targets=[each.agent.address for each in nodes.values()]
+        )
+        url = stack.enter_context(prometheus(content, directory))
+        poll(lambda: _attributed(url) == IDLE_GPU, SECONDS, "a rank for each GPU but one")
+        uuids = [gpu["uuid"] for gpu in nodes["n"].driver.node["gpus"]]
+        assert not [each for each in _firing(url) if each["labels"].get("node") in ("n", "hung")]
+        _break(nodes["n"])
+        nodes["hung"].driver.hang("nvmlDeviceGetPowerUsage")
+        found = Seen([], uuids)
+
+        def all_seen() -> bool:
+            known = [each["labels"] for each in found.alerts]
+            found.alerts.extend(each for each in _firing(url) if each["labels"] not in known)
+            return all(found.find(each) for each in EXPECTED)
+
+        with suppress(pytest.fail.Exception):  # the test of each alert tells which is missing
+            poll(all_seen, SECONDS, "alert of each fault")
+        yield found
+
+
+def _node(stack: ExitStack, directory: Path, library: Path, name: str, gpus: int) -> GpuNode:
+    """An agent on a tree of 8 GPUs of which the driver shows some."""
+    directory.mkdir()
+    driver = FakeDriver(directory, library, hopper_node(gpus))
+    driver.update(running)
+    flags, collectors = ["--node", name], COLLECTORS
+    if name == "n":
+        flags += ["--rootfs", "/", "--checkpoint-paths", str(directory)]
+        collectors += ",disk"
+    return stack.enter_context(gpu_node(directory, driver, *flags, interval=0.5, collectors=collectors))
+
+
+def _start_ranks(stack: ExitStack, nodes: dict[str, GpuNode]) -> None:
+    """One rank for each GPU of n but the last, and one on the node whose driver will hang."""
+    places = [("n", gpu["uuid"]) for gpu in nodes["n"].driver.node["gpus"][:IDLE_GPU]] + [("hung", "")]
+    for number, (name, gpu) in enumerate(places):
+        boxes = nodes[name].kernel_log.parent / "blackboxes"
+        stack.enter_context(rank(boxes, _AS_RANK, run=RUN, number=number, world=len(places), gpu=gpu))
+
+
+def _attributed(url: str) -> int:
+    """GPUs of node n of which Prometheus knows the rank."""
+    return len(query(url, 'gpu:rankwatch_rank_start_timestamp_seconds:latest{node="n"}'))
+
+
+def _firing(url: str) -> list[dict[str, Any]]:
+    """Firing alerts on hardware."""
+    found = get_json(f"{url}/api/v1/alerts")["data"]["alerts"]
+    return [
+        each
+        for each in found
+        if each["state"] == "firing" and each["labels"]["alertname"] in set(map(str, HARDWARE_ALERTS))
+    ]
+
+
+def _break(node: GpuNode) -> None:
+    """Every fault of node n at once."""
+    _break_gpus(node.driver)
+    _break_network(node)
+    vmstat = node.tree.procfs / "vmstat"
+    vmstat.write_text(vmstat.read_text().replace("oom_kill 3", "oom_kill 4"))
+    with node.kernel_log.open("a") as log:
+        log.write("4,2,2000000,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 33 egress\n")
+
+    def counted() -> bool:
+        """Events from before the worker listens are lost, so they are repeated until they are counted."""
+        node.driver.xid(1, 62)
+        node.driver.xid(2, 31)
+        return sum("rankwatch_gpu_xid_errors_total{" in each for each in node.metrics()) >= 2
+
+    poll(counted, SECONDS, "both XID errors in the metrics")
+
+
+def _break_gpus(driver: FakeDriver) -> None:
+    driver.lose(0)
+    driver.set(2, "ecc.uncorrected.volatile", 2000)
+    driver.set(3, "fields.230", 1)  # NVML_GPU_RECOVERY_ACTION_GPU_RESET
+    half_the_time = {"value": 10**12, "rate": 5e8}  # ns
+    driver.set(4, "fields.271", half_the_time)
+    driver.set(5, "fields.270", half_the_time)
+    driver.set(5, "pcie.width", 8)
+    driver.set(6, "nvlinks.17.active", 0)
+    driver.set(6, "fields.162.0", 1000)
+    driver.set(IDLE_GPU, "fields.144", 1)
+    driver.set(IDLE_GPU, "fields.145", 1)
+    driver.set(IDLE_GPU, "sram.exceeded", 1)
+    driver.set(IDLE_GPU, "remap_banks.none", 1)
+
+
+def _break_network(node: GpuNode) -> None:
+    rdma, interfaces = (node.tree.sysfs / "class" / each for each in ("infiniband", "net"))
+    write(rdma / "mlx5_0/ports/1", {"state": "1: DOWN", "phys_state": "2: Polling"})
+    write(rdma / "mlx5_1/ports/1/counters", {"link_downed": 2100})
+    write(rdma / "mlx5_2/ports/1/counters", {"symbol_error": 100_000})
+    write(interfaces / "eth0", {"operstate": "down"})
+    write(interfaces / "eth1", {"carrier_down_count": 9})
+    _write_errors(node, 100_000)
+
+
+def _add_interface(node: GpuNode) -> None:
+    """eth1, beside eth0 of the tree."""
+    device = add_pci(node.tree.sysfs, "pci0000:00/0000:03:00.0", "0x020000", "0x14e4", "bnxt_en", 0)
+    add_interface(node.tree.sysfs, device, "eth1")
+    _write_errors(node, 0)
+
+
+def _write_errors(node: GpuNode, errors: int) -> None:
+    path = node.tree.procfs / "net/dev"
+    others = [line for line in path.read_text().splitlines() if "eth1" not in line]
+    counters = [1000, 10, errors, 0, 0, 0, 0, 0, 1000, 10, 0, 0, 0, 0, 0, 0]
+    path.write_text("\n".join([*others, "  eth1: " + " ".join(map(str, counters))]) + "\n")
+
+
+@pytest.mark.parametrize("expected", EXPECTED, ids=[each.name for each in EXPECTED])
+def test_alert(expected: Expected, seen: Seen) -> None:
+    """It fires as a page, a ticket or context, and its text names node, part, run and rank."""
+    alert = seen.find(expected)
+    assert alert, [each["labels"] for each in seen.alerts if each["labels"]["alertname"] == expected.alert]
+    text = alert["annotations"]["description"]
+    assert not any(each in text for each in ("no value", "  ", "not known", "unknown")), text
+    labels = alert["labels"]
+    named = [labels[each] for each in ("node", "gpu", "device", "xid", "run") if each in labels]
+    assert all(each in text for each in named), text
+    if "rank" in labels:
+        assert f"ank {labels['rank']} of run {RUN}" in text
+    assert alert["annotations"]["runbook_url"].endswith(f"/{expected.alert}")
+
+
+def test_no_other_alert(seen: Seen) -> None:
+    """No fault is taken for another one."""
+    expected = {(each.alert, each.node) for each in EXPECTED} | CONSEQUENCES
+    surplus = [
+        each["labels"]
+        for each in seen.alerts
+        if (each["labels"]["alertname"], each["labels"].get("node", "")) not in expected
+    ]
+    assert not surplus
