@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rankwatch import lifecycle
+from rankwatch.allocator import AllocatorMemory
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
@@ -245,6 +246,10 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
         writer.set_gpu(gpu)
     elif run.device is not None:
         run.after_steps(RankGpu(writer, sys.modules["torch"].cuda).resolve)
+    if run.device is not None:
+        memory = AllocatorMemory(writer, sys.modules["torch"].cuda)
+        run.after_steps(memory.resolve)
+        run.when_ended(memory.sample)  # out of memory may be why it ends
 
 
 def _record_collectives(run: Run, writer: Writer) -> None:

@@ -65,6 +65,7 @@ class RanksCollector:
     max_runs: runs followed at once.
     max_names: distinct names (scalars, groups, ...) exported per kind and rank.
     conditions: takes the condition of each rank, for other collectors to read.
+    procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
 
@@ -80,12 +81,14 @@ class RanksCollector:
         max_runs: int = 100,
         max_names: int = 64,
         conditions: RunConditions | None = None,
+        procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
         self._max_names = max_names
+        self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
         self._durations: dict[str, StepDurations] = {}
@@ -135,7 +138,7 @@ class RanksCollector:
     def _series(self, runs: Mapping[str, list[RankFollower]]) -> list[Series]:
         """The series of all runs, as far as their owners' shares go."""
         offset = self._wall() - self._monotonic()
-        make = RankSeries(lambda moment: moment + offset)
+        make = RankSeries(lambda moment: moment + offset, self._procfs)
         series: list[Series] = []
 
         def add(part: _Part) -> float:

@@ -75,6 +75,11 @@ class RankFollower:
         totals.collectives.resolve_by(self._reader.name, self._groups_now)
 
     @property
+    def pid(self) -> int | None:
+        """The process that writes the box, in the agent's PID namespace; None where it is unknown or gone."""
+        return self._reader.writer_pid
+
+    @property
     def header(self) -> Header:
         """The header of the present process's box."""
         return self._reader.header

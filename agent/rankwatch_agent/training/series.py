@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.runtime.collector import Series
@@ -13,6 +14,7 @@ from rankwatch_agent.training.collectives.totals import (
     totals_series,
 )
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.memory import memory_series, resident_bytes
 from rankwatch_agent.training.totals import RankTotals
 
 _STAGE = "pp"
@@ -30,10 +32,14 @@ def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
 
 
 class RankSeries:
-    """Makes the series of a rank; `wall` turns monotonic time into Unix time."""
+    """Makes the series of a rank; `wall` turns monotonic time into Unix time.
 
-    def __init__(self, wall: Callable[[float], float]) -> None:
+    procfs: the agent's own, whose process ids are those of the kernel's lock holders.
+    """
+
+    def __init__(self, wall: Callable[[float], float], procfs: Path) -> None:
         self._wall = wall
+        self._procfs = procfs
 
     def of(self, rank: RankFollower) -> list[Series]:
         """Everything exported about this rank."""
@@ -46,6 +52,9 @@ class RankSeries:
         found.extend(self._collectives(rank, key))
         found.extend(self._checkpoints(totals, key))
         found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
+        pid = rank.pid
+        resident = None if pid is None else resident_bytes(self._procfs, pid)
+        found.extend(memory_series(key, resident, rank.now.allocator))
         found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
         return found
 

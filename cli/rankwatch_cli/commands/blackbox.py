@@ -85,6 +85,12 @@ def _final_state(rank: RankFollower) -> Iterator[str]:
         yield f"open phase {name} since {_clock(header, began)}"
     loss = rank.totals.scalars.get(LOSS)
     yield f"loss {'not reported' if loss is None else f'{loss:g}'}"
+    if now.allocator is not None:
+        held = now.allocator
+        yield (
+            f"GPU memory: tensors hold {held.allocated:,} bytes (at most {held.peak:,}), the allocator "
+            f"{held.reserved:,}; {held.retries} retries, {held.out_of_memory} times out of memory"
+        )
     yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
     if now.names_refused:
         yield f"{now.names_refused} uses of names for which the table of {layout.NAME_COUNT - 1} has no place"

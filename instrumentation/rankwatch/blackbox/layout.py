@@ -133,6 +133,18 @@ class Now(IntEnum):
     """Times that a name found the table of names full."""
     ENDED_BY = 13
     """Number of the name of the lifecycle event that ended the run; 0 until then."""
+    ALLOCATOR_SAMPLED = 16
+    """When the following five were sampled from torch's allocator of GPU memory, a moment; 0 until then."""
+    ALLOCATOR_ALLOCATED = 17
+    """Bytes that tensors hold now."""
+    ALLOCATOR_RESERVED = 18
+    """Bytes that the allocator holds of the GPU."""
+    ALLOCATOR_PEAK = 19
+    """Most bytes that tensors have held."""
+    ALLOCATOR_RETRIES = 20
+    """Times that the allocator gave back all cached memory and tried again."""
+    ALLOCATOR_OUT_OF_MEMORY = 21
+    """Times that even this did not suffice."""
     PHASE_BEGAN = 64
     """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""

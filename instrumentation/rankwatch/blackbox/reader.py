@@ -27,7 +27,7 @@ from rankwatch.blackbox.columns import (
 )
 from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
 from rankwatch.blackbox.layout import Now
-from rankwatch.blackbox.records import GroupNow, NowBlock
+from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
 from rankwatch.errors import BlackBoxError
 
 _CHUNK_RECORDS = 256
@@ -72,6 +72,9 @@ class Reader:
         self._next = 0
         self.at_end = False
         """True if the last poll reached the newest record."""
+        self.writer_pid: int | None = None
+        """The process that held the lock at the last look, in the reader's PID namespace; None where it is
+        unknown there, or the lock is free."""
         self._hole = (-1, 0)
         self._names: dict[int, str] = {}
 
@@ -83,7 +86,9 @@ class Reader:
         """True while the process that wrote the box holds its lock."""
         query = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         answer = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, query))
-        return bool(answer[0] != fcntl.F_UNLCK)
+        alive = bool(answer[0] != fcntl.F_UNLCK)
+        self.writer_pid = answer[4] if alive and answer[4] > 0 else None
+        return alive
 
     def replaced(self) -> bool:
         """True if the path now names another file or none."""
@@ -113,6 +118,7 @@ class Reader:
                 if number and 0.0 < began[number] < END_OF_TIME
             },
             gpu=self._printable_name(integers[Now.GPU]),
+            allocator=_allocator(integers, floats),
             ended_by=self._printable_name(integers[Now.ENDED_BY]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
             groups=tuple(self._groups(integers, floats)),
@@ -279,6 +285,13 @@ class Reader:
         if len(raw) != size:
             raise BlackBoxError(f"{self.path} was cut short at byte {offset + len(raw)}", reason="truncated")
         return raw
+
+
+def _allocator(integers: memoryview[int], floats: memoryview[float]) -> AllocatorNow | None:
+    if not 0.0 < floats[Now.ALLOCATOR_SAMPLED] < END_OF_TIME:
+        return None
+    words = integers[Now.ALLOCATOR_ALLOCATED : Now.ALLOCATOR_OUT_OF_MEMORY + 1]
+    return AllocatorNow(*(max(0, each) for each in words))
 
 
 def _open(path: Path) -> int:

@@ -50,6 +50,21 @@ class GroupNow(NamedTuple):
     """Name of the operation enqueued last."""
 
 
+class AllocatorNow(NamedTuple):
+    """What torch's allocator of GPU memory held when the rank last looked."""
+
+    allocated: int
+    """Bytes that tensors held."""
+    reserved: int
+    """Bytes that the allocator held of the GPU."""
+    peak: int
+    """Most bytes that tensors had held."""
+    retries: int
+    """Times that it gave back all cached memory and tried again."""
+    out_of_memory: int
+    """Times that even this did not suffice."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NowBlock:
     """What the rank was doing when the block was read. After its end this is the final state."""
@@ -68,6 +83,8 @@ class NowBlock:
     """Number of a phase's name -> when it last began. Phases that never began are left out."""
     gpu: str
     """UUID of the rank's GPU; empty while it is unknown."""
+    allocator: AllocatorNow | None = None
+    """None where the rank uses no GPU, or has not looked yet."""
     ended_by: str = ""
     """Lifecycle event that ended the run; empty until then."""
     names_refused: int = 0

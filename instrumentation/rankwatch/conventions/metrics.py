@@ -12,12 +12,13 @@ from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
-from rankwatch.conventions.runs import CHECKPOINTS, RANKS, RUNS, SCALARS, STEPS, VARIATION
+from rankwatch.conventions.runs import CHECKPOINTS, MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
 
 METRICS: tuple[Metric, ...] = (
     *RUNS,
     *RANKS,
+    *MEMORY,
     *STEPS,
     *VARIATION,
     *SCALARS,

@@ -68,6 +68,45 @@ RANKS = (
     ),
 )
 
+MEMORY = (
+    gauge(
+        "rankwatch_rank_resident_memory_bytes",
+        "bytes",
+        _RANK,
+        "Resident memory of the rank's process without its children; no series where that process is hidden.",
+    ),
+    gauge(
+        "rankwatch_rank_gpu_memory_allocated_bytes",
+        "bytes",
+        _RANK,
+        "GPU memory that the rank's tensors hold, by torch's allocator; sampled after a step every 10 s.",
+    ),
+    gauge(
+        "rankwatch_rank_gpu_memory_reserved_bytes",
+        "bytes",
+        _RANK,
+        "GPU memory that torch's allocator holds for the rank, in use by tensors or cached.",
+    ),
+    gauge(
+        "rankwatch_rank_gpu_memory_peak_bytes",
+        "bytes",
+        _RANK,
+        "Most GPU memory that the rank's tensors have held since its process began or reset the peak.",
+    ),
+    counter(
+        "rankwatch_rank_gpu_memory_retries_total",
+        "1",
+        _RANK,
+        "Times torch's allocator gave back all cached GPU memory and tried again: each one stalls the rank.",
+    ),
+    counter(
+        "rankwatch_rank_gpu_memory_failures_total",
+        "1",
+        _RANK,
+        "Times torch's allocator raised an out-of-memory error in the rank.",
+    ),
+)
+
 STEPS = (
     gauge("rankwatch_step", "1", _RANK, "Number of the last completed training step."),
     gauge("rankwatch_target_steps", "1", _RANK, "Steps that the run wants to reach, where it reports them."),
