@@ -44,7 +44,7 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         # A checkpoint path is often a network file system under load, and slow.
         "disk": Schedule(15.0, 10.0),
         # One file of each process of the node.
-        "processes": Schedule(15.0, 10.0),
+        "processes": Schedule(30.0, 10.0),
         # A file server that is gone costs two seconds.
         "mounts": Schedule(15.0, 10.0),
         # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.

@@ -177,10 +177,12 @@ def parse_mountinfo(text: str) -> list[Mount]:
 def data_mounts(mounts: Iterable[Mount], directory: str) -> list[Mount]:
     """The file systems that can hold data of a process, each once: first that of its working directory.
 
-    A file system that is mounted at several places is named after the one that is best for a person.
+    A file system that is mounted at several places is named after the one that is best for a person. One that
+    another was mounted over cannot be reached.
     """
     found: dict[str, Mount] = {}
-    for mount in sorted(filter(_holds_data, mounts), key=lambda each: _rank_of_place(each, directory)):
+    reachable = {mount.path: mount for mount in mounts}.values()
+    for mount in sorted(filter(_holds_data, reachable), key=lambda each: _rank_of_place(each, directory)):
         found.setdefault(mount.device, mount)
     return list(found.values())[:MAX_MOUNTS]
 

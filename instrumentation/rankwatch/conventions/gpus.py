@@ -13,7 +13,8 @@ GPU_DRIVER = (
         "rankwatch_gpus_expected",
         "1",
         (),
-        "NVIDIA GPUs on the PCI bus (/sys/bus/pci), independent of the driver.",
+        "NVIDIA GPUs on the PCI bus (/sys/bus/pci), independent of the driver. Where the bus never showed "
+        "one, the most that the driver showed.",
     ),
     gauge(
         "rankwatch_gpus_visible",

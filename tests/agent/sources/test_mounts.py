@@ -31,6 +31,7 @@ NODE = """\
 24 22 0:5 / /dev rw - devtmpfs devtmpfs rw
 25 24 0:26 / /dev/shm rw - tmpfs tmpfs rw
 26 22 0:27 / /run rw - tmpfs tmpfs rw
+32 25 0:28 / /dev/shm rw - tmpfs shm rw
 27 22 0:51 / /mnt/check\\040points rw - nfs4 fs01:/check\\040points rw,vers=4.2
 28 22 0:52 / /data rw - lustre 10.0.0.1@o2ib:/scratch rw
 29 22 259:5 / /local rw - xfs /dev/nvme1n1 rw
@@ -61,7 +62,9 @@ device fs02:/broken mounted on /broken with fstype nfs statvers=1.1
 
 def test_data_mounts() -> None:
     """The file system of the working directory first, then network file systems; each device once."""
-    found = [(each.path, each.type) for each in data_mounts(parse_mountinfo(NODE), "/scratch/me/run7/logs")]
+    mounts = data_mounts(parse_mountinfo(NODE), "/scratch/me/run7/logs")
+    assert mounts[-1].source == "shm"  # the other tmpfs lies below it, and nobody reaches it
+    found = [(each.path, each.type) for each in mounts]
     assert found == [
         ("/scratch/me/run7", "xfs"),
         ("/", "ext4"),

@@ -177,6 +177,7 @@ class GpuDriverCollector:
         self._driver = driver
         self._pci = pci
         self._modules = sysfs / "module"
+        self._most_visible = 0
 
     def collect(self) -> Collection:
         """Read the bus once; raises NotApplicable where there is none, CollectError.
@@ -185,6 +186,9 @@ class GpuDriverCollector:
         """
         expected = len(self._pci.expected())
         status = self._driver.status()
+        self._most_visible = max(self._most_visible, status.visible)
+        if not self._pci.shows_gpus:  # then only the driver knows how many there are
+            expected = self._most_visible
         counts = (Series(_EXPECTED, (), expected), Series(_VISIBLE, (), status.visible))
         if expected == 0 and status.starts == 0:
             return Collection(counts)

@@ -39,6 +39,11 @@ class PciGpus:
         # Iterates over a copy: the collectors gpu and gpu_driver call this in threads of their own.
         return frozenset(address for address in tuple(self._seen) if not self._passed_through(address))
 
+    @property
+    def shows_gpus(self) -> bool:
+        """Whether a GPU was ever on the bus."""
+        return bool(self._seen)
+
     def _is_gpu(self, address: str) -> bool | None:
         """None where the files of the device cannot be read; they are read again next time."""
         device = self._devices / address

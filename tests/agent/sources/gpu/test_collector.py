@@ -149,7 +149,12 @@ def test_named_library_without_a_gpu_on_the_bus(node: Node, tmp_path: Path) -> N
     (tmp_path / "bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
     (tmp_path / "libnvidia-ml.so.1").touch()
     assert values([node.gpu.collect()])["rankwatch_gpu_power_watts", UUID] == 300
+    assert values([node.driver.collect()])["rankwatch_gpus_expected",] == 1
     assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 1
+    node.act.write_text("lost")
+    node.gpu.collect()
+    assert values([node.driver.collect()])["rankwatch_gpus_expected",] == 1
+    assert values([node.driver.collect()])["rankwatch_gpus_visible",] == 0
     node.act.write_text("absent")
     with pytest.raises(NotApplicable, match="no driver"):
         node.gpu.collect()
