@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
@@ -22,6 +23,7 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
     Call it before this process creates its own box: closing a second descriptor of that file would drop its
     lock.
     """
+    remove_abandoned(directory)
     for path in directory.glob(f"*/*{layout.SUFFIX}"):
         try:
             last_activity, inode = _last_activity(path)

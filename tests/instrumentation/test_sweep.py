@@ -103,3 +103,16 @@ def test_box_replaced_during_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     reader = Reader(path)
     assert reader.header.pid == os.getpid()
     reader.close()
+
+
+def test_hidden_box(tmp_path: Path) -> None:
+    """The box of a process that was killed before its rank was known goes. One that still waits stays."""
+    dead, waiting = (Writer(tmp_path, None, phases=()) for _ in range(2))
+    for each in (dead, waiting):
+        os.utime(each.path, (1.0, 1.0))
+    fresh = Writer(tmp_path, None, phases=())
+    dead.unlock()
+    fresh.unlock()
+    code = f"import pathlib, rankwatch.sweep as sweep; sweep.sweep(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert sorted(tmp_path.iterdir()) == sorted([waiting.path, fresh.path])

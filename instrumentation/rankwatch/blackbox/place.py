@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ HIDDEN_SUFFIX = ".starting"
 _TRIES = 8
 """Attempts to take a place while other processes remove its directory or its old box; a few microseconds
 each."""
+_NOT_LOCKED_YET_SECONDS = 60.0
+"""Age from which a hidden box without a lock is nobody's: its writer locks it at once."""
 _NAMES = 8
 """Names that are tried for the directory of a run."""
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -34,6 +37,24 @@ def create_hidden(directory: Path) -> tuple[int, Path]:
     file, name = tempfile.mkstemp(prefix=".", suffix=HIDDEN_SUFFIX, dir=directory)
     os.fchmod(file, 0o644)  # independent of the umask, because the agent is another user
     return file, Path(name)
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Remove the boxes of this user's processes that were killed before their rank was known."""
+    for path in directory.glob(f".*{HIDDEN_SUFFIX}"):
+        try:
+            if path.lstat().st_mtime > time.time() - _NOT_LOCKED_YET_SECONDS:
+                continue
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer holds the lock while it lives
+            path.unlink()
+        except OSError:
+            continue
+        finally:
+            os.close(file)
 
 
 def take(hidden: Path, path: Path) -> None:
