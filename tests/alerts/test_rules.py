@@ -166,10 +166,12 @@ def _asked(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reached(names: set[str], rules: list[Rule]) -> set[str]:
-    """The names, and those of all rules they are made of, as expressions and annotations mention them."""
+    """The names, and those of all rules that their expressions, annotations and labels mention."""
     mentioned: dict[str, set[str]] = {}
     for rule in rules:
-        said = " ".join((rule["expr"], *rule.get("annotations", {}).values()))
+        said = " ".join(
+            (rule["expr"], *rule.get("annotations", {}).values(), *rule.get("labels", {}).values())
+        )
         mentioned.setdefault(_name(rule), set()).update(_NAME.findall(said))
     reached: set[str] = set()
     new = names & mentioned.keys()

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.runs import SMALL_RUN
 from rankwatch_alerts.rules import (
+    MAY_PAGE,
     NO_PAGE,
     PAGE_LABEL,
     RUN_DEBUG_UID,
@@ -40,12 +41,12 @@ def alert_rule(
     """The rule, with links to its runbook and to the dashboard; `more` are further annotations.
 
     `of_run`: the alert has the label `run`, so the dashboard opens on that run. A critical alert of a run
-    that is too small to page says so in a label.
+    says in a label whether the run is large enough to page.
     `dashboard`: uid and variables of another dashboard to open, from `opened_on`.
     """
     dashboard = dashboard or opened_on(RUN_DEBUG_UID, *(OF_RUN if of_run else ()))
     if of_run and severity is Severity.CRITICAL:
-        labels = {**labels, PAGE_LABEL: _no_page()}
+        labels = {**labels, PAGE_LABEL: _may_page()}
     return AlertRule(
         alert=alert,
         expression=promql(expression),
@@ -69,8 +70,9 @@ def opened_on(uid: str, *labels: str) -> str:
     return f"{uid}?{chosen}" if chosen else uid
 
 
-def _no_page() -> str:
-    return looked_up(f"{SMALL_RUN}{matching(OF_RUN)}", OF_RUN, NO_PAGE, "")
+def _may_page() -> str:
+    """Never empty: Prometheus would write the template itself into its series of alerts."""
+    return looked_up(f"{SMALL_RUN}{matching(OF_RUN)}", OF_RUN, NO_PAGE, MAY_PAGE)
 
 
 def lasting(

@@ -159,7 +159,7 @@ def _lost_rule(config: RuleConfig) -> RecordingRule:
             unless on ({RUN})
             {_RANKS_RUNNING}
             unless on (cluster, node)
-            rankwatch_agent_info
+            present_over_time(rankwatch_agent_info[{duration(config.absence_window_seconds)}])
           )
           or
           (

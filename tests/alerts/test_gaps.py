@@ -1,0 +1,142 @@
+"""Gaps in what Prometheus sees: for every alert, none resolves it, and none raises another one.
+
+Each case also runs without a gap: whatever differs is caused by it. Restarts of Prometheus itself, which
+promtool cannot do, are in `tests/e2e/test_restarts.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rankwatch_alerts import RuleConfig, alert_groups, recording_groups, write_rules
+from rankwatch_alerts.rules import AlertRule
+from support.alerts.scenarios import (
+    STEP_SECONDS,
+    Key,
+    Scenario,
+    TimeSeries,
+    begun_anew,
+    key_of,
+    moved,
+    scenarios,
+    without,
+)
+from support.servers.prometheus import require
+
+pytestmark = pytest.mark.e2e
+
+WATCHED_STEPS = 30
+"""Longer than an alert goes on without its condition, after the gap."""
+GAP_AFTER, RESTART_STEPS = 4, 4
+"""A minute after the alert fired; an agent is away for a minute."""
+STEADY = "steady"
+
+Change = Callable[[TimeSeries, int], Iterator[TimeSeries]]
+
+
+def missed_scrape(series: TimeSeries, first: int) -> Iterator[TimeSeries]:
+    yield without(series, first, 1)
+
+
+def agent_restart(series: TimeSeries, first: int) -> Iterator[TimeSeries]:
+    yield begun_anew(without(series, first, RESTART_STEPS), first)
+
+
+def another_address(series: TimeSeries, first: int) -> Iterator[TimeSeries]:
+    """A new pod of the agent has another address, so each of its series is a new one."""
+    yield from moved(
+        begun_anew(without(series, first, RESTART_STEPS), first), first + RESTART_STEPS, "new:9477"
+    )
+
+
+CONFIG = RuleConfig()
+CHANGES: Mapping[str, Change] = {
+    "missed-scrape": missed_scrape,
+    "agent-restart": agent_restart,
+    "another-address": another_address,
+}
+NO_GAP: Mapping[Key, str] = {
+    ("RankwatchTelemetryAbsent", "critical", "agents_missing"): "no agent is there that could be missed",
+}
+RULES = [
+    key_of(rule.alert, {**rule.labels, "severity": rule.severity})
+    for group in alert_groups(CONFIG)
+    for rule in group.rules
+    if isinstance(rule, AlertRule)
+]
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The rule files as users load them."""
+    require("promtool")
+    return [str(each) for each in write_rules(CONFIG, tmp_path_factory.mktemp("rules"))]
+
+
+@pytest.mark.parametrize("key", RULES, ids="-".join)
+def test_gap(key: Key, rules: list[str], tmp_path: Path) -> None:
+    """A missed scrape, a restart of the agent, and one as another pod: the alert fires throughout."""
+    if key in NO_GAP:
+        pytest.skip(NO_GAP[key])
+    scenario = scenarios(WATCHED_STEPS)[key]
+    document = {
+        "rule_files": rules,
+        "evaluation_interval": f"{STEP_SECONDS}s",
+        "group_eval_order": [each.name for each in (*recording_groups(CONFIG), *alert_groups(CONFIG))],
+        "tests": [_case(scenario)],
+    }
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps(document))
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _case(scenario: Scenario) -> dict[str, object]:
+    """The same series several times, each in a cluster of its own."""
+    first = scenario.fires + GAP_AFTER
+    series = [_placed(each, STEADY) for each in scenario.series]
+    for name, change in CHANGES.items():
+        for each in scenario.series:
+            changed = change(each, first) if each.of_agent else iter((each,))
+            series += [_placed(new, name) for new in changed]
+    return {
+        "interval": f"{STEP_SECONDS}s",
+        "input_series": series,
+        "promql_expr_test": [test for name in CHANGES for test in _expected(scenario, name)],
+    }
+
+
+def _expected(scenario: Scenario, place: str) -> Iterator[dict[str, object]]:
+    """The alert has fired at each evaluation, and none has that did not without the gap."""
+    end = f"{(scenario.fires + WATCHED_STEPS) * STEP_SECONDS}s"
+    label = "rule_group" if "rule_group" in scenario.labels else "cluster"
+    alert, severity, reason = scenario.key
+    this = f'alertname="{alert}", severity="{severity}", reason="{reason}"'
+
+    def firing(place: str, more: str = "") -> str:
+        matchers = f'{{alertstate="firing", {label}=~".*{place}.*"{more}}}'
+        return f"count_over_time(ALERTS{matchers}[{WATCHED_STEPS * STEP_SECONDS}s])"
+
+    everywhere = [{"labels": "{}", "value": WATCHED_STEPS + 1}]
+    yield {"expr": f"min({firing(place, f', {this}')})", "eval_time": end, "exp_samples": everywhere}
+    surplus = f"{firing(place)} unless ignoring (cluster, instance, rule_group) {firing(STEADY)}"
+    yield {"expr": surplus, "eval_time": end, "exp_samples": []}
+
+
+def _placed(series: TimeSeries, place: str) -> dict[str, str]:
+    """The series as promtool reads it, in a cluster of its own."""
+    labels = {**series.labels, "cluster": place}
+    if "instance" in labels:
+        labels["instance"] += f"-{place}"
+    if "rule_group" in labels:
+        labels["rule_group"] = f"/{place}{labels['rule_group']}"
+    inner = ", ".join(f"{label}={json.dumps(value)}" for label, value in labels.items())
+    values = " ".join("_" if each is None else str(each) for each in series.samples)
+    values = values.replace("nan", "NaN").replace("inf", "Inf")
+    return {"series": f"{series.name}{{{inner}}}", "values": values}

@@ -1,0 +1,151 @@
+"""The cases of the rule tests as scenarios that go on: every alert with the series that make it fire.
+
+A scenario is one case up to the moment at which its alert fires. From then on nothing changes: counters grow
+as they did, gauges stay, and what was absent stays absent. So whatever an alert does afterwards is caused by
+what a test does to the series: a gap, an agent that restarts, another address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import yaml
+
+from rankwatch.conventions import METRICS, Kind
+from support.paths import ROOT
+
+CASES = ROOT / "tests" / "alerts" / "rules"
+STEP_SECONDS = 15
+"""Between two samples of a case."""
+STALE = "stale"
+"""A sample that says that the series has ended, as Prometheus writes it after a failed scrape."""
+
+Sample = float | str | None
+Key = tuple[str, str, str]
+"""Alert, severity, and label `reason`."""
+
+_NUMBER = r"(?:[\d.]+(?:e[-+]?\d+)?|Inf|NaN)"
+_TOKEN = re.compile(rf"(?P<start>[-+]?{_NUMBER})(?P<slope>[-+]{_NUMBER})?(?:x(?P<times>\d+))?")
+_SERIES = re.compile(r'(\w+)=(?:"([^"]*)"|\'([^\']*)\')')
+_RESET = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER)
+
+
+class TimeSeries(NamedTuple):
+    """One series, with a sample for each step from the beginning of the case."""
+
+    name: str
+    labels: Mapping[str, str]
+    samples: tuple[Sample, ...]
+
+    @property
+    def of_agent(self) -> bool:
+        """True if an agent exports it; else Prometheus itself makes it."""
+        return self.name.startswith("rankwatch_")
+
+    @property
+    def counts(self) -> bool:
+        """True for a counter, which begins anew with its agent."""
+        return self.name in _RESET
+
+
+class Scenario(NamedTuple):
+    """An alert, and the series that make it fire."""
+
+    key: Key
+    labels: Mapping[str, str]
+    """Of the alert, without its name."""
+    fires: int
+    """Step at which it first fires."""
+    series: tuple[TimeSeries, ...]
+
+
+def key_of(alert: str, labels: Mapping[str, str]) -> Key:
+    """What tells rules apart that raise the same alert."""
+    return alert, labels["severity"], labels.get("reason", "")
+
+
+@cache
+def scenarios(steps: int) -> Mapping[Key, Scenario]:
+    """For each rule the first case in which it fires, continued to so many steps after that."""
+    found: dict[Key, Scenario] = {}
+    for path in sorted(CASES.glob("*.yml")):
+        for case in yaml.safe_load(path.read_text())["tests"]:
+            for key, labels, at in _fired(case):
+                if key not in found:
+                    series = tuple(_continued(each, at, at + steps) for each in case["input_series"])
+                    found[key] = Scenario(key, labels, at, series)
+    return found
+
+
+def _fired(case: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, str], int]]:
+    for each in case.get("alert_rule_test", ()):
+        for alert in each["exp_alerts"]:
+            at = _seconds(each["eval_time"]) // STEP_SECONDS
+            yield key_of(each["alertname"], alert["exp_labels"]), alert["exp_labels"], at
+
+
+def _seconds(text: str) -> int:
+    units = {"h": 3600, "m": 60, "s": 1}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
+
+
+def _continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries:
+    name, _, rest = declared["series"].partition("{")
+    labels = {label: one or other for label, one, other in _SERIES.findall(rest)}
+    samples = [*_samples(declared["values"])][: fires + 1]
+    samples += [None] * (fires + 1 - len(samples))
+    last, before = samples[fires], samples[fires - 1]
+    moves = isinstance(last, float) and isinstance(before, float) and last - before == last - before
+    slope = last - before if moves else 0.0  # type: ignore[operator]
+    for step in range(1, steps - fires + 1):
+        samples.append(last + slope * step if isinstance(last, float) else None)
+    return TimeSeries(name, labels, tuple(samples))
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """The notation of promtool: `1+2x3`, `4x3`, `_x2`, `_`, `stale`."""
+    for token in str(text).split():
+        if token == STALE:
+            yield STALE
+        elif token.startswith("_"):
+            yield from [None] * int(token.partition("x")[2] or 1)
+        else:
+            found = _TOKEN.fullmatch(token)
+            assert found, token
+            start, slope = float(found["start"]), float(found["slope"] or 0)
+            for step in range(int(found["times"] or 0) + 1):
+                yield start + slope * step if slope else start
+
+
+def without(series: TimeSeries, first: int, steps: int) -> TimeSeries:
+    """The series with a gap: the scrapes of these steps fail."""
+    samples = [
+        STALE if first <= step < first + steps and isinstance(each, float) else each
+        for step, each in enumerate(series.samples)
+    ]
+    return series._replace(samples=tuple(samples))
+
+
+def begun_anew(series: TimeSeries, first: int) -> TimeSeries:
+    """The series of an agent that starts at this step: counters begin at 0."""
+    if not series.counts:
+        return series
+    known = [each for each in series.samples[:first] if isinstance(each, float)]
+    base = known[-1] if known else 0.0
+    samples = [
+        each - base if step >= first and isinstance(each, float) else each
+        for step, each in enumerate(series.samples)
+    ]
+    return series._replace(samples=tuple(samples))
+
+
+def moved(series: TimeSeries, first: int, instance: str) -> Iterator[TimeSeries]:
+    """The series before this step, and a new one from then on, by an agent with another address."""
+    ends = isinstance(series.samples[first - 1], float)
+    before = (*series.samples[:first], STALE) if ends else series.samples[:first]
+    yield series._replace(samples=before)
+    after = (None,) * first + series.samples[first:]
+    yield series._replace(labels={**series.labels, "instance": instance}, samples=after)
