@@ -67,6 +67,14 @@ def read_kernel_file(path: Path) -> str:
     return raw.decode("utf-8", "replace")
 
 
+def text_or_empty(path: Path) -> str:
+    """Returns the text of the file; empty where there is none, or where the agent lacks the permission."""
+    try:
+        return read_kernel_file(path)
+    except (NotApplicable, CollectError):
+        return ""
+
+
 def parse_kernel_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
     """Reads and parses the file. A ValueError or LookupError of `parse` becomes a CollectError."""
     text = read_kernel_file(path)

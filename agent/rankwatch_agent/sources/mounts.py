@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
-from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.untrusted import RankProcess
-from rankwatch_agent.sources.kernel_files import parse_count, read_kernel_file
+from rankwatch_agent.sources.kernel_files import parse_count, text_or_empty
 from rankwatch_agent.sources.parts import collect_parts
 
 _INFO = metric("rankwatch_run_mount_info")
@@ -135,7 +134,7 @@ class MountsCollector:
         places: dict[str, tuple[str, ...]] = {}
         for run, _, pid in ranks:
             process = self._procfs / str(pid)
-            mounts = parse_mountinfo(_text(process / "mountinfo"))
+            mounts = parse_mountinfo(text_or_empty(process / "mountinfo"))
             for mount in data_mounts(mounts, working_directory(process)):
                 found.append((run, mount))
                 inside, outside = f"{process}/root{mount.path}", str(self._rootfs / mount.path.lstrip("/"))
@@ -149,18 +148,10 @@ class MountsCollector:
         # has the same counters in each.
         known: dict[str, None] = {}
         for process in ("1", "self", *pids):
-            for mount in parse_mountstats(_text(self._procfs / process / "mountstats")):
+            for mount in parse_mountstats(text_or_empty(self._procfs / process / "mountstats")):
                 if mount.source not in known and len(known) < MAX_NFS:
                     known[mount.source] = None
                     yield from _nfs_series(mount)
-
-
-def _text(path: Path) -> str:
-    """Empty where the process has ended, or where the agent lacks the permission, which is no failure."""
-    try:
-        return read_kernel_file(path)
-    except (NotApplicable, CollectError):
-        return ""
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

@@ -15,7 +15,7 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.untrusted import RankProcess
-from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, read_kernel_file
+from rankwatch_agent.sources.kernel_files import list_names, names_or_empty, text_or_empty
 
 _UNINTERRUPTIBLE = metric("rankwatch_host_processes_uninterruptible")
 _RANK_UNINTERRUPTIBLE = metric("rankwatch_rank_uninterruptible_threads")
@@ -147,14 +147,11 @@ def has_nvswitch(devices: Path) -> bool:
     except (NotApplicable, CollectError):
         return False
     return any(
-        _text(devices / name / "vendor") == _NVIDIA
-        and _text(devices / name / "class").startswith(_NVSWITCH_CLASS)
+        _word(devices / name / "vendor") == _NVIDIA
+        and _word(devices / name / "class").startswith(_NVSWITCH_CLASS)
         for name in names
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_kernel_file(path).strip().lower()
-    except (NotApplicable, CollectError):
-        return ""
+def _word(path: Path) -> str:
+    return text_or_empty(path).strip().lower()
