@@ -73,6 +73,7 @@ EXPECTED = (
     Expected(Alert.GPU_NEEDS_REPLACEMENT, TICKET, IDLE_GPU, {"reason": "row_remap_exhausted"}, run=None),
     Expected(Alert.NVLINK_DOWN, PAGE, None, {"reason": "nvswitch"}),
     Expected(Alert.RDMA_LINK_DOWN, PAGE, None, {"device": "mlx5_0", "port": "1"}),
+    Expected(Alert.RDMA_LINK_DOWN, PAGE, None, {"device": "mlx5_4", "port": "1", "reason": "gone"}),
     Expected(Alert.RDMA_LINK_FLAPPING, PAGE, None, {"device": "mlx5_1", "port": "1"}),
     Expected(Alert.RDMA_ERRORS, TICKET, None, {"device": "mlx5_2", "port": "1"}),
     Expected(Alert.NIC_DOWN, PAGE, None, {"device": "eth0"}),
@@ -225,6 +226,7 @@ def _break_network(node: GpuNode) -> None:
     write(rdma / "mlx5_0/ports/1", {"state": "1: DOWN", "phys_state": "2: Polling"})
     write(rdma / "mlx5_1/ports/1/counters", {"link_downed": 2100})
     write(rdma / "mlx5_2/ports/1/counters", {"symbol_error": 100_000})
+    (rdma / "mlx5_4").unlink()
     write(interfaces / "eth0", {"operstate": "down"})
     write(interfaces / "eth1", {"carrier_down_count": 9})
     _write_errors(node, 100_000)

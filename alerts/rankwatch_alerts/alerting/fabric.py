@@ -45,6 +45,7 @@ def fabric_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
         *_nvlink_down(config),
         _nvlink_errors(config),
         _rdma_link_down(config),
+        _rdma_device_gone(config),
         _rdma_link_flapping(config),
         _rdma_errors(config),
         _nic_down(config),
@@ -175,6 +176,29 @@ def _rdma_link_down(config: RuleConfig) -> Fault:
         if_used="Its collectives fail or lose this rail. Check cable, transceiver and switch port; if it "
         "stays down, restart the run without this node.",
         if_idle="Check cable, transceiver and switch port before a run gets this node.",
+        for_seconds=config.confirm_seconds,
+    )
+
+
+def _rdma_device_gone(config: RuleConfig) -> Fault:
+    """An adapter that fell off the PCIe bus takes its series with it, while the agent goes on."""
+    window, lookback = duration(config.absence_window_seconds), duration(config.absence_lookback_seconds)
+    return Fault(
+        alert=Alert.RDMA_LINK_DOWN,
+        part=NETWORK,
+        reason="gone",
+        summary="An RDMA port that was in use is down.",
+        happened=f"{_THE_PORT} is gone: the kernel does not list it any more.",
+        page=f"""
+            max by ({_PORT}) (max_over_time(rankwatch_rdma_port_up[{lookback}])) == 1
+            unless on ({_PORT})
+            last_over_time(rankwatch_rdma_port_up[{window}])
+            and on (cluster, node)
+            min_over_time(rankwatch_collector_state{{collector="rdma", state!="failed"}}[{window}])
+        """,
+        if_used="Its collectives fail or lose this rail. The adapter may have fallen off the bus: restart "
+        "the run without this node, and power cycle it.",
+        if_idle="The adapter may have fallen off the bus: power cycle the node before a run gets it.",
         for_seconds=config.confirm_seconds,
     )
 

@@ -42,7 +42,8 @@ GPU = Part(
     labels=("cluster", "node", "gpu"),
     user=RANK_OF_GPU,
     named=("run", "rank"),
-    in_use="Rank {{ $labels.rank }} of run {{ $labels.run }} works on it.",
+    in_use="{{ if $labels.rank }}Rank {{ $labels.rank }} of run {{ $labels.run }} works on it."
+    "{{ else }}Run {{ $labels.run }} is on its node, and its ranks do not name their GPUs.{{ end }}",
     idle="No run works on it.",
 )
 NODE = Part(

@@ -42,8 +42,8 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
             """,
         ),
-        recorded(RANK_OF_GPU, _rank_of_gpu(window)),
         recorded(RUN_OF_NODE, _run_of_node()),
+        recorded(RANK_OF_GPU, _rank_of_gpu(window)),
         recorded(
             RUN_OF_NETWORK,
             _run_of_node(f"""
@@ -55,7 +55,10 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def _rank_of_gpu(window: str) -> str:
-    """A rank on a MIG instance names the instance: the GPU is found by its UUID."""
+    """A rank on a MIG instance names the instance: the GPU is found by its UUID.
+
+    Where no rank on the node names a GPU, each GPU counts as used by the run on the node.
+    """
     return f"""
         topk by (cluster, node, gpu) (
           1,
@@ -65,6 +68,13 @@ def _rank_of_gpu(window: str) -> str:
             label_replace({_RECENT_ON_GPU}{{gpu=~"MIG-.+"}}, "mig", "$1", "gpu", "(.+)")
             * on (cluster, node, mig) group_left (gpu)
             group by (cluster, node, mig, gpu) (last_over_time(rankwatch_gpu_mig_info[{window}]))
+          )
+          or
+          label_replace(
+            group by (cluster, node, gpu) (last_over_time(rankwatch_gpu_up[{window}]))
+            * on (cluster, node) group_left (run)
+            ({RUN_OF_NODE} unless on (cluster, node) {_RECENT_ON_GPU}),
+            "rank", "", "", ""
           )
         )
     """

@@ -153,6 +153,14 @@ _HEAT = (
         "{{clock}}",
     ),
     _panel(
+        "Fans",
+        "Speed of each fan as a share of its highest, the fastest 20. At 100 % with a hot GPU: air is "
+        "blocked or too warm. Boards that the server cools have none.",
+        "percentunit",
+        _gauge("rankwatch_gpu_fan_speed_ratio", "fan"),
+        "fan {{fan}}",
+    ),
+    _panel(
         "Performance state",
         "P0 is the fastest. Above 0 on a GPU under load, the driver holds it down: see the reasons beside "
         "this panel.",

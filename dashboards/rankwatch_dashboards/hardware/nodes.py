@@ -109,6 +109,22 @@ FAULTS = (
         drawing=Drawing.STATES,
     ),
     _panel(
+        "Services of the driver",
+        "1 where a service runs. Without the fabric manager no process starts on GPUs with NVSwitch: "
+        "RankwatchNvlinkDown.",
+        "short",
+        f"bottomk(20, max by (cluster, node, service) (rankwatch_nvidia_service_running{{{NODE}}}))",
+        "{{service}}",
+    ),
+    _panel(
+        "Errors of NVSwitches",
+        "SXid errors of NVSwitches in the kernel log, per second and code. A fatal one cuts GPUs off from "
+        "each other: RankwatchNvlinkDown.",
+        "short",
+        _by("sxid, severity", f"rate(rankwatch_nvswitch_sxid_errors_total{{{NODE}}}{_RATE})"),
+        "SXid {{sxid}} {{severity}}",
+    ),
+    _panel(
         "Faults in the kernel log",
         "Lines of the kernel log that report a known fault, per second and event. Any of them is worth a "
         "look: dmesg on that node has the line.",
@@ -264,6 +280,42 @@ _HOST = (
         "percentunit",
         _by("resource", f"rate(rankwatch_host_pressure_waiting_seconds_total{{{NODE}}}{_RATE})"),
         "{{resource}}",
+    ),
+    _panel(
+        "Processes stuck in the kernel",
+        "Processes in state D, which wait for a disk, a file server or a driver. Several for minutes: what "
+        "they wait for hangs; see the file servers below and the state of the driver.",
+        "short",
+        most(f"max by (cluster, node) (rankwatch_host_processes_uninterruptible{{{NODE}}})"),
+    ),
+    _panel(
+        "Latency of file servers",
+        "Mean seconds of an NFS operation, from request to answer. Ten times its usual value: data loading "
+        "and saves wait for the server.",
+        "s",
+        _by(
+            "path, operation",
+            f"rate(rankwatch_nfs_operation_seconds_total{{{NODE}}}{_RATE}) "
+            f"/ (rate(rankwatch_nfs_operations_total{{{NODE}}}{_RATE}) > 0)",
+        ),
+        "{{path}} {{operation}}",
+    ),
+    _panel(
+        "Free space of mounts of runs",
+        "Free share of each file system that a run sees, the fullest 20. One that fills up ends the run at "
+        "its next write there.",
+        "percentunit",
+        "bottomk(20, max by (cluster, node, run, path) "
+        f"(rankwatch_run_mount_available_bytes{{{NODE}}} / rankwatch_run_mount_size_bytes{{{NODE}}}))",
+        "{{run}} {{path}}",
+    ),
+    _panel(
+        "Mounts that answer",
+        "1 where the file system of a run answers, 0 where it does not: its server is dead or cut off, and "
+        "each process that touches it hangs. The worst 20.",
+        "short",
+        f"bottomk(20, max by (cluster, node, run, path) (rankwatch_run_mount_responding{{{NODE}}}))",
+        "{{run}} {{path}}",
     ),
     _panel(
         "Latency of writes",

@@ -23,7 +23,7 @@ RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
         "gpu:rankwatch_rank_start_timestamp_seconds:latest",
         (*_NODE, Label.GPU, Label.RUN, Label.RANK),
         "Start of the rank that works on the GPU; of several the one that started last. A rank on a MIG "
-        "instance works on its GPU.",
+        "instance works on its GPU. Without `rank` where no rank on the node names its GPU.",
     ),
     recorded(
         "node:rankwatch_rank_start_timestamp_seconds:latest",
