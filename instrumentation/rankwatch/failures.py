@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.writer import Writer
+from rankwatch.compiling import is_compiling
 from rankwatch.errors import UsageError
 
 _log = logging.getLogger("rankwatch")
@@ -74,6 +75,8 @@ def guarded(what: str) -> Callable[[Callable[Concatenate[S, P], None]], Callable
     def decorate(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            if is_compiling():
+                return
             try:
                 method(self, *args, **kwargs)
             except UsageError:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,8 +15,10 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointOperation
+from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Lifecycle
 from rankwatch.device import DevicePhases
+from rankwatch.disabled import DisabledOperation
 from rankwatch.errors import UsageError
 from rankwatch.failures import Failures, guarded
 from rankwatch.identity import Identity
@@ -92,24 +94,34 @@ class Run:
 
         Without a number it is the one after the last step. Raises UsageError inside another step.
         """
+        if is_compiling():
+            return nullcontext()
         return self._steps.number(number)
 
     def begin_step(self, number: int | None = None) -> None:
         """Begin a step, as `step` does. `end_step` ends it."""
+        if is_compiling():
+            return
         self._steps.begin(number)
 
     def end_step(self) -> None:
         """End the step that `begin_step` began."""
+        if is_compiling():
+            return
         self._steps.end()
 
     def begin_phase(self, name: str) -> None:
         """Begin a phase, as `phase` does. `end_phase` ends it."""
+        if is_compiling():
+            return
         span = self._spans[name]
         self._open_calls.append((name, span))
         span.__enter__()
 
     def end_phase(self, name: str) -> None:
         """End the phase that `begin_phase` began last. Its name must be `name`."""
+        if is_compiling():
+            return
         if not self._open_calls or self._open_calls[-1][0] != name:
             last = self._open_calls[-1][0] if self._open_calls else "none"
             self._failures.misuse(f"phase {name!r} is not the phase that began last ({last})")
@@ -122,6 +134,8 @@ class Run:
 
     def evaluation(self) -> AbstractContextManager[None]:
         """`with run.evaluation():` times an evaluation, inside a step or between two steps."""
+        if is_compiling():
+            return nullcontext()
         self._steps.waiting_since(0.0)
         return self.phase("evaluation")
 
@@ -131,6 +145,8 @@ class Run:
 
     def scalar(self, name: str, value: object) -> None:
         """Record a value of this step: a number, or a tensor with one element on the CPU or a CUDA device."""
+        if is_compiling():
+            return
         try:
             self._record(name, value, self._steps.current)
         except Exception as error:  # noqa: BLE001 - as in `guarded`
@@ -138,6 +154,8 @@ class Run:
 
     def work(self, /, **amounts: float) -> None:
         """Record work done, by unit: `run.work(samples=32, tokens=32 * 2048)`. No amount is negative."""
+        if is_compiling():
+            return
         try:
             for unit, amount in amounts.items():
                 self._record(unit, amount, self._steps.current, _WORK)
@@ -148,12 +166,16 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
-    def checkpoint(self, operation: str, *, step: int | None = None) -> CheckpointOperation:
+    def checkpoint(
+        self, operation: str, *, step: int | None = None
+    ) -> CheckpointOperation | DisabledOperation:
         """`with run.checkpoint("save") as operation:` records a checkpoint operation: save, verify or load.
 
         `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
         Operation and stage can also be used by plain calls of `begin` and `end`.
         """
+        if is_compiling():
+            return DisabledOperation(operation, step)
         if operation not in CHECKPOINT_OPERATIONS:
             self._failures.misuse(
                 f"checkpoint operation {operation!r} is not one of {', '.join(CHECKPOINT_OPERATIONS)}"
@@ -245,6 +267,7 @@ class Run:
                 close()
             except Exception as error:  # noqa: BLE001 - the others must still be closed
                 self._failures.note("remove a hook", error)
+        self._spans.release()
 
     def _resolve(self) -> None:
         for resolve in self._resolvers:
@@ -300,9 +323,16 @@ class _Phases(dict[str, Any]):
     """Name of a phase -> its span. An undeclared name is reported, and its time counts as `other`."""
 
     def __init__(self, failures: Failures) -> None:
-        self._failures = failures
+        self._failures: Failures | None = failures
+
+    def release(self) -> None:
+        """Record no phase any more and let go of the box, because torch's compiler keeps `run.phase`."""
+        self.update(dict.fromkeys(self, NullSpan()))
+        self._failures = None
 
     def __missing__(self, name: str) -> Any:
+        if self._failures is None:
+            return NullSpan()
         known = ", ".join(self)
         self._failures.misuse(
             f"phase {name!r} is not one of {known}; declare it with start(phases=({name!r},))"

@@ -17,6 +17,7 @@ from rankwatch import lifecycle
 from rankwatch.allocator import AllocatorMemory
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.writer import Writer
+from rankwatch.compiling import keep_out_of_graphs
 from rankwatch.conventions import PHASES, environment
 from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
@@ -207,6 +208,7 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: s
     _install(run, "record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
     if "torch" not in sys.modules:
         return
+    _install(run, "stay out of compiled graphs", lambda: run.when_ended(keep_out_of_graphs(run.phase)))
     if collectives:
         _install(run, "record collectives", lambda: _record_collectives(run, writer))
     if recorder:

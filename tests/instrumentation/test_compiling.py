@@ -1,0 +1,126 @@
+"""Calls inside a function that torch.compile compiles: no graph break, no record, no effect on the result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.compiling import is_compiling
+from support.training.blackbox import box, read
+
+pytest.importorskip("torch")
+
+FUNCTIONS = """
+def phase(x):
+    with run.phase("forward"):
+        return x * 2
+def nested(x):
+    with run.phase("forward"), run.phase("communication"):
+        y = x * 2
+    with run.phase("backward"):
+        return y
+def step(x):
+    with run.step():
+        return x * 2
+def numbered_step(x):
+    with run.step(7):
+        return x * 2
+def plain_step(x):
+    run.begin_step(); y = x * 2; run.end_step()
+    return y
+def plain_phase(x):
+    run.begin_phase("forward"); y = x * 2; run.end_phase("forward")
+    return y
+def evaluation(x):
+    with run.evaluation():
+        return x * 2
+def scalar(x):
+    y = x * 2
+    run.scalar("loss", y.sum()); run.scalar("learning_rate", 0.1)
+    return y
+def work(x):
+    run.work(tokens=64, samples=2)
+    return x * 2
+def checkpoint(x):
+    with run.checkpoint("save", step=3) as operation:
+        with operation.stage("write"):
+            y = x * 2
+        operation.bytes = 4
+    return y
+def life(x):
+    run.resumed(3)
+    return x * 2
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.run = run
+    def forward(self, x):
+        with self.run.phase("forward"):
+            return x * 2
+functions = [phase, nested, step, numbered_step, plain_step, plain_phase, evaluation, scalar, work,
+             checkpoint, life, Model()]
+"""
+CHECKS = """
+for function in functions:
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(function)(torch.ones(3))
+    assert explained.graph_break_count == 0, (function, explained.break_reasons)
+    torch._dynamo.reset()
+    result = torch.compile(function, backend="eager", fullgraph=True)(torch.ones(3))
+    assert result.tolist() == [2.0, 2.0, 2.0], function
+with run.step():
+    with run.phase("forward"):
+        torch.compile(phase, backend="eager")(torch.ones(3))
+    run.scalar("loss", 1.0)
+run.finish()
+with run.phase("forward"), run.phase("of any name"):
+    pass
+"""
+FIRST = "import torch, rankwatch\n"
+START = "run = rankwatch.start(run='r', flight_recorder=False)\n"
+COMPILER = "import torch._dynamo\n"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("begin", [START + COMPILER, COMPILER + START], ids=["start first", "compiler first"])
+def test_compiled_calls(tmp_path: Path, begin: str) -> None:
+    """No public call breaks a graph, whether the compiler is loaded before or after the start of the run. The
+    calls around a compiled function record as always."""
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    code = FIRST + begin + FUNCTIONS + CHECKS
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = [RecordKind.PHASE, RecordKind.SCALAR, RecordKind.STEP]
+    assert [each.kind for each in read(box(tmp_path))] == [
+        RecordKind.LIFECYCLE,
+        *kinds,
+        RecordKind.LIFECYCLE,
+    ]
+
+
+@pytest.mark.e2e
+def test_second_run(tmp_path: Path) -> None:
+    """Each run of a process stays out of graphs, and the compiler keeps no black box of an ended one."""
+    code = (
+        FIRST
+        + COMPILER
+        + "import gc, weakref\nfor name in ('first', 'second'):\n"
+        + "    run = rankwatch.start(run=name, flight_recorder=False, collectives=False)\n"
+        + "    def f(x):\n        with run.phase('forward'): return x * 2\n"
+        + "    torch.compile(f, backend='eager', fullgraph=True)(torch.ones(3))\n"
+        + "    run.finish(); written = weakref.ref(run._writer)\n"
+        + "    torch._dynamo.reset(); del run, f; gc.collect()\n"
+        + "    assert written() is None\n"
+    )
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_outside() -> None:
+    assert is_compiling() is False
