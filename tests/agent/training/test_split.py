@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.training.split import split_step
+from rankwatch_agent.training.split import blocked_times, split_step
 from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 
@@ -111,3 +111,39 @@ def test_split_cost(blocking: bool) -> None:
         return lines_run(lambda: split_step(0.0, 3.0, phases, collectives))
 
     assert lines(1024) < 8 * 1.2 * lines(128)
+
+
+def test_phases_in_phases_in_phases() -> None:
+    """Each counts what is its own, however deep it lies."""
+    phases = [(3.0, 4.0, "inner"), (2.0, 5.0, "middle"), (1.0, 8.0, "outer")]
+    parts, own = split_step(0.0, 10.0, phases, [])
+    assert own == [1.0, 2.0, 4.0]
+    assert parts["other"] == 3.0
+
+
+def test_overlapped_between_two_phases() -> None:
+    """One that is enqueued between two phases blocks to the beginning of the next, and not beyond it.
+
+    Those inside of phases do so on their own: the first from 1 s, the last from 7 s.
+    """
+    phases = [(0.0, 2.0, "forward"), (6.0, 8.0, "backward")]
+    calls = [(1.0, 1.5, False), (3.0, 9.0, False), (7.0, 7.5, False)]
+    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls)] == [
+        (1.0, 1.5),
+        (3.0, 6.0),
+        (7.0, 7.5),
+    ]
+    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls[:2])] == [
+        (1.0, 1.5),
+        (3.0, 6.0),
+    ]
+
+
+def test_overlapped_at_the_end_of_a_phase() -> None:
+    """A phase does not hold the moment of its end: what is enqueued then is outside of it."""
+    phases = [(0.0, 2.0, "forward"), (6.0, 8.0, "backward")]
+    calls = [(1.0, 1.5, False), (2.0, 5.0, False)]
+    assert [(start, end) for start, end, _ in blocked_times(0.0, 10.0, phases, calls)] == [
+        (1.0, 1.5),
+        (2.0, 5.0),
+    ]
