@@ -52,6 +52,23 @@ def test_several_slow_ranks() -> None:
     assert diagnose(job.table()).ranks == (6, 9)
 
 
+def test_blip_beside_a_slow_rank() -> None:
+    """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow.
+
+    It is in the evidence. One that has become slow just now is named, however little that has cost.
+    """
+    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
+    table = job.slow_rank(6, 1.05, first=300, end=313).table()
+    verdict = diagnose(table)
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (2,))
+    (blip,) = verdict.evidence["past_blips"]  # type: ignore[misc, attr-defined]
+    assert blip["rank"] == 6
+    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
+    assert diagnose(job.slow_rank(6, 1.05, first=587).table()).ranks == (2, 6)
+    job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
+    assert diagnose(job.slow_rank(6, 1.3, first=300, end=330).table()).ranks == (2, 6)
+
+
 def test_slowdown() -> None:
     """It is within 3 % of the same random numbers without the fault; lost time counts every rank."""
     slow, healthy = SmallJob(dp=8, noise=0.02).slow_rank(3, 1.5).table(), SmallJob(dp=8, noise=0.02).table()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from rankwatch_diagnosis.straggler.visits import Visits
 
 _CLEAR = 4.0
 """In standard deviations of one step: from here on single steps separate slow from not slow."""
+_BLIP_COST = 0.005
+"""Part of the run's compute: what cost the run less, and is over, is not named beside a slower rank."""
+_BLIP_SHARE = 0.1
+"""Of what the slowest rank cost; what is above is one of several slow ranks."""
 _MOST_LISTED = 64
 """Ranks or replicas in the evidence; a verdict may name more."""
 _WHOLE_REPLICA = "all ranks of a replica are slow, and they share their microbatches"
@@ -37,7 +41,8 @@ def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple
     found = found._replace(found=tuple(_without_whole_stages(lasting, visits)))
     if not found.found:
         return _find_odd_pair(case, visits, difficulty), found
-    named = sorted(found.found, key=lambda each: int(visits.ranks[each.column]))
+    slow, blips = _without_blips(found.found, len(visits.steps), case.limits.steps)
+    named = sorted(slow, key=lambda each: int(visits.ranks[each.column]))
     confounded = _confounded(case, visits, difficulty) or _whole_replica(visits, named)
     listed = [_listed(each, visits) for each in named[:_MOST_LISTED]]
     candidate = Candidate(
@@ -52,6 +57,7 @@ def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple
             "score_needed": found.level,
             "rank_step_noise_ratio": found.noise,
         }
+        | ({"past_blips": [_listed(each, visits) for each in blips[:_MOST_LISTED]]} if blips else {})
         | ({"why": confounded} if confounded else {}),
     )
     return candidate, found
@@ -80,6 +86,21 @@ def _without_whole_stages(found: tuple[Excess, ...], visits: Visits) -> Iterator
         stage = int(visits.stage[each.column])
         if sizes[stage] == 1 or slow[stage] < sizes[stage]:
             yield each
+
+
+def _without_blips(
+    found: Sequence[Excess], steps: int, least_steps: int
+) -> tuple[list[Excess], list[Excess]]:
+    """The ranks to name, and those that were a little slow for a short while long ago beside a slower one.
+
+    On a long real run healthy ranks have such episodes, too, for which nobody looks after a rank. What still
+    goes on when the table ends may be the beginning of something, and is named however little it cost.
+    """
+    cost = [each.size * (each.end - each.first) / steps for each in found]
+    least = min(_BLIP_COST, _BLIP_SHARE * max(cost))
+    kept = [price >= least or each.end > steps - least_steps for each, price in zip(found, cost, strict=True)]
+    blips = [each for each, keep in zip(found, kept, strict=True) if not keep]
+    return [each for each, keep in zip(found, kept, strict=True) if keep], blips
 
 
 def _listed(each: Excess, visits: Visits) -> dict[str, object]:
