@@ -25,7 +25,8 @@ def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
     """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
     latest = max(ranks, key=lambda each: each.header.started_monotonic)
     header = latest.header
-    yield _one("rankwatch_run_info", (run, header.run_class, str(latest.owner)), 1)
+    named = (run, header.identity.short_name, header.run_class, str(latest.owner))
+    yield _one("rankwatch_run_info", named, 1)
     yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
     if header.checkpoint_interval_seconds is not None:
         yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)

@@ -16,6 +16,8 @@ class Label(StrEnum):
     """Name of the machine the agent runs on; on every series of the agent."""
     RUN = "run"
     """Identity of a training run, the same on all of its ranks."""
+    RUN_NAME = "run_name"
+    """Short name of a run for people: that of its script or job. Not unique; empty where it is unknown."""
     RUN_CLASS = "run_class"
     """Class of a run, as RANKWATCH_RUN_CLASS gives it; empty where none is given."""
     OWNER = "owner"

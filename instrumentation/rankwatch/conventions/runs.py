@@ -10,8 +10,8 @@ _RANK = (Label.RUN, Label.RANK)
 RUNS = (
     info(
         "rankwatch_run_info",
-        (Label.RUN, Label.RUN_CLASS, Label.OWNER),
-        "Class of the run, and the user id that owns its black boxes; always 1.",
+        (Label.RUN, Label.RUN_NAME, Label.RUN_CLASS, Label.OWNER),
+        "Name of the run's script or job, its class, and the user id that owns its black boxes; always 1.",
     ),
     gauge("rankwatch_run_world_size", "1", (Label.RUN,), "Ranks that the run has on all nodes together."),
     gauge(

@@ -240,7 +240,7 @@ def test_rank_gpu(tmp_path: Path) -> None:
 
 
 def test_what_a_run_declares(tmp_path: Path) -> None:
-    """Class, owner, world size and checkpoint interval are series; without a class its label is empty."""
+    """What a run declares of itself is exported. Without a class its label is empty."""
     before = "os.environ.update(RANKWATCH_RUN_CLASS='production', RANKWATCH_CHECKPOINT_INTERVAL_SECONDS='60')"
     with (
         rank(tmp_path, "ready()", number=1, world=4, before=before),
@@ -249,8 +249,8 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
         collection = RanksCollector(directory=tmp_path).collect()
     owner = str(os.geteuid())
     assert values(collection, "rankwatch_run_info") == {
-        ("job", "production", owner): 1,
-        ("plain", "", owner): 1,
+        ("job", "python", "production", owner): 1,
+        ("plain", "python", "", owner): 1,
     }
     assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
     assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}
