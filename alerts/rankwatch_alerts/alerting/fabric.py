@@ -155,7 +155,7 @@ def _nvlink_errors(config: RuleConfig) -> Fault:
 
 def _rdma_link_down(config: RuleConfig) -> Fault:
     """Down, and known to be in use: a port without a cable has never carried data, on no node."""
-    window = duration(config.absence_window_seconds)
+    window, lookback = duration(config.absence_window_seconds), duration(config.absence_lookback_seconds)
     up = newest("rankwatch_rdma_port_up", window, _PORT)
     return Fault(
         alert=Alert.RDMA_LINK_DOWN,
@@ -167,6 +167,8 @@ def _rdma_link_down(config: RuleConfig) -> Fault:
             and on ({_PORT})
             (
               last_over_time(rankwatch_rdma_receive_bytes_total[{window}]) > 0
+              or on ({_PORT})
+              max_over_time(rankwatch_rdma_port_up[{lookback}]) == 1
               or on ({_PORT})
               {up}
               and on (cluster, device, port)
