@@ -15,7 +15,7 @@ import pytest
 ALICE, BOB, CAROL = 64001, 64002, 64003
 """User ids that no user of the machine has."""
 _PRELUDE = """
-import ctypes, fcntl, mmap, os, pathlib, signal, socket, struct, sys, threading, time, types
+import ctypes, encodings.idna, fcntl, mmap, os, pathlib, signal, socket, struct, sys, threading, time, types
 from rankwatch.blackbox import layout
 uid = int(sys.argv[1])
 directory = pathlib.Path(sys.argv[2])

@@ -1,0 +1,190 @@
+"""What two unprivileged users do to an agent, all at once: code for `support.processes.users.program_of`.
+
+The first argument of each program is the agent's address on loopback, the second that of its probes, the
+third the run it is after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_COMMON = """
+agent, probes, victim = arguments
+host, port = agent.rsplit(":", 1)
+probe_port = probes.rsplit(":", 1)[1]
+print("done", flush=True)
+"""
+
+BOXES = (
+    _COMMON
+    + """
+# 1,100 sparse boxes of two users, of runs that all claim to be new, and as many empty directories.
+for n in range(550):
+    box(f"sparse{uid}-{n // 10}", n % 10)
+for n in range(1000):
+    (directory / f"empty{uid}-{n}").mkdir(exist_ok=True)
+while True:
+    for n in range(55):
+        os.utime(directory / f"sparse{uid}-{n}")
+    time.sleep(0.5)
+"""
+)
+
+ENDED_RUNS = (
+    _COMMON
+    + """
+# A job that crashes in a loop, and lost runs without end.
+n = 0
+while True:
+    box(f"lost{uid}-{n}", 0, capacity=256)
+    if n >= 300:
+        old = directory / f"lost{uid}-{n - 300}"
+        for path in old.iterdir():
+            path.unlink()
+        old.rmdir()
+    n += 1
+    time.sleep(0.1)
+"""
+)
+
+LARGE_RINGS = (
+    _COMMON
+    + """
+# Living boxes: huge ones, and full ones that go on with names of collectives without end.
+held = []
+for n in range(4):
+    path = box(f"huge{uid}", n, capacity=1 << 22)
+maps = []
+for n in range(24):
+    file = open(box(f"full{uid}", n, capacity=layout.MAX_CAPACITY if n < 2 else 4096), "r+b")
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    held.append(file)
+    maps.append(mmap.mmap(file.fileno(), 0))
+for each in maps:
+    for number in range(1, layout.NAME_COUNT):
+        name = f"name-{number}-{'x' * 40}".encode()[:63]
+        at = layout.NAMES_OFFSET + number * layout.NAME_SIZE
+        each[at] = len(name)
+        each[at + 1 : at + 1 + len(name)] = name
+capacity = 4096
+number = 0
+while True:
+    now = time.monotonic()
+    records = bytearray(layout.RECORD_SIZE * 512)
+    for slot in range(512):
+        at = slot * layout.RECORD_SIZE
+        kind = 3 if slot % 4 else 1 + slot // 4 % 8
+        at_number = number + slot
+        tag = kind << 16 | 1 + at_number % 511
+        layout.HEAD.pack_into(records, at, tag, now, now + 0.001, at_number)
+        group = 1 + at_number // 7 % 511
+        layout.COLLECTIVE.pack_into(records, at + layout.PAYLOAD_OFFSET, 1 << 20, at_number, group, 0, 0.0)
+    at = layout.RING_OFFSET + number % capacity * layout.RECORD_SIZE
+    for each in maps:
+        each[at : at + len(records)] = records
+    number += 512
+    time.sleep(0.2)
+"""
+)
+
+CONNECTIONS = (
+    _COMMON
+    + """
+# Silent and slow connections to both listeners, and readers that do not read.
+opened = []
+whole = b"GET /metrics HTTP/1.0\\r\\n\\r\\n"
+def connect(to, words):
+    try:
+        made = socket.create_connection((host, int(to)), timeout=0.2)
+        made.sendall(words)
+        made.setblocking(False)
+        opened.append((made, to, words))
+    except OSError:
+        time.sleep(0.01)
+while True:
+    for to, words, most in ((port, b"GET /metr", 70), (probe_port, b"", 70), (port, whole, 8)):
+        while sum(1 for _, at, said in opened if (at, said) == (to, words)) < most:
+            before = len(opened)
+            connect(to, words)
+            if len(opened) == before:
+                break
+    for each in list(opened):
+        made, _, words = each
+        try:
+            if not words.endswith(b"\\r\\n\\r\\n"):
+                made.sendall(b"x")
+                if made.recv(1) == b"":
+                    raise OSError
+        except BlockingIOError:
+            continue
+        except OSError:
+            made.close()
+            opened.remove(each)
+    if len(opened) > 120:
+        for made, _, words in opened[:4]:
+            if words.endswith(b"\\r\\n\\r\\n"):
+                made.close()
+                opened.remove((made, _, words))
+    time.sleep(0.1)
+"""
+)
+
+SOCKETS = (
+    _COMMON
+    + """
+# 64 sockets that come first by name: some never answer, some answer without end.
+folder = directory / f"!a{uid}"
+folder.mkdir()
+os.chdir(folder)
+def serve(listening):
+    while True:
+        connection, _ = listening.accept()
+        try:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + b"[" * (30 << 20))
+        except OSError:
+            pass
+        connection.close()
+held = []
+for n in range(64):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].bind(f"{n}.sock")
+    held[-1].listen()
+    if n % 8 == 0:
+        threading.Thread(target=serve, args=(held[-1],), daemon=True).start()
+while True:
+    time.sleep(1)
+"""
+)
+
+FORGERIES = (
+    _COMMON
+    + """
+# Boxes and directories in the name of the run of somebody else.
+for name in (f"{victim}-uid{uid}", f"{victim}-uid64003", f"{victim}-uid64003-2", f"{victim}2"):
+    try:
+        box(victim, 0, folder=name)
+        box(name, 1)
+    except OSError:
+        pass
+while True:
+    try:
+        box(victim, 7)
+    except OSError:
+        pass
+    time.sleep(1)
+"""
+)
+
+ATTACKS: Mapping[str, str] = MappingProxyType(
+    {
+        "550 sparse boxes and 1,000 directories": BOXES,
+        "ended and lost runs, ten a second": ENDED_RUNS,
+        "huge, full and fast rings, 511 names": LARGE_RINGS,
+        "150 silent, slow and unread connections": CONNECTIONS,
+        "64 sockets without an answer or an end": SOCKETS,
+        "forged boxes of another user's run": FORGERIES,
+    }
+)
+"""What each of both users does, and its code."""
