@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
 
-from support.agent.process import AgentProcess, agent_process
+from support.agent.process import AgentProcess, agent_process, fetch
 from support.processes.users import ALICE, BOB, CAROL, become, program_of
 from support.training.ranks import rank
 
@@ -115,6 +115,7 @@ def measure(*, seconds: float, log: Path | None = None) -> Result:
             stack.enter_context(rank(boxes, code, **how))
         port = agent.address.rpartition(":")[2]
         _wait_ready(probes)
+        _wait_until(lambda: _ranks_shown(agent.address.replace("0.0.0.0", "127.0.0.1")) == RANKS)
         for user in (ALICE, BOB):
             for attack in ATTACKS.values():
                 stack.enter_context(program_of(user, boxes, attack, f"127.0.0.1:{port}", probes, RUN))
@@ -136,6 +137,9 @@ def _watch(agent: AgentProcess, network: str, address: str, probes: str, seconds
         raise BenchError(f"the agent ended with status {agent.process.returncode}")
     if not scrapes:
         raise BenchError("nothing was scraped")
+    for number, each in enumerate(scrapes):
+        if len(each["steps"]) < RANKS or each["seconds"] > SCRAPE_SECONDS:
+            print(f"hostile_node: scrape {number}: {each}", file=sys.stderr)
     return _result(seconds, scrapes, answers, usages)
 
 
@@ -213,8 +217,17 @@ def _probe(address: str, path: str) -> tuple[int, float]:
 
 
 def _wait_ready(probes: str) -> None:
+    _wait_until(lambda: _probe(probes, "/readyz")[0] == 200)
+
+
+def _ranks_shown(address: str) -> int:
+    text = fetch(address, "/metrics").body.decode()
+    return sum(line.startswith("rankwatch_steps_total{") for line in text.splitlines())
+
+
+def _wait_until(ready: Callable[[], bool]) -> None:
     end = time.monotonic() + _START_SECONDS
-    while _probe(probes, "/readyz")[0] != 200:
+    while not ready():
         if time.monotonic() > end:
             raise BenchError(f"the agent was not ready within {_START_SECONDS:g} s")
         time.sleep(0.1)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import gzip
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prometheus_client import Metric as PrometheusMetric
@@ -31,6 +33,8 @@ MAX_BYTES = 256
 
 _GZIP_LEVEL = 1
 """Higher levels cost several times the CPU for a tenth of the size."""
+_SHARED_FOR = 5.0
+"""How long a reply is given again, as a multiple of the time it took to render."""
 _SPARE_LINES = 1000
 """Lines remembered beyond twice those in use, before all are forgotten. Bounds memory."""
 _SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
@@ -49,14 +53,47 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
+@dataclass(slots=True)
+class _SharedReply:
+    """The last reply in one format."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    reply: Reply | None = None
+    until: float = 0.0
+    """When it is too old, monotonic."""
+
+
 class Exposition:
     """Renders snapshots in the format a scraper asks for. `render` may be called from any thread."""
 
-    def __init__(self, constant_labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, constant_labels: Mapping[str, str], *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._constant_labels = constant_labels
+        self._monotonic = monotonic
+        self._shared: dict[tuple[str, bool], _SharedReply] = {}
         self._process = _ProcessMetrics()
         self._lock = threading.Lock()
         self._encoders: dict[str, LineEncoder] = {}
+
+    def serve(self, snapshot: Callable[[], Snapshot], *, accept: str, accept_encoding: str) -> Reply:
+        """As `render`, but clients that ask at about the same time share a reply.
+
+        So that they cannot keep the agent busy, a reply is given again for some multiple of the time it took.
+        """
+        _, content_type = self._encoder(accept)
+        key = content_type, gzip_accepted(accept_encoding)
+        with self._lock:
+            if key not in self._shared and len(self._shared) >= 2 * MAX_FORMATS:
+                self._shared.clear()
+            shared = self._shared.setdefault(key, _SharedReply())
+        with shared.lock:
+            began = self._monotonic()
+            if shared.reply is None or began >= shared.until:
+                shared.reply = self.render(snapshot(), accept=accept, accept_encoding=accept_encoding)
+                ended = self._monotonic()
+                shared.until = ended + _SHARED_FOR * (ended - began)
+            return shared.reply
 
     def render(self, snapshot: Snapshot, *, accept: str, accept_encoding: str) -> Reply:
         """The snapshot for these Accept and Accept-Encoding headers; empty where the request has none."""

@@ -45,8 +45,8 @@ def build_routes(
         return Page(HTTPStatus.OK, _INDEX, {"Content-Type": "text/html; charset=utf-8"})
 
     def metrics(headers: Message) -> Page:
-        reply = exposition.render(
-            snapshot(),
+        reply = exposition.serve(
+            snapshot,
             accept=headers.get("Accept", ""),
             accept_encoding=headers.get("Accept-Encoding", ""),
         )

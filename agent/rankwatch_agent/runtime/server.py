@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import select
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from email.message import Message
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 EXHAUSTED_SECONDS = 0.1
 """Pause before the next connection is accepted when file descriptors have run out."""
 
+_ACCEPTED_AT_ONCE = 8
+_LONGEST_HEADER = 1 << 16
+"""Bytes; a longer one is left to its thread, which refuses it."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
 
 TlsContext = Reread[ssl.SSLContext]
@@ -49,11 +54,16 @@ class Route(NamedTuple):
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves the routes. Each connection carries one request and has its own thread."""
+    """Serves the routes. Each connection carries one request.
+
+    A connection gets a thread once the header of its request is there. Until then it costs next to nothing,
+    so that silent clients, however many, do not hold up the others.
+    """
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 64
+    # Long, because a client whose connection does not fit tries again only after a second.
+    request_queue_size = 1024
 
     def __init__(
         self,
@@ -74,6 +84,11 @@ class MetricsServer(ThreadingHTTPServer):
             max_requests=max_requests, life_seconds=request_timeout_seconds, monotonic=monotonic
         )
         self._tls = tls
+        self._waiting: dict[int, tuple[socket.socket, Any]] = {}
+        """Connections without a whole header, and their clients, by descriptor."""
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._stopped.set()
         try:
             self.address_family = _family(*address)
             super().__init__(address, _Connection)
@@ -116,21 +131,85 @@ class MetricsServer(ThreadingHTTPServer):
             request.do_handshake()
         super().finish_request(request, client_address)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Start the connection's thread, or close the connection if there are too many."""
-        if self.connections.admit(request, client_of(client_address[0], request.getsockname()[0])):
-            super().process_request(request, client_address)
-        else:
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Accept connections and start their threads, until `shutdown`."""
+        self._stopped.clear()
+        self.socket.setblocking(False)
+        try:
+            with select.epoll() as poller:
+                poller.register(self.fileno(), select.EPOLLIN)
+                while not self._stopping.is_set():
+                    for descriptor, events in poller.poll(poll_interval):
+                        if descriptor == self.fileno():
+                            self._accept(poller)
+                        else:
+                            self._read_on(poller, descriptor, events)
+                    self.connections.cut_overdue()
+        finally:
+            for request, _ in self._waiting.values():
+                self.shutdown_request(request)
+            self._waiting.clear()
+            self._stopping.clear()
+            self._stopped.set()
+
+    def shutdown(self) -> None:
+        """Stop the loop of `serve_forever` and wait for its end."""
+        self._stopping.set()
+        self._stopped.wait()
+
+    def _accept(self, poller: select.epoll) -> None:
+        """Take the connections that have come, a number of them at a time."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                request, address = self.get_request()
+            except OSError:
+                return  # all are taken, or one has gone already
+            try:
+                admitted = self.connections.admit(request, client_of(address[0], request.getsockname()[0]))
+            except OSError:
+                admitted = False
+            if not admitted:
+                self.shutdown_request(request)
+                continue
+            request.setblocking(False)
+            self._waiting[request.fileno()] = request, address
+            poller.register(request.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+            # Most have sent their request by now; the next connections must not take such a one for silent.
+            self._read_on(poller, request.fileno(), 0)
+
+    def _read_on(self, poller: select.epoll, descriptor: int, events: int) -> None:
+        """Look at what a client has sent: start its thread, wait for more, or close the connection."""
+        if descriptor not in self._waiting:
+            return  # an event from before it got its thread
+        request, address = self._waiting[descriptor]
+        try:
+            sent = socket.socket.recv(request, _LONGEST_HEADER, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = b""
+        whole = isinstance(request, ssl.SSLSocket) or len(sent) == _LONGEST_HEADER or _ends_header(sent)
+        ended = not sent or events & select.EPOLLHUP or (events & select.EPOLLRDHUP and not whole)
+        if not ended and not whole:
+            return
+        poller.unregister(descriptor)
+        del self._waiting[descriptor]
+        if ended:  # by the client, or because it was cut
+            self.shutdown_request(request)
+            return
+        if not isinstance(request, ssl.SSLSocket):
+            self.connections.asked(request)
+        request.setblocking(True)
+        try:
+            self.process_request(request, address)
+        except RuntimeError:  # no thread can be started
+            self.handle_error(request, address)
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection, whatever ended its thread."""
         self.connections.release(request)
         super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Cut connections past their time. The accept loop calls this twice a second."""
-        self.connections.cut_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log a failed request. A client that went away or was cut is not an error."""
@@ -189,6 +268,10 @@ class _Connection(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(page.body)
+
+
+def _ends_header(sent: bytes) -> bool:
+    return b"\r\n\r\n" in sent or b"\n\n" in sent
 
 
 def plain_page(status: HTTPStatus, text: str) -> Page:

@@ -15,6 +15,7 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.exposition import MAX_BYTES, Exposition, constant_labels, fit_label_value
 from rankwatch_agent.runtime.supervisor import Snapshot
+from support.agent.process import ManualClock, load
 from support.fuzzing import BUSY_MACHINE
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -177,3 +178,21 @@ def test_any_label_value(value: str) -> None:
     fitted = fit_label_value(value)
     assert len(fitted.encode("utf-8")) <= MAX_BYTES
     assert fit_label_value(fitted) == fitted
+
+
+def test_shared_reply() -> None:
+    """Clients that ask at about the same time share a reply, so that they cannot keep the agent busy."""
+    clock, rendered = ManualClock(), []
+
+    def snapshot() -> Snapshot:
+        rendered.append(clock.now)
+        clock.now += 2.0  # rendering takes as long
+        return Snapshot((load(len(rendered)),), ())
+
+    exposition = Exposition({"node": "n1"}, monotonic=clock)
+    first = exposition.serve(snapshot, accept="", accept_encoding="")
+    assert exposition.serve(snapshot, accept="text/plain", accept_encoding="") is first
+    assert exposition.serve(snapshot, accept="", accept_encoding="gzip") is not first
+    clock.now += 9.0
+    assert exposition.serve(snapshot, accept="", accept_encoding="").body != first.body
+    assert len(rendered) == 3
