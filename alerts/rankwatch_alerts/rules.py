@@ -47,6 +47,7 @@ class Alert(StrEnum):
     NIC_ERRORS = "RankwatchNicErrors"
     OOM_KILL = "RankwatchOomKill"
     CHECKPOINT_DISK_FILLING = "RankwatchCheckpointDiskFilling"
+    BLACK_BOXES_LEFT_OUT = "RankwatchBlackBoxesLeftOut"
 
 
 ALERT_NAMES: tuple[str, ...] = tuple(str(each) for each in Alert)

@@ -18,7 +18,7 @@ import yaml
 
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
-from rankwatch_alerts.rules import AlertRule
+from rankwatch_alerts.rules import Alert, AlertRule
 from support.servers.prometheus import require
 
 Rule = Mapping[str, Any]
@@ -30,7 +30,9 @@ RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if
 
 
 def _key(alert: str, labels: Mapping[str, str]) -> tuple[str, str, str]:
-    return alert, labels["severity"], labels.get("reason", "")
+    # The reason of a rule is its own; of this alert it comes from the series.
+    reason = "" if alert == Alert.BLACK_BOXES_LEFT_OUT else labels.get("reason", "")
+    return alert, labels["severity"], reason
 
 
 def _rule_key(rule: AlertRule) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out
 from rankwatch_alerts.alerting.checkpoints import checkpoint_failed, checkpoint_stale
 from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
@@ -51,6 +52,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             node_unseen(config),
             collector_failing(config),
             rules_failing(config),
+            black_boxes_left_out(config),
         ),
     }
     return tuple(

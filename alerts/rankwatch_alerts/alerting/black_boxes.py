@@ -1,0 +1,37 @@
+"""The alert on black boxes that an agent leaves out: their ranks are not watched, or somebody means harm."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.alerting.alert import alert_rule
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
+
+_FAULTS = "rankwatch_blackbox_faults_total"
+WINDOW_SECONDS = 1800.0
+"""An agent counts each fault once, so the alert goes on this long after the last new one."""
+
+
+def black_boxes_left_out(config: RuleConfig) -> AlertRule:
+    """A new fault, or the faults that an agent found when this Prometheus first saw it."""
+    window = duration(WINDOW_SECONDS)
+    return alert_rule(
+        config,
+        Alert.BLACK_BOXES_LEFT_OUT,
+        f"""
+            sum by (cluster, node, reason) (
+              increase({_FAULTS}[{window}]) > 0
+              or
+              {_FAULTS} > 0 unless {_FAULTS} offset {window}
+            )
+        """,
+        for_seconds=0,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="The agent leaves out black boxes, so ranks may not be watched.",
+        description=(
+            "The agent on node {{ $labels.node }} leaves out black boxes or directories of runs: "
+            "{{ $labels.reason }}. A run may not be watched, or somebody fills the directory; the log of the "
+            "agent names the files."
+        ),
+        of_run=False,
+    )
