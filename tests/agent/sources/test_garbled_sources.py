@@ -13,7 +13,9 @@ from rankwatch_agent.runtime.collector import Collection, Collector, Schedule
 from rankwatch_agent.runtime.supervisor import Supervisor
 from rankwatch_agent.sources.disk import DiskCollector
 from rankwatch_agent.sources.host import HostCollector
+from rankwatch_agent.sources.mounts import MountsCollector
 from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
+from rankwatch_agent.sources.process_table import ProcessesCollector
 from rankwatch_agent.sources.rdma.collector import RdmaCollector
 from rankwatch_agent.sources.tcp import TcpCollector
 from support.agent.process import until, values
@@ -54,7 +56,7 @@ def disk(node: NodeTree) -> Collector:
     line = f" {os.major(number)} {os.minor(number)} sda 10 1 2 1500 20 3 4 2500 0 750 4000\n"
     if not (node.procfs / "diskstats").exists():
         (node.procfs / "diskstats").write_text(line + "   8 1 sda1 1 0 0 0 0 0 0 0 0 0 0\n")
-        (node.procfs / "1").mkdir()
+        (node.procfs / "1").mkdir(exist_ok=True)
         (node.procfs / "1/mountinfo").write_text("27 1 259:0 / / rw - ext4 /dev/nvme0n1 rw\n")
     return DiskCollector(
         path=Path("/"),
@@ -67,6 +69,18 @@ def disk(node: NodeTree) -> Collector:
 
 def rdma(node: NodeTree) -> Collector:
     return RdmaCollector(sysfs=node.sysfs, device_filter=DeviceFilter(), schedule=SCHEDULE)
+
+
+def processes(node: NodeTree) -> Collector:
+    return ProcessesCollector(procfs=node.procfs, sysfs=node.sysfs, ranks=lambda: (), schedule=SCHEDULE)
+
+
+def mounts(node: NodeTree) -> Collector:
+    other = node.procfs / "self" / "mountstats"
+    if not other.exists():
+        other.parent.mkdir()
+        other.write_text((node.procfs / "1/mountstats").read_text().replace("fs01", "fs02"))
+    return MountsCollector(procfs=node.procfs, rootfs=node.procfs, ranks=lambda: (), schedule=SCHEDULE)
 
 
 NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
@@ -86,6 +100,8 @@ NET_DEV = "rankwatch_network_(receive|transmit)_(bytes|errors|drops)_total"
         (network, "sys/class/net/ib0/speed", "rankwatch_network_speed_bytes ib0"),
         (tcp, "proc/net/snmp", "rankwatch_tcp_.*_segments_total"),
         (tcp, "proc/net/netstat", "rankwatch_tcp_(timeouts|listen_drops)_total"),
+        (processes, "proc/4711/stat", "rankwatch_(host_processes|nvidia_service)_.*"),
+        (mounts, "proc/1/mountstats", "rankwatch_nfs_.* fs01:/checkpoints"),
         (disk, "proc/diskstats", "rankwatch_disk_.*"),
         (disk, "proc/1/mountinfo", "rankwatch_disk_.*"),
         (
