@@ -240,6 +240,11 @@ def why(incident: Incident) -> str:
     living = [each for each in condition.ranks if not each.ended]
     shortest = min((each.idle_seconds(condition.moment) for each in living), default=0.0)
     longest = max((each.timeout or 0.0 for each in living), default=0.0)
+    if len(living) == 1:
+        return (
+            f"rank {living[0].rank} made no progress for {shortest:.1f} s; "
+            f"by its own history at most {longest:.1f} s are normal"
+        )
     return (
         f"none of the {len(living)} living ranks made progress for {shortest:.1f} s or longer; "
         f"by their own history at most {longest:.1f} s are normal"

@@ -51,6 +51,45 @@ NODES = (
         opens=("node",),
     ),
     Panel(
+        title="Memory of ranks",
+        description="Resident memory of each rank's process, without data-loader workers; the 20 largest. "
+        "Steady growth ends in the OOM killer.",
+        unit="bytes",
+        queries=(
+            Query(
+                expression=most(f"rankwatch_rank_resident_memory_bytes{{{RANKS}}}"),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="GPU memory reserved by torch",
+        description="Memory that torch's allocator holds for each rank, the 20 largest. Far above what "
+        "tensors hold (rankwatch_rank_gpu_memory_allocated_bytes) it is fragmented or cached.",
+        unit="bytes",
+        queries=(
+            Query(
+                expression=most(f"rankwatch_rank_gpu_memory_reserved_bytes{{{RANKS}}}"),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="GPU allocation retries",
+        description="Times per second that torch's allocator gave back its cache and tried again. Above zero "
+        "the GPU's memory is nearly full, and each retry stalls the rank.",
+        unit="short",
+        queries=(
+            Query(
+                expression=most(
+                    "sum by (rank, node) (rate(rankwatch_rank_gpu_memory_retries_total"
+                    f"{{{RANKS}}}[$__rate_interval]))"
+                ),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    ),
+    Panel(
         title="OOM kills",
         description="Processes killed by the kernel for lack of memory, per second. Above zero a lost rank "
         "is explained.",

@@ -287,6 +287,8 @@ def _stalled(boxes: Boxes, hang: HangVerdict) -> str:
         if isinstance(phases, Mapping):
             places = "; ".join(f"{listed(tuple(ranks))} in {phase}" for phase, ranks in phases.items())
             return f"no rank makes progress: {places}"
+        if boxes.world_size == 1:
+            return f"the run stands{where}, and nothing shows what it waits for"
         return f"the ranks stand{where}, and nothing shows whom they wait for"
     first = boxes.by_rank.get(hang.ranks[0])
     place = f"; it is {place_of(first, boxes)}" if first is not None and len(hang.ranks) == 1 else ""

@@ -247,7 +247,9 @@ def _without_other_nodes(boxes: Boxes, found: HangVerdict, *, complete: bool) ->
     evidence["waits_for_ranks_without_box"] = blamed[:_MOST_SHOWN]
     evidence["notes"] = [
         *_strings(evidence.get("notes")),
-        "the ranks that the others wait for have no black box here: they are on other nodes, or wrote none",
+        f"rank {blamed[0]} has no black box here: it is on another node, or wrote none"
+        if len(blamed) == 1
+        else "the ranks that are waited for have no black box here: they are on other nodes, or wrote none",
     ]
     state = found.state if kept or found.state is State.INCONCLUSIVE else State.HANG
     return replace(found, state=state, ranks=kept, evidence=evidence)

@@ -66,7 +66,7 @@ def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
     for name in ("before", "after"):
         assert (bundle / "metrics" / f"{name}.prom").read_text() == "rankwatch_host_load1 1\n"
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["why"].startswith("none of the 1 living ranks made progress")
+    assert manifest["why"].startswith("rank 0 made no progress for ")
     assert manifest["verdict"] == {"state": "hang", "ranks": [1]}
     assert {each["path"] for each in manifest["files"]} == {
         str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()
