@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_alerts.config import DEFAULT_CLASS
 from rankwatch_cli.demo.receiver import Alert as DeliveredAlert
 from support.e2e.hangs import LEARNT_STEP, SECONDS_TO_STEP
 from support.e2e.monitored_system import SECONDS_TO_ALERT, complete
@@ -27,8 +28,13 @@ pytestmark = pytest.mark.e2e
 A, B, C = NODES = ("node-a", "node-b", "node-c")
 CLOCK_AHEAD_SECONDS = {B: 500_000}
 TIME_SCALE = 30.0
-CONFIG = replace(RuleConfig().scaled(TIME_SCALE), network_min_baseline_seconds=15.0, cause_for_seconds=12.0)
-"""The times of a slow network are shorter, because everything else waits for it."""
+CONFIG = replace(
+    RuleConfig().scaled(TIME_SCALE),
+    network_min_baseline_seconds=15.0,
+    cause_for_seconds=12.0,
+    page_least_ranks={DEFAULT_CLASS: 1.0},
+)
+"""The times of a slow network are shorter, because everything else waits for it. Small runs page."""
 SLOW, STOPPED, KILLED, SPREAD = "slow-rank", "stopped-rank", "killed-rank", "spread"
 SPREAD_FLAGS = ("--width", "64", "--layer-forward-seconds", "0.08", "--layer-backward-seconds", "0.16")
 SLOW_BITS_PER_SECOND = 10_000_000
@@ -63,11 +69,10 @@ def _firing(cluster: NodeCluster, name: Alert, more: str = "") -> set[tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("run", "name", "rank"),
-    [(SLOW, Alert.STRAGGLER, "3"), (STOPPED, Alert.RUN_STALLED, "2"), (KILLED, Alert.RANK_LOST, "1")],
+    ("run", "name", "rank"), [(SLOW, Alert.STRAGGLER, "3"), (STOPPED, Alert.RUN_STALLED, "2")]
 )
 def test_rank_at_fault(run: str, name: Alert, rank: str, cluster: NodeCluster) -> None:
-    """A slow, a stopped and a killed rank are each named with their node, whatever its clock says."""
+    """A slow and a stopped rank are named with their node, whatever its clock says."""
     _named(cluster, run, name, rank=rank, node=B)
     named = {
         (each.labels["rank"], each.labels["node"])
@@ -75,6 +80,11 @@ def test_rank_at_fault(run: str, name: Alert, rank: str, cluster: NodeCluster) -
         if each.labels.get("run") == run and "rank" in each.labels
     }
     assert named == {(rank, B)}
+
+
+def test_killed_rank(cluster: NodeCluster) -> None:
+    """The alert on the run names the killed rank with its node, and not the one that torchrun ended."""
+    assert f"Rank 1 (node {B})." in _named(cluster, KILLED, Alert.RANK_LOST).annotations["description"]
 
 
 def test_slow_link(cluster: NodeCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import DEFAULT_CLASS, RuleConfig
+from rankwatch_alerts.recording.nodes import SILENT
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, promql, recorded
 
 SMALL_RUN = "run:rankwatch_run_small:bool"
@@ -13,7 +14,14 @@ def run_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     named = [each for each in config.page_least_ranks if each != DEFAULT_CLASS]
     others = "\n".join(f"unless on ({RUN}) {_info(config, each)}" for each in named)
     parts = [_smaller(config, each, f"and on ({RUN}) {_info(config, each)}") for each in named]
-    return (recorded(SMALL_RUN, "or\n".join((*parts, _smaller(config, DEFAULT_CLASS, others)))),)
+    small = "or\n".join((*parts, _smaller(config, DEFAULT_CLASS, others), _remembered(config)))
+    return (recorded(SMALL_RUN, small),)
+
+
+def _remembered(config: RuleConfig) -> str:
+    """A lost node is remembered for longer than anything else of its run."""
+    last = f"last_over_time({SMALL_RUN}[{duration(config.absence_lookback_seconds)}])"
+    return f"({last} and on ({RUN}) {SILENT})"
 
 
 def _smaller(config: RuleConfig, run_class: str, of_class: str) -> str:
