@@ -89,6 +89,7 @@ def _disk(config: RuleConfig, expression: str, severity: Severity, text: str) ->
         ("cluster", "path", "cluster", "path", "cluster", "path"),
         "{{ $series.Labels.node }}",
         "not known",
+        by="node",
     )
     left = value_of(
         "min(rankwatch_filesystem_available_bytes{cluster=%q, path=%q})",
