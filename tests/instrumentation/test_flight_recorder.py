@@ -50,7 +50,7 @@ def test_no_timing_without_gpu(tmp_path: Path) -> None:
     code = (
         "import os, torch, rankwatch\n"
         "torch.cuda.is_available = lambda: False\n"
-        "rankwatch.start(run='r').finish()\nprint('TORCH_NCCL_ENABLE_TIMING' in os.environ)\n"
+        "rankwatch.start(run='r', rank=0).finish()\nprint('TORCH_NCCL_ENABLE_TIMING' in os.environ)\n"
     )
     done = python(code, tmp_path)
     assert (done.returncode, done.stdout) == (0, "False\n")
@@ -67,7 +67,7 @@ def test_run_that_ends_at_once(tmp_path: Path) -> None:
     """Twenty short runs in a row all end, although torch loses a shutdown before its server accepts."""
     code = (
         "import torch, rankwatch\n"
-        "for each in range(20): rankwatch.start(run=f'r{each}', collectives=False).finish()\n"
+        "for each in range(20): rankwatch.start(run=f'r{each}', rank=0, collectives=False).finish()\n"
     )
     done = python(code, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -79,7 +79,7 @@ def test_exit_of_forked_child(tmp_path: Path) -> None:
     """A forked child exits normally. It has no server thread, and the server's destructor would abort it."""
     code = (
         "import os, sys, torch, rankwatch\n"
-        "run = rankwatch.start(run='r')\n"
+        "run = rankwatch.start(run='r', rank=0)\n"
         "pid = os.fork()\n"
         "if pid == 0: sys.exit(7)\n"
         "status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
@@ -143,7 +143,7 @@ def test_real_rank(tmp_path: Path) -> None:
     code = (
         "import os, sys, torch, torch.distributed as dist, rankwatch\n"
         "os.environ |= {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}\n"
-        "run = rankwatch.start(run='r')\n"
+        "run = rankwatch.start(run='r', rank=0)\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
         "print('ready', flush=True)\n"
@@ -168,7 +168,7 @@ def test_real_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("level", "lines"), [(None, 0), ("INFO", 3)])
 def test_log_lines(tmp_path: Path, level: str | None, lines: int) -> None:
     """torch's lines about its worker server are not printed, unless the user asks for its log."""
-    code = "import torch, rankwatch\nrankwatch.start(run='r').finish()\n"
+    code = "import torch, rankwatch\nrankwatch.start(run='r', rank=0).finish()\n"
     env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
     env.pop("TORCH_CPP_LOG_LEVEL", None)
     if level is not None:
