@@ -75,7 +75,7 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
         for case in yaml.safe_load(path.read_text())["tests"]:
             for key, labels, at in _fired(case):
                 if key not in found:
-                    series = tuple(_continued(each, at, at + steps) for each in case["input_series"])
+                    series = tuple(continued(each, at, at + steps) for each in case["input_series"])
                     found[key] = Scenario(key, labels, at, series)
     return found
 
@@ -92,7 +92,8 @@ def _seconds(text: str) -> int:
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([hms])", text))
 
 
-def _continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries:
+def continued(declared: Mapping[str, str], fires: int, steps: int) -> TimeSeries:
+    """A series of a case as it is declared up to step `fires`, and as it goes on from there."""
     name, _, rest = declared["series"].partition("{")
     labels = {label: one or other for label, one, other in _SERIES.findall(rest)}
     samples = [*_samples(declared["values"])][: fires + 1]

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,8 +82,11 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextmanager
-def prometheus(config: Mapping[str, object], directory: Path) -> Iterator[str]:
-    """A Prometheus with this configuration; yields its URL once it is ready."""
+def prometheus(config: Mapping[str, object], directory: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+    """A Prometheus with this configuration; yields its URL once it is ready.
+
+    In the same directory as one before, it goes on with the data of that.
+    """
     require("prometheus")
     path = directory / "prometheus.yml"
     path.write_text(to_yaml(config))
@@ -92,6 +95,7 @@ def prometheus(config: Mapping[str, object], directory: Path) -> Iterator[str]:
         f"--config.file={path}",
         f"--storage.tsdb.path={directory / 'prometheus-data'}",
         "--log.level=warn",
+        *flags,
     ]
     with _server(command, directory / "prometheus.log") as url:
         yield url

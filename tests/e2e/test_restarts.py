@@ -1,0 +1,190 @@
+"""An hour of ordinary life in minutes: lasting faults on a real Prometheus and Alertmanager.
+
+The agents are one scrape target that replays the cases of the rule tests, so that each alert has its own
+fault. Missed scrapes, a roll-out, and two restarts of Prometheus must resolve no alert. A healthy run, and a
+neighbour whose job crashes again and again, must raise none. Times are compressed by 7.5.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
+from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, served
+from support.alerts.scenarios import CASES, Key, TimeSeries, continued, key_of, scenarios
+from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+STEPS = 1500
+LONGEST_LEAD = 50
+"""Steps before an alert fires. Alerts that need a longer history are tested by promtool only."""
+CONFIG = replace(
+    RuleConfig().scaled(SPEED),
+    event_window_seconds=900.0,
+    absence_for_seconds=RuleConfig().absence_for_seconds / SPEED,
+)
+"""Events keep their alerts firing throughout the test. Scaling alone would leave the last time too long."""
+FLAGS = (
+    "--query.lookback-delta=40s",
+    "--rules.alert.for-grace-period=80s",
+    "--rules.alert.resend-delay=24s",
+)
+"""The defaults, and for the last three minutes as docs/alerts.md advises, each divided by 7.5."""
+SHORT_SECONDS, LONG_SECONDS = 2.0, 48.0
+"""Outages of 15 s and of 6 min."""
+SECONDS_TO_FIRE, SECONDS_TO_SETTLE = 400.0, 24.0
+HEALTHY, NEIGHBOUR = "healthy", "neighbour"
+ALERTS = frozenset(
+    {
+        Alert.STRAGGLER,
+        Alert.SLOW_STAGE,
+        Alert.JITTER,
+        Alert.RUN_STALLED,
+        Alert.COLLECTIVES_DESYNCHRONISED,
+        Alert.RANK_LOST,
+        Alert.NODE_LOST,
+        Alert.LOSS_DIVERGING,
+        Alert.TELEMETRY_ABSENT,
+        Alert.COLLECTOR_FAILING,
+    }
+)
+"""Alerts on states that last. Two cores evaluate no more than these every two seconds."""
+REPLAYED_ELSEWHERE = ("up", "scrape_duration_seconds")
+"""Prometheus makes these itself."""
+
+Active = frozenset[tuple[Key, str]]
+
+
+def _chosen() -> dict[Key, tuple[str, list[TimeSeries]]]:
+    """The scenarios that can be replayed, each in a cluster of its own, all firing at the same step."""
+    found = {}
+    for number, (key, scenario) in enumerate(scenarios(STEPS).items()):
+        if key[0] not in ALERTS or key[2].startswith("rankwatch_step"):
+            continue
+        made_here = any(each.name in REPLAYED_ELSEWHERE for each in scenario.series)
+        if scenario.fires > LONGEST_LEAD or made_here or "cluster" not in scenario.labels:
+            continue
+        cluster = f"c{number}"
+        series = [each._replace(labels={**each.labels, "cluster": cluster}) for each in scenario.series]
+        found[key] = (cluster, series)
+    return found
+
+
+def _healthy() -> list[TimeSeries]:
+    (case, *_) = yaml.safe_load((CASES / "healthy.yml").read_text())["tests"]
+    series = (continued(each, 20, STEPS) for each in case["input_series"])
+    return [
+        each._replace(labels={**each.labels, "cluster": HEALTHY})
+        for each in series
+        if each.name.startswith("rankwatch_") and "_collector_" not in each.name  # too quick for the steps
+    ]
+
+
+def _crash_loop(step: int, began: float) -> str:
+    """A job of two ranks that starts every 8 steps, and fails after 5."""
+    attempt, age = divmod(step, 8)
+    state = "running" if age < 5 else "failed"
+    start = began + attempt * 8 * SECONDS_A_STEP
+    lines = []
+    for rank in ("0", "1"):
+        of = {"cluster": NEIGHBOUR, "run": "loop", "rank": rank, "node": "n0"}
+        for name, more, value in (
+            ("rankwatch_rank_state", {"state": state}, 1.0),
+            ("rankwatch_rank_info", {"stage": "0", "pid": str(attempt)}, 1.0),
+            ("rankwatch_rank_start_timestamp_seconds", {}, start),
+            ("rankwatch_rank_heartbeat_timestamp_seconds", {}, start + min(age, 5)),
+            ("rankwatch_progress_timestamp_seconds", {}, start + min(age, 5)),
+            ("rankwatch_steps_total", {}, float(min(age, 5))),
+            ("rankwatch_step_seconds_total", {}, 0.1 * min(age, 5)),
+            ("rankwatch_step_local_seconds_total", {}, 0.05 * min(age, 5)),
+            ("rankwatch_step_phase_seconds_total", {"phase": "forward"}, 0.05 * min(age, 5)),
+        ):
+            lines.append(f"{sample_head(name, {**of, **more})} {value!r}\n")
+    return "".join(lines)
+
+
+def _active(url: str) -> Active:
+    """Alerts that Alertmanager takes for firing, with their clusters."""
+    found: list[dict[str, Any]] = get_json(f"{url}/api/v2/alerts")
+    labels = [each["labels"] for each in found]
+    return frozenset((key_of(each["alertname"], each), each.get("cluster", "")) for each in labels)
+
+
+class Watch:
+    """Looks at Alertmanager all the time: which of these alerts were not there, and which others were."""
+
+    def __init__(self, url: str, before: Active) -> None:
+        self._url, self._before = url, before
+        self.resolved: set[tuple[Key, str]] = set()
+        self.surplus: set[tuple[Key, str]] = set()
+        self._over = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look twice a second, until the block ends."""
+        thread = threading.Thread(target=self._watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            active = _active(self._url)
+            self.resolved |= self._before - active
+            self.surplus |= active - self._before
+
+
+def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
+    """No true alert is resolved at any moment, and no false one is raised."""
+    require("prometheus", "prometheus-alertmanager")
+    chosen = _chosen()
+    expected = frozenset((key, cluster) for key, (cluster, _) in chosen.items())
+    replay = Replay([*_healthy(), *(each for _, series in chosen.values() for each in series)], _crash_loop)
+    with ExitStack() as stack:
+        am = stack.enter_context(alertmanager(alertmanager_config(CONFIG), tmp_path))
+        target = stack.enter_context(served(replay))
+        config: Any = prometheus_config(
+            CONFIG,
+            rule_files=write_rules(CONFIG, tmp_path),
+            agent_targets=[target],
+            alertmanager_targets=[am.removeprefix("http://")],
+        )
+        config["scrape_configs"][0]["honor_labels"] = True
+        replay.began = time.time()
+        with prometheus(config, tmp_path, FLAGS):
+            poll(lambda: expected <= _active(am), SECONDS_TO_FIRE, "firing of every alert")
+            time.sleep(SECONDS_TO_SETTLE)  # further alerts of the same faults
+            before = _active(am)
+            watch = Watch(am, before)
+            stack.enter_context(watch.watching())
+            _miss(replay, seconds=2.4)
+            _miss(replay, seconds=8.0)
+        time.sleep(SHORT_SECONDS)
+        with prometheus(config, tmp_path, FLAGS):
+            time.sleep(SECONDS_TO_SETTLE)
+        time.sleep(LONG_SECONDS)
+        with prometheus(config, tmp_path, FLAGS):
+            time.sleep(2 * SECONDS_TO_SETTLE)
+    assert watch.resolved & expected == set()
+    assert not [each for each in before | watch.surplus if each[1] in (HEALTHY, NEIGHBOUR)]
+
+
+def _miss(replay: Replay, *, seconds: float) -> None:
+    """All scrapes fail for a while, as when every agent restarts."""
+    replay.down = True
+    time.sleep(seconds)
+    replay.down = False
+    time.sleep(SECONDS_TO_SETTLE)
