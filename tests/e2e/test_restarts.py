@@ -37,9 +37,9 @@ CONFIG = replace(
 FLAGS = (
     "--query.lookback-delta=40s",
     "--rules.alert.for-grace-period=80s",
-    "--rules.alert.resend-delay=24s",
+    "--rules.alert.resend-delay=32s",
 )
-"""The defaults, and for the last three minutes as docs/alerts.md advises, each divided by 7.5."""
+"""The defaults, and for the last four minutes as docs/alerts.md advises, each divided by 7.5."""
 SHORT_SECONDS, LONG_SECONDS = 2.0, 48.0
 """Outages of 15 s and of 6 min."""
 SECONDS_TO_FIRE, SECONDS_TO_SETTLE = 400.0, 24.0
