@@ -47,7 +47,7 @@ def test_pid_command(tmp_path: Path) -> None:
     """Read from the rank's black box by the command as it is printed; there is no other way to it."""
     taken = {line for page in PAGES for line in _TAKES_PID.findall(page.read_text())}
     (command,) = taken
-    with rankwatch.start(directory=tmp_path, run="r"):
+    with rankwatch.start(directory=tmp_path, run="r", rank=0):
         names = {"BOXES": str(tmp_path), "RUN": "r", "RANK": "0"}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         shell = ["bash", "-euo", "pipefail", "-c", f'{command}\necho "$PID"']

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-START = "import os, signal, sys, rankwatch\nrun = rankwatch.start(run='job', target_steps=4)\n"
+START = (
+    "import os, signal, sys, rankwatch\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it
+    "run = rankwatch.start(run='job', target_steps=4)\n"
+)
 STEP = "with run.step(), run.phase('forward'): run.work(tokens=64)\n"
 
 

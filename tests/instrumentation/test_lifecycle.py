@@ -20,7 +20,11 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from support.training.blackbox import box, of_kind, read
 
-START = "import os, signal, sys, time, rankwatch\nrun = rankwatch.start(run='r')\n"
+START = (
+    "import os, signal, sys, time, rankwatch\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell lets its background ignore it
+    "run = rankwatch.start(run='r')\n"
+)
 
 
 def end(directory: Path, code: str) -> tuple[int, list[str]]:

@@ -15,6 +15,9 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
+from support.processes.users import node_directory
+
+__all__ = ["node_directory"]
 
 START = """
 import os, rankwatch
@@ -168,17 +171,15 @@ def test_directory_of_another_user(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_two_users(tmp_path: Path) -> None:
+def test_two_users(node_directory: Path) -> None:
     """Two users who give their runs the same name have two runs."""
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o1777)
-    with trainer(tmp_path) as first:
+    with trainer(node_directory) as first:
         assert first_line(first) == "Run job"
         # only after the imports, because that user need not be able to read this Python
         code = START.replace("run =", f"os.setuid({NOBODY})\nrun =")
-        with trainer(tmp_path, code) as second:
+        with trainer(node_directory, code) as second:
             assert first_line(second) == f"Run job-uid{NOBODY}"
-        assert pid_of(tmp_path / "job" / "0.blackbox") == first.pid
+        assert pid_of(node_directory / "job" / "0.blackbox") == first.pid
 
 
 @needs_root

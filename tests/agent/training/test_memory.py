@@ -51,7 +51,7 @@ def test_broken_kernel_file(tmp_path: Path, statm: str) -> None:
 
 def test_allocator_memory(tmp_path: Path) -> None:
     """It is exported once the rank has sampled it; a rank on CPUs has none."""
-    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False)
+    run = rankwatch.start(run="job", rank=0, directory=tmp_path, flight_recorder=False)
     assert isinstance(run, rankwatch.Run)
     collector = RanksCollector(directory=tmp_path)
     first = collector.collect()
@@ -66,7 +66,7 @@ def test_allocator_memory(tmp_path: Path) -> None:
 
 def test_impossible_moment(tmp_path: Path) -> None:
     """A box that claims an impossible moment of the sample has none."""
-    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False)
+    run = rankwatch.start(run="job", rank=0, directory=tmp_path, flight_recorder=False)
     assert isinstance(run, rankwatch.Run)
     run._writer.floats[Now.ALLOCATOR_SAMPLED] = float("nan")
     reader = Reader(run._writer.path)
