@@ -62,6 +62,9 @@ ALERTS = frozenset(
 REPLAYED_ELSEWHERE = ("up", "scrape_duration_seconds")
 """Prometheus makes these itself."""
 
+_SUCCESS = "rankwatch_collector_last_success_timestamp_seconds"
+"""Of the healthy run it would be old: collectors run more often than the steps of a replay."""
+
 Active = frozenset[tuple[Key, str]]
 
 
@@ -86,7 +89,7 @@ def _healthy() -> list[TimeSeries]:
     return [
         each._replace(labels={**each.labels, "cluster": HEALTHY})
         for each in series
-        if each.name.startswith("rankwatch_") and "_collector_" not in each.name  # too quick for the steps
+        if each.name.startswith("rankwatch_") and each.name != _SUCCESS
     ]
 
 

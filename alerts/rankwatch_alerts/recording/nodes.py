@@ -145,9 +145,11 @@ def _silent_ranks_rule(config: RuleConfig) -> RecordingRule:
 
 def _lost_rule(config: RuleConfig) -> RecordingRule:
     """Where no rank of the run is seen at all, nobody can say that it stands still, and silence must last.
+    That of Prometheus itself, which has just started again, is none: it must have looked a while ago.
 
     A lost node stays lost until the run moves again, also after its other ranks were aborted.
     """
+    silent = duration(config.node_silent_seconds)
     return recorded(
         LOST,
         f"""
@@ -160,6 +162,8 @@ def _lost_rule(config: RuleConfig) -> RecordingRule:
             {_RANKS_RUNNING}
             unless on (cluster, node)
             present_over_time(rankwatch_agent_info[{duration(config.absence_window_seconds)}])
+            and on ({NODE})
+            present_over_time({SEEN}[{silent}] offset {silent})
           )
           or
           (
