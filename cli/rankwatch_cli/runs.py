@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import ENDED_STATES, RankState, environment
 from rankwatch.errors import BlackBoxError
+from rankwatch.settings import printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import rank_state, worst_state
 
@@ -53,37 +55,41 @@ def find_runs(base: Path) -> list[RunSeen]:
     return sorted(found, key=lambda each: each.started, reverse=True)
 
 
-def named_run(text: str | None, base: Path, *, or_file: bool = False) -> Path:
+def named_run(text: str | None, base: Path, *, announce: bool = False) -> Path:
     """What a user means by the name of a run, its beginning, a path, or nothing: the newest run.
 
-    A short name means its newest run.
+    A short name means its newest run, also where it is the beginning of several names.
 
-    or_file: a text that fits nothing is the path of a file.
+    announce: prints the name of the newest run to standard error if no text is given.
 
     Raises UserError where nothing fits, or several runs do.
     """
     if text is None:
-        found = find_runs(base)
-        if not found:
-            raise UserError(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
-        return found[0].directory
+        return _newest_run(base, announce)
     plain = os.sep not in text and text not in (".", "..", "")
     if plain and (base / text).is_dir():
         return base / text
     if Path(text).exists() or not plain:
         return Path(text)
+    for each in find_runs(base):
+        if each.short_name == text:
+            return each.directory
     fitting = [each for each in _folders(base) if each.name.startswith(text)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         names = ", ".join(each.name for each in fitting[:8])
         raise UserError(f"{text!r} is the beginning of {len(fitting)} runs ({names}): give more of the name")
-    for each in find_runs(base):
-        if each.short_name == text:
-            return each.directory
-    if or_file:
-        return Path(text)
     raise UserError(f"{text!r} is no run in {base} and no path; `rankwatch ls` lists the runs")
+
+
+def _newest_run(base: Path, announce: bool) -> Path:
+    found = find_runs(base)
+    if not found:
+        raise UserError(f"no run is recorded in {base}; RANKWATCH_DIR names another directory")
+    if announce:
+        print(f"newest run: {printable(found[0].run)}", file=sys.stderr)
+    return found[0].directory
 
 
 def boxes_of(folder: Path) -> dict[int, Path]:

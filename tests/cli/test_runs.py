@@ -96,7 +96,6 @@ def test_named_run(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         named_run("fi", node)
     with pytest.raises(UserError, match=r"'third' is no run in .* and no path; `rankwatch ls`"):
         named_run("third", node)
-    assert named_run("third.csv", node, or_file=True) == Path("third.csv")
 
 
 def test_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +106,23 @@ def test_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NAME", "other")
     record(tmp_path, "slurm-15")
     assert named_run("pretrain", tmp_path) == tmp_path / "slurm-7"
+
+
+def test_short_name_begins_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids made from the script all begin with its name, which still means the newest of them."""
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    record(tmp_path, "train-vm-2")
+    record(tmp_path, "train-vm-1")
+    assert named_run("train", tmp_path) == tmp_path / "train-vm-1"
+
+
+@pytest.mark.parametrize("subject", ["hang", "loss", "straggler"])
+def test_name_of_newest_run(node: Path, capsys: pytest.CaptureFixture[str], subject: str) -> None:
+    """Verdicts that do not name the run say which one they took. Standard output stays as it was."""
+    assert main(["diagnose", subject, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "newest run: second\n"
+    assert isinstance(json.loads(printed.out), dict)
 
 
 @pytest.mark.parametrize(

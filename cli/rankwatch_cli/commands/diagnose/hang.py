@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     given = parser.parse_args(arguments)
-    verdict = _diagnose(named_run(given.path, runs_directory(), or_file=True))
+    verdict = _diagnose(named_run(given.path, runs_directory(), announce=True))
     if given.json:
         print(json.dumps(asdict(verdict), indent=2))
     else:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--persistence is {given.persistence}, expected a whole number >= 1")
     if given.pattern is not None and given.column:
         raise UserError("--column goes with a table, --pattern with a log: give one of them")
-    path = named_run(given.file, runs_directory(), or_file=True)
+    path = named_run(given.file, runs_directory(), announce=True)
     if boxes_of(path):
         verdict = _of_run(path)
     else:

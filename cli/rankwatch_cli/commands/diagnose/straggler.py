@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     given = parser.parse_args(arguments)
-    path = named_run(given.table, runs_directory(), or_file=True)
+    path = named_run(given.table, runs_directory(), announce=True)
     if boxes_of(path):
         boxes = read_boxes(find_run(path).boxes, copied=None)
         found = diagnose(operation_table(boxes, rows_by_rank(boxes)))
