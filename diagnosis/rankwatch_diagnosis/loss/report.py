@@ -104,7 +104,7 @@ def _sentence(anomaly: Anomaly) -> str:
 def _evidence(verdict: LossVerdict) -> Iterator[str]:
     counts = verdict.counts
     yield (
-        f"divergence: more than {DIVERGENCE_SIGMAS:g} standard deviations above its trend for "
+        f"a divergence is more than {DIVERGENCE_SIGMAS:g} standard deviations above the trend for "
         f"{verdict.persistence} steps in a row"
     )
     if counts.losses < WARM_UP_STEPS:

@@ -59,16 +59,18 @@ def _judge_trend(table: OperationTable) -> Verdict:
     steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
     counts = {"steps": steps, "ranks": ranks, "operations": len(table)}
     if steps < DEFAULT.steps:
-        return _abstain(f"the table holds {steps} steps, a verdict needs {DEFAULT.steps}", counts)
+        return _abstain(
+            f"only {steps} of the {DEFAULT.steps} steps that a verdict needs are recorded", counts
+        )
     if ranks < _LEAST_RANKS:
-        return _abstain("the table holds one rank, without a peer to compare it with", counts)
+        return _abstain("a single rank has no peer to compare it with", counts)
     case = Case(with_stages(table), DEFAULT)
     try:
         found = list(_candidates(case))
     except SparseTableError as error:
         return _abstain(str(error), counts)
     if not (table.kind == Kind.COMPUTE).any() and not found:
-        return _abstain("the table holds no compute operations", counts)
+        return _abstain("no compute is recorded, such as the phases forward and backward", counts)
     return _choose(case, found, counts)
 
 

@@ -27,7 +27,7 @@ def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "no anomaly in 2,000 steps (0 to 1999)",
-        "divergence: more than 5 standard deviations above its trend for 30 steps in a row",
+        "a divergence is more than 5 standard deviations above the trend for 30 steps in a row",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].startswith("the run is ") and "rank-seconds lost" in lines[1]
     assert any("slower_by_ratio" in line for line in lines[2:])
     assert "\033" not in "".join(lines)
+
+
+def test_other_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another cause is shown with what is known of it, without Python's None and empty lists."""
+    job = SmallJob(steps=12).slow_rank(3, 1.3).slow_rank(1, 1.2)
+    assert main(["diagnose", "straggler", str(write(job.table(), tmp_path / "t.csv"))]) == 0
+    printed = capsys.readouterr().out
+    assert not re.search(r"None|\[\]|True|False", printed)
 
 
 def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

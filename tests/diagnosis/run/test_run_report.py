@@ -102,7 +102,8 @@ def test_unclear_slowdown() -> None:
         evidence={"suspected_ranks": [{"rank": 2}], "why": "there are two ranks"},
     )
     assert unclear(seen) == "rank 2 may slow it down, but that is not certain: there are two ranks"
-    few = replace(seen, evidence={"why": "the table holds 2 steps, a verdict needs 4"})
+    few = replace(seen, evidence={"why": "only 2 of the 4 steps that a verdict needs are recorded"})
     assert unclear(few) == (
-        "it is not known whether anything slows it down: the table holds 2 steps, a verdict needs 4"
+        "it is not known whether anything slows it down: "
+        "only 2 of the 4 steps that a verdict needs are recorded"
     )

@@ -135,14 +135,21 @@ def _evidence(name: str, value: object) -> Iterator[str]:
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         yield f"{name}:"
         for each in value[:_MOST_LINES]:
-            yield "  " + ", ".join(f"{key} {_short(item)}" for key, item in each.items())
+            yield "  " + _items(each)
         if len(value) > _MOST_LINES:
             yield f"  and {len(value) - _MOST_LINES} more"
     elif isinstance(value, Mapping):
-        yield f"{name}: " + ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+        yield f"{name}: " + _items(value)
     else:
         yield f"{name}: {_short(value)}"
 
 
+def _items(values: Mapping[str, object]) -> str:
+    """What has a value; an empty list or None would only be noise."""
+    return ", ".join(f"{key} {_short(item)}" for key, item in values.items() if item not in (None, []))
+
+
 def _short(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

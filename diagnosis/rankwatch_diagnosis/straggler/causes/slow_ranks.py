@@ -187,7 +187,7 @@ def _find_odd_pair(case: Case, visits: Visits, difficulty: Difficulty) -> Candid
         first_step=int(visits.steps[min(each.first for each in suspects)]),
         evidence={
             "suspected_ranks": [_listed(each, visits) for each in suspects[:_MOST_LISTED]],
-            "why": "of two ranks that hold a stage, neither can be called the odd one",
+            "why": "of two ranks, neither can be called the odd one",
         },
     )
 
