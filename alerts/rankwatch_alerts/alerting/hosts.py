@@ -5,10 +5,11 @@ from __future__ import annotations
 from rankwatch_alerts.alerting.alert import alert_rule, listed, opened_on, value_of
 from rankwatch_alerts.alerting.hardware import NODE, Fault, hardware_alerts
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.hardware import RUN_OF_NODE
+from rankwatch_alerts.recording.hardware import MOUNT_AVAILABLE, RUN_OF_NODE
 from rankwatch_alerts.rules import HARDWARE_UID, Alert, AlertRule, Severity, duration
 
 _PATH = "cluster, node, path"
+_AVAILABLE = "rankwatch_filesystem_available_bytes"
 
 
 def host_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
@@ -36,17 +37,16 @@ def _oom_kill(config: RuleConfig) -> Fault:
 
 def _disk_filling(config: RuleConfig) -> tuple[AlertRule, ...]:
     """One alert per path, and per run where it pages: a shared file system fills on all nodes at once."""
-    free = (
-        f"max by ({_PATH}) (rankwatch_filesystem_available_bytes)"
-        f" / max by ({_PATH}) (rankwatch_filesystem_size_bytes)"
-    )
-    full_soon = _full_within(config, config.disk_page_seconds)
-    full_later = _full_within(config, config.disk_ticket_seconds)
+    free = f"max by ({_PATH}) ({_AVAILABLE}) / max by ({_PATH}) (rankwatch_filesystem_size_bytes)"
+    full_soon = _full_within(config, config.disk_page_seconds, _AVAILABLE)
+    full_later = _full_within(config, config.disk_ticket_seconds, _AVAILABLE)
     page = f"""
         count by (cluster, run, path) (
           ({free} < {config.disk_free_share:g} and on ({_PATH}) {full_soon})
           * on (cluster, node) group_left (run)
           ({RUN_OF_NODE} > bool 0)
+          or
+          {_mounts_filling(config)}
         )
     """
     ticket = f"""
@@ -76,27 +76,36 @@ def _disk_filling(config: RuleConfig) -> tuple[AlertRule, ...]:
     )
 
 
-def _full_within(config: RuleConfig, seconds: float) -> str:
-    history = duration(config.disk_history_seconds)
-    return f"predict_linear(rankwatch_filesystem_available_bytes[{history}], {seconds:g}) < 0"
+def _mounts_filling(config: RuleConfig) -> str:
+    """File systems that a run has mounted, without configuration, except memory and read-only ones.
+
+    There is no ticket for them: a run may read from a full file system for as long as it likes.
+    """
+    share = "rankwatch_run_mount_available_bytes / rankwatch_run_mount_size_bytes"
+    full_soon = _full_within(config, config.disk_page_seconds, MOUNT_AVAILABLE)
+    return f"""max by ({_PATH}, run) ({share}) < {config.disk_free_share:g}
+          and on (cluster, run, path) {full_soon}
+          and on ({_PATH}, run) rankwatch_run_mount_info{{type!="tmpfs"}}
+          unless on ({_PATH}, run) rankwatch_run_mount_read_only == 1"""
+
+
+def _full_within(config: RuleConfig, seconds: float, available: str) -> str:
+    return f"predict_linear({available}[{duration(config.disk_history_seconds)}], {seconds:g}) < 0"
 
 
 def _disk(config: RuleConfig, expression: str, severity: Severity, text: str) -> AlertRule:
+    of_path = "{cluster=%q, path=%q}"
+    size = f"(rankwatch_filesystem_size_bytes{of_path} or rankwatch_run_mount_size_bytes{of_path})"
+    available = f"({_AVAILABLE}{of_path} or rankwatch_run_mount_available_bytes{of_path})"
     nodes = listed(
-        "topk(5, max by (node) (rankwatch_filesystem_size_bytes{cluster=%q, path=%q})"
-        " unless on (node) (max by (node) (rankwatch_filesystem_available_bytes{cluster=%q, path=%q})"
-        " / max by (node) (rankwatch_filesystem_size_bytes{cluster=%q, path=%q}) > 0.5))",
-        ("cluster", "path", "cluster", "path", "cluster", "path"),
+        f"topk(5, max by (node) {size} unless on (node) "
+        f"(max by (node) {available} / max by (node) {size} > 0.5))",
+        ("cluster", "path") * 6,
         "{{ $series.Labels.node }}",
         "not known",
         by="node",
     )
-    left = value_of(
-        "min(rankwatch_filesystem_available_bytes{cluster=%q, path=%q})",
-        ("cluster", "path"),
-        "an unknown number of ",
-        "humanize1024",
-    )
+    left = value_of(f"min{available}", ("cluster", "path") * 2, "an unknown number of ", "humanize1024")
     return alert_rule(
         config,
         Alert.CHECKPOINT_DISK_FILLING,

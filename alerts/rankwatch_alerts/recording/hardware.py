@@ -1,4 +1,4 @@
-"""Which rank works on a GPU and which run on a node, for alerts to name them; and recent XID errors."""
+"""What alerts on hardware read: rank of each GPU, run of each node, recent XID errors, space left to runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rankwatch_alerts.rules import RUNNING, RecordingRule, duration, recorded
 RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NETWORK = "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
+MOUNT_AVAILABLE = "run_path:rankwatch_run_mount_available_bytes:min"
 RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
 _RECENT = "rank:rankwatch_rank_start_timestamp_seconds:recent"
 _RECENT_ON_GPU = "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent"
@@ -51,6 +52,7 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   (count by (cluster, run) (group by (cluster, run, node) ({_RECENT})) > 1)"""),
         ),
         recorded(RECENT_XID, _recent_xid(config)),
+        recorded(MOUNT_AVAILABLE, "min by (cluster, run, path) (rankwatch_run_mount_available_bytes)"),
     )
 
 

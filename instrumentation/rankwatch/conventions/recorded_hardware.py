@@ -1,4 +1,4 @@
-"""Recorded series that say which run works on which GPU and node, and which XID errors are recent."""
+"""Recorded series on which run works on which GPU and node, recent XID errors, and space left to runs."""
 
 from __future__ import annotations
 
@@ -39,5 +39,11 @@ RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
         "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent",
         (*_NODE, Label.GPU, Label.XID, Label.SEVERITY, Label.ACTION, Label.MEANING),
         "Unix time of the last XID error of a code, with what the table says of it; only for some minutes.",
+    ),
+    recorded(
+        "run_path:rankwatch_run_mount_available_bytes:min",
+        (Label.CLUSTER, Label.RUN, Label.PATH),
+        "Bytes left on a file system of a run, on the node where it is fullest: its history is one series, "
+        "however many nodes the run has.",
     ),
 )
