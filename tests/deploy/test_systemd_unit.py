@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch_agent.runtime.config import load_config
+from rankwatch_agent.training.discovery import MAX_BOXES
 from support.deploy.chart import DEPLOY
 
 UNIT = DEPLOY / "rankwatch-agent.service"
@@ -98,6 +99,7 @@ def test_limits_and_restarts() -> None:
     """Memory and CPU are bounded; a mistake in the settings is not tried again, anything else is."""
     found = directives(UNIT)
     assert (found["MemoryMax"], found["CPUQuota"], found["TimeoutStopSec"]) == (["512M"], ["100%"], ["10"])
+    assert int(found["LimitNOFILE"][0]) >= 2 * MAX_BOXES  # an agent takes at most half for black boxes
     assert found["Restart"] == ["on-failure"]
     assert found["RestartPreventExitStatus"] == ["2"]
 
