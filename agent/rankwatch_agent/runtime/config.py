@@ -174,7 +174,7 @@ class AgentConfig:
     retention_seconds: float = 3600.0
     """Seconds after the end of a run until it is forgotten and its black boxes are removed."""
     max_runs: int = 100
-    """Most runs exported at the same time; the most recent ones win."""
+    """Most runs exported at the same time; of each user the newest living ones come first."""
     max_names: int = 64
     """Most distinct names of scalars, work units and process groups exported for one rank."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
