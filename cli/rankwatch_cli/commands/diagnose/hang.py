@@ -117,12 +117,19 @@ def _evidence(evidence: Mapping[str, object]) -> Iterator[str]:
         if name in _IN_SENTENCES:
             continue
         if isinstance(value, dict):
-            value = ", ".join(f"{key}: {each}" for key, each in value.items())
+            value = ", ".join(f"{_key(key)}: {each}" for key, each in value.items())
+        elif isinstance(value, float):
+            value = f"{value:.4g}"
         elif isinstance(value, list):
             value = "; ".join(map(str, value[:_GROUPS_SHOWN])) + (
                 "; ..." if len(value) > _GROUPS_SHOWN else ""
             )
         yield f"  {name.replace('_', ' ')}: {value}"
+
+
+def _key(key: object) -> str:
+    """A number as key is that of a rank."""
+    return f"rank {key}" if str(key).isdecimal() else str(key)
 
 
 def _mismatch(found: Mapping[str, Any]) -> str:
