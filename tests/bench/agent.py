@@ -15,7 +15,7 @@ from .spread import quantile
 
 RANKS = 8
 STEPS_PER_SECOND = 20.0
-CORES = 0.02
+CORES, CORES_SCRAPED_SELDOM = 0.02, 0.012
 RESIDENT_BYTES = 80 * MIB
 SCRAPE_SECONDS = 0.025
 """Of the 99th percentile."""
@@ -25,11 +25,14 @@ _LEAST_STEPS = 0.9
 
 FULL = Effort(warmup_seconds=10.0, scrapes=100)
 QUICK = Effort(warmup_seconds=3.0, scrapes=5)
+SELDOM = Effort(warmup_seconds=0.0, scrapes=8, interval_seconds=15.0)
+"""As Prometheus mostly scrapes."""
+QUICK_SELDOM = SELDOM._replace(scrapes=1)
 
 
 def measure(*, quick: bool) -> Result:
     """Run the part. Raises BenchError if the agent does not answer, or does not see the steps."""
-    effort = QUICK if quick else FULL
+    effort, seldom = (QUICK, QUICK_SELDOM) if quick else (FULL, SELDOM)
     with temporary_directory() as name:
         directory = Path(name)
         with (
@@ -37,14 +40,19 @@ def measure(*, quick: bool) -> Result:
             rankwatch_agent(directory, blackboxes) as agent,
         ):
             usage = watch(Exporter(*agent), effort)
+            scraped_seldom = watch(Exporter(*agent), seldom)
         pace = _steps_per_second(usage)
         peer = _watch_node_exporter(directory, effort) if node_exporter_installed() else None
-    rows = (*_agent_rows(usage), *(_peer_rows(peer) if peer else ()))
+    rows = (*_agent_rows(usage), _seldom_row(scraped_seldom), *(_peer_rows(peer) if peer else ()))
     return Result(
         title=f"Agent: {RANKS} ranks at {STEPS_PER_SECOND:g} steps/s",
         rows=rows,
         notes=_notes(usage, pace, peer_known=peer is not None),
-        samples={"agent": _samples(usage), "peer": _samples(peer) if peer else None},
+        samples={
+            "agent": _samples(usage),
+            "agent_scraped_seldom": _samples(scraped_seldom),
+            "peer": _samples(peer) if peer else None,
+        },
     )
 
 
@@ -86,6 +94,11 @@ def _agent_rows(usage: Usage) -> list[Row]:
     ]
 
 
+def _seldom_row(usage: Usage) -> Row:
+    what = f"CPU, of one core, at a scrape every {SELDOM.interval_seconds:g} s"
+    return limited(what, usage.cores(), CORES_SCRAPED_SELDOM, "{:.2%}".format)
+
+
 def _peer_rows(usage: Usage) -> list[Row]:
     return [Row(f"node_exporter: {row.what}", row.measured, row.spread) for row in _agent_rows(usage)]
 
@@ -97,7 +110,8 @@ def _notes(usage: Usage, pace: float, *, peer_known: bool) -> tuple[str, ...]:
         else f"No peer: {NODE_EXPORTER} is not installed (apt install {NODE_EXPORTER})."
     )
     return (
-        f"{usage.seconds:.0f} s after a warm-up; one scrape per second (OpenMetrics, gzip); all collectors.",
+        f"{usage.seconds:.0f} s after a warm-up; one scrape per second unless a row says otherwise "
+        "(OpenMetrics, gzip); all collectors.",
         f"The agent counted {pace:.1f} steps/s; each rank is a process that writes 22 records per step.",
         "These ranks have no torch and no flight recorder, which the agent would query once a minute.",
         peer,

@@ -43,6 +43,8 @@ class Effort(NamedTuple):
 
     warmup_seconds: float
     scrapes: int
+    interval_seconds: float = WATCH_INTERVAL_SECONDS
+    """From one scrape to the next."""
 
 
 class Usage(NamedTuple):
@@ -86,7 +88,7 @@ class Window:
 
 
 def watch(exporter: Exporter, effort: Effort) -> Usage:
-    """Scrape an exporter once a second; raises BenchError if it does not answer.
+    """Scrape an exporter for as long as `effort` says; raises BenchError if it does not answer.
 
     The last scrape of the warm-up is no sample: it makes the exporter create its series.
     """
@@ -95,7 +97,7 @@ def watch(exporter: Exporter, effort: Effort) -> Usage:
     began, used = time.monotonic(), cpu_seconds(exporter.pid)
     taken = []
     for number in range(1, effort.scrapes + 1):
-        time.sleep(max(0.0, began + number * WATCH_INTERVAL_SECONDS - time.monotonic()))
+        time.sleep(max(0.0, began + number * effort.interval_seconds - time.monotonic()))
         last = scrape(exporter.address)
         taken.append(last.seconds)
     cpu, seconds = cpu_seconds(exporter.pid) - used, time.monotonic() - began
