@@ -89,7 +89,10 @@ def hang_naming_a_rank(system: MonitoredSystem, run: str) -> DeliveredHang:
         return next((each for each in hang_alerts(system, run) if named_rank(each)), None)
 
     alert = poll(find, SECONDS_TO_ALERT, f"alert that names a rank of {run}")
-    progress = _value(system, f'run:rankwatch_progress_timestamp_seconds:max{{run="{run}"}}')
+    recorded = (
+        f'run:rankwatch_progress_timestamp_seconds:max{{run="{run}"}}'  # none once all ranks have ended
+    )
+    progress = _value(system, f"max(max_over_time({recorded}{_LOOK_BACK}))")
     timeout = _value(
         system, f'max(max_over_time(rankwatch_progress_timeout_seconds{{run="{run}"}}{_LOOK_BACK}))'
     )
