@@ -31,6 +31,8 @@ _LEAST_EXCESS = 1.05
 """Own work of a rank over the median rank's from which it stands out."""
 _STALL_SECONDS = 1.0
 """Time that a single step must lose to be shown as a stall."""
+_CUT_SHORT = {RankState.INTERRUPTED, RankState.FAILED, RankState.TERMINATED, RankState.LOST}
+"""States after which the time since the last progress may have been a stall."""
 _UNITS_SHOWN = 4
 _EVENTS_SHOWN = 3
 _PHASES_SHOWN = 8
@@ -51,7 +53,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "throughput", _throughput(boxes, table)
     yield "worst rank", _worst_rank(rows)
     straggler = judge_straggler(boxes, rows) if table else None
-    yield "stalls", _stalls(straggler)
+    yield "stalls", _stalls(straggler, _last_pause(boxes))
     yield "checkpoints", _checkpoints(boxes)
     yield "verdict", _verdict(straggler) if table else ""
 
@@ -136,14 +138,40 @@ def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
     return f"rank {worst}: {_milliseconds(local[worst])} a step of its own work, {more}"
 
 
-def _stalls(found: Verdict | None) -> str:
-    if found is None:
-        return ""
+def _last_pause(boxes: Boxes) -> float:
+    """Seconds without progress of any rank before a run ended early: no completed step holds them."""
+    ranks = boxes.by_rank.values()
+    states = {each.state for each in ranks}
+    if not states & _CUT_SHORT or RankState.FINISHED in states:
+        return 0.0
+    ended = max(each.header.wall(each.last_sign) for each in ranks)
+    return ended - max(each.header.wall(_last_progress(each)) for each in ranks)
+
+
+def _last_progress(box: Box) -> float:
+    """A step that an exception ended made none: the pause began at its start, or before it."""
+    for record in reversed(box.records):
+        if record.kind == RecordKind.STEP:
+            _, failed = layout.STEP.unpack_from(record.payload)
+            return record.start if failed else box.last_progress
+    return box.last_progress
+
+
+def _stalls(found: Verdict | None, last_pause: float) -> str:
+    parts = [] if found is None else [_stalled_steps(found)]
+    if last_pause >= _STALL_SECONDS:
+        parts = [f"no progress in the last {_duration(last_pause)}", *filter(None, parts)]
+    elif parts == [""]:
+        parts = [f"none of {_duration(_STALL_SECONDS)} or more"]
+    return "; ".join(parts)
+
+
+def _stalled_steps(found: Verdict) -> str:
     stalls = [
         (lost, each) for each in found.events if (lost := float(str(each["lost_seconds"]))) >= _STALL_SECONDS
     ]
     if not stalls:
-        return f"none of {_duration(_STALL_SECONDS)} or more"
+        return ""
     shown = [
         f"step {each['step']} lost {_duration(lost)} in {each['operation']}"
         for lost, each in stalls[:_EVENTS_SHOWN]

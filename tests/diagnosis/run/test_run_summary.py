@@ -59,6 +59,19 @@ def test_stall(tmp_path: Path) -> None:
     assert "in forward" in parts(tmp_path)["stalls"]
 
 
+def test_interrupted_while_it_hangs(tmp_path: Path) -> None:
+    """The pause before Ctrl-C is in no completed step, and is shown all the same."""
+    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False, collectives=False)
+    with pytest.raises(KeyboardInterrupt), run:
+        for step in range(6):
+            with run.step(), run.phase("forward"):
+                time.sleep(1.1 if step == 5 else 0.001)
+                if step == 5:
+                    raise KeyboardInterrupt
+    assert "no progress in the last 1." in parts(tmp_path)["stalls"]
+    assert "none of" not in parts(tmp_path)["stalls"]
+
+
 def test_bounds(tmp_path: Path) -> None:
     """It stays short and printable, whatever the names in the boxes are."""
     names = [f"phase-{number}-{'x' * 40}" for number in range(30)]
