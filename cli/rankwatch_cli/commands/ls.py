@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         description="List the runs that are recorded on this node: name, state, step, age, ranks, verdict.",
         epilog="NAME is that of the script or the job. AGE counts from the start. RANKS are those that\n"
         "live, those with a black box here, and those of the whole run. VERDICT is what\n"
-        "`rankwatch diagnose run RUN` finds, in a word.",
+        "`rankwatch diagnose run RUN` finds, in a word; it needs the extra [diagnosis].",
     )
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="of the black boxes; default $RANKWATCH_DIR"
