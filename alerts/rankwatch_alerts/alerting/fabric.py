@@ -21,6 +21,7 @@ _NIC = "cluster, node, device"
 _FABRIC_MANAGER = 'rankwatch_nvidia_service_running{service="fabric_manager"}'
 _FAILED_RECOVERY = "recovery|link_recovery_failed|malformed_packet|buffer_overrun"
 _THE_PORT = "Port {{ $labels.port }} of RDMA device {{ $labels.device }} on node {{ $labels.node }}"
+_NVLINK_BROKEN = "NVLink of a node is broken."
 _THE_NIC = "Interface {{ $labels.device }} of node {{ $labels.node }}"
 
 MOST_RDMA_ERRORS: Mapping[str, float] = MappingProxyType(
@@ -55,77 +56,93 @@ def fabric_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
 
 
 def _nvlink_down(config: RuleConfig) -> tuple[Fault, ...]:
-    window, event = duration(config.absence_window_seconds), duration(config.event_window_seconds)
-    summary = "NVLink of a node is broken."
-    up = newest("rankwatch_gpu_nvlinks_active", window)
-    return (
-        Fault(
-            alert=Alert.NVLINK_DOWN,
-            part=GPU,
-            reason="link",
-            summary=summary,
-            # Boards leave ports unconnected, so links are compared with those of the other GPUs, and with
-            # the number that the GPU itself had.
-            happened=f"{THE_GPU} has only {{{{ $value }}}} NVLink(s) up, fewer than it had or than the other "
-            "GPUs of the node have.",
-            page=f"""
-                {up} < on (cluster, node) group_left () quantile by (cluster, node) (0.5, {up})
-                or
-                {up} < max by ({_GPU}) (max_over_time(rankwatch_gpu_nvlinks_active[{event}]))
-            """,
-            if_used="Its collectives fail, or take the way over PCIe. Restart the run on another node.",
-            if_idle="Drain the node, reset its GPUs, and check the NVLinks before a run gets it.",
-            for_seconds=config.confirm_seconds,
-        ),
-        Fault(
-            alert=Alert.NVLINK_DOWN,
-            part=GPU,
-            reason="fabric",
-            summary=summary,
-            happened=f"{THE_GPU} is not a sound part of the NVLink fabric: its probe failed, or its health "
-            "mask reports a fault.",
-            page=f"""
-                {newest("rankwatch_gpu_fabric_degraded", window)} == 1
-                or
-                {newest('rankwatch_gpu_fabric_state{state="failed"}', window)} == 1
-                unless on ({_GPU})
-                rankwatch_gpu_fabric_state{{state="completed"}}
-            """,
-            if_used="Its collectives fail or are slow. Check fabric manager and NVSwitches; restart the run "
-            "on another node.",
-            if_idle="Check fabric manager and NVSwitches before a run gets this node.",
-            for_seconds=config.confirm_seconds,
-        ),
-        Fault(
-            alert=Alert.NVLINK_DOWN,
-            part=NODE,
-            reason="nvswitch",
-            summary=summary,
-            happened=f"An NVSwitch of node {{{{ $labels.node }}}} reported a fatal error (SXid) in the last "
-            f"{event}.",
-            page=f"""
-                max by (cluster, node) (
-                  increase(rankwatch_kernel_log_events_total{{event="nvswitch_fatal"}}[{event}])
-                ) > 0
-            """,
-            if_used="All GPUs of the node may be cut off from each other. Restart the run on another node, "
-            "and reset GPUs and NVSwitches together.",
-            if_idle="Reset GPUs and NVSwitches of the node together before a run gets it.",
-            for_seconds=config.confirm_seconds,
-        ),
-        Fault(
-            alert=Alert.NVLINK_DOWN,
-            part=NODE,
-            reason="fabric_manager",
-            summary=summary,
-            happened="The fabric manager of node {{ $labels.node }} does not run, although the node has "
-            "NVSwitches.",
-            page=f"{newest(_FABRIC_MANAGER, window, 'cluster, node')} == 0",
-            if_used="NVLinks that go down stay down, and no process can start on the GPUs. Start it; its "
-            "version must be that of the driver.",
-            if_idle="No run can start here. Start it; its version must be that of the driver.",
-            for_seconds=config.absence_for_seconds,
-        ),
+    """Each reason for which GPUs of a node cannot reach each other at full speed."""
+    return tuple(
+        find(config) for find in (_nvlinks_missing, _fabric_degraded, _nvswitch_fatal, _fabric_manager_gone)
+    )
+
+
+def _nvlinks_missing(config: RuleConfig) -> Fault:
+    """Boards leave ports unconnected, so links are compared with those of the other GPUs, and with the number
+    that the GPU itself had."""
+    event = duration(config.event_window_seconds)
+    up = newest("rankwatch_gpu_nvlinks_active", duration(config.absence_window_seconds))
+    return Fault(
+        alert=Alert.NVLINK_DOWN,
+        part=GPU,
+        reason="link",
+        summary=_NVLINK_BROKEN,
+        happened=f"{THE_GPU} has only {{{{ $value }}}} NVLink(s) up, fewer than it had or than the other "
+        "GPUs of the node have.",
+        page=f"""
+            {up} < on (cluster, node) group_left () quantile by (cluster, node) (0.5, {up})
+            or
+            {up} < max by ({_GPU}) (max_over_time(rankwatch_gpu_nvlinks_active[{event}]))
+        """,
+        if_used="Its collectives fail, or take the way over PCIe. Restart the run on another node.",
+        if_idle="Drain the node, reset its GPUs, and check the NVLinks before a run gets it.",
+        for_seconds=config.confirm_seconds,
+    )
+
+
+def _fabric_degraded(config: RuleConfig) -> Fault:
+    window = duration(config.absence_window_seconds)
+    return Fault(
+        alert=Alert.NVLINK_DOWN,
+        part=GPU,
+        reason="fabric",
+        summary=_NVLINK_BROKEN,
+        happened=f"{THE_GPU} is not a sound part of the NVLink fabric: its probe failed, or its health "
+        "mask reports a fault.",
+        page=f"""
+            {newest("rankwatch_gpu_fabric_degraded", window)} == 1
+            or
+            {newest('rankwatch_gpu_fabric_state{state="failed"}', window)} == 1
+            unless on ({_GPU})
+            rankwatch_gpu_fabric_state{{state="completed"}}
+        """,
+        if_used="Its collectives fail or are slow. Check fabric manager and NVSwitches; restart the run "
+        "on another node.",
+        if_idle="Check fabric manager and NVSwitches before a run gets this node.",
+        for_seconds=config.confirm_seconds,
+    )
+
+
+def _nvswitch_fatal(config: RuleConfig) -> Fault:
+    event = duration(config.event_window_seconds)
+    return Fault(
+        alert=Alert.NVLINK_DOWN,
+        part=NODE,
+        reason="nvswitch",
+        summary=_NVLINK_BROKEN,
+        happened=f"An NVSwitch of node {{{{ $labels.node }}}} reported a fatal error (SXid) in the last "
+        f"{event}.",
+        page=f"""
+            max by (cluster, node) (
+              increase(rankwatch_kernel_log_events_total{{event="nvswitch_fatal"}}[{event}])
+            ) > 0
+        """,
+        if_used="All GPUs of the node may be cut off from each other. Restart the run on another node, "
+        "and reset GPUs and NVSwitches together.",
+        if_idle="Reset GPUs and NVSwitches of the node together before a run gets it.",
+        for_seconds=config.confirm_seconds,
+    )
+
+
+def _fabric_manager_gone(config: RuleConfig) -> Fault:
+    window = duration(config.absence_window_seconds)
+    return Fault(
+        alert=Alert.NVLINK_DOWN,
+        part=NODE,
+        reason="fabric_manager",
+        summary=_NVLINK_BROKEN,
+        happened="The fabric manager of node {{ $labels.node }} does not run, although the node has "
+        "NVSwitches.",
+        page=f"{newest(_FABRIC_MANAGER, window, 'cluster, node')} == 0",
+        if_used="NVLinks that go down stay down, and no process can start on the GPUs. Start it; its "
+        "version must be that of the driver.",
+        if_idle="No run can start here. Start it; its version must be that of the driver.",
+        for_seconds=config.absence_for_seconds,
     )
 
 

@@ -45,7 +45,7 @@ from rankwatch_agent.training.run_directories import RunDirectories
 _MAX_RANKS = 64
 """Sockets asked, shared between their owners: more ranks than any node has GPUs."""
 _PULL_SECONDS = 5.0
-"""Time to ask in one run. Who is not asked in it comes first in the next one."""
+"""Time for the questions of one collection. A rank that is left out comes first in the next one."""
 _MAX_SERIES = 10_000
 """Series from flight recorders at one time, shared between their owners."""
 _ASKED_AT_ONCE = 4
