@@ -187,3 +187,15 @@ def test_long_start(tmp_path: Path) -> None:
         RankBox(tmp_path, number, world=2)
     boxes = boxes_seen(tmp_path, {0: 0.0, 1: 0.0})
     assert judged(boxes, stall=stall_seconds(boxes)).state not in STANDS
+
+
+def test_lone_rank(tmp_path: Path) -> None:
+    """A run of one rank waits for itself: it is named with its phase, and no other rank is mentioned."""
+    box = RankBox(tmp_path, 0, world=1)
+    for number in range(5):
+        box.steps(number, 1000.0 - number, 999.5 - number)
+    box.in_phase("forward", 990.0)
+    boxes = boxes_seen(tmp_path, {0: 0.0})
+    found = judge_waiting(boxes, Recorders(), stall=30.0, complete=False, given=True)
+    assert (found.state, found.ranks, found.evidence["phases"]) == (State.HANG, (0,), {"forward": [0]})
+    assert "notes" not in found.evidence
