@@ -43,7 +43,11 @@ def summary_lines(directory: Path) -> list[str]:
     boxes = read_boxes(find_run(directory).boxes, copied=None)
     rows = rows_by_rank(boxes)
     found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in _parts(boxes, rows) if text)]
-    return [printable(each)[:_MOST_CHARACTERS] for each in found[:MOST_LINES]]
+    return [_cut(printable(each)) for each in found[:MOST_LINES]]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 3]}..."
 
 
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:

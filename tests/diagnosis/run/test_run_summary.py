@@ -84,6 +84,7 @@ def test_bounds(tmp_path: Path) -> None:
     lines = summary_lines(tmp_path)
     assert len(lines) <= MOST_LINES
     assert all(len(line) <= 160 and line.isprintable() for line in lines)
+    assert lines[0].endswith("...")
 
 
 def test_nothing(tmp_path: Path) -> None:
