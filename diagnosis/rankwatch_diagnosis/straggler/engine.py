@@ -45,7 +45,7 @@ _TURN = 2
 def diagnose(table: OperationTable) -> Verdict:
     """What slows the run down. Of several causes the one that costs most; the others are in the evidence."""
     if len(table) == 0:
-        return _abstain("the table is empty")
+        return _abstain("no operation of a complete step is recorded")
     events = find_events(table)
     usual = table.take(~events.rows) if events.rows.any() else table
     trend = _judge_trend(usual)
