@@ -21,7 +21,7 @@ from rankwatch import __version__
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.runtime.errors import AgentError
-from rankwatch_agent.sources.processes import ProcessFacts
+from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_agent.training.conditions import RankCondition
 
 MANIFEST_NAME = "manifest.json"

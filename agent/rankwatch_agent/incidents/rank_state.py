@@ -21,7 +21,7 @@ from rankwatch_agent.incidents.untrusted_copy import open_untrusted
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.untrusted import lock_holder
 from rankwatch_agent.sources.kernel_files import read_kernel_file
-from rankwatch_agent.sources.processes import read_facts, since
+from rankwatch_agent.sources.rank_process import read_facts, since
 from rankwatch_agent.training.conditions import RankCondition, RunCondition
 
 ALL_SECONDS = 40.0

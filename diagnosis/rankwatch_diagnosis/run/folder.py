@@ -13,7 +13,7 @@ from rankwatch.conventions import RankState
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_agent.sources.processes import ProcessFacts
+from rankwatch_agent.sources.rank_process import ProcessFacts
 
 BOXES_FOLDER = "blackboxes"
 DUMPS_FOLDER = "flight_recorder"

@@ -15,7 +15,7 @@ from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.rank_state import writer_process
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.sources.kernel_files import parse_kernel_file
-from rankwatch_agent.sources.processes import BLOCKED, ENDED, STOPPED, ProcessFacts, read_facts, since
+from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED, ProcessFacts, read_facts, since
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 

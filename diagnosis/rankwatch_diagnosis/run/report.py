@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rankwatch.conventions import Cause
 from rankwatch.settings import printable
-from rankwatch_agent.sources.processes import BLOCKED, ENDED, STOPPED
+from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity

@@ -53,7 +53,8 @@ def write(path: Path) -> Path:
     else:
         lines = [",".join(str(value) for value in row.values()) for row in rows]
         text = "\n".join([",".join(rows[0]), *lines]) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    # Without a time of writing, so that the same rows are the same bytes.
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
     return path
 
 

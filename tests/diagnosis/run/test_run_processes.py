@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rankwatch.conventions import RankState
-from rankwatch_agent.sources.processes import ProcessFacts
+from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 from rankwatch_diagnosis.run.engine import RunState, diagnose_run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_agent.sources.processes import ProcessFacts, read_facts, since
+from rankwatch_agent.sources.rank_process import ProcessFacts, read_facts, since
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
