@@ -54,6 +54,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "diagnose": Command(
             "diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss", extra="diagnosis"
         ),
+        "table": Command(
+            "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
+        ),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
         "simulate": Command(
             "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"

@@ -58,10 +58,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
     # Only here: the simulation needs NumPy.
+    from rankwatch_diagnosis.operations.writing import write_table
     from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
     from rankwatch_diagnosis.simulation.fault import Fault
     from rankwatch_diagnosis.simulation.job import Job, simulate
-    from rankwatch_diagnosis.simulation.table_files import write_table
     from rankwatch_diagnosis.simulation.workload import Noise
 
     cause = Cause(given.fault)

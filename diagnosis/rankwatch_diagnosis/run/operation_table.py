@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.run.boxes import Box, Boxes
-from rankwatch_diagnosis.run.step_rows import Row
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.folder import find_run, read_copied_ranks
+from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 
 MOST_ROWS = 3_000_000
 """The newest steps; the straggler engine takes about 400 bytes for each row."""
@@ -24,6 +26,14 @@ class _Rank(NamedTuple):
     start_of_clock: float
     """What turns its monotonic clock into seconds since the run's first start."""
     rows: Sequence[Row]
+
+
+def table_of_run(directory: Path) -> OperationTable:
+    """All steps of the run in this directory, which may be a bundle. Raises UserError without a box."""
+    folder = find_run(directory)
+    copied = None if folder.bundle is None else read_copied_ranks(folder.bundle)
+    boxes = read_boxes(folder.boxes, copied=copied)
+    return operation_table(boxes, rows_by_rank(boxes))
 
 
 def operation_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> OperationTable:

@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
-from rankwatch_cli.runs import boxes_of, named_run, runs_directory
+from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
-from rankwatch_diagnosis.run.boxes import read_boxes
-from rankwatch_diagnosis.run.folder import find_run
-from rankwatch_diagnosis.run.operation_table import operation_table
-from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.time_report import event_lines
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -72,9 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     given = parser.parse_args(arguments)
     path = named_run(given.table, runs_directory(), announce=True)
-    if boxes_of(path):
-        boxes = read_boxes(find_run(path).boxes, copied=None)
-        found = diagnose(operation_table(boxes, rows_by_rank(boxes)))
+    if path.is_dir():
+        found = diagnose(table_of_run(path))
         verdict = as_json(found, {})
     else:
         reading = read_operations(path)

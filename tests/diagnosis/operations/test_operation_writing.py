@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 
+from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.operations.writing import FORMS, write_table
 from rankwatch_diagnosis.simulation.job import Job, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.table_files import FORMS, write_table
 
 COLUMNS = [
     *("step", "rank", "operation", "kind", "start_seconds", "duration_seconds"),
@@ -32,7 +34,7 @@ def read(path: Path) -> list[dict[str, object]]:
         return rows
     content = path.read_bytes()
     lines = (gzip.decompress(content) if path.name.endswith(".gz") else content).decode().splitlines()
-    if path.name.endswith(".jsonl"):
+    if ".jsonl" in path.name:
         return [json.loads(line) for line in lines]
     return list(csv.DictReader(lines))
 
@@ -55,3 +57,17 @@ def test_table_files(form: str, work: bool, tmp_path: Path) -> None:
     if work:
         units = [float(str(row["work"])) if row["work"] not in (None, "") else np.nan for row in rows]
         assert np.array_equal(units, written.work, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_names_of_a_training_process(form: str, tmp_path: Path) -> None:
+    """Names with commas and quotation marks survive every format; a line break cannot make a second row."""
+    plain = table(work=False)
+    groups = ('"dp" (0-2,5)', *(f"g,{number}" for number in range(1, len(plain.groups))))
+    odd = ("for\nward,\x1b[2J", *plain.operations[1:])
+    path = tmp_path / f"operations.{form}"
+    write_table(replace(plain, groups=groups, operations=odd), path, form)
+    found, skipped = read_operations(path)
+    assert (len(found), skipped) == (len(plain), {})
+    assert {found.groups[each] for each in found.group} == set(groups)
+    assert "for?ward,?[2J" in found.operations

@@ -1,0 +1,133 @@
+"""`rankwatch table`: the operations of a run as a table, straight from its black boxes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch.settings import SentenceParser, printable
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
+from rankwatch_diagnosis.run.operation_table import table_of_run
+
+_WINDOW = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
+_STEP = re.compile(r"-?\d{1,18}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write one table; returns 0. Raises UserError where no step is there, or the file cannot be written."""
+    given = _parser().parse_args(arguments)
+    window, form = _window(given.steps), _form(given.output)
+    directory = named_run(given.run, runs_directory(), announce=True)
+    table = table_of_run(directory)
+    if len(table) == 0:
+        raise UserError(f"{directory} holds no complete step yet")
+    steps = window.of(int(table.step.min()), int(table.step.max()))
+    chosen = table.take((table.step >= steps.start) & (table.step < steps.stop))
+    if len(chosen) == 0:
+        raise UserError(f"no step of {given.steps} is in the black boxes, which hold steps {_span(table)}")
+    _write(chosen, given.output, form)
+    print(printable(_summary(table, chosen, steps, given.steps)), file=sys.stderr)
+    return 0
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch table",
+        description="Write the operations of a run as a table, straight from its black boxes: a row for\n"
+        "each operation of each rank and step, as `rankwatch diagnose straggler` reads it.",
+    )
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
+        "with the black boxes of one run, live or dead, or an evidence bundle",
+    )
+    parser.add_argument(
+        "--steps",
+        default=":",
+        metavar="A:B",
+        help="from step A up to, but not including, step B, as Python slices: 100:200, 100:, :200; "
+        "--steps=-50: takes the newest 50; N alone is one step (default: all)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"write to FILE, as its name ends: {', '.join(FORMS)} (default: CSV to standard output)",
+    )
+    return parser
+
+
+class _Window(NamedTuple):
+    """Step numbers as a user gives them; negative ones count from behind the newest step."""
+
+    first: int | None
+    end: int | None
+
+    def of(self, oldest: int, newest: int) -> range:
+        """The steps meant, where these are the oldest and the newest step."""
+        first, end = (
+            edge if each is None else each + newest + 1 if each < 0 else each
+            for each, edge in zip(self, (oldest, newest + 1), strict=True)
+        )
+        return range(max(0, first), end)
+
+
+def _window(text: str) -> _Window:
+    """Raises UserError for anything but A:B, A:, :B, : and N."""
+    if _STEP.fullmatch(text):
+        return _Window(int(text), None if int(text) == -1 else int(text) + 1)
+    match = _WINDOW.fullmatch(text)
+    if match is not None:
+        first, end = (None if each is None else int(each) for each in match.groups())
+        if first is None or end is None or (first < 0) != (end < 0) or first < end:
+            return _Window(first, end)
+    raise UserError(f"--steps is {text!r}, expected A:B with A below B, such as 100:200 for steps 100 to 199")
+
+
+def _form(output: Path | None) -> str:
+    """The format that a file's name asks for. Raises UserError for another name."""
+    if output is None:
+        return ""
+    for form in FORMS:
+        if output.name.lower().endswith(f".{form}"):
+            return form
+    endings = ", ".join(f".{form}" for form in FORMS)
+    raise UserError(f"--output is {str(output)!r}, expected a name that ends in one of {endings}")
+
+
+def _write(table: OperationTable, output: Path | None, form: str) -> None:
+    if output is None:
+        write_csv(table, sys.stdout.buffer)
+        return
+    try:
+        write_table(table, output, form)
+    except OSError as error:
+        raise UserError(f"could not write {output}: {error.strerror or error}") from error
+
+
+def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str) -> str:
+    """What was written, and what of the window is not there."""
+    ranks = len(np.unique(chosen.rank))
+    of_ranks = f"{len(chosen):,} operations of {ranks:,} rank{'' if ranks == 1 else 's'}"
+    text = f"steps {_span(chosen)}: {of_ranks}"
+    if steps.start < table.step.min() or steps.stop > table.step.max() + 1:
+        text += (
+            f"; the black boxes hold steps {_span(table)}: the others of {asked} are overwritten, have not "
+            "ended, or are the first of their process"
+        )
+    return text
+
+
+def _span(table: OperationTable) -> str:
+    return f"{table.step.min()} to {table.step.max()}"

@@ -1,0 +1,111 @@
+"""Writes a table of operations as CSV, JSON lines or Parquet, with the columns that `diagnose` reads.
+
+Names of groups and operations come from the training process. In CSV they are quoted where they need it, and
+a character that could break the line is a question mark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from rankwatch.settings import printable
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+
+_BATCH_ROWS = 65_536
+
+
+def write_table(table: OperationTable, path: Path, form: str) -> None:
+    """Write it in one of FORMS; raises OSError, and KeyError for another form."""
+    FORMS[form](_as_arrow(table), path)
+
+
+def _as_arrow(table: OperationTable) -> pa.Table:
+    kinds = [kind.name.lower() for kind in Kind]
+    known = ~np.isnan(table.work)
+    columns = {
+        "step": table.step,
+        "rank": table.rank,
+        "operation": _words(table.operation, table.operations),
+        "kind": _words(table.kind, kinds),
+        "start_seconds": table.start_seconds,
+        "duration_seconds": table.duration_seconds,
+        "stage": table.stage,
+        "replica": table.replica,
+        "microbatch": table.microbatch,
+        "group": _words(table.group, table.groups),
+    }
+    if known.any():
+        columns["work"] = pa.array(table.work, mask=~known)
+    return pa.table(columns)
+
+
+def _words(numbers: np.ndarray, words: tuple[str, ...] | list[str]) -> pa.Array:
+    names = [printable(each) for each in words]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), names).cast(pa.string())
+
+
+def write_csv(table: OperationTable, stream: BinaryIO) -> None:
+    """Write it as CSV to an open stream; raises OSError."""
+    for block in _csv_blocks(_as_arrow(table)):
+        stream.write(block)
+
+
+def _csv_blocks(table: pa.Table) -> Iterator[bytes]:
+    yield (",".join(table.column_names) + "\n").encode()  # pyarrow would put them in quotation marks
+    quoting = (
+        "needed" if any(_needs_quotes(table.column(name)) for name in ("operation", "group")) else "none"
+    )
+    options = pa_csv.WriteOptions(include_header=False, quoting_style=quoting)
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        sink = pa.BufferOutputStream()
+        pa_csv.write_csv(batch, sink, options)
+        yield sink.getvalue().to_pybytes()
+
+
+def _needs_quotes(names: pa.ChunkedArray) -> bool:
+    return any(set(name) & set(',"') for name in names.unique().to_pylist())
+
+
+def _write_csv(table: pa.Table, path: Path) -> None:
+    _write_blocks(_csv_blocks(table), path)
+
+
+def _write_json_lines(table: pa.Table, path: Path) -> None:
+    _write_blocks(_json_lines(table), path)
+
+
+def _write_blocks(blocks: Iterator[bytes], path: Path) -> None:
+    """Compressed where the name ends in .gz."""
+    with pa.output_stream(str(path), compression="detect") as stream:
+        for block in blocks:
+            stream.write(block)
+
+
+def _json_lines(table: pa.Table) -> Iterator[bytes]:
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        yield b"".join(json.dumps(row).encode() + b"\n" for row in batch.to_pylist())
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    pa_parquet.write_table(table, str(path))
+
+
+FORMS: Mapping[str, Callable[[pa.Table, Path], None]] = MappingProxyType(
+    {
+        "csv": _write_csv,
+        "csv.gz": _write_csv,
+        "jsonl": _write_json_lines,
+        "jsonl.gz": _write_json_lines,
+        "parquet": _write_parquet,
+    }
+)
+"""Ending of a file name -> its writer."""
