@@ -15,6 +15,7 @@ from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, lacks_cpu
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
@@ -33,7 +34,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "ranks": verdict.ranks,
         "why": verdict.why,
         "hang": {**vars(hang), "groups": [vars(each) for each in hang.groups]},
-        "straggler": None if straggler is None else vars(straggler),
+        "straggler": None if straggler is None else straggler_as_json(straggler),
         "phases": verdict.phases,
         "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},

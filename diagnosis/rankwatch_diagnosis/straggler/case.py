@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,19 +27,37 @@ from rankwatch_diagnosis.straggler.group_by import (
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
 
 
+class Ideal(NamedTuple):
+    """What a cause changes, and how long it takes without it: few rows, so that many causes fit in memory."""
+
+    rows: Ints
+    """Of the table."""
+    seconds: Floats
+    """By those rows (of communication: the transfer)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A cause that passed its test, before it is known which of them costs most."""
+    """A cause that passed its test, before it is known which of them costs most.
+
+    Each slow rank is a candidate of its own; the engine puts those together that belong together.
+    """
 
     cause: Cause
     phase: SlowPhase | None = None
     """Of `slow_rank`: the part of the ranks' work that grew."""
-    ideal: Floats
-    """By row of the table: seconds without the cause (of communication: the transfer)."""
+    ideal: Ideal
+    """Without the cause."""
     first_step: int
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
+    active: Bools | None = None
+    """By step: it is at work; None for the steps in which it changes a row, from `first_step` on."""
+    certain: bool = True
+    """False if it is suspected only; what is `inconclusive` or a `last_resort` always is."""
     evidence: Mapping[str, object] = field(default_factory=dict)
+    score: float = np.inf
+    """Standard deviations above noise, which decide how exactly its steps and its size are known."""
     lasts: int = 0
     """Steps of the longest episode of a rank; 0 where that means nothing."""
     last_resort: bool = False
@@ -60,6 +79,24 @@ class Case:
         self.rank, self.ranks = factorize(table.rank)
         self.step_seconds = self.replay.step_seconds(self.seconds)
         """Replayed, by step."""
+
+    def ideal(self, seconds: Floats) -> Ideal:
+        """The rows whose seconds (given for all rows) a cause changes."""
+        rows = np.flatnonzero(seconds != self.seconds)
+        return Ideal(rows, seconds[rows])
+
+    def without(self, ideal: Ideal) -> Floats:
+        """By row: seconds without a cause."""
+        seconds = self.seconds.copy()
+        seconds[ideal.rows] = ideal.seconds
+        return seconds
+
+    def active(self, candidate: Candidate) -> Bools:
+        """By step: the candidate is at work."""
+        if candidate.active is not None:
+            return candidate.active
+        changed: Bools = np.bincount(self.step[candidate.ideal.rows], minlength=len(self.steps)) > 0
+        return changed & (self.steps >= candidate.first_step)
 
     def replayed_ratio(self) -> float:
         """Replayed over recorded seconds of the median step. Far from 1: who waits for whom is unclear."""

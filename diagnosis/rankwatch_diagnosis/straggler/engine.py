@@ -3,8 +3,8 @@
 Single steps that take far longer than the usual ones are reported as events. What follows looks at the other
 steps only, because a cause of a slowdown is what goes on.
 
-Each test of a cause returns a candidate with the durations that the run would have without it. The replay of
-these durations gives the price, and the costliest candidate is the verdict.
+Each test of a cause returns candidates with the durations that the run would have without it. The replay of
+these durations gives the price. The verdict is the costliest one, and the list of causes holds all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_ba
 from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
-from rankwatch_diagnosis.straggler.graph.replay import slowdown
+from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, price
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.visits import SparseTableError, measure_visits
@@ -43,16 +43,23 @@ _TURN = 2
 
 
 def diagnose(table: OperationTable) -> Verdict:
-    """What slows the run down. Of several causes the one that costs most; the others are in the evidence."""
+    """What slows the run down. Of several causes the one that costs most; `causes` holds all of them."""
     if len(table) == 0:
         return _abstain("no operation of a complete step is recorded")
     events = find_events(table)
     usual = table.take(~events.rows) if events.rows.any() else table
     trend = _judge_trend(usual)
-    first = trend.first_step
-    if first == usual.step.min():  # what is there after a first, odd step was there before
-        first = int(table.step.min())
-    return replace(trend, first_step=first, events=events.listed, event_seconds=events.lost_seconds)
+    # What is there after a first, odd step was there before.
+    begin = {int(usual.step.min()): int(table.step.min())}
+    return replace(
+        trend,
+        first_step=begin.get(trend.first_step, trend.first_step) if trend.first_step is not None else None,
+        causes=tuple(
+            replace(each, first_step=begin.get(each.first_step, each.first_step)) for each in trend.causes
+        ),
+        events=events.listed,
+        event_seconds=events.lost_seconds,
+    )
 
 
 def _judge_trend(table: OperationTable) -> Verdict:
@@ -79,11 +86,12 @@ def _candidates(case: Case) -> Iterator[Candidate]:
     visits = measure_visits(case.table, least_steps=case.limits.steps)
     if visits is not None:
         difficulty = separate(visits)
-        slow_rank, slow_ranks = find_slow_ranks(case, visits, difficulty)
+        ranks, slow_ranks = find_slow_ranks(case, visits, difficulty)
+        yield from ranks
         jitter = find_jitter(case, visits, difficulty, slow_ranks)
         unequal = find_unequal_batches(case, visits, difficulty)
         replica = find_slow_replicas(case, visits, difficulty)
-        yield from (each for each in (slow_rank, replica, unequal, jitter) if each is not None)
+        yield from (each for each in (replica, unequal, jitter) if each is not None)
     tests = (
         find_slow_stages,
         find_network,
@@ -96,77 +104,77 @@ def _candidates(case: Case) -> Iterator[Candidate]:
 
 
 def _choose(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
-    measured = case.step_seconds
-    priced = [(slowdown(measured, case.replay.step_seconds(each.ideal)), each) for each in found]
+    """The verdict is the first of the causes, unless none of them costs enough."""
+    priced = price(case, found)
+    facts = {
+        **counts,
+        "step_seconds": float(np.median(case.step_seconds)),
+        "replayed_ratio": case.replayed_ratio(),
+    }
     eligible = _eligible(priced, case.limits.least_slowdown)
-    facts = {**counts, "step_seconds": float(np.median(measured)), "replayed_ratio": case.replayed_ratio()}
-    if not eligible:
-        return Verdict(cause=Cause.NONE, evidence=facts)
-    cost, chosen = _worst(eligible, case.limits)
-    others = [
-        {
-            "cause": each.cause.value,
-            "phase": each.phase and each.phase.value,
-            "slowdown": price,
-            "ranks": list(each.ranks),
-            **each.evidence,
-        }
-        for price, each in priced
-        if each is not chosen
-    ]
-    ideal = float(measured.sum()) / cost
-    return Verdict(
-        cause=chosen.cause,
-        phase=chosen.phase,
-        ranks=chosen.ranks,
-        stages=chosen.stages,
-        first_step=chosen.first_step,
-        slowdown=cost,
-        lost_rank_seconds=(float(measured.sum()) - ideal) * len(case.ranks),
-        evidence={**facts, **chosen.evidence, **({"also_seen": others} if others else {})},
+    chosen = _worst(eligible, case.limits) if eligible else None
+    # What has only an upper bound as its cost comes behind what has a cost.
+    ordered = sorted(priced, key=lambda each: (each is not chosen, each.candidate.last_resort))
+    causes = tuple(found_cause(case, each) for each in ordered)
+    verdict = Verdict(cause=Cause.NONE, causes=causes, evidence=facts)
+    if chosen is None:
+        return verdict
+    first = causes[0]
+    return replace(
+        verdict,
+        cause=first.cause,
+        phase=first.phase,
+        ranks=first.ranks,
+        stages=first.stages,
+        first_step=first.first_step,
+        slowdown=chosen.slowdown,
+        lost_rank_seconds=first.lost_rank_seconds or 0.0,
+        evidence={**facts, **first.evidence},
     )
 
 
-def _eligible(priced: list[tuple[float, Candidate]], least_slowdown: float) -> list[tuple[float, Candidate]]:
-    """Candidates that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
+def _eligible(priced: list[Priced], least_slowdown: float) -> list[Priced]:
+    """Causes that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
 
     A run never exists to wait for data, whereas it has to transfer.
     """
-    last = [pair for pair in priced if pair[1].last_resort]
+    priced = [each for each in priced if each.is_priced]
+    last = [each for each in priced if each.candidate.last_resort]
     firm = [
-        pair
-        for pair in priced
-        if not pair[1].last_resort and (_computes_slowly(pair[1]) or pair[0] >= least_slowdown)
+        each
+        for each in priced
+        if not each.candidate.last_resort and (_computes_slowly(each) or each.slowdown >= least_slowdown)
     ]
-    rest = max((cost for cost, each in firm if not _computes_slowly(each)), default=1.0)
+    rest = max((each.slowdown for each in firm if not _computes_slowly(each)), default=1.0)
     loading = [
-        (cost, each)
-        for cost, each in last
-        if each.cause is Cause.DATA_LOADING and rest - 1.0 < _SHARE_OF_WORST * (cost - 1.0)
+        each
+        for each in last
+        if each.candidate.cause is Cause.DATA_LOADING and rest - 1.0 < _SHARE_OF_WORST * (each.slowdown - 1.0)
     ]
     return firm + loading if firm else last
 
 
-def _worst(eligible: list[tuple[float, Candidate]], limits: Thresholds) -> tuple[float, Candidate]:
+def _worst(eligible: list[Priced], limits: Thresholds) -> Priced:
     """The costliest; but a rank that can be replaced today goes before what needs planning.
 
     Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
     """
-    worst = max(eligible, key=lambda pair: pair[0])
-    turn = worst[1].cause is Cause.JITTER
+    worst = max(eligible, key=lambda each: each.slowdown)
+    turn = worst.candidate.cause is Cause.JITTER
     ranks = [
-        pair
-        for pair in eligible
-        if _computes_slowly(pair[1]) and not (turn and pair[1].lasts < _TURN * limits.steps)
+        each
+        for each in eligible
+        if _computes_slowly(each) and not (turn and each.candidate.lasts < _TURN * limits.steps)
     ]
-    least_slowdown = limits.least_slowdown
-    if ranks and ranks[0][0] - 1.0 >= min(least_slowdown - 1.0, _SHARE_OF_WORST * (worst[0] - 1.0)):
-        return ranks[0]
-    return worst
+    if not ranks:
+        return worst
+    rank = max(ranks, key=lambda each: each.slowdown)
+    least = min(limits.least_slowdown - 1.0, _SHARE_OF_WORST * (worst.slowdown - 1.0))
+    return rank if rank.slowdown - 1.0 >= least else worst
 
 
-def _computes_slowly(candidate: Candidate) -> bool:
-    return candidate.phase is SlowPhase.COMPUTE
+def _computes_slowly(priced: Priced) -> bool:
+    return priced.candidate.phase is SlowPhase.COMPUTE
 
 
 def _abstain(why: str, counts: Mapping[str, object] | None = None) -> Verdict:

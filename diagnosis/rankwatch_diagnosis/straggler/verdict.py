@@ -6,6 +6,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwatch.conventions import Cause, SlowPhase
+from rankwatch_diagnosis.json_value import json_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundCause:
+    """One cause of a slowdown, with what it alone costs."""
+
+    cause: Cause
+    phase: SlowPhase | None = None
+    """Part of the ranks' own work that grew; None unless the cause is `slow_rank`."""
+    ranks: tuple[int, ...] = ()
+    """Ranks to blame; empty where it is not certain. Suspects are in the evidence only."""
+    stages: tuple[int, ...] = ()
+    """Stages to blame, for cause `slow_stage`."""
+    first_step: int
+    """First step in which it is at work."""
+    last_step: int
+    """Last step in which it is at work."""
+    share_of_steps: float
+    """Part of the judged steps in which it is at work, 0..1."""
+    slowdown: float | None
+    """Seconds of all steps over their seconds without this cause alone; None where it was not priced."""
+    lost_rank_seconds: float | None
+    """The difference of the two, times the ranks in the table."""
+    evidence: Mapping[str, object] = field(default_factory=dict)
+    """Numbers behind it, ready for JSON; names end in units."""
+    certain: bool
+    """False: suspected only, or the cost is an upper bound."""
+
+    @property
+    def cause_and_phase(self) -> str:
+        """The cause in words for people: `network`, `slow_rank (data_loading)`."""
+        return _in_words(self.cause, self.phase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +58,8 @@ class Verdict:
     """Step time over the step time without the cause (what-if replay); 1.0: none."""
     lost_rank_seconds: float = 0.0
     """Seconds that the slowdown cost, times the ranks in the table."""
+    causes: tuple[FoundCause, ...] = ()
+    """All that was found, the verdict first and then by cost; also where the verdict is `none`."""
     events: tuple[Mapping[str, object], ...] = ()
     """Single steps that took far longer than the usual ones, the worst first: `step`, `lost_seconds`,
     `step_seconds`, `operation` and `ranks` (those that were late; none where no rank came late)."""
@@ -36,4 +71,14 @@ class Verdict:
     @property
     def cause_and_phase(self) -> str:
         """The cause in words for people: `network`, `slow_rank (data_loading)`."""
-        return self.cause.value if self.phase is None else f"{self.cause.value} ({self.phase.value})"
+        return _in_words(self.cause, self.phase)
+
+
+def _in_words(cause: Cause, phase: SlowPhase | None) -> str:
+    return cause.value if phase is None else f"{cause.value} ({phase.value})"
+
+
+def as_json(verdict: Verdict) -> dict[str, object]:
+    """The object that `--json` prints; keys are the fields of the classes above."""
+    causes = [vars(each) for each in verdict.causes]
+    return {name: json_value(value) for name, value in {**vars(verdict), "causes": causes}.items()}

@@ -33,7 +33,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "straggler", str(path), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
     what = ["cause", "phase", "ranks", "stages", "first_step"]
-    cost = ["slowdown", "lost_rank_seconds", "events", "event_seconds"]
+    cost = ["slowdown", "lost_rank_seconds", "causes", "events", "event_seconds"]
     assert list(verdict) == [*what, *cost, "evidence"]
     assert (verdict["cause"], verdict["phase"], verdict["ranks"]) == ("slow_rank", "compute", [3])
     assert verdict["first_step"] == 0

@@ -55,7 +55,8 @@ def test_several_slow_ranks() -> None:
 def test_blip_beside_a_slow_rank() -> None:
     """A rank that was a little slow for 13 of 600 steps, long ago, is not named beside one that is slow.
 
-    It is in the evidence. One that has become slow just now is named, however little that has cost.
+    It is in the evidence. One that has become slow just now is a cause of its own, however little that has
+    cost, and so is one that was slower for longer.
     """
     job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
     table = job.slow_rank(6, 1.05, first=300, end=313).table()
@@ -64,9 +65,13 @@ def test_blip_beside_a_slow_rank() -> None:
     (blip,) = verdict.evidence["past_blips"]  # type: ignore[misc, attr-defined]
     assert blip["rank"] == 6
     job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
-    assert diagnose(job.slow_rank(6, 1.05, first=587).table()).ranks == (2, 6)
+    verdict = diagnose(job.slow_rank(6, 1.05, first=587).table())
+    assert [each.ranks for each in verdict.causes] == [(2,), (6,)]
+    assert verdict.causes[1].first_step == pytest.approx(587, abs=2)
     job = SmallJob(steps=600, noise=0.01, microbatches=2).slow_rank(2, 1.5)
-    assert diagnose(job.slow_rank(6, 1.3, first=300, end=330).table()).ranks == (2, 6)
+    verdict = diagnose(job.slow_rank(6, 1.3, first=300, end=330).table())
+    assert [each.ranks for each in verdict.causes] == [(2,), (6,)]
+    assert (verdict.causes[1].first_step, verdict.causes[1].last_step) == (300, 329)
 
 
 def test_slowdown() -> None:
@@ -97,7 +102,7 @@ def test_slow_rank_among_unequal_batches() -> None:
     """The other ranks of its replica had the same microbatches."""
     verdict = diagnose(SmallJob(dp=4, pp=4).uneven(0.3).slow_rank(6, 1.2).table())
     assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
-    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["unequal_batches"]  # type: ignore[attr-defined]
+    assert [each.cause for each in verdict.causes] == [Cause.SLOW_RANK, Cause.UNEQUAL_BATCHES]
 
 
 def test_work_units() -> None:

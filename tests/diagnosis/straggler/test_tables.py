@@ -38,7 +38,7 @@ def test_late_steps_in_a_row_among_jitter() -> None:
     job.compute *= np.where(late, 1.5, 1.0)
     verdict = diagnose(job.table())
     assert (verdict.cause, verdict.ranks) == (Cause.JITTER, ())
-    assert [each["cause"] for each in verdict.evidence["also_seen"]] == ["slow_rank"]  # type: ignore[attr-defined]
+    assert [each.cause for each in verdict.causes] == [Cause.JITTER, Cause.SLOW_RANK]
 
 
 @pytest.mark.parametrize("pp", [2, 4])

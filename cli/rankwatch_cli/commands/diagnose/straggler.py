@@ -6,17 +6,17 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_cli.runs import named_run, runs_directory
-from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.time_report import event_lines
 from rankwatch_diagnosis.straggler.engine import diagnose
-from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _MOST_RANKS = 16
@@ -71,22 +71,17 @@ def main(arguments: Sequence[str]) -> int:
     path = named_run(given.table, runs_directory(), announce=True)
     if path.is_dir():
         found = diagnose(table_of_run(path))
-        verdict = as_json(found, {})
     else:
         reading = read_operations(path)
         found = diagnose(reading.table)
-        verdict = as_json(found, reading.skipped)
+        if reading.skipped:
+            found = replace(found, evidence={**found.evidence, "skipped_rows": reading.skipped})
+    verdict = as_json(found)
     if given.json:
         print(json.dumps(verdict, allow_nan=False))
     else:
         print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
     return 0
-
-
-def as_json(verdict: Verdict, skipped: Mapping[str, int]) -> dict[str, object]:
-    """The object that `--json` prints. Skipped rows are part of the evidence."""
-    evidence = {**verdict.evidence, **({"skipped_rows": skipped} if skipped else {})}
-    return {name: json_value(value) for name, value in {**vars(verdict), "evidence": evidence}.items()}
 
 
 def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:

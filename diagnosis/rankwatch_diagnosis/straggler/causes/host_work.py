@@ -49,7 +49,7 @@ def find_slow_host_work(case: Case) -> Candidate | None:
     return Candidate(
         cause=Cause.SLOW_RANK,
         phase=SlowPhase.DATA_LOADING if _mostly_loading(found) else _phase_of_other_work(case, ideal),
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=int(case.steps[first]),
         ranks=tuple(sorted({int(str(each["rank"])) for each in found})),
         evidence={"host_work": found[:_MOST_LISTED]},
@@ -108,7 +108,7 @@ def find_slow_host_work_of_stages(case: Case) -> Candidate | None:
     return Candidate(
         cause=Cause.DATA_LOADING if loading else Cause.SLOW_STAGE,
         stages=() if loading else slow,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=min(int(str(each["first_step"])) for each in found),
         evidence={"host_work": found, "stages": list(slow)},
     )
@@ -166,7 +166,7 @@ def find_slow_data_loading(case: Case) -> Candidate | None:
     ideal[rows & inside[case.step]] *= min(1.0, float(np.nan_to_num(usual)) / max(float(own), 1e-18))
     return Candidate(
         cause=Cause.DATA_LOADING,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=int(case.steps[window[0]]),
         evidence={
             "data_share_of_step": float(np.median(share[inside])),

@@ -44,7 +44,7 @@ def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slow_ranks: 
     ideal[index] = _without_delays(ideal[index], fair[regular], Groups(cells.number[regular], cells.count))
     return Candidate(
         cause=Cause.JITTER,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=int(visits.steps[int(np.argmax(late.any(axis=1)))]),
         evidence={
             "late_rank_steps_share": float(late.mean()),

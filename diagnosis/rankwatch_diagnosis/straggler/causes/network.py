@@ -77,7 +77,7 @@ def find_network(case: Case) -> Candidate | None:
     most = hit[np.argsort(-slower[:, hit].max(axis=0), kind="stable")]
     return Candidate(
         cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=int(case.steps[int(np.argmax((slower > 0.0).any(axis=1)))]),
         evidence={
             "slow_transfers": [
@@ -107,7 +107,7 @@ def find_exposed_transfers(case: Case) -> Candidate | None:
         return None
     return Candidate(
         cause=Cause.INCONCLUSIVE if missing else Cause.NETWORK,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=int(case.steps[0]),
         evidence={"transfer_share_of_step": share, "slowdown_is_upper_bound": True} | _why_not(missing),
         last_resort=True,

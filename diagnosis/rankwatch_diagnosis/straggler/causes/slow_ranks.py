@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
-from rankwatch_diagnosis.straggler.case import Candidate, Case
+from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, factorize
 from rankwatch_diagnosis.straggler.persistence import Excess, Residuals, Scan, against_peers, scan
@@ -33,34 +33,62 @@ _MOST_LISTED = 64
 _WHOLE_REPLICA = "all ranks of a replica are slow, and they share their microbatches"
 
 
-def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[Candidate | None, Scan]:
-    """The candidate, and the scan behind it."""
+def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Scan]:
+    """A candidate for each slow rank (one for all where none can be named), and the scan behind them."""
     residuals = against_peers(difficulty.own, visits.stage, case.limits.peers)
     found = _scan(residuals, case)
     lasting = tuple(_from_the_beginning(each, visits) for each in found.found)
     found = found._replace(found=tuple(_without_whole_stages(lasting, visits)))
     if not found.found:
-        return _find_odd_pair(case, visits, difficulty), found
+        pair = _find_odd_pair(case, visits, difficulty)
+        return [pair] if pair else [], found
     slow, blips = _without_blips(found.found, len(visits.steps), case.limits.steps)
     named = sorted(slow, key=lambda each: int(visits.ranks[each.column]))
+    noise = {"score_needed": found.level, "rank_step_noise_ratio": found.noise}
+    if blips:
+        noise["past_blips"] = [_listed(each, visits) for each in blips[:_MOST_LISTED]]  # type: ignore[assignment]
     confounded = _confounded(case, visits, difficulty) or _whole_replica(visits, named)
-    listed = [_listed(each, visits) for each in named[:_MOST_LISTED]]
-    candidate = Candidate(
-        cause=Cause.INCONCLUSIVE if confounded else Cause.SLOW_RANK,
-        phase=None if confounded else SlowPhase.COMPUTE,
-        ideal=_ideal(case, visits, named, residuals.values, found.noise),
+    if confounded:
+        return [_suspects(case, visits, named, residuals.values, found.noise, noise, confounded)], found
+    return [_slow_rank(case, visits, each, residuals.values, found.noise, noise) for each in named], found
+
+
+def _slow_rank(
+    case: Case, visits: Visits, each: Excess, residual: Floats, level: float, noise: Mapping[str, object]
+) -> Candidate:
+    return Candidate(
+        cause=Cause.SLOW_RANK,
+        phase=SlowPhase.COMPUTE,
+        ideal=_ideal(case, visits, [each], residual, level),
+        first_step=int(visits.steps[each.first]),
+        ranks=(int(visits.ranks[each.column]),),
+        lasts=each.end - each.first,
+        score=each.score,
+        evidence={"slow_ranks": [_listed(each, visits)], **noise},
+    )
+
+
+def _suspects(
+    case: Case,
+    visits: Visits,
+    named: list[Excess],
+    residual: Floats,
+    level: float,
+    noise: Mapping[str, object],
+    why: str,
+) -> Candidate:
+    """Ranks that are slow, or whose microbatches are long."""
+    return Candidate(
+        cause=Cause.INCONCLUSIVE,
+        ideal=_ideal(case, visits, named, residual, level),
         first_step=int(visits.steps[min(each.first for each in named)]),
-        ranks=() if confounded else tuple(int(visits.ranks[each.column]) for each in named),
         lasts=max(each.end - each.first for each in named),
         evidence={
-            ("suspected_ranks" if confounded else "slow_ranks"): listed,
-            "score_needed": found.level,
-            "rank_step_noise_ratio": found.noise,
-        }
-        | ({"past_blips": [_listed(each, visits) for each in blips[:_MOST_LISTED]]} if blips else {})
-        | ({"why": confounded} if confounded else {}),
+            "suspected_ranks": [_listed(each, visits) for each in named[:_MOST_LISTED]],
+            **noise,
+            "why": why,
+        },
     )
-    return candidate, found
 
 
 def _scan(residuals: Residuals, case: Case) -> Scan:
@@ -136,7 +164,7 @@ def _whole_replica(visits: Visits, named: list[Excess]) -> str:
     return ""
 
 
-def _ideal(case: Case, visits: Visits, named: list[Excess], residual: Floats, noise: float) -> Floats:
+def _ideal(case: Case, visits: Visits, named: list[Excess], residual: Floats, noise: float) -> Ideal:
     """All compute of the slow ranks at their peers' value."""
     factor = np.ones((len(visits.steps), len(visits.ranks)))
     for each in named:
@@ -147,13 +175,14 @@ def _ideal(case: Case, visits: Visits, named: list[Excess], residual: Floats, no
         ]
         active[visits.irregular] = active[nearest]
         factor[active, each.column] = math.exp(-excess)
-    ranks = visits.ranks[[each.column for each in named]]
-    rows = np.flatnonzero((case.table.kind == Kind.COMPUTE) & np.isin(case.table.rank, ranks))
+    slow = np.zeros(len(case.ranks), dtype=np.bool_)
+    slow[np.searchsorted(case.ranks, visits.ranks[[each.column for each in named]])] = True
+    rows = np.flatnonzero(slow[case.rank] & (case.table.kind == Kind.COMPUTE))
     step = np.minimum(np.searchsorted(visits.steps, case.table.step[rows]), len(visits.steps) - 1)
     rank = np.searchsorted(visits.ranks, case.table.rank[rows])
-    ideal = case.seconds.copy()
-    ideal[rows] *= factor[step, rank]
-    return ideal
+    changed = factor[step, rank] != 1.0
+    rows = rows[changed]
+    return Ideal(rows, case.seconds[rows] * factor[step, rank][changed])
 
 
 def _episodes(each: Excess, residual: Floats, noise: float) -> tuple[Bools, float]:
@@ -207,7 +236,7 @@ def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Ca
         return None
     return Candidate(
         cause=Cause.INCONCLUSIVE,
-        ideal=_ideal_of_replicas(case, visits, replica, found),
+        ideal=case.ideal(_ideal_of_replicas(case, visits, replica, found)),
         first_step=int(visits.steps[min(each.first for each in found)]),
         evidence={
             "suspected_replicas": [

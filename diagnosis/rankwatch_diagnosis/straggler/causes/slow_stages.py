@@ -52,7 +52,7 @@ def find_slow_stages(case: Case) -> Candidate | None:
     alone = any(ranks[each.stage] < 2 for each in heavy)
     return Candidate(
         cause=Cause.INCONCLUSIVE if alone else Cause.SLOW_STAGE,
-        ideal=_ideal(case, stages, heavy),
+        ideal=case.ideal(_ideal(case, stages, heavy)),
         first_step=int(case.steps[min(each.first for each in heavy)]),
         stages=() if alone else tuple(int(stages[each.stage]) for each in heavy),
         evidence={

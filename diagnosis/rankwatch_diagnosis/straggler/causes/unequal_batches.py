@@ -33,7 +33,7 @@ def find_unequal_batches(case: Case, visits: Visits, difficulty: Difficulty) -> 
     ideal[rows.index] = even * kept[rows.role.number]
     return Candidate(
         cause=Cause.UNEQUAL_BATCHES,
-        ideal=ideal,
+        ideal=case.ideal(ideal),
         first_step=_first_step(visits, logarithm, limits.steps),
         evidence={
             "microbatch_sigma_ratio": max(difficulty.sigma, by_work),

@@ -1,0 +1,181 @@
+"""From candidates to causes with their price: what the run would take without each of them alone.
+
+Slow ranks that slow down together are one cause, such as the ranks of a node that throttles: alone, each of
+them costs nothing, because the others are as late. Ranks whose steps or whose excess differ are causes of
+their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch.conventions import Cause
+from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
+from rankwatch_diagnosis.straggler.graph.replay import slowdown
+from rankwatch_diagnosis.straggler.group_by import Bools
+from rankwatch_diagnosis.straggler.verdict import FoundCause
+
+_MOST_PRICED = 48
+"""A replay each. A slow node has 8 or 16 ranks, and these are one cause."""
+_ALIKE = 1.5
+"""Excess of one rank over that of another up to which they may have one cause."""
+_ALIKE_SHARE = 0.03
+"""The same as a difference of shares: healthy accelerators differ by as much (1 to 3 %)."""
+_STANDARD_ERRORS = 3.0
+"""By which two ranks must differ at least to be two causes."""
+_EDGE_ERRORS = 10.0
+"""Times (noise / size)^2 steps: 99 % of the estimates of a change of level lie within (Hinkley, 1970)."""
+_MOST_LISTED = 64
+"""Entries of one list in the evidence."""
+
+
+class Priced(NamedTuple):
+    """A candidate, the steps in which it is at work, and its cost."""
+
+    candidate: Candidate
+    active: Bools
+    slowdown: float
+    """NaN where it was not priced."""
+
+    @property
+    def is_priced(self) -> bool:
+        """False for causes beyond the bound on replays."""
+        return math.isfinite(self.slowdown)
+
+
+def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
+    """The cost of each cause alone, the highest first; those beyond a bound are not priced and come last."""
+    joined = _join(case, candidates)
+    own = [
+        float(np.maximum(case.seconds[each.ideal.rows] - each.ideal.seconds, 0.0).sum()) for each in joined
+    ]
+    by_own = np.argsort(np.negative(own), kind="stable").tolist()
+    found = []
+    for number, index in enumerate(by_own):
+        each = joined[index]
+        cost = math.nan
+        if number < _MOST_PRICED:
+            cost = slowdown(case.step_seconds, case.replay.step_seconds(case.without(each.ideal)))
+        found.append(Priced(each, case.active(each), cost))
+    return sorted(
+        found, key=lambda each: -math.inf if math.isnan(each.slowdown) else each.slowdown, reverse=True
+    )
+
+
+def found_cause(case: Case, priced: Priced) -> FoundCause:
+    """What the verdict lists of a cause."""
+    each, active = priced.candidate, np.flatnonzero(priced.active)
+    certain = is_certain(each)
+    total = float(case.step_seconds.sum())
+    return FoundCause(
+        cause=each.cause,
+        phase=each.phase,
+        ranks=each.ranks if certain else (),
+        stages=each.stages if certain else (),
+        first_step=int(case.steps[active[0]]) if active.size else each.first_step,
+        last_step=int(case.steps[active[-1]]) if active.size else each.first_step,
+        share_of_steps=float(priced.active.mean()),
+        slowdown=priced.slowdown if priced.is_priced else None,
+        lost_rank_seconds=(total - total / priced.slowdown) * len(case.ranks) if priced.is_priced else None,
+        evidence=each.evidence,
+        certain=certain,
+    )
+
+
+def is_certain(candidate: Candidate) -> bool:
+    """False if the cause is suspected only."""
+    return candidate.certain and not candidate.last_resort and candidate.cause is not Cause.INCONCLUSIVE
+
+
+class _SlowRank(NamedTuple):
+    """What tells whether two slow ranks have one cause."""
+
+    candidate: Candidate
+    size: float
+    """Excess over its own time without the cause."""
+    error: float
+    """Standard error of the size."""
+    first: int
+    """Index of the first step in which it is at work."""
+    last: int
+    edge_error: float
+    """Steps by which both may be off."""
+
+
+def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Slow ranks that belong together as one candidate each, and all others."""
+    ranks = [_slow_rank(case, each) for each in candidates if each.cause is Cause.SLOW_RANK]
+    groups: list[list[_SlowRank]] = []
+    for each in sorted(ranks, key=lambda rank: -rank.size):
+        alike = next((group for group in groups if _belong_together(group[0], each, case)), None)
+        if alike is None:
+            groups.append([each])
+        else:
+            alike.append(each)
+    others = [each for each in candidates if each.cause is not Cause.SLOW_RANK]
+    return others + [_as_one([each.candidate for each in group]) for group in groups]
+
+
+def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
+    rows, ideal = candidate.ideal
+    size = float(case.seconds[rows].sum() / max(float(ideal.sum()), 1e-18)) - 1.0
+    active = np.flatnonzero(case.active(candidate))
+    first, last = (int(active[0]), int(active[-1])) if active.size else (0, 0)
+    return _SlowRank(
+        candidate,
+        size,
+        size / candidate.score,
+        first,
+        last,
+        # (noise / size)^2 = steps / score^2
+        _EDGE_ERRORS * active.size / candidate.score**2,
+    )
+
+
+def _belong_together(one: _SlowRank, other: _SlowRank, case: Case) -> bool:
+    """True if two slow ranks may have one cause: the same phase, the same steps, about the same excess."""
+    if one.candidate.phase is not other.candidate.phase:
+        return False
+    largest = max(one.size, other.size)
+    chance = _STANDARD_ERRORS * math.hypot(one.error, other.error)
+    if abs(one.size - other.size) > max(largest - largest / _ALIKE, _ALIKE_SHARE, chance):
+        return False
+    steps = case.limits.steps + one.edge_error + other.edge_error
+    return abs(one.first - other.first) <= steps and abs(one.last - other.last) <= steps
+
+
+def _as_one(group: Sequence[Candidate]) -> Candidate:
+    if len(group) == 1:
+        return group[0]
+    rows = np.concatenate([each.ideal.rows for each in group])
+    seconds = np.concatenate([each.ideal.seconds for each in group])
+    actives = [each.active for each in group if each.active is not None]
+    return replace(
+        max(group, key=lambda each: each.score),
+        ideal=Ideal(rows, seconds),
+        first_step=min(each.first_step for each in group),
+        ranks=tuple(sorted({rank for each in group for rank in each.ranks})),
+        active=np.logical_or.reduce(actives) if len(actives) == len(group) else None,
+        certain=all(each.certain for each in group),
+        evidence=_evidence(sorted(group, key=lambda each: each.ranks)),
+        lasts=max(each.lasts for each in group),
+    )
+
+
+def _evidence(group: Sequence[Candidate]) -> dict[str, object]:
+    """Lists one after the other, up to a bound; of everything else the first."""
+    merged: dict[str, object] = {}
+    for each in group:
+        for name, value in each.evidence.items():
+            before = merged.get(name)
+            if isinstance(before, list) and isinstance(value, list):
+                new = [entry for entry in value if entry not in before]
+                merged[name] = (before + new)[:_MOST_LISTED]
+            else:
+                merged.setdefault(name, value)
+    return merged
