@@ -63,6 +63,15 @@ class OperationTable:
         }
         return replace(self, **columns)
 
+    def followed_by(self, more: OperationTable) -> OperationTable:
+        """The rows of both; the names of `more` begin with the names of this table."""
+        columns: dict[str, Any] = {
+            field.name: np.concatenate([getattr(self, field.name), getattr(more, field.name)])
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        return replace(more, **columns)
+
 
 BROKEN = "with the wrong number of columns, or no JSON object"
 """Why a line of a file is no row."""

@@ -10,6 +10,10 @@ import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
+from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
+from rankwatch_diagnosis.straggler.graph.collectives import match_communication
+from rankwatch_diagnosis.straggler.graph.hidden_waits import reveal_waits
 from rankwatch_diagnosis.straggler.graph.replay import Replay
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
@@ -65,10 +69,13 @@ class Candidate:
 
 
 class Case:
-    """What every test looks at: the table, its replay, and the place of each row."""
+    """What every test looks at: the table, its replay, and the place of each row.
+
+    The table is not the one given: its ranks share a clock, and it has a row for each wait that had none.
+    """
 
     def __init__(self, table: OperationTable, limits: Thresholds) -> None:
-        self.table = table
+        self.table = table = _understood(table)
         self.limits = limits
         self.replay = Replay(table)
         self.seconds: Floats = self.replay.measured
@@ -122,3 +129,10 @@ class Case:
 
     def _step_rank(self, rows: Ints) -> Groups:
         return grid((self.step[rows], len(self.steps)), (self.rank[rows], len(self.ranks)))
+
+
+def _understood(table: OperationTable) -> OperationTable:
+    """The table on one clock, with a row for each wait."""
+    order = in_order(table)
+    aligned = align_clocks(table, match_communication(table, order))
+    return reveal_waits(aligned, order, chain(table, order)[0])

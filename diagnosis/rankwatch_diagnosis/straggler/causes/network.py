@@ -124,19 +124,22 @@ def _measure_links(case: Case) -> _Links | None:
     """All transfers of a table; None where it has none."""
     table = case.table
     sends, receives = point_to_point(table)
-    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & ~receives)
+    partner = case.replay.communication.partner
+    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & (~receives | (partner != NONE)))
     if rows.size == 0:
         return None
-    # A send belongs to its rank; a collective to its group, or to its stage where groups are unknown.
+    # A message belongs to the rank that sends it; a collective to its group, or to its stage where groups
+    # are unknown.
+    sender = np.where(receives[rows], partner[rows], rows)
     named = np.array([bool(name) for name in table.groups], dtype=np.bool_)[table.group[rows]]
-    carrier = np.where(sends[rows], 2, np.where(named, 0, 1))
-    which = np.choose(carrier, (table.group[rows], table.stage[rows], case.rank[rows])).astype(np.int64)
-    links = ngroup(carrier, which, table.operation[rows])
+    carrier = np.where((sends | receives)[rows], 2, np.where(named, 0, 1))
+    which = np.choose(carrier, (table.group[rows], table.stage[rows], case.rank[sender])).astype(np.int64)
+    links = ngroup(carrier, which, table.operation[sender])
     cells = grid((case.step[rows], len(case.steps)), (links.number, links.count))
     members = np.bincount(group_first(links.number, ngroup(links.number, case.rank[rows])))
     per_step = np.rint(group_size(links) / len(case.steps)).astype(np.int64)
     first = group_first(np.arange(len(rows)), links)
-    operation = table.operation[rows][first]
+    operation = table.operation[sender][first]
     return _Links(
         seconds=group_mean(case.seconds[rows], cells).reshape(len(case.steps), links.count),
         likeness=ngroup(operation, members, per_step).number,
@@ -200,12 +203,17 @@ def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
 
 
 def _ranks_are_missing(case: Case) -> bool:
-    """True if the numbers of ranks have gaps, or most receives of a pipeline have no send."""
-    if len(case.ranks) <= int(case.ranks[-1]):
+    """True if the numbers of ranks have gaps, or most receives of a pipeline have no send.
+
+    Numbers at even distances have none: one rank of each tensor-parallel group is recorded.
+    """
+    distance = np.diff(case.ranks)
+    if int(case.ranks[0]) >= int(distance.min(initial=1)) or (distance != distance[:1]).any():
         return True
     _, receives = point_to_point(case.table)
-    unmatched = case.replay.communication.waits_for[receives] == NONE
-    return bool(receives.any() and unmatched.mean() > _MOST_UNMATCHED)
+    communication = case.replay.communication
+    alone = (communication.partner == NONE) & (communication.waits_for == NONE)
+    return bool(receives.any() and alone[receives].mean() > _MOST_UNMATCHED)
 
 
 def _waits_for_outsiders(case: Case, links: _Links, slow: Bools) -> bool:

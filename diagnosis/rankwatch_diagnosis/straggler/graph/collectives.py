@@ -1,4 +1,4 @@
-"""Who waits for whom in communication: instances of collectives, and the send that each receive waits for.
+"""Who waits for whom in communication: instances of collectives, and the messages beside them.
 
 A table need not hold the members of a process group, and one group name may stand for many groups. Members of
 a blocking collective leave it at the same moment: a member that comes a second later stays a second less. A
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.straggler.graph.pipeline import NONE, message_waits, point_to_point
+from rankwatch_diagnosis.straggler.graph.messages import match_messages
+from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -31,8 +32,6 @@ from rankwatch_diagnosis.straggler.group_by import (
     ngroup,
 )
 
-_MOST_UNMATCHED = 0.25
-"""Share of receives without their send. Up to here these are gaps in the table, and they hold a wait."""
 _ONE_FOR_ONE = (0.7, 1.3)
 """Seconds later for each second less: 1 for members, whatever clocks do."""
 _TOGETHER = 0.15
@@ -44,10 +43,16 @@ and nothing for strangers. Between the two the table is taken at its word."""
 class Communication(NamedTuple):
     """By row of the table; -1 stands for none."""
 
+    together: Ints
+    """Number of what it ends with: the instance of a collective on all its members, or a batch."""
     collective: Ints
-    """Number of the instance of a collective; its members hold the same number."""
+    """The same, of collectives alone."""
     collectives: int
-    """Number of instances."""
+    """Number of instances of collectives, which come first."""
+    partner: Ints
+    """Row at the other end of a message."""
+    meets: Ints
+    """Row whose arrival this row waits for, on another rank."""
     waits_for: Ints
     """Row whose end this row waits for, on another rank."""
     transfer: Floats
@@ -60,20 +65,23 @@ def match_communication(table: OperationTable, order: Ints, *, infer_members: bo
     `infer_members` finds members by their times where the table does not name them.
     """
     sends, receives = point_to_point(table)
-    communication = table.kind == Kind.COMMUNICATION
-    collective, kinds = _collectives(
-        table, order, communication & ~sends & ~receives, infer_members=infer_members
-    )
-    waits_for = message_waits(table, order)
-    transfer = np.where(communication, table.duration_seconds, 0.0)
+    rows = (table.kind == Kind.COMMUNICATION) & ~sends & ~receives
+    collective, kinds = _collectives(table, order, rows, infer_members=infer_members)
+    messages = match_messages(table, order)
+    transfer = messages.transfer
     members = collective >= 0
     instances = Groups(collective[members], len(kinds.number))
     transfer[members] = _transfers(table.duration_seconds[members], instances, kinds)[instances.number]
-    transfer[receives] = 0.0  # a receive waits; the transfer is the sender's
-    unmatched = receives & (waits_for == NONE)
-    if unmatched.sum() > _MOST_UNMATCHED * receives.sum():  # else the sender is left out of some steps
-        transfer[unmatched] = table.duration_seconds[unmatched]
-    return Communication(collective, instances.count, waits_for, transfer)
+    batched = messages.batch >= 0
+    return Communication(
+        together=np.where(batched, instances.count + messages.batch, collective),
+        collective=collective,
+        collectives=instances.count,
+        partner=messages.partner,
+        meets=messages.meets,
+        waits_for=messages.waits_for,
+        transfer=transfer,
+    )
 
 
 def _transfers(seconds: Floats, instances: Groups, kinds: Groups) -> Floats:

@@ -1,9 +1,10 @@
 """What-if: the steps of a run, replayed along their dependencies with other durations.
 
-A row starts when the row before it on its rank has ended and the recorded pause has passed; a collective goes
-on when its last member has come; a receive waits for its send:
+A row arrives when the row before it on its rank has ended and the recorded pause has passed. A collective
+goes on when its last member has arrived, a message when both of its ends have:
 
-    end(row) = max(end(row before) + pause, end of the row or members that it waits for) + seconds(row)
+    arrival(row) = end(row before) + pause
+    end(row) = max(arrivals of all that meet in it, end of the row that it waits for) + seconds(row)
 
 Steps are replayed from a common start, all at once, level after level of the graph: linear in rows. The graph
 is inferred from a table that somebody recorded. The simulator's timeline is built from the program of a job
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
 from rankwatch_diagnosis.straggler.graph.collectives import Communication, match_communication
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.group_by import (
@@ -29,39 +31,53 @@ from rankwatch_diagnosis.straggler.group_by import (
     group_min,
 )
 
-_CLOCK_SECONDS = 2e-6
-"""Start and duration rounded to a microsecond each. Seconds since 1970 are exact to 0.24 us as it is."""
-
 
 class Replay:
     """The dependencies of one table, built once; `step_seconds` replays it."""
 
     def __init__(self, table: OperationTable) -> None:
-        end = table.start_seconds + table.duration_seconds
-        # Of rows that begin together, one without duration came first.
-        order = np.lexsort((end, table.start_seconds, table.rank, table.step))
+        order = in_order(table)
+        self._before, recorded = chain(table, order)
+        follows = self._before >= 0
         step, steps = factorize(table.step)
         self._steps = Groups(step, len(steps))
         self.communication = match_communication(table, order)
-        self._before, self._pause = _chains(table, order, self.communication)
+        self.pauses = _pauses(recorded, follows, table, self.communication)
+        """By row: seconds between the row before it and its arrival, without waits for others; a
+        little less than 0 where clocks let the two overlap."""
         rows, cyclic = _levels(self._before, self.communication)
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, order, infer_members=False)
-            self._before, self._pause = _chains(table, order, self.communication)
+            self.pauses = _pauses(recorded, follows, table, self.communication)
             rows, _ = _levels(self._before, self.communication)
-        self._levels = [_Level(each, *_instances(each, self.communication.collective)) for each in rows]
+        self._levels = [
+            _Level(
+                each,
+                *_instances(each, self.communication.together),
+                bool((self.communication.meets[each] >= 0).any()),
+            )
+            for each in rows
+        ]
         self.measured = np.where(
             table.kind == Kind.COMMUNICATION, self.communication.transfer, table.duration_seconds
         )
         """By row: seconds without waiting for others; what `step_seconds` takes."""
 
-    def step_seconds(self, seconds: Floats) -> Floats:
-        """By step: its duration with these seconds by row (of communication: of the transfer)."""
+    def step_seconds(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
+        """By step: its duration with these seconds by row (of communication: of the transfer).
+
+        `pauses` are seconds by row, too; without them the recorded ones.
+        """
+        pause = self.pauses if pauses is None else pauses
         # One more element than rows, so that row -1 is a row that ended at 0.
         ends = np.zeros(len(seconds) + 1)
-        before, pause, waits_for = self._before, self._pause, self.communication.waits_for
-        for rows, starts, member in self._levels:
+        before, waits_for, meets = self._before, self.communication.waits_for, self.communication.meets
+        for rows, starts, member, met in self._levels:
             ready = ends[before[rows]] + pause[rows]
+            if met:
+                partner = meets[rows]
+                there = np.where(partner >= 0, ends[before[partner]] + pause[partner], 0.0)
+                np.maximum(ready, there, out=ready)
             np.maximum(ready, ends[waits_for[rows]], out=ready)
             if starts is not None and member is not None:
                 ready = np.maximum.reduceat(ready, starts)[member]
@@ -83,53 +99,25 @@ class _Level(NamedTuple):
     """Where the instances of collectives begin among the rows; None where each row stands for itself."""
     member: Ints | None
     """By row: the instance it belongs to."""
+    met: bool
+    """Some of the rows wait for the arrival of a partner."""
 
 
-def _instances(rows: Ints, collective: Ints) -> tuple[Ints | None, Ints | None]:
-    instance = collective[rows]
+def _instances(rows: Ints, together: Ints) -> tuple[Ints | None, Ints | None]:
+    instance = together[rows]
     if not (instance >= 0).any():
         return None, None
     begins = np.r_[True, (instance[1:] != instance[:-1]) | (instance[1:] < 0)]
     return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
-def _chains(table: OperationTable, order: Ints, communication: Communication) -> tuple[Ints, Floats]:
-    """By row: the row of its rank and step that ended last before it began, and the pause between the two."""
-    start, rank, step = table.start_seconds[order], table.rank[order], table.step[order]
-    end = start + table.duration_seconds[order]
-    first = np.r_[True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])]
-    rounding = _CLOCK_SECONDS + 4.0 * float(np.spacing(np.abs(table.start_seconds).max()))
-    before = np.arange(len(order)) - 1
-    if not (first[1:] | (start[1:] + rounding >= end[:-1])).all():
-        before = _ended_before(start + rounding, end, np.cumsum(first) - 1)
-    before = np.where(first, NONE, before)
-    pause = np.where(before >= 0, np.maximum(start - end[before], 0.0), 0.0)
-    found = np.full(len(order), NONE, dtype=np.int64)
-    found[order] = np.where(before >= 0, order[before], NONE)
-    pauses = np.zeros(len(order))
-    pauses[order] = pause
+def _pauses(pauses: Floats, follows: Bools, table: OperationTable, communication: Communication) -> Floats:
+    """Seconds of pause before each row without waits for other ranks; `follows`: there is a row before it."""
     implicit = (communication.waits_for >= 0) & (table.kind != Kind.COMMUNICATION)
     if implicit.any():
         # Without rows of receives the pause is the wait itself, and ranks need not share a clock.
-        pauses[table.kind == Kind.COMPUTE] = 0.0
-    return found, _own_pauses(pauses, found >= 0, table, communication)
-
-
-def _ended_before(start: Floats, end: Floats, chain: Ints) -> Ints:
-    """By row, in order of start: the row of its chain that ended last before it began."""
-    count = len(start)
-    position = np.arange(count)
-    both = np.r_[chain, chain]
-    asks = np.repeat(np.array([0, 1], dtype=np.int8), count)
-    merged = np.lexsort((asks, np.r_[end, start], both))
-    asking = asks[merged] == 1
-    ended = merged[~asking]
-    last = np.empty(count, dtype=np.int64)
-    last[merged[asking] - count] = np.cumsum(~asking)[asking] - 1
-    before = np.where(last >= 0, ended[np.maximum(last, 0)], NONE)
-    # A row without duration has ended when it begins.
-    before = np.where(before >= position, position - 1, before)
-    return np.where((before >= 0) & (chain[before] == chain), before, NONE)
+        pauses = np.where(table.kind == Kind.COMPUTE, 0.0, pauses)
+    return _own_pauses(pauses, follows, table, communication)
 
 
 def _own_pauses(
@@ -167,7 +155,7 @@ def _levels(before: Ints, communication: Communication) -> tuple[list[Ints], boo
     nothing that comes later. Cycles stem from wrong guesses, as clocks can cause them.
     """
     node, count = _nodes(communication)
-    source, target = _edges(before, communication.waits_for, node)
+    source, target = _edges(before, communication, node)
     missing = np.bincount(target, minlength=count)
     targets = target[np.argsort(source, kind="stable")]
     ends = np.cumsum(np.bincount(source, minlength=count))
@@ -190,16 +178,25 @@ def _levels(before: Ints, communication: Communication) -> tuple[list[Ints], boo
 
 
 def _nodes(communication: Communication) -> tuple[Ints, int]:
-    """By row its node: a collective is one node, every other row is one by itself."""
-    alone = communication.collective < 0
-    node = communication.collective.copy()
-    node[alone] = communication.collectives + np.arange(np.count_nonzero(alone))
-    return node, communication.collectives + int(np.count_nonzero(alone))
+    """By row its node: rows that end together are one node, every other row is one by itself."""
+    alone = communication.together < 0
+    node = communication.together.copy()
+    first = int(node.max(initial=NONE)) + 1
+    count = int(np.count_nonzero(alone))
+    node[alone] = first + np.arange(count)
+    return node, first + count
 
 
-def _edges(before: Ints, waits_for: Ints, node: Ints) -> tuple[Ints, Ints]:
-    """Source and target nodes: each row comes after the row before it and the row that it waits for."""
-    parts = [(each[rows], rows) for each in (before, waits_for) for rows in (np.flatnonzero(each >= 0),)]
+def _edges(before: Ints, communication: Communication, node: Ints) -> tuple[Ints, Ints]:
+    """Source and target nodes: each row comes after the row before it, the row that it waits for, and the row
+    before the one that it meets.
+    """
+    met = np.where(communication.meets >= 0, before[communication.meets], NONE)
+    parts = [
+        (each[rows], rows)
+        for each in (before, communication.waits_for, met)
+        for rows in (np.flatnonzero(each >= 0),)
+    ]
     source = np.concatenate([node[given] for given, _ in parts])
     target = np.concatenate([node[rows] for _, rows in parts])
     return source, target

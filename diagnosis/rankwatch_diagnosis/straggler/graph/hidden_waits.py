@@ -1,0 +1,246 @@
+"""Waits that have no row of their own: barriers in a pause, and waits inside a row of compute.
+
+Whoever comes a second later to a meeting spends a second less in it, and nobody leaves before the last one
+has come. A pause or a compute row of which that is true, among the ranks of a stage, of a replica or of the
+job, holds a meeting: its wait becomes a row of communication, and what follows the last arrival stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.straggler.graph.clocks import Aligned
+from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.group_by import (
+    Bools,
+    Floats,
+    Groups,
+    Ints,
+    cumcount,
+    factorize,
+    group_max,
+    ngroup,
+)
+
+HIDDEN_WAIT = "wait without a row"
+"""Name of the operation."""
+_MOST_RUNS = 4
+"""Runs of an operation in a step of a rank. What runs for each microbatch is no place for a barrier."""
+_LEAST_SECONDS = 1e-3
+_LEAST_SHARE = 1e-3
+"""Of the step: arrivals that lie closer together than this cost nothing, and clocks do not show them."""
+_TOLERANCE_SHARE = 0.05
+"""Part of the spread of arrivals by which somebody may seem to leave before the last has come: clocks."""
+_ONE_FOR_ONE = (0.7, 1.3)
+"""Seconds less in it for each second later. Measured in real jobs: 0.99 where a row hides the wait for a
+global norm, and -0.3 to 0.5 of an optimizer that hides none."""
+_EXPLAINED = 0.8
+"""Part of the variance of the spans that the arrivals explain."""
+_LEAST_SPANS = 4
+"""Spans of ranks that wait; with fewer, arrivals explain them by chance."""
+_MOSTLY = 0.95
+"""Of the steps in which a member must be there when the last one comes."""
+
+
+class _Spans(NamedTuple):
+    """One operation, or the pause before it, of all ranks in all steps: (step, rank); NaN for none."""
+
+    arrived: Floats
+    left: Floats
+    rows: Ints
+    """The compute row that may hide the wait, or the row behind the pause; -1 for none."""
+    inside: bool
+    """The wait is inside of the row, not in the pause before it."""
+
+
+class _Meeting(NamedTuple):
+    """A wait of some ranks for each other."""
+
+    ranks: Ints
+    """Indices of ranks."""
+    last: Floats
+    """(step): when the last one comes."""
+    ends: Floats
+    """(step): when the first one leaves."""
+    waits: Bools
+    """By rank of `ranks`: it leaves with the others. Those that stay longer wait for somebody else, too."""
+
+
+def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
+    """The table with a row for each wait that has none; `before` is by row the row before it on its rank."""
+    table = aligned.table
+    step, steps = factorize(table.step)
+    rank, ranks = factorize(table.rank)
+    if len(ranks) < 2:
+        return table
+    run = _runs(table, order)
+    usable = _usable(table, run)
+    new: list[tuple[Ints, Floats, Floats, int]] = []
+    shorter = table.duration_seconds.copy()
+    sets = _sets(table, rank, len(ranks))
+    kinds = ngroup(table.operation[usable], run[usable])
+    for kind in range(kinds.count):
+        rows = usable[kinds.number == kind]
+        at = np.full((len(steps), len(ranks)), NONE, dtype=np.int64)
+        at[step[rows], rank[rows]] = rows
+        for spans in _spans_of(table, at, before):
+            found = list(_meetings(spans, sets, aligned, step))
+            if found:
+                new.extend(_waits(spans, found, shorter, table, len(new)))
+    if not new:
+        return table
+    return _with_rows(table, new, shorter)
+
+
+def _runs(table: OperationTable, order: Ints) -> Ints:
+    """By row: which run of its operation it is in its step and rank."""
+    return cumcount(ngroup(table.step, table.rank, table.operation).number, order)
+
+
+def _usable(table: OperationTable, run: Ints) -> Ints:
+    """Rows of operations that run a few times in a step, and are no messages."""
+    most = group_max(run.astype(np.float64), Groups(table.operation.astype(np.int64), len(table.operations)))
+    sends, receives = point_to_point(table)
+    few = most[table.operation] < _MOST_RUNS
+    return np.flatnonzero(few & ~sends & ~receives)
+
+
+def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]:
+    """The pause before the rows, and the rows themselves where they compute."""
+    there = at >= 0
+    start = np.where(there, table.start_seconds[at], np.nan)
+    previous = np.where(there, before[at], NONE)
+    ended = table.start_seconds[previous] + table.duration_seconds[previous]
+    yield _Spans(np.where(previous >= 0, ended, np.nan), start, at, inside=False)
+    if table.kind[at[there][0]] == Kind.COMPUTE:
+        yield _Spans(start, np.where(there, start + table.duration_seconds[at], np.nan), at, inside=True)
+
+
+def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[Ints]:
+    """Ranks that may meet: the job, each replica, each stage; indices of ranks."""
+    of_rank = np.zeros((2, ranks), dtype=np.int64)
+    of_rank[0, rank], of_rank[1, rank] = table.replica, table.stage
+    found = [np.arange(ranks)]
+    for place in of_rank:
+        if place.min() != place.max():
+            found.extend(np.flatnonzero(place == each) for each in np.unique(place))
+    return [each for each in found if len(each) > 1]
+
+
+def _meetings(spans: _Spans, sets: list[Ints], aligned: Aligned, step: Ints) -> Iterator[_Meeting]:
+    """Sets whose members wait for each other, from the largest on; what one explains needs no other."""
+    explained = np.zeros(spans.arrived.shape[1], dtype=np.bool_)
+    for ranks in sets:
+        meeting = _meeting(spans, ranks, aligned)
+        if meeting is None or not (meeting.waits & ~explained[ranks]).any():
+            continue
+        explained[ranks[meeting.waits]] = True
+        yield meeting
+
+
+def _meeting(spans: _Spans, ranks: Ints, aligned: Aligned) -> _Meeting | None:
+    arrived, left = spans.arrived[:, ranks], spans.left[:, ranks]
+    whole = np.asarray((np.isfinite(arrived) & np.isfinite(left)).all(axis=1))
+    whole[whole] = _on_one_clock(spans.rows[whole][:, ranks], aligned)
+    if not whole.any():
+        return None
+    came, went = arrived[whole], left[whole]
+    early = came.max(axis=1, keepdims=True) - came
+    apart = early.max(axis=1)
+    enough = np.maximum(_LEAST_SECONDS, _LEAST_SHARE * _step_seconds(spans))
+    if float(np.median(apart)) < enough:
+        return None
+    after = went - came.max(axis=1, keepdims=True)
+    tolerance = np.maximum(_TOLERANCE_SHARE * apart, _LEAST_SECONDS)[:, None]
+    if float(np.mean((after >= -tolerance).all(axis=1))) < _MOSTLY:
+        return None
+    waits = _leave_together(early, after)
+    if not _one_for_one(early[:, waits], (went - came)[:, waits]):
+        return None
+    last, ends = np.full(len(whole), np.nan), np.full(len(whole), np.nan)
+    last[whole] = came.max(axis=1)
+    ends[whole] = np.maximum(last[whole], went[:, waits].min(axis=1))
+    return _Meeting(ranks, last, ends, waits)
+
+
+def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
+    clock = aligned.clock[rows]
+    same: Bools = (clock == clock[:, :1]).all(axis=1)
+    return same
+
+
+def _step_seconds(spans: _Spans) -> float:
+    """A lower bound of what a step takes: from the first arrival to the last leave of the kind."""
+    return float(np.nanmedian(np.nanmax(spans.left, axis=1) - np.nanmin(spans.arrived, axis=1)))
+
+
+def _leave_together(early: Floats, after: Floats) -> Bools:
+    """By member: it leaves soon after the last one came, as the first to leave does."""
+    stays = after - after.min(axis=1, keepdims=True)
+    waited = np.maximum(early.max(axis=1, keepdims=True), 1e-12)
+    together: Bools = np.median(stays / waited, axis=0) < 1.0 - _EXPLAINED
+    return together
+
+
+def _one_for_one(early: Floats, spans: Floats) -> bool:
+    """True if whoever comes a second later spends a second less, among the members of each step."""
+    if early.shape[1] < 2 or early.size < _LEAST_SPANS:
+        return False
+    one, other = early - early.mean(axis=1, keepdims=True), spans - spans.mean(axis=1, keepdims=True)
+    variance = float(np.sum(one * one))
+    if variance <= 0.0:
+        return False
+    slope = float(np.sum(one * other)) / variance
+    rest = float(np.sum((other - slope * one) ** 2))
+    share = 1.0 - rest / max(float(np.sum(other * other)), 1e-18)
+    return _ONE_FOR_ONE[0] < slope < _ONE_FOR_ONE[1] and share >= _EXPLAINED
+
+
+def _waits(
+    spans: _Spans, meetings: list[_Meeting], shorter: Floats, table: OperationTable, number: int
+) -> Iterator[tuple[Ints, Floats, Floats, int]]:
+    """Rows to add: the row that each is like, its start and seconds, and the number of its meeting.
+
+    A rank may wait in several, one after the other: each begins where the one before ended.
+    """
+    since = spans.arrived.copy()
+    for index, each in enumerate(sorted(meetings, key=lambda one: float(np.nanmedian(one.last)))):
+        rows = spans.rows[:, each.ranks]
+        last, begin = each.last[:, None], since[:, each.ranks]
+        whole = np.isfinite(begin) & np.isfinite(last) & (rows >= 0)
+        seconds = np.maximum(last - begin, 0.0)
+        chosen = rows[whole]
+        yield chosen, np.where(whole, begin, 0.0)[whole], np.where(whole, seconds, 0.0)[whole], number + index
+        if spans.inside:
+            shorter[chosen] = np.maximum(shorter[chosen] - seconds[whole], 0.0)
+        since[:, each.ranks] = np.where(whole, np.maximum(begin, each.ends[:, None]), begin)
+
+
+def _with_rows(
+    table: OperationTable, new: list[tuple[Ints, Floats, Floats, int]], shorter: Floats
+) -> OperationTable:
+    """The table with the waits; what hid one begins when it is over."""
+    start = table.start_seconds + (table.duration_seconds - shorter)
+    table = replace(table, start_seconds=start, duration_seconds=shorter)
+    like = np.concatenate([rows for rows, *_ in new])
+    meeting = np.concatenate([np.full(len(rows), number) for rows, _, _, number in new])
+    added = table.take(like)
+    count = len(like)
+    added = replace(
+        added,
+        operation=np.full(count, len(table.operations), dtype=np.int32),
+        kind=np.full(count, Kind.COMMUNICATION, dtype=np.int8),
+        start_seconds=np.concatenate([each for _, each, _, _ in new]),
+        duration_seconds=np.concatenate([each for _, _, each, _ in new]),
+        microbatch=np.zeros(count, dtype=np.int32),
+        group=(len(table.groups) + meeting).astype(np.int32),
+        work=np.full(count, np.nan),
+        operations=(*table.operations, HIDDEN_WAIT),
+        groups=(*table.groups, *(f"{HIDDEN_WAIT} {number}" for number in range(int(meeting.max()) + 1))),
+    )
+    return table.followed_by(added)

@@ -1,0 +1,298 @@
+"""Messages between ranks: which send belongs to which receive, who waits for whom, and how long one travels.
+
+In a rendezvous neither end leaves before both have come, so that the one that came last spends the transfer
+alone. A send that is buffered leaves at once, and only the receive waits:
+
+    rendezvous:  end of both = later arrival + transfer,     transfer = the shorter of both durations
+    buffered:    end of the receive = end of the send,        transfer = duration of the send
+
+Sends and receives that a rank begins together and leaves together are a batch (`batch_isend_irecv`): it ends
+when the last of its messages has arrived.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.group_by import (
+    Bools,
+    Floats,
+    Groups,
+    Ints,
+    cumcount,
+    factorize,
+    group_first,
+    group_max,
+    group_median,
+    group_size,
+    ngroup,
+)
+
+_UNKNOWN, _FORWARD, _BACKWARD = 0, 1, -1
+_CLOCK_SECONDS = 2e-6
+"""Start and duration rounded to a microsecond each."""
+_BUFFERED_SHARE = 0.02
+"""Of messages whose receive begins when the send is long over: in a rendezvous that cannot be."""
+_MOST_UNMATCHED = 0.25
+"""Share of one end without the other. Up to here these are gaps in the table, and they hold a wait."""
+_SHORTEST = 0.1
+"""Quantile of durations that stands for the transfer alone, where only one end is recorded."""
+
+
+class Messages(NamedTuple):
+    """By row of the table; -1 stands for none."""
+
+    partner: Ints
+    """Row at the other end of the message."""
+    meets: Ints
+    """Row whose arrival this row waits for: its partner, in a rendezvous."""
+    waits_for: Ints
+    """Row of another rank whose end this row waits for."""
+    batch: Ints
+    """Number of the batch that it ends with."""
+    batches: int
+    transfer: Floats
+    """Seconds without the wait; 0 for rows that are no messages."""
+
+
+def match_messages(table: OperationTable, order: Ints) -> Messages:
+    """Match all messages of a table; `order` sorts its rows by step, rank and start."""
+    sends, receives = point_to_point(table)
+    nobody = np.full(len(table), NONE, dtype=np.int64)
+    partner, waits_for = nobody.copy(), nobody.copy()
+    shard = _shards(table)
+    if sends.any() or receives.any():
+        _match(table, order, sends, receives, shard, partner)
+    if len(np.unique(table.stage)) > 1:
+        if not receives.any():
+            _follow_the_pipeline(table, shard, waits_for)
+        elif not sends.any():
+            _receive_what_was_computed(table, order, shard, waits_for)
+    batch = _batches(table, order, sends | receives)
+    matched = partner != NONE
+    buffered = (sends | receives) & (batch.number < 0) & _are_buffered(table, partner, receives, batch.number)
+    meets = np.where(matched & ~buffered, partner, NONE)
+    late = receives & buffered & matched
+    waits_for[late] = partner[late]
+    transfer = _transfers(table, sends | receives, partner, batch)
+    transfer[sends & buffered] = table.duration_seconds[sends & buffered]
+    transfer[receives & buffered & matched] = 0.0  # a receive waits; the transfer is the sender's
+    return Messages(partner, meets, waits_for, batch.number, batch.count, transfer)
+
+
+def _match(
+    table: OperationTable, order: Ints, sends: Bools, receives: Bools, shard: Ints, partner: Ints
+) -> None:
+    """The n-th receive of a channel belongs to the n-th send of it."""
+    forward = _goes_forward(table, order, sends, receives)
+    rows = np.flatnonzero(sends | receives)
+    ahead = np.where(forward[rows], 1, -1)
+    # A message is named by where it arrives.
+    arrives = table.stage[rows] + np.where(sends[rows], ahead, 0)
+    channel = ngroup(*_place(table, shard, rows), arrives, forward[rows].astype(np.int64)).number
+    number = cumcount(channel * 2 + sends[rows], _in_time(order, rows))
+    message = ngroup(channel, number).number
+    _link(rows, message, sends[rows], receives[rows], partner)
+    _link(rows, message, receives[rows], sends[rows], partner)
+
+
+def _link(rows: Ints, message: Ints, given: Bools, asking: Bools, found: Ints) -> None:
+    """Write the given row of each message into `found` at its asking row."""
+    at = np.full(int(message.max()) + 1, NONE, dtype=np.int64)
+    at[message[given]] = rows[given]
+    found[rows[asking]] = at[message[asking]]
+
+
+def _batches(table: OperationTable, order: Ints, messages: Bools) -> Groups:
+    """By row the number of its batch, -1 for none: messages of a rank with one start and one duration."""
+    rows = order[messages[order]]
+    number = np.full(len(table), NONE, dtype=np.int64)
+    if rows.size < 2:
+        return Groups(number, 0)
+    ends = table.start_seconds[rows] + table.duration_seconds[rows]
+    together = (np.diff(table.rank[rows]) == 0) & (np.diff(table.step[rows]) == 0)
+    together &= np.abs(np.diff(table.start_seconds[rows])) <= _CLOCK_SECONDS
+    together &= (np.abs(np.diff(ends)) <= _CLOCK_SECONDS) & (table.duration_seconds[rows][1:] > 0.0)
+    begins = np.r_[True, ~together]
+    which = np.cumsum(begins) - 1
+    several = np.bincount(which)[which] > 1
+    if not several.any():
+        return Groups(number, 0)
+    batch, batches = factorize(which[several])
+    number[rows[several]] = batch
+    return Groups(number, len(batches))
+
+
+def _are_buffered(table: OperationTable, partner: Ints, receives: Bools, batch: Ints) -> bool:
+    """True if receives often begin when their send is over, so that sends do not wait for them."""
+    rows = np.flatnonzero(receives & (partner != NONE) & (batch < 0))
+    rows = rows[batch[partner[rows]] < 0]
+    if rows.size == 0:
+        return False
+    send = partner[rows]
+    over = table.start_seconds[send] + table.duration_seconds[send] + _CLOCK_SECONDS
+    return bool(np.mean(table.start_seconds[rows] > over) > _BUFFERED_SHARE)
+
+
+def _transfers(table: OperationTable, messages: Bools, partner: Ints, batch: Groups) -> Floats:
+    """By row: what the end that came last spends; in a batch, what its longest message takes."""
+    seconds = np.where(messages, table.duration_seconds, 0.0)
+    rows = np.flatnonzero(messages)
+    matched = rows[partner[rows] != NONE]
+    seconds[matched] = np.minimum(seconds[matched], table.duration_seconds[partner[matched]])
+    _without_longer_waits(table, matched, partner, batch, seconds)
+    _of_one_end(table, rows, partner, seconds)
+    inside = np.flatnonzero(batch.number >= 0)
+    if inside.size:
+        of_batch = Groups(batch.number[inside], batch.count)
+        seconds[inside] = group_max(seconds[inside], of_batch)[of_batch.number]
+    return seconds
+
+
+def _without_longer_waits(
+    table: OperationTable, matched: Ints, partner: Ints, batch: Groups, seconds: Floats
+) -> None:
+    """In a ring of batches all wait: a transfer there is no longer than what follows the last arrival."""
+    inside = matched[batch.number[matched] >= 0]
+    if inside.size == 0:
+        return
+    pairs = ngroup(batch.number[inside], table.rank[partner[inside]])
+    peers = group_size(Groups(group_first(batch.number[inside], pairs), batch.count))
+    ring = inside[(peers[batch.number[inside]] > 1) | (peers[batch.number[partner[inside]]] > 1)]
+    if ring.size == 0:
+        return
+    end = table.start_seconds + table.duration_seconds
+    came = np.maximum(table.start_seconds[ring], table.start_seconds[partner[ring]])
+    kind = ngroup(table.operation[ring], table.stage[ring])
+    usual = _low_quantile(seconds[ring], kind)[kind.number]
+    left = np.minimum(end[ring], end[partner[ring]])
+    seconds[ring] = np.minimum(seconds[ring], np.maximum(left - came, usual))
+
+
+def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Floats) -> None:
+    """A message with one end in the table: what messages like it take; it may hold a wait for the other."""
+    alone = partner[rows] == NONE
+    if not alone.any():
+        return
+    kind = ngroup(table.operation[rows], table.stage[rows])
+    usual = group_median(np.where(alone, np.nan, seconds[rows]), kind)
+    few = group_size(Groups(kind.number[alone], kind.count)) <= _MOST_UNMATCHED * group_size(kind)
+    shortest = _low_quantile(seconds[rows], kind)
+    usual = np.where(few & np.isfinite(usual), usual, shortest)[kind.number]
+    seconds[rows[alone]] = np.minimum(seconds[rows[alone]], usual[alone])
+
+
+def _low_quantile(seconds: Floats, groups: Groups) -> Floats:
+    """By group: the value that one in ten of its rows does not exceed."""
+    order = np.lexsort((seconds, groups.number))
+    size = group_size(groups)
+    first = np.cumsum(size) - size
+    lowest: Floats = seconds[order][np.minimum(first + (_SHORTEST * size).astype(np.int64), len(order) - 1)]
+    return lowest
+
+
+def _receive_what_was_computed(table: OperationTable, order: Ints, shard: Ints, waits_for: Ints) -> None:
+    """Without rows of sends: the n-th receive waits for the n-th pass of the stage that sends to it."""
+    receives = np.flatnonzero(point_to_point(table)[1])
+    for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
+        of_pass = np.array([is_pass(name) for name in table.operations], dtype=np.bool_)[table.operation]
+        rows = np.flatnonzero(of_pass & (table.kind == Kind.COMPUTE))
+        asking = receives[of_pass[receives]]
+        if rows.size == 0 or asking.size == 0:
+            continue
+        both = np.r_[rows, asking]
+        gives = np.r_[np.ones(len(rows), dtype=np.bool_), np.zeros(len(asking), dtype=np.bool_)]
+        arrives = table.stage[both] + np.where(gives, ahead, 0)
+        channel = ngroup(table.step[both], table.replica[both], shard[both], arrives).number
+        number = cumcount(channel * 2 + gives, _in_time(order, both))
+        _link(both, ngroup(channel, number).number, gives, ~gives, waits_for)
+
+
+def _follow_the_pipeline(table: OperationTable, shard: Ints, waits_for: Ints) -> None:
+    """Without rows of sends: forward waits for the stage before, backward for the stage behind."""
+    for is_pass, ahead in ((_is_forward, 1), (_is_backward, -1)):
+        of_pass = np.array([is_pass(name) for name in table.operations], dtype=np.bool_)[table.operation]
+        rows = np.flatnonzero((table.kind == Kind.COMPUTE) & of_pass)
+        if rows.size == 0:
+            continue
+        twice = np.r_[rows, rows]
+        receives = np.r_[np.zeros(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)]
+        arrives = table.stage[twice] + np.where(receives, 0, ahead)
+        message = ngroup(*_place(table, shard, twice), arrives).number
+        _link(twice, message, ~receives, receives, waits_for)
+
+
+def _place(table: OperationTable, shard: Ints, rows: Ints) -> tuple[NDArray[np.integer], ...]:
+    """What both ends of a message have in common: step, replica, shard and microbatch."""
+    return table.step[rows], table.replica[rows], shard[rows], table.microbatch[rows]
+
+
+def _shards(table: OperationTable) -> Ints:
+    """By row: position of its rank among the ranks of its replica and stage."""
+    home = ngroup(table.replica, table.stage).number
+    member = ngroup(home, table.rank)
+    return cumcount(group_first(home, member))[member.number]
+
+
+def _in_time(order: Ints, rows: Ints) -> Ints:
+    """Indices that put the rows into the given order of all rows."""
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    return np.argsort(position[rows], kind="stable")
+
+
+def _goes_forward(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> Bools:
+    """By row: the message goes to the next stage. Without a known direction, forward comes first."""
+    direction = _directions(table, order, sends, receives)
+    rows = np.flatnonzero(sends | receives)
+    own = ngroup(table.step[rows], table.rank[rows], table.stage[rows], table.microbatch[rows]).number
+    second = np.zeros(len(table), dtype=np.bool_)
+    second[rows] = cumcount(own * 2 + sends[rows], _in_time(order, rows)) > 0
+    low, high = table.stage.min(), table.stage.max()
+    # The last stage sends only gradients, and the first one receives only gradients.
+    only_back = (sends & (table.stage == high)) | (receives & (table.stage == low))
+    forward: Bools = np.where(direction != _UNKNOWN, direction > 0, ~(second | only_back)).astype(np.bool_)
+    return forward
+
+
+def _directions(table: OperationTable, order: Ints, sends: Bools, receives: Bools) -> NDArray[np.int8]:
+    """By row: 1 forward, -1 backward, 0 where it is unknown; `order` sorts by step, rank and start.
+
+    The name of a message gives its direction, or else its neighbour does: a rank sends what it computed just
+    before, and it computes next with what it receives.
+    """
+    by_name = np.array([_direction_of(name) for name in table.operations], dtype=np.int8)
+    direction = by_name[table.operation]
+    unnamed = (sends | receives) & (direction == _UNKNOWN)
+    if not unnamed.any():
+        return direction
+    known = ((table.kind == Kind.COMPUTE) & (direction != _UNKNOWN))[order]
+    count = len(order)
+    position = np.arange(count)
+    before = np.maximum.accumulate(np.where(known, position, -1))
+    behind = np.minimum.accumulate(np.where(known, position, count)[::-1])[::-1]
+    neighbour = np.where(sends[order], before, behind)
+    there = np.clip(neighbour, 0, count - 1)
+    same = (neighbour == there) & (table.step[order][there] == table.step[order])
+    same &= table.rank[order][there] == table.rank[order]
+    of_neighbour = np.zeros(count, dtype=np.int8)
+    of_neighbour[order] = np.where(same, direction[order][there], _UNKNOWN)
+    return np.where(unnamed, of_neighbour, direction)
+
+
+def _direction_of(name: str) -> int:
+    forward, backward = _is_forward(name), _is_backward(name)
+    return _UNKNOWN if forward == backward else _FORWARD if forward else _BACKWARD
+
+
+def _is_forward(name: str) -> bool:
+    return "forward" in name.lower() or "fwd" in name.lower()
+
+
+def _is_backward(name: str) -> bool:
+    return "backward" in name.lower() or "bwd" in name.lower()
