@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.difficulty import Difficulty, separate
 from rankwatch_diagnosis.straggler.graph.chains import chain, in_order
 from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
 from rankwatch_diagnosis.straggler.graph.collectives import match_communication
@@ -29,6 +31,7 @@ from rankwatch_diagnosis.straggler.group_by import (
     group_sum,
 )
 from rankwatch_diagnosis.straggler.thresholds import Thresholds
+from rankwatch_diagnosis.straggler.visits import Visits, measure_visits
 
 
 class Ideal(NamedTuple):
@@ -86,6 +89,16 @@ class Case:
         self.rank, self.ranks = factorize(table.rank)
         self.step_seconds = self.replay.step_seconds(self.seconds)
         """Replayed, by step."""
+
+    @cached_property
+    def visits(self) -> Visits | None:
+        """Its compute; None where it has none. Raises SparseTableError."""
+        return measure_visits(self.table, least_steps=self.limits.steps)
+
+    @cached_property
+    def difficulty(self) -> Difficulty | None:
+        """What of the compute belongs to microbatches, and what to ranks; None where there is no compute."""
+        return None if self.visits is None else separate(self.visits)
 
     def ideal(self, seconds: Floats) -> Ideal:
         """The rows whose seconds (given for all rows) a cause changes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,13 +28,12 @@ from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers,
 from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks, find_slow_replicas
 from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
 from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_batches
-from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
 from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, price
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
-from rankwatch_diagnosis.straggler.visits import SparseTableError, measure_visits
+from rankwatch_diagnosis.straggler.visits import SparseTableError
 
 _LEAST_RANKS = 2
 _SHARE_OF_WORST = 0.25
@@ -42,16 +42,29 @@ _TURN = 2
 """Shortest windows that a slow rank must last where ranks are late in turn and that costs more."""
 
 
+class Examination(NamedTuple):
+    """A verdict, and what it was found with."""
+
+    verdict: Verdict
+    case: Case | None
+    """The steps that were judged; None where too little is recorded to judge anything."""
+
+
 def diagnose(table: OperationTable) -> Verdict:
     """What slows the run down. Of several causes the one that costs most; `causes` holds all of them."""
+    return examine(table).verdict
+
+
+def examine(table: OperationTable) -> Examination:
+    """The same, with the case for those who look further."""
     if len(table) == 0:
-        return _abstain("no operation of a complete step is recorded")
+        return Examination(_abstain("no operation of a complete step is recorded"), None)
     events = find_events(table)
     usual = table.take(~events.rows) if events.rows.any() else table
-    trend = _judge_trend(usual)
+    trend, case = _judge_trend(usual)
     # What is there after a first, odd step was there before.
     begin = {int(usual.step.min()): int(table.step.min())}
-    return replace(
+    verdict = replace(
         trend,
         first_step=begin.get(trend.first_step, trend.first_step) if trend.first_step is not None else None,
         causes=tuple(
@@ -60,32 +73,32 @@ def diagnose(table: OperationTable) -> Verdict:
         events=events.listed,
         event_seconds=events.lost_seconds,
     )
+    return Examination(verdict, case)
 
 
-def _judge_trend(table: OperationTable) -> Verdict:
+def _judge_trend(table: OperationTable) -> Examination:
     steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
     counts = {"steps": steps, "ranks": ranks, "operations": len(table)}
     if steps < DEFAULT.steps:
-        return _abstain(
-            f"only {steps} of the {DEFAULT.steps} steps that a verdict needs are recorded", counts
-        )
+        why = f"only {steps} of the {DEFAULT.steps} steps that a verdict needs are recorded"
+        return Examination(_abstain(why, counts), None)
     if ranks < _LEAST_RANKS:
-        return _abstain("a single rank has no peer to compare it with", counts)
+        return Examination(_abstain("a single rank has no peer to compare it with", counts), None)
     case = Case(with_stages(table), DEFAULT)
     try:
         found = list(_candidates(case))
     except SparseTableError as error:
-        return _abstain(str(error), counts)
+        return Examination(_abstain(str(error), counts), None)
     if not (table.kind == Kind.COMPUTE).any() and not found:
-        return _abstain("no compute is recorded, such as the phases forward and backward", counts)
-    return _choose(case, found, counts)
+        why = "no compute is recorded, such as the phases forward and backward"
+        return Examination(_abstain(why, counts), case)
+    return Examination(_choose(case, found, counts), case)
 
 
 def _candidates(case: Case) -> Iterator[Candidate]:
     """Every cause that passes its test."""
-    visits = measure_visits(case.table, least_steps=case.limits.steps)
-    if visits is not None:
-        difficulty = separate(visits)
+    visits, difficulty = case.visits, case.difficulty
+    if visits is not None and difficulty is not None:
         ranks, slow_ranks = find_slow_ranks(case, visits, difficulty)
         yield from ranks
         jitter = find_jitter(case, visits, difficulty, slow_ranks)

@@ -87,3 +87,35 @@ def test_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lost.endswith(" s in 1 single step, which the slowdown leaves out")
     assert event.startswith("  step 20: ")
     assert event.endswith(" s in backward on rank 3")
+
+
+def test_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank has a line of at most 80 columns; the named one comes first, with a mark."""
+    path = write(SmallJob(dp=4, pp=2, steps=12).slow_rank(3, 1.3).table(), tmp_path / "t.csv")
+    assert main(["diagnose", "straggler", str(path), "--by-rank"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("rank stage"))
+    assert lines[head].split()[:6] == ["rank", "stage", "repl", "residual", "worst", "steps"]
+    assert lines[head + 1].startswith("! 3 ")
+    assert sorted(int(line[1:].split()[0]) for line in lines[head + 1 : head + 9]) == list(range(8))
+    assert max(map(len, lines[head - 1 :])) <= 80
+
+
+def test_by_rank_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many ranks those at both ends are printed, and how many are left out; JSON has all of them."""
+    path = write(SmallJob(dp=24, steps=8).slow_rank(17, 1.4).table(), tmp_path / "t.csv")
+    assert main(["diagnose", "straggler", str(path), "--by-rank", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("! 17 "))
+    assert "and 16 more in between" in lines[at + 6]
+    assert main(["diagnose", "straggler", "--by-rank", str(path), "--json"]) == 0  # TABLE behind the flag
+    ranks = json.loads(capsys.readouterr().out)["by_rank"]
+    assert (len(ranks), ranks[0]["rank"], ranks[0]["named"]) == (24, 17, True)
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "many"])
+def test_by_rank_of_nonsense(count: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number of ranks that is none is one sentence and status 2."""
+    path = write(SmallJob(steps=4).table(), tmp_path / "t.csv")
+    assert main(["diagnose", "straggler", str(path), f"--by-rank={count}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

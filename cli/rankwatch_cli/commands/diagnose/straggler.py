@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
+from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
+from rankwatch_cli.commands.diagnose.rank_table import rank_lines
 from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.time_report import event_lines
-from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.by_rank import look_by_rank
+from rankwatch_diagnosis.straggler.engine import Examination, examine
 from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
 _MOST_RANKS = 16
 """In the sentence; --json has them all."""
+_RANKS_SHOWN = 16
+"""In the table of --by-rank."""
+_MOST_RANKS_SHOWN = 1_000_000
 _MOST_LINES = 8
 """Of one list in the evidence."""
 
@@ -67,21 +76,52 @@ def main(arguments: Sequence[str]) -> int:
         help="CSV (also .gz), JSONL or Parquet, or a run of this node by its name (default: the newest)",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
-    given = parser.parse_args(arguments)
+    parser.add_argument(
+        "--by-rank",
+        nargs="?",
+        const=str(_RANKS_SHOWN),
+        metavar="N",
+        help="print every rank beside its peers, too: its residual, where its time goes, and what it costs;\n"
+        f"of more than N ranks those at both ends (default {_RANKS_SHOWN}; --json has all)",
+    )
+    given = _with_by_rank(parser.parse_args(arguments))
     path = named_run(given.table, runs_directory(), announce=True)
-    if path.is_dir():
-        found = diagnose(table_of_run(path))
-    else:
-        reading = read_operations(path)
-        found = diagnose(reading.table)
-        if reading.skipped:
-            found = replace(found, evidence={**found.evidence, "skipped_rows": reading.skipped})
+    found, case = _examine(path)
     verdict = as_json(found)
+    by_rank = look_by_rank(case, found) if given.by_rank and case is not None else None
     if given.json:
-        print(json.dumps(verdict, allow_nan=False))
-    else:
-        print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
+        ranks = [] if by_rank is None else [json_value(vars(each)) for each in by_rank.rows]
+        print(json.dumps(verdict | ({"by_rank": ranks} if given.by_rank else {}), allow_nan=False))
+        return 0
+    print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
+    if by_rank is not None:
+        print("\n".join(["", *rank_lines(by_rank, given.by_rank)]))
     return 0
+
+
+def _examine(path: Path) -> Examination:
+    """Of a run's directory, or of a file."""
+    if path.is_dir():
+        return examine(table_of_run(path))
+    reading = read_operations(path)
+    found, case = examine(reading.table)
+    if reading.skipped:
+        found = replace(found, evidence={**found.evidence, "skipped_rows": reading.skipped})
+    return Examination(found, case)
+
+
+def _with_by_rank(given: Namespace) -> Namespace:
+    """The flags with a number of ranks to show (0 for none). TABLE may stand behind a --by-rank without one.
+
+    Raises UserError.
+    """
+    text = given.by_rank
+    if text is not None and not text.isdecimal() and given.table is None:
+        given.table, text = text, str(_RANKS_SHOWN)
+    if text is not None and not (text.isdecimal() and 0 < int(text) <= _MOST_RANKS_SHOWN):
+        raise UserError(f"--by-rank is {text!r}, expected how many ranks to show, such as {_RANKS_SHOWN}")
+    given.by_rank = 0 if text is None else int(text)
+    return given
 
 
 def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:
