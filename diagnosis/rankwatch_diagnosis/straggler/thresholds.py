@@ -31,7 +31,10 @@ class Thresholds:
     transfer_growth: float = 1.3
     """Of a transfer over its own past. Shared fabrics vary by 10 to 20 % from hour to hour."""
     transfer_ratio: float = 2.0
-    """Of a transfer over that of peers: groups of other stages carry other sizes, so it is generous."""
+    """Of a transfer over that of peers, which carry as much."""
+    transfer_ratio_of_stages: float = 4.0
+    """The same where only groups of other stages can be compared: an embedding more than doubles what its
+    stage has to reduce (2.5 times in a real job)."""
     transfer_share: float = 0.2
     """Of the step spent in transfers that nothing hides, where there is neither past nor peer to compare."""
     replay_ratio: float = 1.2

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind
@@ -19,6 +20,7 @@ from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
+    Groups,
     Ints,
     grid,
     group_first,
@@ -48,6 +50,9 @@ class _Links:
     """(step, link): mean transfer, without waits; NaN where a step has none."""
     likeness: Ints
     """By link: links of one number run one operation, over as many ranks, as often in a step."""
+    place: Ints
+    """By link: collectives of one number join ranks of the same stages, and so carry as much; of messages -1,
+    which carry as much on all stages."""
     names: tuple[str, ...]
     rows: Ints
     """Rows of the table that are transfers."""
@@ -143,6 +148,7 @@ def _measure_links(case: Case) -> _Links | None:
     return _Links(
         seconds=group_mean(case.seconds[rows], cells).reshape(len(case.steps), links.count),
         likeness=ngroup(operation, members, per_step).number,
+        place=_places(table.stage[rows], links, carrier[first] == 2),
         names=tuple(
             f"{table.operations[name]} {_carrier(case, kind, index)}"
             for name, kind, index in zip(
@@ -154,6 +160,13 @@ def _measure_links(case: Case) -> _Links | None:
     )
 
 
+def _places(stage: NDArray[np.int32], links: Groups, messages: Bools) -> Ints:
+    seconds = stage.astype(np.float64)
+    lowest, highest = group_min(seconds, links), group_max(seconds, links)
+    joined = ngroup(lowest.astype(np.int64), highest.astype(np.int64)).number
+    return np.where(messages, NONE, joined)
+
+
 def _carrier(case: Case, kind: int, index: int) -> str:
     if kind == 2:
         return f"of rank {int(case.ranks[index])}"
@@ -161,21 +174,34 @@ def _carrier(case: Case, kind: int, index: int) -> str:
 
 
 def _beyond_peers(series: Floats, links: _Links, case: Case, slower: Floats) -> None:
-    """Against the median of links like it in the same step."""
+    """Against the median of links like it in the same step.
+
+    A stage with an embedding has more parameters to reduce, so groups of other stages say less.
+    """
     limits = case.limits
     for each in np.unique(links.likeness):
-        alike = np.flatnonzero(links.likeness == each)
-        if len(alike) < 2:
+        everywhere = np.flatnonzero(links.likeness == each)
+        for place in np.unique(links.place[everywhere]):
+            alike = everywhere[links.place[everywhere] == place]
+            ratio = limits.transfer_ratio
+            if len(alike) < 2:
+                alike, ratio = everywhere, limits.transfer_ratio_of_stages
+            if len(alike) >= 2:
+                own = links.place[alike] == place
+                _beyond(series, alike, own, ratio, limits.steps, slower)
+
+
+def _beyond(series: Floats, alike: Ints, own: Bools, ratio: float, steps: int, slower: Floats) -> None:
+    """Note which of the `own` links exceed the others of those `alike` by the ratio."""
+    excess = series[:, alike] - leave_one_out_median(series[:, alike], axis=1)
+    level = np.log(ratio) / 2.0
+    for index in np.flatnonzero(own & (np.nanmax(excess, axis=0, initial=0.0) > level)).tolist():
+        window = high_stretch(excess[:, index], level, steps)
+        if window is None:
             continue
-        excess = series[:, alike] - leave_one_out_median(series[:, alike], axis=1)
-        level = np.log(limits.transfer_ratio) / 2.0
-        for index in np.flatnonzero(np.nanmax(excess, axis=0, initial=0.0) > level).tolist():
-            window = high_stretch(excess[:, index], level, limits.steps)
-            if window is None:
-                continue
-            typical = float(nan_median(excess[slice(*window), index]))
-            if typical >= np.log(limits.transfer_ratio):
-                slower[slice(*window), alike[index]] = typical
+        typical = float(nan_median(excess[slice(*window), index]))
+        if typical >= np.log(ratio):
+            slower[slice(*window), alike[index]] = typical
 
 
 def _beyond_past(series: Floats, case: Case, slower: Floats) -> None:
