@@ -45,7 +45,10 @@ def _aligned(columns: Sequence[_Column], rows: Sequence[RankRow]) -> list[str]:
 
 def _columns(rows: Sequence[RankRow]) -> list[_Column]:
     """Without those that say nothing in this job."""
-    columns = [_Column("rank", lambda row: f"{'!' if row.named else ' '} {row.rank}")]
+    columns = [
+        _Column("", lambda row: "!" if row.named else ""),
+        _Column("rank", lambda row: str(row.rank)),
+    ]
     if len({row.stage for row in rows}) > 1:
         columns.append(_Column("stage", lambda row: str(row.stage)))
     if len({row.replica for row in rows}) > 1 and any(row.replica != row.rank for row in rows):
