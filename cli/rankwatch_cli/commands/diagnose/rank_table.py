@@ -30,7 +30,7 @@ def rank_lines(found: ByRank, most: int) -> Iterator[str]:
         yield f"  and {len(rows) - len(shown):,} more in between; --json has them all"
     yield from lines[most - bottom :]
     yield "residual: own work beyond the peers' (worst: in these steps); net: transfers;"
-    yield "wait: for other ranks, and pauses; cost: what the run loses through this rank alone"
+    yield "wait: for other ranks, and pauses; cost: lost by the run through this rank alone"
     yield from _notes(rows)
 
 
