@@ -1,0 +1,237 @@
+"""The cases that judge the engine: faults injected into real jobs, and what a verdict on each may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from rankwatch.conventions import Cause
+from rankwatch_diagnosis.operations.table import OperationTable
+
+from .faults import (
+    ChipSpread,
+    Drift,
+    Fault,
+    Jitter,
+    SlowDataLoading,
+    SlowLink,
+    SlowRank,
+    SlowStage,
+    Stall,
+    UnequalBatches,
+)
+from .job import Base, FaultyJob
+from .real_jobs import JOBS, KNOWN, healthy, repaired
+from .variants import VARIANTS
+
+LEAST_COST = 1.01
+"""A fault that costs less may be left out of the head of a verdict."""
+
+_ALSO: Mapping[Cause, frozenset[Cause]] = MappingProxyType(
+    {
+        Cause.NONE: frozenset({Cause.INCONCLUSIVE}),
+        Cause.JITTER: frozenset({Cause.INCONCLUSIVE}),
+    }
+)
+"""What else may be said of a fault of this cause, whatever it costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One table, what was done to it, and what is true of it."""
+
+    name: str
+    job: FaultyJob
+    variant: str = ""
+    may_abstain: bool = False
+    """True if the table does not hold enough to tell."""
+
+    def table(self) -> OperationTable:
+        return VARIANTS[self.variant](self.job.table())
+
+    def acceptable(self) -> frozenset[Cause]:
+        """Causes that the head of the verdict may have."""
+        causes = {fault.cause for fault in self.job.faults} or {Cause.NONE}
+        also = frozenset().union(*(_ALSO.get(cause, frozenset()) for cause in causes))
+        if self.job.slowdown() < LEAST_COST:
+            causes |= {Cause.NONE, Cause.INCONCLUSIVE}
+        return (
+            frozenset(causes) | also | (frozenset({Cause.INCONCLUSIVE}) if self.may_abstain else frozenset())
+        )
+
+    def number_of(self, rank: int) -> int:
+        """What the table calls a rank of the recording: variants renumber ranks."""
+        recorded = sorted(self.job.base.replay.program.stage_of)
+        if self.variant == "gaps":
+            return 8 * recorded.index(rank)
+        return recorded.index(rank) if self.variant == "no gaps" else rank
+
+
+def all_cases() -> list[Case]:
+    """Every case, in a fixed order. Raises OSError where the recorded tables are absent."""
+    return [case for name in JOBS for case in _of_job(name)]
+
+
+def _of_job(name: str) -> Iterator[Case]:
+    base = healthy(name)
+    draw = _Draw(base)
+    seeds = iter(range(10_000))
+
+    def case(label: str, *faults: Fault, on: Sequence[Fault] = ()) -> Case:
+        job = FaultyJob(base=base, faults=faults, conditions=on, seed=next(seeds))
+        return Case(name=f"{name} {label}", job=job)
+
+    for label, faults, conditions in (*_single(draw), *_several(draw), *_with_conditions(draw)):
+        yield case(label, *faults, on=conditions)
+    yield from _as_recorded(name, draw)
+    for label, faults, _ in list(_to_vary(draw)):
+        job = FaultyJob(base=base, faults=faults, seed=next(seeds))
+        yield from (_varied(f"{name} {label}", job, variant) for variant in VARIANTS if variant)
+
+
+_Entry = tuple[str, tuple[Fault, ...], tuple[Fault, ...]]
+
+
+class _Draw:
+    """Ranks, stages and replicas by chance, the same ones each time."""
+
+    def __init__(self, base: Base) -> None:
+        program = base.replay.program
+        self._random = np.random.default_rng(len(program.stage_of))
+        self._ranks = sorted(program.stage_of)
+        self._first = [rank for rank in self._ranks if program.stage_of[rank] == 0]
+        self.stages = max(program.stage_of.values()) + 1
+        self.replicas = max(program.replica_of.values()) + 1
+        works = [base.seconds.work[node] for node in range(len(program.nodes)) if base.replay.own_work(node)]
+        self.usual_seconds = float(np.median(works))
+
+    def ranks(self, count: int) -> list[int]:
+        return [int(rank) for rank in self._random.choice(self._ranks, count, replace=False)]
+
+    def rank(self) -> int:
+        return self.ranks(1)[0]
+
+    def first_stage_rank(self) -> int:
+        return int(self._random.choice(self._first))
+
+    def stage(self) -> int:
+        return int(self._random.integers(self.stages))
+
+    def replica(self) -> int:
+        return int(self._random.integers(self.replicas))
+
+
+def _single(draw: _Draw) -> Iterator[_Entry]:
+    for factor in (1.03, 1.05, 1.08, 1.12, 1.2, 1.3, 1.5, 2.0):
+        yield f"slow rank {factor}", (SlowRank(rank=draw.rank(), factor=factor),), ()
+    for factor in (1.1, 1.3, 1.6):
+        yield (
+            f"slow forward {factor}",
+            (SlowRank(rank=draw.rank(), factor=factor, only="forward"),),
+            (),
+        )
+    for window in ("second half", "a fifth", "every third", "every fifth"):
+        for factor in (1.15, 1.4):
+            fault = SlowRank(rank=draw.rank(), factor=factor, window=window)
+            yield f"slow rank {factor}, {window}", (fault,), ()
+    for factor in (1.1, 1.2, 1.3, 1.5, 1.8):
+        yield f"slow stage {factor}", (SlowStage(stage=draw.stage(), factor=factor),), ()
+    for window in ("second half", "every third"):
+        fault_of_stage = SlowStage(stage=draw.stage(), factor=1.4, window=window)
+        yield f"slow stage 1.4, {window}", (fault_of_stage,), ()
+    for share, every, window in (
+        (0.1, 1, "whole"),
+        (0.3, 1, "whole"),
+        (0.5, 2, "whole"),
+        (1.5, 4, "whole"),
+        (0.5, 1, "every third"),
+    ):
+        stall = Stall(rank=draw.rank(), share=share, every=every, window=window)
+        yield f"stall {share} before each {every}th pass, {window}", (stall,), ()
+    for share in (0.1, 0.3, 1.0):
+        yield f"loading {share}", (SlowDataLoading(rank=draw.first_stage_rank(), share=share),), ()
+    yield from _of_everybody(draw)
+
+
+def _of_everybody(draw: _Draw) -> Iterator[_Entry]:
+    for share in (0.02, 0.1, 0.3):
+        extra = share * draw.usual_seconds
+        stage = int(draw.stage() % (draw.stages - 1))
+        yield (
+            f"slow link {share}",
+            (SlowLink(replica=draw.replica(), stage=stage, extra_seconds=extra),),
+            (),
+        )
+        yield (
+            f"slow transfers of a replica {share}",
+            (SlowLink(replica=draw.replica(), stage=None, extra_seconds=extra),),
+            (),
+        )
+    for sigma in (0.05, 0.1, 0.2, 0.4):
+        yield f"unequal batches {sigma}", (UnequalBatches(sigma=sigma),), ()
+    for factor in (2.0, 4.0):
+        yield f"jitter {factor}", (Jitter(share=0.01, factor=factor),), ()
+
+
+def _several(draw: _Draw) -> Iterator[_Entry]:
+    for windows in (("whole", "second half"), ("second half", "a fifth"), ("whole", "every third")):
+        for factors in ((1.2, 1.3), (1.5, 1.5)):
+            faults = tuple(
+                SlowRank(rank=rank, factor=factor, window=window)
+                for rank, factor, window in zip(draw.ranks(2), factors, windows, strict=True)
+            )
+            yield f"two slow ranks {factors}, {windows}", faults, ()
+    yield (
+        "slow stage 1.3 and slow rank 1.5",
+        (SlowStage(stage=draw.stage(), factor=1.3), SlowRank(rank=draw.rank(), factor=1.5)),
+        (),
+    )
+    yield (
+        "unequal batches 0.1 and slow rank 1.3",
+        (UnequalBatches(sigma=0.1), SlowRank(rank=draw.rank(), factor=1.3)),
+        (),
+    )
+
+
+def _with_conditions(draw: _Draw) -> Iterator[_Entry]:
+    for sigma in (0.01, 0.02, 0.03):
+        spread = (ChipSpread(sigma=sigma),)
+        yield f"spread {sigma}", (), spread
+        yield f"spread {sigma}, again", (), spread
+        for factor in (1.08, 1.12, 1.3):
+            slow = SlowRank(rank=draw.rank(), factor=factor)
+            yield f"spread {sigma}, slow rank {factor}", (slow,), spread
+        heavy = SlowStage(stage=draw.stage(), factor=1.3)
+        yield f"spread {sigma}, slow stage 1.3", (heavy,), spread
+    jitter = (Jitter(share=0.01, factor=2.0),)
+    yield "late operations, slow rank 1.2", (SlowRank(rank=draw.rank(), factor=1.2),), jitter
+    yield "late operations, slow stage 1.4", (SlowStage(stage=draw.stage(), factor=1.4),), jitter
+    for growth in (0.05, 0.2):
+        yield f"drift {growth}", (), (Drift(growth=growth),)
+    yield "drift 0.1, slow rank 1.2", (SlowRank(rank=draw.rank(), factor=1.2),), (Drift(growth=0.1),)
+    yield "healthy", (), ()
+
+
+def _to_vary(draw: _Draw) -> Iterator[_Entry]:
+    yield "slow rank 1.3", (SlowRank(rank=draw.rank(), factor=1.3),), ()
+    yield "slow stage 1.4", (SlowStage(stage=draw.stage(), factor=1.4),), ()
+    yield "healthy", (), ()
+
+
+def _as_recorded(name: str, draw: _Draw) -> Iterator[Case]:
+    base, known = repaired(name), KNOWN[name]
+    for variant in VARIANTS:
+        yield _varied(f"{name} as recorded", FaultyJob(base=base, faults=(known,)), variant)
+    others = sorted(set(base.replay.program.stage_of) - known.slow(base.replay))
+    second = SlowRank(rank=others[draw.stage() + 1], factor=1.6)
+    job = FaultyJob(base=base, faults=(known, second))
+    yield Case(name=f"{name} as recorded and slow rank 1.6", job=job)
+
+
+def _varied(name: str, job: FaultyJob, variant: str) -> Case:
+    little = variant in ("no sends", "no receives", "1 step", "2 steps")
+    label = f"{name}, {variant}" if variant else name
+    return Case(name=label, job=job, variant=variant, may_abstain=little)

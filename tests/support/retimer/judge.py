@@ -1,0 +1,147 @@
+"""What the engine said of a case, and where it was wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankwatch.conventions import Cause
+from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.verdict import Verdict
+
+from .cases import LEAST_COST, Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A case with its verdict."""
+
+    name: str
+    said: str
+    """Cause, ranks or stages of the head."""
+    truth: str
+    true_slowdown: float
+    """Of the faults that the head names; of all where it names none of them."""
+    slowdown: float
+    acceptable: bool
+    innocents: tuple[str, ...]
+    """Ranks and stages that were named and are not at fault."""
+    costly_ranks: int
+    """Faulty ranks that cost at least 1 %."""
+    costly_ranks_found: int
+    seconds: float
+
+    @property
+    def error(self) -> float | None:
+        """Of the slowdown, as a share of the true excess; None where the cause is wrong or costs little."""
+        if not self.acceptable or self.true_slowdown < LEAST_COST or self.said.startswith(_NOTHING):
+            return None
+        return abs(self.slowdown - self.true_slowdown) / (self.true_slowdown - 1.0)
+
+
+_NOTHING = (Cause.NONE.value, Cause.INCONCLUSIVE.value)
+
+
+def judge(case: Case) -> Outcome:
+    """Diagnose the table of a case."""
+    table = case.table()
+    began = time.perf_counter()
+    verdict = diagnose(table)
+    seconds = time.perf_counter() - began
+    listed = causes_of(verdict)
+    replay, faults = case.job.base.replay, case.job.faults
+    guilty = {case.number_of(rank) for fault in faults for rank in fault.ranks(replay)}
+    heavy = {stage for fault in faults for stage in fault.stages(replay)}
+    named = _Named.of([each for each in listed if each.get("certain", True)])
+    costly = _costly_ranks(case)
+    acceptable = verdict.cause in case.acceptable() and _names_right(verdict, guilty, heavy)
+    return Outcome(
+        name=case.name,
+        said=_in_words(verdict.cause, verdict.ranks, verdict.stages),
+        truth=" + ".join(
+            _in_words(
+                fault.cause, sorted(map(case.number_of, fault.ranks(replay))), sorted(fault.stages(replay))
+            )
+            for fault in faults
+        )
+        or "healthy",
+        true_slowdown=case.job.slowdown(_meant(case, verdict)),
+        slowdown=verdict.slowdown,
+        acceptable=acceptable,
+        innocents=named.besides(guilty, heavy),
+        costly_ranks=len(costly),
+        costly_ranks_found=len(costly & _Named.of(listed).ranks),
+        seconds=seconds,
+    )
+
+
+def causes_of(verdict: Verdict) -> list[Mapping[str, Any]]:
+    """The head and every entry of `causes`."""
+    head = {"cause": verdict.cause, "ranks": verdict.ranks, "stages": verdict.stages}
+    return [head, *(_as_mapping(each) for each in getattr(verdict, "causes", ()))]
+
+
+def _as_mapping(entry: object) -> Mapping[str, Any]:
+    return entry if isinstance(entry, Mapping) else {name: getattr(entry, name) for name in _ENTRY}
+
+
+_ENTRY = ("cause", "ranks", "stages", "certain")
+
+
+@dataclass(frozen=True)
+class _Named:
+    ranks: frozenset[int]
+    stages: frozenset[int]
+
+    @classmethod
+    def of(cls, entries: Sequence[Mapping[str, Any]]) -> _Named:
+        return cls(
+            frozenset(int(rank) for each in entries for rank in each["ranks"]),
+            frozenset(int(stage) for each in entries for stage in each["stages"]),
+        )
+
+    def besides(self, ranks: set[int], stages: set[int]) -> tuple[str, ...]:
+        return (
+            *(f"rank {rank}" for rank in sorted(self.ranks - ranks)),
+            *(f"stage {stage}" for stage in sorted(self.stages - stages)),
+        )
+
+
+def _names_right(verdict: Verdict, guilty: set[int], heavy: set[int]) -> bool:
+    """A slow rank must have a name, and no verdict may have a wrong one."""
+    if not set(verdict.ranks) <= guilty or not set(verdict.stages) <= heavy:
+        return False
+    if verdict.cause is Cause.SLOW_RANK:
+        return bool(verdict.ranks)
+    return verdict.cause is not Cause.SLOW_STAGE or bool(verdict.stages)
+
+
+def _meant(case: Case, verdict: Verdict) -> list[int] | None:
+    """Indices of the faults that the head names; None for all."""
+    replay = case.job.base.replay
+    meant = []
+    for index, fault in enumerate(case.job.faults):
+        ranks = set(map(case.number_of, fault.ranks(replay)))
+        of_ranks = not ranks or bool(ranks & set(verdict.ranks)) or verdict.cause is Cause.NETWORK
+        if fault.cause is verdict.cause and of_ranks:
+            meant.append(index)
+    return meant or None
+
+
+def _costly_ranks(case: Case) -> frozenset[int]:
+    """Slow ranks of which each costs at least 1 % by itself."""
+    job = case.job
+    return frozenset(
+        case.number_of(rank)
+        for index, fault in enumerate(job.faults)
+        if fault.cause is Cause.SLOW_RANK and job.slowdown([index]) >= LEAST_COST
+        for rank in fault.ranks(job.base.replay)
+    )
+
+
+def _in_words(cause: Cause, ranks: Sequence[int], stages: Sequence[int]) -> str:
+    who = [f"ranks {','.join(map(str, ranks))}"] * bool(ranks)
+    where = [f"stages {','.join(map(str, stages))}"] * bool(stages)
+    return " ".join([cause.value, *who, *where])
