@@ -14,6 +14,7 @@ import numpy as np
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.straggler.graph.collectives import Communication
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -28,8 +29,6 @@ from rankwatch_diagnosis.straggler.group_by import (
     ngroup,
 )
 
-_SHARED_SECONDS = 2e-3
-"""Clocks whose ends agree better than this are one clock: kernels of one collective end 0.3 ms apart."""
 _MOST_ROUNDS = 64
 """Ranks that are further apart than this many meetings keep their clocks."""
 
@@ -47,7 +46,7 @@ def align_clocks(table: OperationTable, communication: Communication) -> Aligned
     cell = ngroup(table.step, table.rank)
     end = table.start_seconds + table.duration_seconds
     member, instance = _collective_ends(cell, communication)
-    if member.size and _spread(end[member], instance) <= _SHARED_SECONDS:
+    if member.size and _spread(end[member], instance) <= clock_seconds(table):
         return Aligned(table, ngroup(table.step).number)
     offset, clock = _offsets(table, communication, cell, end, member, instance)
     return Aligned(
@@ -130,18 +129,16 @@ class _Pairs(NamedTuple):
 def _message_offsets(
     table: OperationTable, communication: Communication, cell: Groups, end: Floats
 ) -> _Pairs:
-    """A receive never ends before its send, so the smallest lead shows how far clocks differ.
+    """Nobody has a message before it was sent, so the smallest lead shows how far clocks differ.
 
     With messages both ways the truth lies in the middle of the two smallest leads.
     """
-    receives = np.flatnonzero(point_to_point(table)[1] & (communication.partner != NONE))
-    if receives.size == 0:
-        return _Pairs(receives, receives, np.empty(0))
-    sends = communication.partner[receives]
-    source, target = cell.number[sends], cell.number[receives]
+    given, asking, lead = _leads(table, communication, end)
+    if given.size == 0:
+        return _Pairs(given, asking, lead)
+    source, target = cell.number[given], cell.number[asking]
     low, high = np.minimum(source, target), np.maximum(source, target)
     pair = ngroup(low, high)
-    lead = end[receives] - end[sends]
     upwards = source < target
     up = group_min(np.where(upwards, lead, np.inf), pair)
     down = group_min(np.where(upwards, np.inf, lead), pair)
@@ -149,6 +146,16 @@ def _message_offsets(
     ahead = np.where(both, (np.where(both, up, 0.0) - np.where(both, down, 0.0)) / 2.0, 0.0)
     ahead = np.where(both, ahead, np.where(np.isfinite(up), up, -down))
     return _Pairs(group_first(low, pair), group_first(high, pair), ahead)
+
+
+def _leads(table: OperationTable, communication: Communication, end: Floats) -> tuple[Ints, Ints, Floats]:
+    """Rows that give and rows that take, and by how much later the one that takes could go on."""
+    receives = point_to_point(table)[1]
+    named = np.flatnonzero(receives & (communication.partner != NONE))
+    implied = np.flatnonzero((communication.waits_for != NONE) & (communication.partner == NONE))
+    given = np.r_[communication.partner[named], communication.waits_for[implied]]
+    goes_on = np.where(receives[implied], end[implied], table.start_seconds[implied])
+    return given, np.r_[named, implied], np.r_[end[named], goes_on] - end[given]
 
 
 def _from_messages(pairs: _Pairs, offset: Floats, known: Bools, cells: int) -> tuple[Floats, Floats]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
+from rankwatch_diagnosis.straggler.graph.tolerance import clock_seconds
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -79,7 +80,7 @@ def match_messages(table: OperationTable, order: Ints) -> Messages:
     meets = np.where(matched & ~buffered, partner, NONE)
     late = receives & buffered & matched
     waits_for[late] = partner[late]
-    transfer = _transfers(table, sends | receives, partner, batch)
+    transfer = _transfers(table, sends | receives, partner, waits_for, batch)
     transfer[sends & buffered] = table.duration_seconds[sends & buffered]
     transfer[receives & buffered & matched] = 0.0  # a receive waits; the transfer is the sender's
     return Messages(partner, meets, waits_for, batch.number, batch.count, transfer)
@@ -135,17 +136,20 @@ def _are_buffered(table: OperationTable, partner: Ints, receives: Bools, batch: 
     if rows.size == 0:
         return False
     send = partner[rows]
-    over = table.start_seconds[send] + table.duration_seconds[send] + _CLOCK_SECONDS
+    over = table.start_seconds[send] + table.duration_seconds[send] + clock_seconds(table)
     return bool(np.mean(table.start_seconds[rows] > over) > _BUFFERED_SHARE)
 
 
-def _transfers(table: OperationTable, messages: Bools, partner: Ints, batch: Groups) -> Floats:
+def _transfers(
+    table: OperationTable, messages: Bools, partner: Ints, waits_for: Ints, batch: Groups
+) -> Floats:
     """By row: what the end that came last spends; in a batch, what its longest message takes."""
     seconds = np.where(messages, table.duration_seconds, 0.0)
     rows = np.flatnonzero(messages)
     matched = rows[partner[rows] != NONE]
     seconds[matched] = np.minimum(seconds[matched], table.duration_seconds[partner[matched]])
     _without_longer_waits(table, matched, partner, batch, seconds)
+    _after_the_pass(table, rows[(partner == NONE)[rows] & (waits_for != NONE)[rows]], waits_for, seconds)
     _of_one_end(table, rows, partner, seconds)
     inside = np.flatnonzero(batch.number >= 0)
     if inside.size:
@@ -172,6 +176,13 @@ def _without_longer_waits(
     usual = _low_quantile(seconds[ring], kind)[kind.number]
     left = np.minimum(end[ring], end[partner[ring]])
     seconds[ring] = np.minimum(seconds[ring], np.maximum(left - came, usual))
+
+
+def _after_the_pass(table: OperationTable, receives: Ints, waits_for: Ints, seconds: Floats) -> None:
+    """A receive that waits for a pass of another stage takes what is left of it when the pass has ended."""
+    end = table.start_seconds + table.duration_seconds
+    left = end[receives] - np.maximum(table.start_seconds[receives], end[waits_for[receives]])
+    seconds[receives] = np.minimum(seconds[receives], np.maximum(left, 0.0))
 
 
 def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Floats) -> None:

@@ -1,0 +1,21 @@
+"""How far the times of ranks that share a clock may disagree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.group_by import group_max, group_min, ngroup
+
+_SECONDS = 2e-3
+"""Members of one collective leave it 0.3 ms apart in real jobs, and clocks drift by 2 ms in a long step."""
+_SHARE_OF_STEP = 0.01
+"""In a short step 2 ms would be much."""
+
+
+def clock_seconds(table: OperationTable) -> float:
+    """Seconds by which one moment may differ between ranks of one clock."""
+    rank_step = ngroup(table.step, table.rank)
+    end = table.start_seconds + table.duration_seconds
+    spans = group_max(end, rank_step) - group_min(table.start_seconds, rank_step)
+    return min(_SECONDS, _SHARE_OF_STEP * float(np.median(spans))) if len(spans) else _SECONDS
