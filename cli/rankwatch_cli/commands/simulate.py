@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
@@ -17,8 +19,14 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Naming, Plane
 from rankwatch_diagnosis.simulation.shape import JobShape
 
+if TYPE_CHECKING:
+    from rankwatch_diagnosis.simulation.fault import Fault
+    from rankwatch_diagnosis.simulation.job import Job
+
 _SLOWDOWNS = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
 _PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.CHECKPOINT)
+_LEVELS = ("clean", "real")
+_LEFT_OUT = ("sends", "receives", "groups")
 _HANGS = tuple(kind for kind in HangKind if kind is not HangKind.NONE)
 _TABLES = ("csv", "csv.gz", "jsonl", "parquet")
 _DUMPS = ("pickle", "json")
@@ -46,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     for form in forms:
         if form not in (expected := _DUMPS if hangs else _TABLES):
             raise UserError(f"--format is {form!r}, expected {' or '.join(expected)} for fault {given.fault}")
+    if given.level == "real" and (hangs or given.black_boxes is not None):
+        raise UserError("--as real writes tables of operations only, of slowdowns")
     _check_empty(given.output)
     if given.black_boxes is not None:
         _check_empty(given.black_boxes)
@@ -60,12 +70,44 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
     # Only here: the simulation needs NumPy.
     from rankwatch_diagnosis.operations.writing import write_table
     from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
-    from rankwatch_diagnosis.simulation.fault import Fault
-    from rankwatch_diagnosis.simulation.job import Job, simulate
+    from rankwatch_diagnosis.simulation.job import simulate
+
+    job = simulate(_job(given, shape))
+    if given.black_boxes is not None:
+        boxes = partial(write_job_boxes, job.table, shape, given.black_boxes, run=RUN, seed=given.seed)
+        _write(boxes, given.black_boxes)
+    for form in forms:
+        path = given.output / f"operations.{form}"
+        _write(partial(write_table, job.table, path, form), given.output)
+    return job.truth.as_json()
+
+
+def _job(given: Namespace, shape: JobShape) -> Job:
+    from rankwatch_diagnosis.simulation.job import Job
+    from rankwatch_diagnosis.simulation.levels import Level, at_level
     from rankwatch_diagnosis.simulation.workload import Noise
 
+    job = Job(
+        shape=shape,
+        noise=Noise(sigma=given.sigma),
+        fault=_fault(given, shape),
+        more_faults=tuple(map(_also, given.also)),
+        steps=given.steps,
+        seed=given.seed,
+        with_work=given.work,
+    )
+    job = at_level(job, Level(given.level))
+    spread = {"rank_sigma": given.chip_spread, "outlier_probability": given.delayed}
+    known = {name: value for name, value in spread.items() if value is not None}
+    recorder = replace(job.recorder, **dict.fromkeys(given.without, False))
+    return replace(job, noise=replace(job.noise, **known), recorder=recorder)
+
+
+def _fault(given: Namespace, shape: JobShape) -> Fault:
+    from rankwatch_diagnosis.simulation.fault import Fault
+
     cause = Cause(given.fault)
-    fault = Fault(
+    return Fault(
         cause=cause,
         ranks=_ranks(given, shape, needed=cause is Cause.SLOW_RANK),
         phase=SlowPhase(given.phase),
@@ -75,24 +117,40 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
         first_step=given.first_step or 0,
         duration=given.duration,
         period=given.period,
+        share_of_steps=given.share_of_steps,
+        unrecorded=given.unrecorded,
     )
-    job = simulate(
-        Job(
-            shape=shape,
-            noise=Noise(sigma=given.sigma),
-            fault=fault,
-            steps=given.steps,
-            seed=given.seed,
-            with_work=given.work,
-        )
-    )
-    if given.black_boxes is not None:
-        boxes = partial(write_job_boxes, job.table, shape, given.black_boxes, run=RUN, seed=given.seed)
-        _write(boxes, given.black_boxes)
-    for form in forms:
-        path = given.output / f"operations.{form}"
-        _write(partial(write_table, job.table, path, form), given.output)
-    return job.truth.as_json()
+
+
+_ALSO: Mapping[str, Callable[[str], Any]] = MappingProxyType(
+    {
+        "ranks": lambda text: _numbers(text.replace("+", ",")),
+        "phase": SlowPhase,
+        "stage": int,
+        "factor": float,
+        "probability": float,
+        "first_step": int,
+        "duration": int,
+        "period": int,
+        "share_of_steps": float,
+    }
+)
+"""Fields of another fault in the same job, and how they are read."""
+
+
+def _also(text: str) -> Fault:
+    """The fault of `slow_rank,ranks=3+5,factor=1.2`; raises UserError."""
+    from rankwatch_diagnosis.simulation.fault import Fault
+
+    cause, *pairs = text.split(",")
+    try:
+        given = dict(pair.split("=") for pair in pairs)
+        return Fault(cause=Cause(cause), **{name: _ALSO[name](value) for name, value in given.items()})
+    except (KeyError, ValueError, ArgumentTypeError) as error:
+        raise UserError(
+            f"--also is {text!r}, expected a fault such as slow_rank,ranks=3+5,factor=1.2;"
+            f" fields are {', '.join(_ALSO)}"
+        ) from error
 
 
 def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
@@ -195,6 +253,33 @@ def _shape_flags(parser: SentenceParser) -> None:
         "--sigma", type=float, default=0.03, metavar="X", help="log-normal noise of compute (default 0.03)"
     )
     flags.add_argument("--work", action="store_true", help="put work units into the table")
+    flags.add_argument(
+        "--as",
+        dest="level",
+        choices=_LEVELS,
+        default=_LEVELS[0],
+        help="the clean model, or what tables of real jobs have (default clean)",
+    )
+    flags.add_argument(
+        "--chip-spread",
+        type=float,
+        metavar="X",
+        help="how far healthy chips differ (sigma; default 0.004, of a real job 0.01)",
+    )
+    flags.add_argument(
+        "--delayed",
+        type=float,
+        metavar="X",
+        help="share of operations that are delayed (default 0.001, of a real job 0.01)",
+    )
+    flags.add_argument(
+        "--without",
+        action="append",
+        choices=_LEFT_OUT,
+        default=[],
+        metavar="WHAT",
+        help=f"not recorded: {', '.join(_LEFT_OUT)}; can be repeated",
+    )
 
 
 def _fault_flags(parser: SentenceParser) -> None:
@@ -225,6 +310,25 @@ def _fault_flags(parser: SentenceParser) -> None:
     flags.add_argument("--first-step", type=int, metavar="N", help="of the fault (default 0; of a hang 3)")
     flags.add_argument("--duration", type=int, metavar="N", help="in steps (default: to the end)")
     flags.add_argument("--period", type=int, metavar="N", help="steps from one episode to the next")
+    flags.add_argument(
+        "--share-of-steps",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="part of these steps, here and there (default 1)",
+    )
+    flags.add_argument(
+        "--unrecorded",
+        action="store_true",
+        help="of a slow rank, phase other: it is held up where nothing is recorded (--as real)",
+    )
+    flags.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FAULT,FIELD=X",
+        help="another fault of the same job, such as slow_rank,ranks=3+5,factor=1.2; can be repeated",
+    )
 
 
 def _hang_flags(parser: SentenceParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.megatron import STALL
 from rankwatch_diagnosis.simulation.program import Planned, Program, Transfer
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.workload import Draws, Floats, Workload
@@ -40,6 +42,7 @@ def base_seconds(planned: Planned, stage: int, setting: Setting) -> float:
     workload, shape = setting.workload, setting.shape
     backward = workload.backward_factor
     role = workload.role(stage, shape.pipeline_parallel)
+    ring = workload.ring(shape.data_parallel)
     seconds = {
         "forward": workload.forward_seconds * role,
         "backward": workload.forward_seconds * backward * role,
@@ -48,43 +51,60 @@ def base_seconds(planned: Planned, stage: int, setting: Setting) -> float:
         "host_work": workload.host_seconds,
         "send": workload.send_seconds,
         "recv": 0.0,  # the transfer is the sender's
+        "exchange": workload.send_seconds if planned.message is not None else 0.0,
+        "barrier": 0.0,
+        "wait_for_batch": workload.data_seconds,
+        "stall": workload.host_seconds,
+        "gc": workload.host_seconds,
+        "prepare_gradients": workload.prepare_seconds,
+        "params_all_gather": ring / 2.0,  # an all-reduce is a reduce-scatter and an all-gather
+        "grads_reduce_scatter": ring / 2.0,
+        "layernorm_grads_all_reduce": workload.layernorm_seconds,
+        "embedding_grads_all_reduce": workload.embedding_seconds,
+        "norm_all_reduce": workload.norm_seconds,
+        "optimizer_clip_main_grad": workload.clip_seconds,
     }
+    if planned.operation in seconds:
+        return seconds[planned.operation]
     if planned.transfer is Transfer.SHARDS:
         return workload.tensor_seconds * (backward if planned.of == "backward" else 1.0)
-    if planned.transfer is Transfer.REPLICAS:
-        return workload.ring(shape.data_parallel)
-    return workload.norm_seconds if planned.transfer is Transfer.WORLD else seconds[planned.operation]
+    return ring if planned.transfer is Transfer.REPLICAS else workload.norm_seconds
 
 
-def durations(setting: Setting, fault: Fault) -> tuple[Floats, ...]:
+def durations(setting: Setting, *faults: Fault) -> tuple[Floats, ...]:
     """By stage, (step, operation, replica, shard): seconds; of communication, of the transfer."""
-    return tuple(_stage(setting, fault, stage) for stage in range(setting.shape.pipeline_parallel))
+    return tuple(_stage(setting, faults, stage) for stage in range(setting.shape.pipeline_parallel))
 
 
-def difficulty(setting: Setting, fault: Fault) -> Floats:
+def difficulty(setting: Setting, *faults: Fault) -> Floats:
     """(step, replica, microbatch): factor on the compute of each microbatch."""
     steps = len(setting.squared_lengths)
-    unequal = fault.cause is Cause.UNEQUAL_BATCHES
-    share = (fault.factor - 1.0) * fault.active(steps) if unequal else np.zeros(steps)
-    factors: Floats = 1.0 + share[:, None, None] * (setting.squared_lengths - 1.0)
+    factors = np.ones_like(setting.squared_lengths)
+    for fault in faults:
+        if fault.cause is Cause.UNEQUAL_BATCHES:
+            share = (fault.factor - 1.0) * fault.active(steps)
+            factors *= 1.0 + share[:, None, None] * (setting.squared_lengths - 1.0)
     return factors
 
 
-def _stage(setting: Setting, fault: Fault, stage: int) -> Floats:
+def _stage(setting: Setting, faults: Sequence[Fault], stage: int) -> Floats:
     planned = setting.program[stage]
     base = np.array([base_seconds(each, stage, setting) for each in planned])
     seconds: Floats = base[None, :, None, None] * setting.draws.operations[stage]
     computes = np.array([each.kind is Kind.COMPUTE for each in planned])
     seconds[:, computes] *= setting.draws.ranks[:, None, stage]
-    if fault.cause is Cause.UNEQUAL_BATCHES:
+    if any(fault.cause is Cause.UNEQUAL_BATCHES for fault in faults):
         passes = np.flatnonzero([each.operation in _PASSES for each in planned])
         microbatches = [planned[index].microbatch for index in passes]
-        factors = difficulty(setting, fault)[:, :, microbatches]
+        factors = difficulty(setting, *faults)[:, :, microbatches]
         seconds[:, passes] *= factors.transpose(0, 2, 1)[..., None]
-    if fault.cause is Cause.JITTER:
-        _pause(seconds, setting, fault, stage)
-    active = fault.active(len(seconds))
-    seconds[active] *= _factors(setting, fault, stage)[None]
+    for fault in faults:
+        if fault.cause is Cause.JITTER:
+            _pause(seconds, setting, fault, stage)
+        if fault.unrecorded:
+            _stall(seconds, setting, fault, stage)
+            continue
+        seconds[fault.active(len(seconds))] *= _factors(setting, fault, stage)[None]
     return seconds
 
 
@@ -114,12 +134,27 @@ def _slow_down(factors: Floats, operations: list[bool], fault: Fault, shape: Job
             factors[operations, replica, shard] = fault.factor
 
 
+def _stall(seconds: Floats, setting: Setting, fault: Fault, stage: int) -> None:
+    """Hold the ranks up once in each step, between two operations."""
+    stalled = (fault.factor - 1.0) * _compute_seconds(setting, stage) * fault.active(len(seconds))
+    for index, planned in enumerate(setting.program[stage]):
+        for rank in fault.ranks:
+            at, replica, shard = setting.shape.place(rank)
+            if planned.operation == STALL and at == stage:
+                seconds[:, index, replica, shard] += stalled
+
+
+def _compute_seconds(setting: Setting, stage: int) -> float:
+    """Mean seconds of all passes of a step."""
+    passes = [each for each in setting.program[stage] if each.operation in _PASSES]
+    return sum(base_seconds(each, stage, setting) for each in passes)
+
+
 def _pause(seconds: Floats, setting: Setting, fault: Fault, stage: int) -> None:
     """Add pauses as garbage collection, page faults and interrupts cause them, each to one pass of a rank."""
     planned = setting.program[stage]
     passes = np.flatnonzero([each.operation in _PASSES for each in planned])
-    base = sum(base_seconds(planned[index], stage, setting) for index in passes)
-    mean = (fault.factor - 1.0) * base
+    mean = (fault.factor - 1.0) * _compute_seconds(setting, stage)
     pauses = mean * setting.pauses[:, stage] * fault.active(len(seconds))[:, None, None]
     step, replica, shard = np.nonzero(pauses)
     # Any fixed spread over the step's passes would do; this one needs no random numbers of its own.

@@ -1,4 +1,4 @@
-"""What is wrong with a simulated job."""
+"""What is wrong with a simulated job: a fault, and when it is present."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ SIMULATED_PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.
 """Phases of a slow rank that a job can be given: simulated steps save no checkpoints."""
 
 _MOST_FACTOR = 1_000.0
+_GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples modulo 1 are spread evenly and never repeat, so any window holds its share of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class Fault:
     factor: float = 1.2
     """On what the cause slows down: work of ranks, compute of a stage, transfers, data loading of all
     ranks. For `unequal_batches`, factor - 1 is the share of compute that grows with the square of
-    sequence length. For `jitter`, it is the mean pause as a share of a rank's compute in a step."""
+    sequence length. For `jitter`, it is the mean pause as a share of a rank's compute in a step; of an
+    unrecorded fault, the pause in each step."""
     probability: float = 0.05
     """For `jitter`: that a rank pauses in a step."""
     first_step: int = 0
@@ -43,6 +46,11 @@ class Fault:
     """Steps from the start of one episode to the next; None: one episode."""
     active_share: float = 0.5
     """Part of each period in which the fault is active."""
+    share_of_steps: float = 1.0
+    """Part of these steps in which the fault is active, here and there instead of in a row."""
+    unrecorded: bool = False
+    """For `slow_rank` with phase `other`: the rank is held up between two operations, where a production job
+    records nothing."""
 
     def check(self, shape: JobShape, steps: int) -> None:
         """Raises UserError where the fault does not fit the job."""
@@ -59,6 +67,8 @@ class Fault:
             raise UserError(f"fault {self.cause} needs a stage")
         if self.stage is not None and not 0 <= self.stage < shape.pipeline_parallel:
             raise UserError(f"stage is {self.stage}, expected 0 to {shape.pipeline_parallel - 1}")
+        if self.unrecorded and (self.cause, self.phase) != (Cause.SLOW_RANK, SlowPhase.OTHER):
+            raise UserError(f"an unrecorded fault is a {Cause.SLOW_RANK} of phase {SlowPhase.OTHER}")
         if self.cause not in SIMULATED:
             raise UserError(f"fault is {self.cause}, expected one of {', '.join(SIMULATED)}")
 
@@ -73,7 +83,7 @@ class Fault:
             raise UserError(f"duration is {self.duration}, expected at least 1 step")
         if self.period is not None and self.period < 2:
             raise UserError(f"period is {self.period}, expected at least 2 steps")
-        for name in ("probability", "active_share"):
+        for name in ("probability", "active_share", "share_of_steps"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise UserError(f"{name} is {getattr(self, name)}, expected above 0 and at most 1")
 
@@ -87,4 +97,6 @@ class Fault:
             active &= since < self.duration
         if self.period is not None:
             active &= since % self.period < max(1, round(self.active_share * self.period))
+        if self.share_of_steps < 1.0:
+            active &= (_GOLDEN_RATIO * since) % 1.0 < self.share_of_steps
         return active

@@ -1,8 +1,11 @@
-"""A simulated job: its table of operations, and the truth about it."""
+"""A simulated job: its table of operations, and the truth about it.
+
+The default job is a clean model. `levels` gives it what production jobs have.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +15,15 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import Setting, difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
+from rankwatch_diagnosis.simulation.megatron import Megatron
 from rankwatch_diagnosis.simulation.program import plan
+from rankwatch_diagnosis.simulation.recorder import EXACT, OperationRows, Recorder
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.simulation.timeline import OperationRows, Timeline, run_program
+from rankwatch_diagnosis.simulation.timeline import Timeline, run_program
 from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise, Workload, draw, squared_lengths
 
+_MOST_OTHER_ROWS = 16
+"""Of a rank in a step, besides those of its microbatches."""
 MOST_ROWS = 20_000_000
 """Of a table: 1.5 GB of columns, and as much again while they are made."""
 
@@ -29,10 +36,21 @@ class Job:
     workload: Workload = field(default_factory=Workload)
     noise: Noise = field(default_factory=Noise)
     fault: Fault = field(default_factory=Fault)
+    more_faults: tuple[Fault, ...] = ()
+    """In the same run."""
     steps: int = 40
     seed: int = 0
     with_work: bool = False
     """Write units of work on forward and backward: the cost that a trainer can compute beforehand."""
+    megatron: Megatron | None = None
+    """The job runs the step of Megatron; None: that of the clean model."""
+    recorder: Recorder = EXACT
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """All faults that do something."""
+        given = (self.fault, *self.more_faults)
+        return tuple(each for each in given if each.cause is not Cause.NONE)
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit, or the job is too large."""
@@ -40,24 +58,29 @@ class Job:
             raise UserError(f"steps is {self.steps}, expected at least 1")
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}, expected at least 0")
-        self.fault.check(self.shape, self.steps)
+        for fault in (self.fault, *self.more_faults):
+            fault.check(self.shape, self.steps)
+            if fault.unrecorded and self.megatron is None:
+                raise UserError("an unrecorded fault needs a job with pauses, such as a Megatron job")
         # At most 8 operations for each microbatch: forward and backward, each with recv, reduce and send.
-        rows = self.shape.ranks * self.steps * (8 * self.shape.microbatches + 5)
+        rows = self.shape.ranks * self.steps * (8 * self.shape.microbatches + _MOST_OTHER_ROWS)
         if rows > MOST_ROWS:
             raise UserError(f"the job has up to {rows:,} operations, expected at most {MOST_ROWS:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
-    """What a diagnosis of the job ought to say."""
+class TrueCause:
+    """One fault of a job, and what it costs."""
 
     cause: Cause
     phase: SlowPhase | None
     ranks: tuple[int, ...]
+    """The recorded ranks in whose rows it shows."""
     stages: tuple[int, ...]
     first_step: int | None
+    share_of_steps: float
     slowdown: float
-    """Duration of the run over that of the same run, with the same random numbers, without the cause.
+    """Duration of the run over that of the same run, with the same random numbers, without this cause.
 
     Of `jitter` that is a run without any delays: those of a healthy job (`Noise.outlier_probability`) are
     of the same kind as those of the fault, and cannot be told from them.
@@ -65,6 +88,25 @@ class Truth:
     active_slowdown: float
     """The same for the fault alone, over the steps in which it is active."""
     lost_rank_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What a diagnosis of the job ought to say: the costliest cause, and all of them."""
+
+    cause: Cause
+    phase: SlowPhase | None
+    ranks: tuple[int, ...]
+    stages: tuple[int, ...]
+    first_step: int | None
+    slowdown: float
+    """Of the costliest cause, as below."""
+    active_slowdown: float
+    lost_rank_seconds: float
+    slowdown_if_all_fixed: float
+    """Duration of the run over that of the same run without any of the faults."""
+    causes: tuple[TrueCause, ...]
+    """The costliest first."""
 
     def as_json(self) -> dict[str, object]:
         """Ready for json.dumps."""
@@ -82,29 +124,32 @@ class SimulatedJob:
 
 
 def simulate(job: Job) -> SimulatedJob:
-    """Run the job twice, with its fault and without. Raises UserError for a job that cannot be."""
+    """Run the job with its faults, and without each of them. Raises UserError for a job that cannot be."""
     job.check()
     setting = setting_of(job)
-    healthy = replace(job.fault, cause=Cause.NONE)
-    timeline = run_program(job.shape, setting.program, durations(setting, job.fault))
-    ideal = run_program(job.shape, setting.program, durations(setting, healthy))
-    rows = OperationRows(job.shape, setting.program, job.steps)
+    reading = np.random.default_rng(np.random.SeedSequence(job.seed).spawn(4)[3])
+    numbers = job.recorder.step_numbers(job.steps, reading)
+    timeline = run_program(job.shape, setting.program, durations(setting, *job.faults))
+    rows = OperationRows(job.shape, setting.program, numbers, job.recorder)
     # Cost in tokens: what does not grow with length, and attention in proportion to squared lengths.
-    work = CONTEXT_TOKENS * difficulty(setting, job.fault) if job.with_work else None
+    work = CONTEXT_TOKENS * difficulty(setting, *job.faults) if job.with_work else None
+    read = job.recorder.as_read(timeline, reading)
     return SimulatedJob(
-        table=rows.table(timeline, setting.draws.clock_offset_seconds, work),
-        truth=_truth(job, timeline, ideal, _without_cause_seconds(job, setting, ideal)),
+        table=rows.table(read, setting.draws.clock_offset_seconds, work),
+        truth=_truth(job, setting, timeline, numbers),
         step_seconds=np.diff(timeline.step_ends(), prepend=0.0),
     )
 
 
 def setting_of(job: Job) -> Setting:
-    """What both runs share. Each kind of chance has a stream of its own: no fault changes other numbers."""
+    """What all runs share. Each kind of chance has a stream of its own: no fault changes other numbers."""
     seeds = np.random.SeedSequence(job.seed).spawn(3)
     noise, lengths, pausing = (np.random.default_rng(each) for each in seeds)
-    program = plan(job.shape)
+    program = plan(job.shape) if job.megatron is None else job.megatron.plan(job.shape)
     size = (job.steps, job.shape.pipeline_parallel, job.shape.data_parallel, job.shape.tensor_parallel)
-    pauses = pausing.standard_exponential(size) * (pausing.random(size) < job.fault.probability)
+    chances = [each.probability for each in job.faults if each.cause is Cause.JITTER]
+    chance = chances[0] if chances else job.fault.probability
+    pauses = pausing.standard_exponential(size) * (pausing.random(size) < chance)
     return Setting(
         shape=job.shape,
         workload=job.workload,
@@ -115,33 +160,53 @@ def setting_of(job: Job) -> Setting:
     )
 
 
-def _without_cause_seconds(job: Job, setting: Setting, healthy: Timeline) -> float:
-    """Duration of the run without the cause of the fault, including what a healthy job has of it."""
-    if job.fault.cause is not Cause.JITTER:
-        return healthy.run_seconds()
+def _undelayed(setting: Setting) -> Setting:
+    """The same without the delays that a healthy job has."""
     draws = setting.draws
-    undelayed = tuple(
+    operations = tuple(
         delays.taken_out(each) for delays, each in zip(draws.delays, draws.operations, strict=True)
     )
-    quiet = setting._replace(draws=draws._replace(operations=undelayed))
-    return run_program(
-        job.shape, setting.program, durations(quiet, replace(job.fault, cause=Cause.NONE))
-    ).run_seconds()
+    return setting._replace(draws=draws._replace(operations=operations))
 
 
-def _truth(job: Job, timeline: Timeline, ideal: Timeline, without_cause_seconds: float) -> Truth:
-    fault = job.fault
-    active = fault.active(job.steps)
-    seconds = np.diff(timeline.step_ends(), prepend=0.0)
-    ideal_seconds = np.diff(ideal.step_ends(), prepend=0.0)
-    blamed = fault.cause in (Cause.SLOW_RANK, Cause.NETWORK)
+def _truth(job: Job, setting: Setting, timeline: Timeline, numbers: NDArray[np.int64]) -> Truth:
+    causes = [_true_cause(job, fault, setting, timeline, numbers) for fault in job.faults]
+    causes.sort(key=lambda each: each.slowdown, reverse=True)
+    healthy = timeline if not causes else run_program(job.shape, setting.program, durations(setting))
+    first = causes[0] if causes else None
     return Truth(
+        cause=first.cause if first else Cause.NONE,
+        phase=first.phase if first else None,
+        ranks=first.ranks if first else (),
+        stages=first.stages if first else (),
+        first_step=first.first_step if first else None,
+        slowdown=first.slowdown if first else 1.0,
+        active_slowdown=first.active_slowdown if first else 1.0,
+        lost_rank_seconds=first.lost_rank_seconds if first else 0.0,
+        slowdown_if_all_fixed=timeline.run_seconds() / healthy.run_seconds(),
+        causes=tuple(causes),
+    )
+
+
+def _true_cause(
+    job: Job, fault: Fault, setting: Setting, timeline: Timeline, numbers: NDArray[np.int64]
+) -> TrueCause:
+    others = [each for each in job.faults if each is not fault]
+    ideal = run_program(job.shape, setting.program, durations(setting, *others))
+    without = ideal
+    if fault.cause is Cause.JITTER:
+        without = run_program(job.shape, setting.program, durations(_undelayed(setting), *others))
+    active = fault.active(job.steps)
+    seconds, ideal_seconds = (np.diff(each.step_ends(), prepend=0.0)[active] for each in (timeline, ideal))
+    blamed = fault.cause in (Cause.SLOW_RANK, Cause.NETWORK)
+    return TrueCause(
         cause=fault.cause,
         phase=fault.phase if fault.cause is Cause.SLOW_RANK else None,
-        ranks=tuple(sorted(fault.ranks)) if blamed else (),
+        ranks=job.recorder.recorded(job.shape, fault.ranks) if blamed else (),
         stages=(fault.stage,) if fault.cause is Cause.SLOW_STAGE and fault.stage is not None else (),
-        first_step=int(np.argmax(active)) if active.any() else None,
-        slowdown=timeline.run_seconds() / without_cause_seconds,
-        active_slowdown=float(seconds[active].sum() / ideal_seconds[active].sum()) if active.any() else 1.0,
-        lost_rank_seconds=(timeline.run_seconds() - without_cause_seconds) * job.shape.ranks,
+        first_step=int(numbers[np.argmax(active)]) if active.any() else None,
+        share_of_steps=float(active.mean()),
+        slowdown=timeline.run_seconds() / without.run_seconds(),
+        active_slowdown=float(seconds.sum() / ideal_seconds.sum()) if active.any() else 1.0,
+        lost_rank_seconds=(timeline.run_seconds() - without.run_seconds()) * job.shape.ranks,
     )

@@ -1,8 +1,12 @@
-"""The program of a step: the operations of each stage in 1F1B order, as Megatron and torch run them."""
+"""The program of a step: the operations of each stage in 1F1B order, as Megatron and torch run them.
+
+Also the order in which a program can be run, which follows from whom each operation waits for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,11 +22,23 @@ class Transfer(Enum):
     """The tensor-parallel group."""
     REPLICAS = "replicas"
     """The data-parallel group."""
+    STAGE = "stage"
+    """All ranks of the stage."""
+    PIPELINE = "pipeline"
+    """All stages of a replica, with all of their shards."""
+    ENDS = "ends"
+    """The first and the last stage of a replica, which hold the same embedding."""
     WORLD = "world"
     SEND = "send"
     """Hands a message over without waiting."""
     RECEIVE = "receive"
     """Waits for the message."""
+    EXCHANGE = "exchange"
+    """A send and a receive in one batch. A message waits for both of its ends."""
+
+
+ACROSS_STAGES = (Transfer.PIPELINE, Transfer.ENDS, Transfer.WORLD)
+"""Collectives with members on several stages."""
 
 
 class Message(NamedTuple):
@@ -42,8 +58,13 @@ class Planned(NamedTuple):
     transfer: Transfer = Transfer.NONE
     microbatch: int = 0
     message: Message | None = None
+    """What is sent or received; of an exchange, what is sent."""
     of: str = ""
     """The pass that a collective or a message belongs to: forward or backward."""
+    received: Message | None = None
+    """For an exchange."""
+    only_replica: int | None = None
+    """The others do not take part, and go on at once."""
 
 
 Program = tuple[tuple[Planned, ...], ...]
@@ -73,39 +94,60 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Iter
 
 
 def in_order(program: Program) -> list[Turn]:
-    """All operations of a step in an order that can be run: sends before receives, job-wide ones in a row."""
+    """All operations of a step in an order that can be run: none before those that it waits for have begun.
+
+    The turns of a collective across stages follow each other. Raises ValueError for a program that blocks.
+    """
+    waited_for = partners(program)
     position = [0] * len(program)
     sent: set[Message] = set()
     turns: list[Turn] = []
     while any(position[stage] < len(each) for stage, each in enumerate(program)):
         before = len(turns)
         for stage, operations in enumerate(program):
-            position[stage] = _advance(stage, operations, position[stage], sent, turns)
+            while position[stage] < len(operations):
+                turn = Turn(stage, position[stage])
+                planned = operations[turn.operation]
+                others = waited_for.get(turn, ())
+                if planned.transfer is Transfer.RECEIVE and planned.message not in sent:
+                    break
+                if any(position[other.stage] < other.operation for other in others):
+                    break
+                if planned.transfer is Transfer.SEND and planned.message is not None:
+                    sent.add(planned.message)
+                for each in others if planned.transfer in ACROSS_STAGES else (turn,):
+                    turns.append(each)
+                    position[each.stage] += 1
         if len(turns) == before:
-            _pass_world(program, position, turns)
+            raise ValueError(f"the program blocks at operations {position} of its stages")
     return turns
 
 
-def _advance(
-    stage: int, operations: Sequence[Planned], index: int, sent: set[Message], turns: list[Turn]
-) -> int:
-    while index < len(operations):
-        planned = operations[index]
-        if planned.transfer is Transfer.WORLD:
-            break
-        if planned.transfer is Transfer.RECEIVE and planned.message not in sent:
-            break
-        if planned.transfer is Transfer.SEND and planned.message is not None:
-            sent.add(planned.message)
-        turns.append(Turn(stage, index))
-        index += 1
-    return index
+def partners(program: Program) -> Mapping[Turn, tuple[Turn, ...]]:
+    """By operation that waits for other stages: the operations that must have begun.
 
-
-def _pass_world(program: Program, position: list[int], turns: list[Turn]) -> None:
-    for stage in range(len(program)):
-        turns.append(Turn(stage, position[stage]))
-        position[stage] += 1
+    All members of a collective across stages, itself included; the other ends of an exchange's messages.
+    """
+    found: dict[Turn, tuple[Turn, ...]] = {}
+    members: dict[tuple[Transfer, int], list[Turn]] = defaultdict(list)
+    sent: dict[Message, Turn] = {}
+    received: dict[Message, Turn] = {}
+    for stage, operations in enumerate(program):
+        called = dict.fromkeys(ACROSS_STAGES, 0)
+        for index, planned in enumerate(operations):
+            if planned.transfer in ACROSS_STAGES:
+                members[planned.transfer, called[planned.transfer]].append(Turn(stage, index))
+                called[planned.transfer] += 1
+            if planned.transfer is Transfer.EXCHANGE:
+                sent.update({planned.message: Turn(stage, index)} if planned.message else {})
+                received.update({planned.received: Turn(stage, index)} if planned.received else {})
+    for turns in members.values():
+        found.update(dict.fromkeys(turns, tuple(turns)))
+    for message, sender in sent.items():
+        receiver = received[message]
+        found[sender] = (*found.get(sender, ()), receiver)
+        found[receiver] = (*found.get(receiver, ()), sender)
+    return found
 
 
 def _stage(shape: JobShape, stage: int) -> Iterator[Planned]:

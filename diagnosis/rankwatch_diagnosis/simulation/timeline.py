@@ -1,4 +1,4 @@
-"""When each operation of a simulated job starts and ends, and the table of operations that follows.
+"""When each operation of a simulated job starts and ends.
 
 An operation starts when its rank is free and, where it waits for others, goes on when the last of them has
 come:
@@ -12,18 +12,37 @@ the truth does not share the engine's assumptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch_diagnosis.operations.table import OperationTable
-from rankwatch_diagnosis.simulation.program import Message, Planned, Program, Transfer, in_order
+from rankwatch_diagnosis.simulation.program import (
+    Message,
+    Planned,
+    Program,
+    Transfer,
+    Turn,
+    in_order,
+    partners,
+)
 from rankwatch_diagnosis.simulation.shape import JobShape
 
 Floats = NDArray[np.float64]
-_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+_AXES: Mapping[Transfer, tuple[int, ...]] = MappingProxyType(
+    {
+        Transfer.SHARDS: (1,),
+        Transfer.REPLICAS: (0,),
+        Transfer.STAGE: (0, 1),
+        Transfer.PIPELINE: (1,),
+        Transfer.ENDS: (),
+        Transfer.WORLD: (0, 1),
+    }
+)
+"""Axes of (replica, shard) along which the members of a collective lie, on each of its stages."""
 
 
 class Timeline(NamedTuple):
@@ -47,139 +66,78 @@ def run_program(shape: JobShape, program: Program, durations: tuple[Floats, ...]
     starts = tuple(np.empty_like(each) for each in durations)
     ends = tuple(np.empty_like(each) for each in durations)
     free = [np.zeros((shape.data_parallel, shape.tensor_parallel)) for _ in program]
-    turns = in_order(program)
-    for step in range(len(durations[0])):
-        sent: dict[Message, Floats] = {}
-        for stage, index in turns:
-            planned = program[stage][index]
-            starts[stage][step, index] = free[stage]
-            if planned.transfer is Transfer.WORLD:
-                # Turns of WORLD follow each other, so every stage stands at it now.
-                end = max(float(each.max()) for each in free)
-                ends[stage][step, index] = end + _slowest(program, durations, step)
-                if stage == len(program) - 1:
-                    free = [each[step, _world(program[at])] for at, each in enumerate(ends)]
-                continue
-            end_of = _end(planned, free[stage], durations[stage][step, index], sent)
-            ends[stage][step, index] = end_of
-            free[stage] = end_of
+    turns, waited_for = in_order(program), partners(program)
+    for number in range(len(durations[0])):
+        begun, seconds = ([each[number] for each in part] for part in (starts, durations))
+        step = _Step(program, waited_for, begun, seconds)
+        for stage, begin in enumerate(free):
+            step.starts[stage][0] = begin
+        for turn in turns:
+            end = step.end(turn)
+            ends[turn.stage][number, turn.operation] = end
+            if turn.operation + 1 < len(program[turn.stage]):
+                step.starts[turn.stage][turn.operation + 1] = end
+        free = [each[number, -1] for each in ends]
     return Timeline(starts, ends)
 
 
-def _end(planned: Planned, free: Floats, seconds: Floats, sent: dict[Message, Floats]) -> Floats:
-    """(replica, shard): when an operation of a stage ends; the slowest link of a collective sets its end."""
-    transfer = planned.transfer
-    if transfer is Transfer.SHARDS:
-        last = free.max(axis=1, keepdims=True) + seconds.max(axis=1, keepdims=True)
-        return np.broadcast_to(last, free.shape)
-    if transfer is Transfer.REPLICAS:
-        last = free.max(axis=0, keepdims=True) + seconds.max(axis=0, keepdims=True)
-        return np.broadcast_to(last, free.shape)
-    if transfer is Transfer.RECEIVE and planned.message is not None:
-        return np.maximum(free, sent[planned.message])
-    end: Floats = free + seconds
-    if transfer is Transfer.SEND and planned.message is not None:
-        sent[planned.message] = end
-    return end
+class _Step:
+    """One step that runs: who has begun what, and which messages were sent."""
 
+    def __init__(
+        self,
+        program: Program,
+        waited_for: Mapping[Turn, tuple[Turn, ...]],
+        starts: Sequence[Floats],
+        seconds: Sequence[Floats],
+    ) -> None:
+        """By stage: `starts` and `seconds` of shape (operation, replica, shard)."""
+        self._program, self._waited_for = program, waited_for
+        self.starts, self._seconds = starts, seconds
+        self._sent: dict[Message, Floats] = {}
 
-def _world(operations: tuple[Planned, ...]) -> int:
-    return next(index for index, each in enumerate(operations) if each.transfer is Transfer.WORLD)
+    def end(self, turn: Turn) -> Floats:
+        """(replica, shard): when an operation ends that all whom it waits for have begun."""
+        planned = self._program[turn.stage][turn.operation]
+        begin = self.starts[turn.stage][turn.operation]
+        if planned.transfer in _AXES:
+            return self._end_of_collective(turn, planned)
+        if planned.transfer is Transfer.EXCHANGE:
+            return self._end_of_exchange(turn)
+        end: Floats = begin + self._seconds[turn.stage][turn.operation]
+        if planned.transfer is Transfer.RECEIVE and planned.message is not None:
+            end = np.maximum(begin, self._sent[planned.message])
+        if planned.transfer is Transfer.SEND and planned.message is not None:
+            self._sent[planned.message] = end
+        return end
 
+    def _end_of_collective(self, turn: Turn, planned: Planned) -> Floats:
+        """The last member and the slowest link set it."""
+        members = self._waited_for.get(turn, (turn,))
+        axes = _AXES[planned.transfer]
 
-def _slowest(program: Program, durations: tuple[Floats, ...], step: int) -> float:
-    return max(float(durations[at][step, _world(operations)].max()) for at, operations in enumerate(program))
+        def most(values: Sequence[Floats]) -> Floats:
+            of_each = [values[stage][index].max(axis=axes, keepdims=True) for stage, index in members]
+            largest: Floats = np.maximum.reduce(of_each)
+            return largest
 
+        begin = self.starts[turn.stage][turn.operation]
+        end = np.broadcast_to(most(self.starts) + most(self._seconds), begin.shape)
+        if planned.only_replica is None:
+            return end
+        takes_part = np.arange(len(begin))[:, None] == planned.only_replica
+        return np.where(takes_part, end, begin)
 
-class OperationRows:
-    """Builds the columns of a table, stage after stage, and in each by step, operation and rank."""
-
-    def __init__(self, shape: JobShape, program: Program, steps: int) -> None:
-        self._shape, self._program, self._steps = shape, program, steps
-        self.operations = tuple(sorted({each.operation for stage in program for each in stage}))
-        self._group_numbers: dict[str, int] = {"": 0}
-
-    def table(self, timeline: Timeline, clock_offset_seconds: Floats, work: Floats | None) -> OperationTable:
-        """`work` is (step, replica, microbatch), written on forward and backward; None: no work units."""
-        number = {name: index for index, name in enumerate(self.operations)}
-        starts = self._column(lambda stage: timeline.starts[stage])
-        seconds = self._column(lambda stage: timeline.ends[stage] - timeline.starts[stage])
-        rank = self._column(self._ranks)
-        return OperationTable(
-            step=self._column(lambda _: np.arange(self._steps, dtype=np.int64)[:, None, None, None]),
-            rank=rank,
-            operation=self._of_each(lambda each: number[each.operation], np.int32),
-            kind=self._of_each(lambda each: each.kind, np.int8),
-            start_seconds=starts + clock_offset_seconds[rank],
-            duration_seconds=seconds,
-            stage=self._column(lambda stage: np.array(stage, dtype=np.int32)),
-            replica=self._column(lambda _: np.arange(self._shape.data_parallel, dtype=np.int32)[:, None]),
-            microbatch=self._of_each(lambda each: each.microbatch, np.int32),
-            group=self._column(self._groups),
-            work=self._column(lambda stage: self._work(stage, work)),
-            operations=self.operations,
-            groups=tuple(self._group_numbers),
-        )
-
-    def _column(self, of_stage: Callable[[int], NDArray[_Scalar]]) -> NDArray[_Scalar]:
-        """One flat column: values by stage, broadcast to its steps, operations, replicas and shards."""
-        parts = [
-            np.broadcast_to(of_stage(stage), self._size(stage)).ravel() for stage in range(len(self._program))
-        ]
-        return np.concatenate(parts)
-
-    def _of_each(self, value: Callable[[Planned], int], dtype: type[_Scalar]) -> NDArray[_Scalar]:
-        def of_stage(stage: int) -> NDArray[_Scalar]:
-            values = [value(each) for each in self._program[stage]]
-            return np.array(values, dtype=dtype)[None, :, None, None]
-
-        return self._column(of_stage)
-
-    def _size(self, stage: int) -> tuple[int, int, int, int]:
-        shape = self._shape
-        return self._steps, len(self._program[stage]), shape.data_parallel, shape.tensor_parallel
-
-    def _ranks(self, stage: int) -> NDArray[np.int64]:
-        shape = self._shape
-        first = shape.rank(stage, 0, 0)
-        return np.arange(first, first + shape.ranks_per_stage).reshape(
-            shape.data_parallel, shape.tensor_parallel
-        )
-
-    def _groups(self, stage: int) -> NDArray[np.int32]:
-        """Number of the process group, of shape (1, operation, replica, shard)."""
-        planned, shape = self._program[stage], self._shape
-        numbers = np.zeros((1, len(planned), shape.data_parallel, shape.tensor_parallel), dtype=np.int32)
-        for transfer in sorted({each.transfer for each in planned}, key=lambda each: each.value):
-            operations = [index for index, each in enumerate(planned) if each.transfer is transfer]
-            numbers[0, operations] = [
-                [
-                    self._group_number(_group_name(transfer, stage, replica, shard))
-                    for shard in range(shape.tensor_parallel)
-                ]
-                for replica in range(shape.data_parallel)
-            ]
-        return numbers
-
-    def _group_number(self, name: str) -> int:
-        return self._group_numbers.setdefault(name, len(self._group_numbers))
-
-    def _work(self, stage: int, work: Floats | None) -> Floats:
-        planned, shape = self._program[stage], self._shape
-        units = np.full((self._steps, len(planned), shape.data_parallel), np.nan)
-        if work is not None:
-            passes = [at for at, each in enumerate(planned) if each.operation in ("forward", "backward")]
-            microbatches = [planned[index].microbatch for index in passes]
-            units[:, passes] = work[:, :, microbatches].transpose(0, 2, 1)
-        return units[..., None]
-
-
-def _group_name(transfer: Transfer, stage: int, replica: int, shard: int) -> str:
-    return {
-        Transfer.NONE: "",
-        Transfer.SHARDS: f"tp-{stage}-{replica}",
-        Transfer.REPLICAS: f"dp-{stage}-{shard}",
-        Transfer.WORLD: "world",
-        Transfer.SEND: f"pp-{replica}-{shard}",
-        Transfer.RECEIVE: f"pp-{replica}-{shard}",
-    }[transfer]
+    def _end_of_exchange(self, turn: Turn) -> Floats:
+        """When both messages have come. Each takes its sender's transfer, after both of its ends began."""
+        begin = self.starts[turn.stage][turn.operation]
+        end: Floats = begin
+        own = self._program[turn.stage][turn.operation]
+        for stage, index in self._waited_for[turn]:
+            other = self._program[stage][index]
+            both = np.maximum(begin, self.starts[stage][index])
+            if own.message is not None and own.message == other.received:
+                end = np.maximum(end, both + self._seconds[turn.stage][turn.operation])
+            if own.received is not None and own.received == other.message:
+                end = np.maximum(end, both + self._seconds[stage][index])
+        return end

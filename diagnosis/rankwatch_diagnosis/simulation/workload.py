@@ -51,6 +51,14 @@ class Workload:
     """Gradient all-reduce over many replicas; a ring of n takes (n - 1) / n of it."""
     norm_seconds: float = 0.0003
     """Job-wide all-reduce of the gradient norm."""
+    embedding_seconds: float = 0.0015
+    """All-reduce of the embedding's gradients between the first and the last stage, in a Megatron job."""
+    layernorm_seconds: float = 0.0001
+    """All-reduce of the small gradients in a tensor-parallel group, in a Megatron job."""
+    clip_seconds: float = 0.0005
+    """Clipping of the gradients by their norm, in a Megatron job."""
+    prepare_seconds: float = 0.002
+    """Before the gradients are scattered, in a Megatron job: nothing is recorded then."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a negative time and for a job that computes nothing."""

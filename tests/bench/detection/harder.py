@@ -18,8 +18,9 @@ from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
+from rankwatch_diagnosis.simulation.recorder import OperationRows
 from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
-from rankwatch_diagnosis.simulation.timeline import OperationRows, run_program
+from rankwatch_diagnosis.simulation.timeline import run_program
 from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise
 from rankwatch_diagnosis.straggler.engine import diagnose
 
@@ -170,7 +171,7 @@ def _two_causes(
     both = tuple(map(_together, one, two, healthy))
     timeline = run_program(shape, setting.program, both)
     has_work = bool(random.random() < 0.5) if with_work is None else with_work
-    rows = OperationRows(shape, setting.program, job.steps)
+    rows = OperationRows(shape, setting.program, np.arange(job.steps))
     work = CONTEXT_TOKENS * difficulty(setting, other) if has_work else None
     table = rows.table(timeline, setting.draws.clock_offset_seconds, work)
     return HardJob(table, (Cause.SLOW_RANK, other.cause), (rank,))

@@ -64,6 +64,13 @@ def test_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--sigma", "2"], "sigma is 2.0, expected 0 to 1"),
         (["--data-parallel", "0"], "data_parallel is 0, expected at least 1"),
         (["--fault", "bad"], "invalid choice: 'bad'"),
+        (["--also", "slow_stage,stage=x"], "--also is 'slow_stage,stage=x', expected a fault such as"),
+        (["--also", "slow_stage,who=3"], "fields are ranks, phase, stage, factor"),
+        (["--also", "slow_stage"], "fault slow_stage needs a stage"),
+        (["--as", "real", "--fault", "skip"], "--as real writes tables of operations only, of slowdowns"),
+        (["--as", "real", "--black-boxes", "x"], "--as real writes tables of operations only, of slowdowns"),
+        (["--as", "real", "--chip-spread", "2"], "rank_sigma is 2.0, expected 0 to 1"),
+        (["--unrecorded"], "an unrecorded fault is a slow_rank of phase other"),
     ],
 )
 def test_invalid_options(
@@ -96,3 +103,42 @@ def test_slow_stage(tmp_path: Path) -> None:
     job = (str(tmp_path / "job"), "--pipeline-parallel", "2", "--fault", "slow_stage")
     assert rankwatch("simulate", *job).stderr == "rankwatch simulate: fault slow_stage needs a stage\n"
     assert "stage is 2, expected 0 to 1" in rankwatch("simulate", *job, "--stage", "2").stderr
+
+
+def test_real_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two faults at once, in a table as a real job records it, of which a part is left out."""
+    output = tmp_path / "job"
+    shape = ["--data-parallel", "2", "--pipeline-parallel", "2", "--tensor-parallel", "2", "--steps", "6"]
+    faults = [
+        "--fault",
+        "slow_rank",
+        "--ranks",
+        "3",
+        "--factor",
+        "1.5",
+        "--also",
+        "slow_stage,stage=1,factor=1.3",
+    ]
+    flags = ["--as", "real", "--chip-spread", "0.02", "--delayed", "0.02", "--without", "sends"]
+    assert main(["simulate", str(output), *shape, *faults, *flags]) == 0
+    truth = json.loads(capsys.readouterr().out)
+    assert {each["cause"]: (each["ranks"], each["stages"]) for each in truth["causes"]} == {
+        "slow_rank": ([2], []),
+        "slow_stage": ([], [1]),
+    }
+    assert truth["slowdown"] == max(each["slowdown"] for each in truth["causes"])
+    assert truth["slowdown_if_all_fixed"] > truth["slowdown"]
+    table = (output / "operations.csv").read_text()
+    assert "params-all-gather" in table
+    assert "forward-recv" in table
+    assert "forward-send" not in table
+
+
+def test_unrecorded_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a slow rank whose other work grew, here in a part of the steps."""
+    fault = ["--fault", "slow_rank", "--ranks", "1", "--phase", "other", "--factor", "1.5", "--unrecorded"]
+    assert main(["simulate", str(tmp_path / "job"), *fault, "--as", "real", "--share-of-steps", "0.3"]) == 0
+    truth = json.loads(capsys.readouterr().out)
+    assert (truth["cause"], truth["phase"], truth["ranks"]) == ("slow_rank", "other", [1])
+    assert 0.2 < truth["causes"][0]["share_of_steps"] < 0.4
+    assert truth["slowdown"] > 1.05

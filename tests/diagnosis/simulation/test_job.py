@@ -104,6 +104,33 @@ def test_episodes() -> None:
     assert np.unique(clean.step[own]).tolist() == expected
 
 
+def test_share_of_steps() -> None:
+    """About that share of the steps, in the first half as in the second."""
+    fault = Fault(cause=Cause.SLOW_RANK, ranks=(0,), share_of_steps=0.3)
+    active = fault.active(40)
+    assert (active[:20].sum(), active[20:].sum()) == (7, 6)
+    assert np.diff(np.flatnonzero(active)).max() <= 5
+
+
+def test_several_faults() -> None:
+    """Each costs what the run gains without it alone; the costliest is the head of the truth."""
+    faults = (
+        Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=1.1),
+        Fault(cause=Cause.SLOW_RANK, ranks=(9,), factor=1.5),
+        Fault(cause=Cause.SLOW_STAGE, stage=1, factor=1.2),
+    )
+    truth = simulate(replace(CLEAN, fault=faults[0], more_faults=faults[1:])).truth
+    assert [(each.ranks, each.stages) for each in truth.causes] == [((9,), ()), ((), (1,)), ((3,), ())]
+    assert (truth.ranks, truth.slowdown) == ((9,), truth.causes[0].slowdown)
+    seconds = simulate(replace(CLEAN, fault=faults[0], more_faults=faults[1:])).step_seconds.sum()
+    for fault, left in ((faults[0], faults[1:]), (faults[1], (faults[0], faults[2]))):
+        ideal = simulate(replace(CLEAN, fault=left[0], more_faults=left[1:])).step_seconds.sum()
+        cause = next(each for each in truth.causes if each.ranks == fault.ranks)
+        assert cause.slowdown == pytest.approx(seconds / ideal)
+    healthy = simulate(CLEAN).step_seconds.sum()
+    assert truth.slowdown_if_all_fixed == pytest.approx(seconds / healthy)
+
+
 def test_work_units() -> None:
     """Without noise, duration over work is the same for all microbatches of a stage."""
     noise = Noise(
@@ -187,6 +214,8 @@ def test_squared_lengths() -> None:
         (replace(CLEAN, fault=Fault(duration=0)), "duration is 0, expected at least 1 step"),
         (replace(CLEAN, fault=Fault(period=1)), "period is 1, expected at least 2 steps"),
         (replace(CLEAN, fault=Fault(probability=0.0)), "probability is 0.0, expected above 0"),
+        (replace(CLEAN, fault=Fault(share_of_steps=0.0)), "share_of_steps is 0.0, expected above 0"),
+        (replace(CLEAN, more_faults=(Fault(cause=Cause.SLOW_RANK),)), "fault slow_rank needs ranks"),
         (replace(CLEAN, fault=Fault(cause=Cause.INCONCLUSIVE)), "fault is inconclusive"),
         (replace(CLEAN, shape=JobShape(data_parallel=65_536), steps=100), "expected at most 20,000,000"),
     ],
