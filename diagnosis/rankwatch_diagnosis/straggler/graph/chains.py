@@ -14,6 +14,8 @@ _OVERLAP_SHARE = 0.1
 _OVERLAP_SECONDS = 5e-4
 """Part of a row, and seconds, by which the row behind it may begin early and still come after it: timers of a
 device and of its host disagree by 0.14 ms in real jobs. What overlaps for longer goes on at the same time."""
+_DRIFT = 5e-5
+"""Seconds by which two timers of one host part in a second; a row may last half a minute."""
 
 
 def in_order(table: OperationTable) -> Ints:
@@ -31,12 +33,13 @@ def chain(table: OperationTable, order: Ints) -> tuple[Ints, Floats]:
     end = start + seconds
     first = np.r_[True, (rank[1:] != rank[:-1]) | (step[1:] != step[:-1])]
     rounding = _CLOCK_SECONDS + 4.0 * float(np.spacing(np.abs(table.start_seconds).max()))
-    surely_ended = end - np.minimum(_OVERLAP_SHARE * seconds, _OVERLAP_SECONDS)
+    overlap = np.maximum(np.minimum(_OVERLAP_SHARE * seconds, _OVERLAP_SECONDS), _DRIFT * seconds)
+    surely_ended = end - overlap
     before = np.arange(len(order)) - 1
     if not (first[1:] | (start[1:] + rounding >= surely_ended[:-1])).all():
         before = _ended_before(start + rounding, surely_ended, np.cumsum(first) - 1)
     before = np.where(first, NONE, before)
-    pause = np.where(before >= 0, np.maximum(start - end[before], -_OVERLAP_SECONDS), 0.0)
+    pause = np.where(before >= 0, np.maximum(start - end[before], -overlap[before]), 0.0)
     found = np.full(len(order), NONE, dtype=np.int64)
     found[order] = np.where(before >= 0, order[before], NONE)
     pauses = np.zeros(len(order))
