@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,8 @@ _LEAST_SPANS = 4
 """Spans of ranks that wait; with fewer, arrivals explain them by chance."""
 _MOSTLY = 0.95
 """Of the steps in which a member must be there when the last one comes."""
+_UNITS = 3
+"""The job, replicas and stages."""
 
 
 class _Spans(NamedTuple):
@@ -61,12 +64,12 @@ class _Spans(NamedTuple):
 class _Meeting(NamedTuple):
     """A wait of some ranks for each other."""
 
+    unit: int
+    """What they have in common: the job, a replica or a stage; index into `_UNITS`."""
     ranks: Ints
     """Indices of ranks."""
-    last: Floats
-    """(step): when the last one comes."""
     ends: Floats
-    """(step): when the first one leaves."""
+    """(step): when the first one leaves; NaN where not all are there."""
     waits: Bools
     """By rank of `ranks`: it leaves with the others. Those that stay longer wait for somebody else, too."""
 
@@ -89,7 +92,7 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
         at = np.full((len(steps), len(ranks)), NONE, dtype=np.int64)
         at[step[rows], rank[rows]] = rows
         for spans in _spans_of(table, at, before):
-            found = list(_meetings(spans, sets, aligned, step))
+            found = list(_meetings(spans, sets, aligned))
             if found:
                 new.extend(_waits(spans, found, shorter, table, len(new)))
     if not new:
@@ -121,29 +124,30 @@ def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]
         yield _Spans(start, np.where(there, start + table.duration_seconds[at], np.nan), at, inside=True)
 
 
-def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[Ints]:
-    """Ranks that may meet: the job, each replica, each stage; indices of ranks."""
-    of_rank = np.zeros((2, ranks), dtype=np.int64)
-    of_rank[0, rank], of_rank[1, rank] = table.replica, table.stage
-    found = [np.arange(ranks)]
-    for place in of_rank:
+def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[tuple[int, Ints]]:
+    """Ranks that may meet, by unit: the job, each replica, each stage; indices of ranks."""
+    of_rank = np.zeros((_UNITS, ranks), dtype=np.int64)
+    of_rank[1, rank], of_rank[2, rank] = table.replica, table.stage
+    found = [(0, np.arange(ranks))]
+    for unit in range(1, _UNITS):
+        place = of_rank[unit]
         if place.min() != place.max():
-            found.extend(np.flatnonzero(place == each) for each in np.unique(place))
-    return [each for each in found if len(each) > 1]
+            found.extend((unit, np.flatnonzero(place == each)) for each in np.unique(place))
+    return [each for each in found if len(each[1]) > 1]
 
 
-def _meetings(spans: _Spans, sets: list[Ints], aligned: Aligned, step: Ints) -> Iterator[_Meeting]:
+def _meetings(spans: _Spans, sets: list[tuple[int, Ints]], aligned: Aligned) -> Iterator[_Meeting]:
     """Sets whose members wait for each other, from the largest on; what one explains needs no other."""
     explained = np.zeros(spans.arrived.shape[1], dtype=np.bool_)
-    for ranks in sets:
-        meeting = _meeting(spans, ranks, aligned)
+    for unit, ranks in sets:
+        meeting = _meeting(spans, unit, ranks, aligned)
         if meeting is None or not (meeting.waits & ~explained[ranks]).any():
             continue
         explained[ranks[meeting.waits]] = True
         yield meeting
 
 
-def _meeting(spans: _Spans, ranks: Ints, aligned: Aligned) -> _Meeting | None:
+def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meeting | None:
     arrived, left = spans.arrived[:, ranks], spans.left[:, ranks]
     whole = np.asarray((np.isfinite(arrived) & np.isfinite(left)).all(axis=1))
     whole[whole] = _on_one_clock(spans.rows[whole][:, ranks], aligned)
@@ -162,10 +166,9 @@ def _meeting(spans: _Spans, ranks: Ints, aligned: Aligned) -> _Meeting | None:
     waits = _leave_together(early, after)
     if not _one_for_one(early[:, waits], (went - came)[:, waits]):
         return None
-    last, ends = np.full(len(whole), np.nan), np.full(len(whole), np.nan)
-    last[whole] = came.max(axis=1)
-    ends[whole] = np.maximum(last[whole], went[:, waits].min(axis=1))
-    return _Meeting(ranks, last, ends, waits)
+    ends = np.full(len(whole), np.nan)
+    ends[whole] = went[:, waits].min(axis=1)
+    return _Meeting(unit, ranks, ends, waits)
 
 
 def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
@@ -209,16 +212,43 @@ def _waits(
     A rank may wait in several, one after the other: each begins where the one before ended.
     """
     since = spans.arrived.copy()
-    for index, each in enumerate(sorted(meetings, key=lambda one: float(np.nanmedian(one.last)))):
-        rows = spans.rows[:, each.ranks]
-        last, begin = each.last[:, None], since[:, each.ranks]
-        whole = np.isfinite(begin) & np.isfinite(last) & (rows >= 0)
-        seconds = np.maximum(last - begin, 0.0)
+    for index, each in enumerate(_in_turn(spans, meetings)):
+        rows, begin = spans.rows[:, each.ranks], since[:, each.ranks]
+        whole = np.isfinite(each.ends) & np.isfinite(begin).all(axis=1) & (rows >= 0).all(axis=1)
+        begin = begin[whole]
+        seconds = begin.max(axis=1, keepdims=True) - begin
         chosen = rows[whole]
-        yield chosen, np.where(whole, begin, 0.0)[whole], np.where(whole, seconds, 0.0)[whole], number + index
+        yield chosen.ravel(), begin.ravel(), seconds.ravel(), number + index
         if spans.inside:
-            shorter[chosen] = np.maximum(shorter[chosen] - seconds[whole], 0.0)
-        since[:, each.ranks] = np.where(whole, np.maximum(begin, each.ends[:, None]), begin)
+            shorter[chosen] = np.maximum(shorter[chosen] - seconds, 0.0)
+        since[:, each.ranks] = _released(since, each)
+
+
+def _in_turn(spans: _Spans, meetings: list[_Meeting]) -> list[_Meeting]:
+    """The meetings in the order that leaves the least time between a last arrival and the leaving.
+
+    Who is held in one comes late to the next, which then seems to wait for nobody.
+    """
+    orders = [
+        [each for unit in order for each in meetings if each.unit == unit]
+        for order in permutations(sorted({each.unit for each in meetings}))
+    ]
+    return min(orders, key=lambda order: _unexplained(spans, order))
+
+
+def _unexplained(spans: _Spans, meetings: list[_Meeting]) -> float:
+    """Seconds from the last arrival to the leaving, of all meetings; leaving too early counts as much."""
+    since, total = spans.arrived.copy(), 0.0
+    for each in meetings:
+        total += float(np.nansum(np.abs(each.ends - since[:, each.ranks].max(axis=1))))
+        since[:, each.ranks] = _released(since, each)
+    return total
+
+
+def _released(since: Floats, meeting: _Meeting) -> Floats:
+    """(step, rank of the meeting): when each can go on."""
+    begin = since[:, meeting.ranks]
+    return np.fmax(begin, meeting.ends[:, None])
 
 
 def _with_rows(
