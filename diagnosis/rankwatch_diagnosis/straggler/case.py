@@ -63,8 +63,8 @@ class Candidate:
     certain: bool = True
     """False if it is suspected only; what is `inconclusive` or a `last_resort` always is."""
     evidence: Mapping[str, object] = field(default_factory=dict)
-    score: float = np.inf
-    """Standard deviations above noise, which decide how exactly its steps and its size are known."""
+    noise_to_size: float = 0.0
+    """Noise of a single step over the excess, which decides how exactly the steps and the size are known."""
     lasts: int = 0
     """Steps of the longest episode of a rank; 0 where that means nothing."""
     last_resort: bool = False

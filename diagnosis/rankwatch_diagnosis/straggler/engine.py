@@ -9,7 +9,7 @@ these durations gives the price. The verdict is the costliest one, and the list 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.straggler.all_fixed import judge_all_fixed
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.causes.host_work import (
     find_slow_data_loading,
@@ -92,7 +93,7 @@ def _judge_trend(table: OperationTable) -> Examination:
     if not (table.kind == Kind.COMPUTE).any() and not found:
         why = "no compute is recorded, such as the phases forward and backward"
         return Examination(_abstain(why, counts), case)
-    return Examination(_choose(case, found, counts), case)
+    return Examination(_verdict(case, found, counts), case)
 
 
 def _candidates(case: Case) -> Iterator[Candidate]:
@@ -116,20 +117,24 @@ def _candidates(case: Case) -> Iterator[Candidate]:
     yield from (each for test in tests if (each := test(case)) is not None)
 
 
-def _choose(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
+def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
     """The verdict is the first of the causes, unless none of them costs enough."""
     priced = price(case, found)
+    fixed = judge_all_fixed(case)
     facts = {
         **counts,
         "step_seconds": float(np.median(case.step_seconds)),
         "replayed_ratio": case.replayed_ratio(),
+        "slowdown_by_operation": fixed.by_operation,
     }
-    eligible = _eligible(priced, case.limits.least_slowdown)
-    chosen = _worst(eligible, case.limits) if eligible else None
-    # What has only an upper bound as its cost comes behind what has a cost.
-    ordered = sorted(priced, key=lambda each: (each is not chosen, each.candidate.last_resort))
-    causes = tuple(found_cause(case, each) for each in ordered)
-    verdict = Verdict(cause=Cause.NONE, causes=causes, evidence=facts)
+    chosen = _choose(priced, case.limits)
+    firm = chosen is not None and not chosen.candidate.last_resort
+    causes = tuple(
+        found_cause(case, each.as_bound() if firm and each.candidate.last_resort else each)
+        # What has only an upper bound as its cost comes behind what has a cost.
+        for each in sorted(priced, key=lambda each: (each is not chosen, firm and each.candidate.last_resort))
+    )
+    verdict = Verdict(cause=Cause.NONE, causes=causes, slowdown_if_all_fixed=fixed.slowdown, evidence=facts)
     if chosen is None:
         return verdict
     first = causes[0]
@@ -146,12 +151,32 @@ def _choose(case: Case, found: list[Candidate], counts: Mapping[str, object]) ->
     )
 
 
-def _eligible(priced: list[Priced], least_slowdown: float) -> list[Priced]:
+def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
+    """The cause that is the verdict: the costliest; but a rank that can be replaced today goes first.
+
+    Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
+    """
+    eligible = _eligible(priced, limits.least_slowdown)
+    if not eligible:
+        return None
+    worst = max(eligible, key=lambda each: each.slowdown)
+    turn = worst.candidate.cause is Cause.JITTER
+    ranks = [
+        each
+        for each in eligible
+        if _computes_slowly(each) and not (turn and each.candidate.lasts < _TURN * limits.steps)
+    ]
+    least = 1.0 + min(limits.least_slowdown - 1.0, _SHARE_OF_WORST * (worst.slowdown - 1.0))
+    return max(
+        (each for each in ranks if each.slowdown >= least), key=lambda each: each.slowdown, default=worst
+    )
+
+
+def _eligible(priced: Sequence[Priced], least_slowdown: float) -> list[Priced]:
     """Causes that may be the verdict: last resorts only alone, or as data loading far beyond the rest.
 
     A run never exists to wait for data, whereas it has to transfer.
     """
-    priced = [each for each in priced if each.is_priced]
     last = [each for each in priced if each.candidate.last_resort]
     firm = [
         each
@@ -167,27 +192,8 @@ def _eligible(priced: list[Priced], least_slowdown: float) -> list[Priced]:
     return firm + loading if firm else last
 
 
-def _worst(eligible: list[Priced], limits: Thresholds) -> Priced:
-    """The costliest; but a rank that can be replaced today goes before what needs planning.
-
-    Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
-    """
-    worst = max(eligible, key=lambda each: each.slowdown)
-    turn = worst.candidate.cause is Cause.JITTER
-    ranks = [
-        each
-        for each in eligible
-        if _computes_slowly(each) and not (turn and each.candidate.lasts < _TURN * limits.steps)
-    ]
-    if not ranks:
-        return worst
-    rank = max(ranks, key=lambda each: each.slowdown)
-    least = min(limits.least_slowdown - 1.0, _SHARE_OF_WORST * (worst.slowdown - 1.0))
-    return rank if rank.slowdown - 1.0 >= least else worst
-
-
 def _computes_slowly(priced: Priced) -> bool:
-    return priced.candidate.phase is SlowPhase.COMPUTE
+    return priced.is_priced and priced.candidate.phase is SlowPhase.COMPUTE
 
 
 def _abstain(why: str, counts: Mapping[str, object] | None = None) -> Verdict:

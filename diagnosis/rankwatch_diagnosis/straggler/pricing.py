@@ -47,6 +47,11 @@ class Priced(NamedTuple):
         """False for causes beyond the bound on replays."""
         return math.isfinite(self.slowdown)
 
+    def as_bound(self) -> Priced:
+        """Not priced: what was its cost is an upper bound beside causes that explain the same time."""
+        evidence = {**self.candidate.evidence, "slowdown_at_most": self.slowdown}
+        return Priced(replace(self.candidate, evidence=evidence), self.active, math.nan)
+
 
 def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
     """The cost of each cause alone, the highest first; those beyond a bound are not priced and come last."""
@@ -129,11 +134,10 @@ def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
     return _SlowRank(
         candidate,
         size,
-        size / candidate.score,
+        size * candidate.noise_to_size / math.sqrt(max(active.size, 1)),
         first,
         last,
-        # (noise / size)^2 = steps / score^2
-        _EDGE_ERRORS * active.size / candidate.score**2,
+        _EDGE_ERRORS * candidate.noise_to_size**2,
     )
 
 
@@ -156,7 +160,7 @@ def _as_one(group: Sequence[Candidate]) -> Candidate:
     seconds = np.concatenate([each.ideal.seconds for each in group])
     actives = [each.active for each in group if each.active is not None]
     return replace(
-        max(group, key=lambda each: each.score),
+        group[0],
         ideal=Ideal(rows, seconds),
         first_step=min(each.first_step for each in group),
         ranks=tuple(sorted({rank for each in group for rank in each.ranks})),

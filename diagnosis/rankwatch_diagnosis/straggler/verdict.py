@@ -60,6 +60,9 @@ class Verdict:
     """Seconds that the slowdown cost, times the ranks in the table."""
     causes: tuple[FoundCause, ...] = ()
     """All that was found, the verdict first and then by cost; also where the verdict is `none`."""
+    slowdown_if_all_fixed: float | None = None
+    """Step time over the step time in which every operation takes what is usual for its type (S of
+    arXiv 2505.05713); None where no step could be replayed."""
     events: tuple[Mapping[str, object], ...] = ()
     """Single steps that took far longer than the usual ones, the worst first: `step`, `lost_seconds`,
     `step_seconds`, `operation` and `ranks` (those that were late; none where no rank came late)."""

@@ -22,6 +22,8 @@ from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.time_report import event_lines
 from rankwatch_diagnosis.straggler.by_rank import look_by_rank
 from rankwatch_diagnosis.straggler.engine import Examination, examine
+from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, rank_seconds, unjudged_lines
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
@@ -131,9 +133,13 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
         since = "" if found.first_step is None else f", since step {found.first_step}"
         yield (
             f"the run is {_cost(found.slowdown - 1.0)} slower for it{since};"
-            f" {found.lost_rank_seconds:.4g} rank-seconds lost"
+            f" {rank_seconds(found.lost_rank_seconds)} rank-seconds lost"
         )
     yield from map(printable, event_lines(found))
+    yield from filter(None, [fixed_line(found)])
+    for part in (cause_lines(found), unjudged_lines(found)):
+        lines = [printable(line) for line in part]
+        yield from ["", *lines] if lines else []
     yield ""
     evidence = verdict["evidence"]
     assert isinstance(evidence, Mapping)
@@ -142,6 +148,8 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
 
 
 def _sentence(found: Verdict) -> str:
+    if found.cause is Cause.NONE and found.causes:
+        return f"nothing that was found costs the run {DEFAULT.least_slowdown - 1.0:.0%}"
     if found.phase is None:
         return _SENTENCES[found.cause]
     one, several = _SLOW_RANKS[found.phase]

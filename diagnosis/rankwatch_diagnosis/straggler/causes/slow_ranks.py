@@ -63,7 +63,7 @@ def _slow_rank(
         first_step=int(visits.steps[each.first]),
         ranks=(int(visits.ranks[each.column]),),
         lasts=each.end - each.first,
-        score=each.score,
+        noise_to_size=level / each.size,
         evidence={"slow_ranks": [_listed(each, visits)], **noise},
     )
 

@@ -1,0 +1,121 @@
+"""The causes of a slowdown as lines for a person: what each costs, and what could not be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
+
+_COLUMNS = ("who", "what", "steps", "share", "slower", "rank-seconds")
+_LEFT = 3
+"""Columns of words; the others are numbers."""
+_MOST_ROWS = 12
+_MOST_RANKS = 3
+_MOST_SUSPECTS = 6
+_INDENT = "  "
+
+
+def cause_lines(verdict: Verdict) -> Iterator[str]:
+    """The table of all causes that are certain."""
+    certain = [each for each in verdict.causes if each.certain]
+    if certain:
+        yield "causes, and what each of them alone costs:"
+        yield from _table(certain)
+
+
+def unjudged_lines(verdict: Verdict) -> Iterator[str]:
+    """What is suspected only, why there is no verdict, and what was left out."""
+    suspected = [each for each in verdict.causes if not each.certain]
+    if suspected:
+        yield "suspected only:"
+        yield from _table(suspected)
+        for each in suspected[:_MOST_ROWS]:
+            yield from (f"{_INDENT}{each.cause.value}: {line}" for line in _doubts(each))
+    reasons = list(_reasons(verdict))
+    if reasons:
+        yield "not judged:"
+        yield from (f"{_INDENT}{each}" for each in reasons)
+
+
+def rank_seconds(lost: float) -> str:
+    """Seconds times ranks, with four digits."""
+    return f"{lost:,.0f}" if lost >= 1000.0 else f"{lost:.4g}"
+
+
+def fixed_line(verdict: Verdict) -> str:
+    """What all differences together cost; empty where that is nothing."""
+    gain = verdict.slowdown_if_all_fixed
+    if gain is None or gain < 1.0005:
+        return ""
+    held = verdict.evidence.get("slowdown_by_operation")
+    most = next(iter(held.items()), None) if isinstance(held, Mapping) else None
+    where = f", most of it in {most[0]}" if most else ""
+    return f"{gain - 1.0:.1%} slower than the same work spread evenly{where}"
+
+
+def _table(causes: Sequence[FoundCause]) -> Iterator[str]:
+    rows = [_COLUMNS, *map(_row, causes[:_MOST_ROWS])]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(_COLUMNS))]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < _LEFT else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield f"{_INDENT}{'  '.join(cells)}".rstrip()
+    if len(causes) > _MOST_ROWS:
+        yield f"{_INDENT}and {len(causes) - _MOST_ROWS} more; --json shows them"
+
+
+def _row(cause: FoundCause) -> tuple[str, ...]:
+    steps = f"{cause.first_step}-{cause.last_step}"
+    share = f"{cause.share_of_steps:.0%}"
+    if cause.slowdown is None or cause.lost_rank_seconds is None:
+        most = cause.evidence.get("slowdown_at_most")
+        bound = f"<{most - 1.0:.1%}" if isinstance(most, float) else "?"
+        return (_who(cause), cause.cause_and_phase, steps, share, bound, "?")
+    return (
+        _who(cause),
+        cause.cause_and_phase,
+        steps,
+        share,
+        f"{cause.slowdown - 1.0:.1%}",
+        rank_seconds(cause.lost_rank_seconds),
+    )
+
+
+def _who(cause: FoundCause) -> str:
+    for name, found in (("rank", cause.ranks), ("stage", cause.stages)):
+        if found:
+            shown = ", ".join(map(str, found[:_MOST_RANKS]))
+            more = f" and {len(found) - _MOST_RANKS} more" if len(found) > _MOST_RANKS else ""
+            return f"{name}{'s' * (len(found) > 1)} {shown}{more}"
+    return "?" if not cause.certain else "the job"
+
+
+def _doubts(cause: FoundCause) -> Iterator[str]:
+    """Why it is not certain, and whom it may be."""
+    if why := cause.evidence.get("why"):
+        yield str(why)
+    elif cause.evidence.get("slowdown_is_upper_bound"):
+        yield "nothing to compare with, so the cost is an upper bound"
+    suspects = cause.evidence.get("suspected_ranks")
+    if isinstance(suspects, list) and suspects:
+        shown = [f"rank {each['rank']} ({each['slower_by_ratio']:.1%})" for each in suspects[:_MOST_SUSPECTS]]
+        more = f" and {len(suspects) - _MOST_SUSPECTS} more" if len(suspects) > _MOST_SUSPECTS else ""
+        yield f"may be {', '.join(shown)}{more}"
+
+
+def _reasons(verdict: Verdict) -> Iterator[str]:
+    evidence = verdict.evidence
+    if not verdict.causes and (why := evidence.get("why")):
+        yield str(why)
+    unpriced = sum(each.slowdown is None and each.certain for each in verdict.causes)
+    if unpriced:
+        yield f"{unpriced} more causes were found and not priced, those with the least excess"
+    ratio = evidence.get("replayed_ratio")
+    if isinstance(ratio, float) and not 1.0 / DEFAULT.replay_ratio < ratio < DEFAULT.replay_ratio:
+        yield f"the replay gives {ratio:.2f} times the recorded step, so the costs are guesses"
+    skipped = evidence.get("skipped_rows")
+    if isinstance(skipped, Mapping):
+        yield f"rows left out: {', '.join(f'{count} {reason}' for reason, count in skipped.items())}"

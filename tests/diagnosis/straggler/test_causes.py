@@ -1,0 +1,133 @@
+"""All causes of one slowdown: which are separate, in which order, and what each of them costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankwatch.conventions import Cause
+from rankwatch_diagnosis.operations.table import OperationTable
+from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
+from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.pricing import found_cause, price
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
+from support.diagnosis.operations import SmallJob
+
+
+def test_cost_of_each() -> None:
+    """Two ranks of different onset and size are two causes; each costs what the job loses by it alone."""
+    verdict = diagnose(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
+    later, earlier = verdict.causes
+    assert (later.ranks, later.first_step, later.last_step) == ((2,), 20, 39)
+    assert (earlier.ranks, earlier.first_step, earlier.last_step) == ((5,), 4, 17)
+    assert (later.share_of_steps, earlier.share_of_steps) == (0.5, 14 / 40)
+    both = _seconds(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
+    without_later = _seconds(_job().slow_rank(5, 1.3, first=4, end=18).table())
+    without_earlier = _seconds(_job().slow_rank(2, 1.6, first=20).table())
+    _check_cost(later, both, without_later)
+    _check_cost(earlier, both, without_earlier)
+
+
+def test_cost_of_a_rank_behind_a_slower_one() -> None:
+    """Alone it gains little, because the other one is as late. It is listed all the same."""
+    verdict = diagnose(_job().slow_rank(2, 2.0).slow_rank(5, 1.2).table())
+    assert [each.ranks for each in verdict.causes] == [(2,), (5,)]
+    assert verdict.causes[0].slowdown == pytest.approx(_expected(2.0, 1.2), rel=0.03)
+    assert verdict.causes[1].slowdown == pytest.approx(1.0, abs=0.002)
+
+
+def test_ranks_that_throttle_together() -> None:
+    """The ranks of a node that slow down at once are one cause: one of them alone would gain nothing."""
+    job = _job()
+    for rank in (4, 5, 6):
+        job.slow_rank(rank, 1.4, first=10)
+    (cause,) = diagnose(job.table()).causes
+    assert (cause.ranks, cause.first_step) == ((4, 5, 6), 10)
+    assert [each["rank"] for each in _listed(cause)] == [4, 5, 6]
+    _check_cost(cause, _seconds(job.table()), _seconds(_job().table()))
+
+
+def test_head_repeats_the_first() -> None:
+    """The head of the verdict is the first of the causes, with the facts about the table beside it."""
+    verdict = diagnose(_job().slow_rank(2, 1.6, first=20).slow_rank(5, 1.3, first=4, end=18).table())
+    first = verdict.causes[0]
+    for name in ("cause", "phase", "ranks", "stages", "first_step", "slowdown", "lost_rank_seconds"):
+        assert getattr(verdict, name) == getattr(first, name)
+    assert dict(first.evidence).items() <= dict(verdict.evidence).items()
+
+
+def test_causes_under_none() -> None:
+    """What costs less than 1 % is no verdict, but it is listed with its cost."""
+    job = SmallJob(dp=4, pp=2, steps=40, noise=0.005)
+    job.compute[:, :, 1] *= 1.25
+    job.compute[:, :, 0] *= 1.2
+    job.loading[20:] *= 2.0
+    job.loading[:20, 2] *= 3.0
+    verdict = diagnose(job.table())
+    small = [each for each in verdict.causes if each.slowdown is not None and each.slowdown < 1.01]
+    assert verdict.cause is Cause.NONE
+    assert small and verdict.causes == tuple(small)
+    assert all(each.lost_rank_seconds is not None for each in small)
+
+
+def test_suspects_have_no_name() -> None:
+    """Of two ranks neither can be called the odd one: the entry is uncertain, its evidence holds suspects."""
+    job = SmallJob(dp=2, steps=40).slow_rank(1, 1.4)
+    (cause,) = diagnose(job.table()).causes
+    assert (cause.cause, cause.certain, cause.ranks, cause.stages) == (Cause.INCONCLUSIVE, False, (), ())
+    assert [each["rank"] for each in _listed(cause, "suspected_ranks")] == [1]
+
+
+def test_bounds_beside_a_cause() -> None:
+    """An upper bound is no cost: beside a slow rank it comes last, as what it may cost at most."""
+    job = SmallJob(dp=8, steps=40, transfer_seconds=0.05).slow_rank(3, 1.5)
+    *_, last = diagnose(job.table()).causes
+    assert (last.cause, last.certain, last.slowdown) == (Cause.NETWORK, False, None)
+    assert float(str(last.evidence["slowdown_at_most"])) > 1.2
+
+
+def test_more_causes_than_are_priced() -> None:
+    """Those with the least excess stay without a price, and come last."""
+    case = Case(SmallJob(dp=8, steps=8).table(), DEFAULT)
+    rows = np.flatnonzero(case.seconds > 0.0)[:60]
+    causes = [
+        Candidate(
+            cause=Cause.NETWORK,
+            ideal=Ideal(rows[index : index + 1], case.seconds[rows[index : index + 1]] * index / 60.0),
+            first_step=0,
+            evidence={"excess": 1.0 - index / 60.0},
+        )
+        for index in range(60)
+    ]
+    found = [found_cause(case, each) for each in price(case, causes)]
+    prices = [each.slowdown for each in found if each.slowdown is not None]
+    assert len(found) == 60
+    assert 40 <= len(prices) < 60 and prices == sorted(prices, reverse=True)
+    assert all(each.slowdown is None and each.lost_rank_seconds is None for each in found[len(prices) :])
+
+
+def _job() -> SmallJob:
+    return SmallJob(dp=8, steps=40, noise=0.01)
+
+
+def _expected(slow: float, behind: float) -> float:
+    both = _seconds(_job().slow_rank(2, slow).slow_rank(5, behind).table())
+    return both / _seconds(_job().slow_rank(5, behind).table())
+
+
+def _check_cost(cause: FoundCause, seconds: float, without: float) -> None:
+    """Within 5 % of the true excess."""
+    assert cause.slowdown is not None and cause.lost_rank_seconds is not None
+    assert cause.slowdown - 1.0 == pytest.approx(seconds / without - 1.0, rel=0.05)
+    assert cause.lost_rank_seconds == pytest.approx(8 * (seconds - without), rel=0.05)
+
+
+def _listed(cause: FoundCause | Verdict, name: str = "slow_ranks") -> list[dict[str, object]]:
+    listed = cause.evidence[name]
+    assert isinstance(listed, list)
+    return listed
+
+
+def _seconds(table: OperationTable) -> float:
+    return float((table.start_seconds + table.duration_seconds).max())
