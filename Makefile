@@ -75,6 +75,7 @@ bench: setup ## measure: hot path, training slowdown, agent; table and bench-res
 
 bench-detection: setup ## diagnose 500 simulated jobs: precision, recall, delay; SEED_BASE=2 takes others
 	$(BIN)/python -m tests.bench.detection --seed-base $(SEED_BASE)
+	$(BIN)/python -m tests.bench.real_jobs
 	$(BIN)/python -m tests.bench.detection_scale
 	$(BIN)/python -m tests.bench.loss_detection
 

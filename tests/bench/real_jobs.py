@@ -1,7 +1,7 @@
 """`python -m tests.bench.real_jobs`: how often the diagnosis is right on re-timed tables of real jobs.
 
 Needs the recorded tables in ../shared/data. `--list` prints one line for each case; `--only TEXT` takes the
-cases whose name holds the text. Exit status 0 whatever the result is, 1 where the tables are absent.
+cases whose name holds the text. Exit status 0 whatever the result is.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this")
     given = parser.parse_args(arguments)
     if not TABLES.is_dir():
-        print(ABSENT, file=sys.stderr)
-        return 1
+        print(f"nothing measured: {ABSENT}")
+        return 0
     outcomes = [judge(case) for case in all_cases() if given.only in case.name]
     if given.list:
         print("".join(map(_line, outcomes)))

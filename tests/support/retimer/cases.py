@@ -25,11 +25,13 @@ from .faults import (
 )
 from .job import Base, FaultyJob
 from .real_jobs import JOBS, KNOWN, healthy, repaired
-from .variants import VARIANTS
+from .variants import VARIANTS, last_of
 
 LEAST_COST = 1.01
 """A fault that costs less may be left out of the head of a verdict."""
 
+_FEW_PASSES = 40
+"""Of a rank, in all its steps: with fewer a verdict may abstain."""
 _ALSO: Mapping[Cause, frozenset[Cause]] = MappingProxyType(
     {
         Cause.NONE: frozenset({Cause.INCONCLUSIVE}),
@@ -52,11 +54,18 @@ class Case:
     def table(self) -> OperationTable:
         return VARIANTS[self.variant](self.job.table())
 
+    def slowdown(self, of: Sequence[int] | None = None) -> float:
+        """Of the steps in the table: with all faults over without those of these indices; None: all."""
+        last = last_of(self.variant)
+        chosen = frozenset(range(len(self.job.faults)) if of is None else of)
+        without = self.job.step_seconds(chosen)[-last:]
+        return float(self.job.step_seconds()[-last:].sum() / without.sum())
+
     def acceptable(self) -> frozenset[Cause]:
         """Causes that the head of the verdict may have."""
         causes = {fault.cause for fault in self.job.faults} or {Cause.NONE}
         also = frozenset().union(*(_ALSO.get(cause, frozenset()) for cause in causes))
-        if self.job.slowdown() < LEAST_COST:
+        if self.slowdown() < LEAST_COST:
             causes |= {Cause.NONE, Cause.INCONCLUSIVE}
         return (
             frozenset(causes) | also | (frozenset({Cause.INCONCLUSIVE}) if self.may_abstain else frozenset())
@@ -232,6 +241,7 @@ def _as_recorded(name: str, draw: _Draw) -> Iterator[Case]:
 
 
 def _varied(name: str, job: FaultyJob, variant: str) -> Case:
-    little = variant in ("no sends", "no receives", "1 step", "2 steps")
+    few = last_of(variant) * job.base.passes < _FEW_PASSES
+    little = few or variant in ("no sends", "no receives")
     label = f"{name}, {variant}" if variant else name
     return Case(name=label, job=job, variant=variant, may_abstain=little)

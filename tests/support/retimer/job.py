@@ -23,6 +23,12 @@ class Base:
     replay: Replay
     seconds: Seconds
 
+    @property
+    def passes(self) -> int:
+        """Forward and backward passes of a rank in a step."""
+        nodes = self.replay.program.nodes
+        return sum(node.rank == nodes[0].rank and node.microbatch >= 0 for node in nodes)
+
     def run_seconds(self, seconds: Seconds) -> float:
         """All steps together."""
         return float(self.replay.step_seconds(self.replay.run(seconds)).sum())
@@ -68,5 +74,6 @@ class FaultyJob:
         chosen = frozenset(range(len(self.faults)) if of is None else of)
         return self.base.run_seconds(self.seconds()) / self.base.run_seconds(self.seconds(chosen))
 
-    def step_seconds(self) -> Floats:
-        return self.base.replay.step_seconds(self.base.replay.run(self.seconds()))
+    def step_seconds(self, without: frozenset[int] = frozenset()) -> Floats:
+        """(step,): without the faults of these indices."""
+        return self.base.replay.step_seconds(self.base.replay.run(self.seconds(without)))

@@ -55,7 +55,8 @@ def judge(case: Case) -> Outcome:
     guilty = {case.number_of(rank) for fault in faults for rank in fault.ranks(replay)}
     heavy = {stage for fault in faults for stage in fault.stages(replay)}
     named = _Named.of([each for each in listed if each.get("certain", True)])
-    costly = _costly_ranks(case)
+    abstains = case.may_abstain and verdict.cause is Cause.INCONCLUSIVE
+    costly = frozenset[int]() if abstains else _costly_ranks(case)
     acceptable = verdict.cause in case.acceptable() and _names_right(verdict, guilty, heavy)
     return Outcome(
         name=case.name,
@@ -67,7 +68,7 @@ def judge(case: Case) -> Outcome:
             for fault in faults
         )
         or "healthy",
-        true_slowdown=case.job.slowdown(_meant(case, verdict)),
+        true_slowdown=case.slowdown(_meant(case, verdict)),
         slowdown=verdict.slowdown,
         acceptable=acceptable,
         innocents=named.besides(guilty, heavy),
@@ -136,7 +137,7 @@ def _costly_ranks(case: Case) -> frozenset[int]:
     return frozenset(
         case.number_of(rank)
         for index, fault in enumerate(job.faults)
-        if fault.cause is Cause.SLOW_RANK and job.slowdown([index]) >= LEAST_COST
+        if fault.cause is Cause.SLOW_RANK and case.slowdown([index]) >= LEAST_COST
         for rank in fault.ranks(job.base.replay)
     )
 

@@ -68,8 +68,15 @@ VARIANTS: Mapping[str, Callable[[OperationTable], OperationTable]] = MappingProx
         "shuffled": shuffled,
         "gaps": one_of_each_tensor_group,
         "no gaps": numbered_without_gaps,
-        "1 step": last_steps(1),
-        "2 steps": last_steps(2),
-        "4 steps": last_steps(4),
+        **{f"{count} steps": last_steps(count) for count in (1, 2, 4)},
     }
 )
+
+
+def last_of(variant: str) -> int:
+    """How many steps a variant leaves in the table."""
+    count, _, unit = variant.partition(" ")
+    return int(count) if unit == "steps" else _ALL
+
+
+_ALL = 1 << 30

@@ -1,0 +1,80 @@
+"""The engine on tables of real jobs, as recorded and re-timed with faults injected.
+
+`python -m tests.bench.real_jobs --list` judges more than 200 cases; these are one or two of each kind.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from rankwatch.conventions import Cause
+from rankwatch_diagnosis.straggler.engine import diagnose
+from support.retimer.cases import Case, all_cases
+from support.retimer.judge import judge
+from support.retimer.real_jobs import ABSENT, TABLES, real
+
+pytestmark = pytest.mark.skipif(not TABLES.is_dir(), reason=ABSENT)
+
+RIGHT = [
+    "job-a healthy",
+    "job-a healthy, own clocks",
+    "job-a slow rank 1.05",
+    "job-a slow rank 1.5",
+    "job-a slow rank 1.4, second half",
+    "job-a slow stage 1.2",
+    "job-a slow stage 1.8",
+    "job-a slow stage 1.4, own clocks",
+    "job-a two slow ranks (1.2, 1.3), ('whole', 'second half')",
+    "job-a spread 0.01",
+    "job-a spread 0.02, slow rank 1.3",
+    "job-a spread 0.03, slow stage 1.3",
+    "job-a late operations, slow stage 1.4",
+    "job-a drift 0.2",
+    "job-a as recorded, shuffled",
+    "job-a as recorded, gaps",
+    "job-a as recorded and slow rank 1.6",
+    "job-b healthy",
+    "job-b healthy, no groups",
+    "job-b healthy, no receives",
+    "job-b slow stage 1.8",
+    "job-b slow stage 1.4, own clocks",
+    "job-b spread 0.03",
+    "job-b loading 0.3",
+    "job-b slow link 0.3",
+    "job-b slow transfers of a replica 0.1",
+    "job-b jitter 4.0",
+    "job-b as recorded, own clocks",
+    "job-b as recorded, no groups",
+]
+"""Names of cases in which cause, names and cost are right."""
+
+
+@cache
+def cases() -> dict[str, Case]:
+    return {case.name: case for case in all_cases()}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name: str) -> None:
+    """The cause is right, no innocent is named, and the cost is within 5 % of the true excess."""
+    outcome = judge(cases()[name])
+    assert outcome.acceptable, outcome
+    assert outcome.innocents == ()
+    assert outcome.costly_ranks_found == outcome.costly_ranks
+    assert outcome.error is None or outcome.error <= 0.05, outcome
+
+
+def test_slow_rank_of_a_real_job() -> None:
+    """Job a as it was recorded: rank 0 computes 2.4 times as long as its peers, and all ranks wait for it."""
+    verdict = diagnose(real("job-a").table)
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_RANK, (0,), ())
+    assert verdict.slowdown == pytest.approx(2.02, abs=0.05)
+
+
+def test_slow_stage_of_a_real_job() -> None:
+    """Job b as it was recorded: the last stage has the loss, and takes 1.6 times as long as the others."""
+    verdict = diagnose(real("job-b").table)
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_STAGE, (), (3,))
+    assert verdict.slowdown == pytest.approx(1.31, abs=0.03)
