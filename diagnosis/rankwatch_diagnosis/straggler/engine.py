@@ -106,8 +106,8 @@ def _candidates(case: Case) -> Iterator[Candidate]:
         unequal = find_unequal_batches(case, visits, difficulty)
         replica = find_slow_replicas(case, visits, difficulty)
         yield from (each for each in (replica, unequal, jitter) if each is not None)
+    yield from find_slow_stages(case)
     tests = (
-        find_slow_stages,
         find_network,
         find_slow_host_work,
         find_slow_host_work_of_stages,

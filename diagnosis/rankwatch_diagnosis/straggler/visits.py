@@ -96,9 +96,7 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
 
     Runs of fewer than `least_steps` irregular steps are left out.
     """
-    index = np.flatnonzero(
-        (table.kind == Kind.COMPUTE) & (table.duration_seconds > 0.0) & _works_on_microbatches(table)
-    )
+    index = np.flatnonzero(works_on_microbatches(table) & (table.duration_seconds > 0.0))
     if index.size == 0:
         return None
     rank, ranks = factorize(table.rank[index])
@@ -116,14 +114,16 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
     return _visits(table, rows, ranks, steps, least_steps)
 
 
-def _works_on_microbatches(table: OperationTable) -> Bools:
-    """By row: anything but an optimizer, whose time does not depend on a microbatch."""
+def works_on_microbatches(table: OperationTable) -> Bools:
+    """By row: compute other than an optimizer, whose time does not depend on a microbatch."""
+    computes = table.kind == Kind.COMPUTE
     on_data = np.array(["optim" not in name.lower() for name in table.operations], dtype=np.bool_)
     compute = np.zeros(len(table.operations), dtype=np.bool_)
-    compute[np.unique(table.operation[table.kind == Kind.COMPUTE])] = True
+    compute[np.unique(table.operation[computes])] = True
     if not (on_data & compute).any():
         on_data[:] = True
-    return on_data[table.operation]
+    works: Bools = computes & on_data[table.operation]
+    return works
 
 
 def _slots(table: OperationTable, index: Ints) -> Ints:
