@@ -5,7 +5,8 @@ The default job is a clean model. `levels` gives it what production jobs have.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +140,39 @@ def simulate(job: Job) -> SimulatedJob:
         truth=_truth(job, setting, timeline, numbers),
         step_seconds=np.diff(timeline.step_ends(), prepend=0.0),
     )
+
+
+def slowdown_beyond_peers(job: Job, faults: Sequence[Fault]) -> float:
+    """Duration of the run over that of the same run with what these faults strike at the level of its peers.
+
+    No table tells a fault from a chip that was slow before, or from a stage that is heavier by design. So the
+    ranks get chips from the middle of their peers, and the stages no extra work, besides losing the fault.
+    """
+    setting = setting_of(job)
+    kept = [each for each in job.faults if each not in faults]
+    ranks = setting.draws.ranks.copy()
+    for rank in (rank for each in faults for rank in each.ranks):
+        ranks[(slice(None), *job.shape.place(rank))] = 1.0
+    stages = {each.stage for each in faults}
+    plain = {
+        name: 0.0
+        for name, stage in (("first_stage_extra", 0), ("last_stage_extra", job.shape.pipeline_parallel - 1))
+        if stage in stages
+    }
+    draws = setting.draws._replace(ranks=ranks)
+    level = setting._replace(draws=draws, workload=replace(job.workload, **plain))
+    return _seconds(job, setting, job.faults) / _seconds(job, level, kept)
+
+
+def slowdown_of_delays(job: Job) -> float:
+    """Duration of the run over that of the same run without any delay, healthy or not."""
+    setting = setting_of(job)
+    kept = [each for each in job.faults if each.cause is not Cause.JITTER]
+    return _seconds(job, setting, job.faults) / _seconds(job, _undelayed(setting), kept)
+
+
+def _seconds(job: Job, setting: Setting, faults: Sequence[Fault]) -> float:
+    return run_program(job.shape, setting.program, durations(setting, *faults)).run_seconds()
 
 
 def setting_of(job: Job) -> Setting:
