@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "jinja2": ("diagnosis",),
         "msgspec": ("agent", "diagnosis"),
         "opentelemetry": ("agent",),
         "prometheus_client": ("agent",),

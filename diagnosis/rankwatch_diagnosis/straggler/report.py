@@ -31,11 +31,11 @@ def unjudged_lines(verdict: Verdict) -> Iterator[str]:
         yield "suspected only:"
         yield from _table(suspected)
         for each in suspected[:_MOST_ROWS]:
-            yield from (f"{_INDENT}{each.cause.value}: {line}" for line in _doubts(each))
-    reasons = list(_reasons(verdict))
-    if reasons:
+            yield from (f"{_INDENT}{each.cause.value}: {line}" for line in doubts(each))
+    missing = list(reasons(verdict))
+    if missing:
         yield "not judged:"
-        yield from (f"{_INDENT}{each}" for each in reasons)
+        yield from (f"{_INDENT}{each}" for each in missing)
 
 
 def rank_seconds(lost: float) -> str:
@@ -73,9 +73,9 @@ def _row(cause: FoundCause) -> tuple[str, ...]:
     if cause.slowdown is None or cause.lost_rank_seconds is None:
         most = cause.evidence.get("slowdown_at_most")
         bound = f"<{most - 1.0:.1%}" if isinstance(most, float) else "?"
-        return (_who(cause), cause.cause_and_phase, steps, share, bound, "?")
+        return (who(cause), cause.cause_and_phase, steps, share, bound, "?")
     return (
-        _who(cause),
+        who(cause),
         cause.cause_and_phase,
         steps,
         share,
@@ -84,7 +84,8 @@ def _row(cause: FoundCause) -> tuple[str, ...]:
     )
 
 
-def _who(cause: FoundCause) -> str:
+def who(cause: FoundCause) -> str:
+    """Whom a cause names, `the job` where it names nobody, and a question mark where it is not certain."""
     for name, found in (("rank", cause.ranks), ("stage", cause.stages)):
         if found:
             shown = ", ".join(map(str, found[:_MOST_RANKS]))
@@ -93,7 +94,7 @@ def _who(cause: FoundCause) -> str:
     return "?" if not cause.certain else "the job"
 
 
-def _doubts(cause: FoundCause) -> Iterator[str]:
+def doubts(cause: FoundCause) -> Iterator[str]:
     """Why it is not certain, and whom it may be."""
     if why := cause.evidence.get("why"):
         yield str(why)
@@ -106,7 +107,8 @@ def _doubts(cause: FoundCause) -> Iterator[str]:
         yield f"may be {', '.join(shown)}{more}"
 
 
-def _reasons(verdict: Verdict) -> Iterator[str]:
+def reasons(verdict: Verdict) -> Iterator[str]:
+    """Why there is no verdict, or why its costs are guesses, and what was left out."""
     evidence = verdict.evidence
     if not verdict.causes and (why := evidence.get("why")):
         yield str(why)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
@@ -20,48 +19,41 @@ from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.run.time_report import event_lines
-from rankwatch_diagnosis.straggler.by_rank import look_by_rank
+from rankwatch_diagnosis.straggler.by_rank import ByRank, look_by_rank
 from rankwatch_diagnosis.straggler.engine import Examination, examine
-from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, rank_seconds, unjudged_lines
-from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.straggler.report import cause_lines, fixed_line, unjudged_lines
 from rankwatch_diagnosis.straggler.verdict import Verdict, as_json
+from rankwatch_diagnosis.straggler.words import cost_sentence, sentence, whom
 
 _BOLD, _PLAIN = "\033[1m", "\033[0m"
-_MOST_RANKS = 16
-"""In the sentence; --json has them all."""
 _RANKS_SHOWN = 16
 """In the table of --by-rank."""
 _MOST_RANKS_SHOWN = 1_000_000
 _MOST_LINES = 8
 """Of one list in the evidence."""
 
-_SENTENCES: Mapping[Cause, str] = {
-    Cause.SLOW_STAGE: "a pipeline stage holds more work than the others",
-    Cause.UNEQUAL_BATCHES: "microbatches are of unequal size",
-    Cause.DATA_LOADING: "ranks wait long for their batches",
-    Cause.NETWORK: "transfers are slow where nobody is waited for",
-    Cause.JITTER: "ranks are late in turn, none for long",
-    Cause.NONE: "nothing slows the run down",
-    Cause.INCONCLUSIVE: "this table does not show the cause or the rank",
-}
-
-_SLOW_RANKS: Mapping[SlowPhase, tuple[str, str]] = {
-    SlowPhase.COMPUTE: ("computes more slowly than its peers", "compute more slowly than their peers"),
-    SlowPhase.DATA_LOADING: ("waits longer for data than its peers", "wait longer for data than their peers"),
-    SlowPhase.CHECKPOINT: (
-        "takes longer for checkpoints than its peers",
-        "take longer for checkpoints than their peers",
-    ),
-    SlowPhase.OTHER: (
-        "takes longer for other host work than its peers",
-        "take longer for other host work than their peers",
-    ),
-}
-"""What one slow rank does, and what several do."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Diagnose one table; returns 0. Raises UserError where the file cannot be used."""
+    given = _with_by_rank(_parser().parse_args(arguments))
+    path = named_run(given.table, runs_directory(), announce=True)
+    examined = found, case = _examine(path)
+    wanted = case is not None and (given.by_rank or given.html is not None)
+    by_rank = look_by_rank(case, found) if case is not None and wanted else None
+    if given.html is not None:
+        _write_page(examined, by_rank, path.name, given.html)
+    verdict = as_json(found)
+    if given.json:
+        ranks = [] if by_rank is None else [json_value(vars(each)) for each in by_rank.rows]
+        print(json.dumps(verdict | ({"by_rank": ranks} if given.by_rank else {}), allow_nan=False))
+        return 0
+    print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
+    if given.by_rank and by_rank is not None:
+        print("\n".join(["", *rank_lines(by_rank, given.by_rank)]))
+    return 0
+
+
+def _parser() -> SentenceParser:
     parser = SentenceParser(
         prog="rankwatch diagnose straggler",
         description="Name the rank, stage or cause that slows a run down, and what it cost.",
@@ -83,22 +75,17 @@ def main(arguments: Sequence[str]) -> int:
         nargs="?",
         const=str(_RANKS_SHOWN),
         metavar="N",
-        help="print every rank beside its peers, too: its residual, where its time goes, and what it costs;\n"
+        help="print every rank beside its peers, too: its residual, where its time goes, and what it costs; "
         f"of more than N ranks those at both ends (default {_RANKS_SHOWN}; --json has all)",
     )
-    given = _with_by_rank(parser.parse_args(arguments))
-    path = named_run(given.table, runs_directory(), announce=True)
-    found, case = _examine(path)
-    verdict = as_json(found)
-    by_rank = look_by_rank(case, found) if given.by_rank and case is not None else None
-    if given.json:
-        ranks = [] if by_rank is None else [json_value(vars(each)) for each in by_rank.rows]
-        print(json.dumps(verdict | ({"by_rank": ranks} if given.by_rank else {}), allow_nan=False))
-        return 0
-    print("\n".join(_lines(found, verdict, colour=wants_colour(sys.stdout, os.environ))))
-    if by_rank is not None:
-        print("\n".join(["", *rank_lines(by_rank, given.by_rank)]))
-    return 0
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page to look at: a heat map of ranks and steps, the critical path of the worst step, "
+        "the causes with their costs; it is one file and loads nothing",
+    )
+    return parser
 
 
 def _examine(path: Path) -> Examination:
@@ -110,6 +97,17 @@ def _examine(path: Path) -> Examination:
     if reading.skipped:
         found = replace(found, evidence={**found.evidence, "skipped_rows": reading.skipped})
     return Examination(found, case)
+
+
+def _write_page(examined: Examination, by_rank: ByRank | None, subject: str, file: Path) -> None:
+    # Only here: nothing else needs the template library.
+    from rankwatch_diagnosis.straggler.page.html import page
+
+    try:
+        file.write_text(page(examined, by_rank, subject), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"could not write {file}: {error.strerror or error}") from error
+    print(f"page: {printable(str(file))}", file=sys.stderr)
 
 
 def _with_by_rank(given: Namespace) -> Namespace:
@@ -127,14 +125,10 @@ def _with_by_rank(given: Namespace) -> Namespace:
 
 
 def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> Iterator[str]:
-    first = f"{found.cause.value}: {_who(found)}{_sentence(found)}"
+    named = whom(found)
+    first = f"{found.cause.value}: {f'{named}: ' if named else ''}{sentence(found)}"
     yield f"{_BOLD}{first}{_PLAIN}" if colour else first
-    if found.slowdown > 1.0:
-        since = "" if found.first_step is None else f", since step {found.first_step}"
-        yield (
-            f"the run is {_cost(found.slowdown - 1.0)} slower for it{since};"
-            f" {rank_seconds(found.lost_rank_seconds)} rank-seconds lost"
-        )
+    yield from filter(None, [cost_sentence(found)])
     yield from map(printable, event_lines(found))
     yield from filter(None, [fixed_line(found)])
     for part in (cause_lines(found), unjudged_lines(found)):
@@ -145,29 +139,6 @@ def _lines(found: Verdict, verdict: Mapping[str, object], *, colour: bool) -> It
     assert isinstance(evidence, Mapping)
     for name, value in evidence.items():
         yield from map(printable, _evidence(name, value))
-
-
-def _sentence(found: Verdict) -> str:
-    if found.cause is Cause.NONE and found.causes:
-        return f"nothing that was found costs the run {DEFAULT.least_slowdown - 1.0:.0%}"
-    if found.phase is None:
-        return _SENTENCES[found.cause]
-    one, several = _SLOW_RANKS[found.phase]
-    return one if len(found.ranks) == 1 else several
-
-
-def _cost(ratio: float) -> str:
-    return f"{ratio:.1%}" if ratio >= 0.0005 else "less than 0.1%"
-
-
-def _who(found: Verdict) -> str:
-    if found.ranks:
-        shown = ", ".join(str(each) for each in found.ranks[:_MOST_RANKS])
-        more = len(found.ranks) - _MOST_RANKS
-        return f"rank{'s' * (len(found.ranks) > 1)} {shown}{f' and {more} more' if more > 0 else ''}: "
-    if found.stages:
-        return f"stage{'s' * (len(found.stages) > 1)} {', '.join(str(each) for each in found.stages)}: "
-    return ""
 
 
 def _evidence(name: str, value: object) -> Iterator[str]:

@@ -37,19 +37,20 @@ class Replay:
 
     def __init__(self, table: OperationTable) -> None:
         order = in_order(table)
-        self._before, recorded = chain(table, order)
-        follows = self._before >= 0
+        self.before, recorded = chain(table, order)
+        """By row: the row of its rank that it comes after, or -1."""
+        follows = self.before >= 0
         step, steps = factorize(table.step)
         self._steps = Groups(step, len(steps))
         self.communication = match_communication(table, order)
         self.pauses = _pauses(recorded, follows, table, self.communication)
         """By row: seconds between the row before it and its arrival, without waits for others; a
         little less than 0 where clocks let the two overlap."""
-        rows, cyclic = _levels(self._before, self.communication)
+        rows, cyclic = _levels(self.before, self.communication)
         if cyclic:  # members were inferred wrongly: fall back on the groups of the table
             self.communication = match_communication(table, order, infer_members=False)
             self.pauses = _pauses(recorded, follows, table, self.communication)
-            rows, _ = _levels(self._before, self.communication)
+            rows, _ = _levels(self.before, self.communication)
         self._levels = [
             _Level(
                 each,
@@ -68,10 +69,14 @@ class Replay:
 
         `pauses` are seconds by row, too; without them the recorded ones.
         """
+        return np.maximum(group_max(self.row_ends(seconds, pauses), self._steps), 0.0)
+
+    def row_ends(self, seconds: Floats, pauses: Floats | None = None) -> Floats:
+        """By row: when it ends, in seconds since its step began."""
         pause = self.pauses if pauses is None else pauses
         # One more element than rows, so that row -1 is a row that ended at 0.
         ends = np.zeros(len(seconds) + 1)
-        before, waits_for, meets = self._before, self.communication.waits_for, self.communication.meets
+        before, waits_for, meets = self.before, self.communication.waits_for, self.communication.meets
         for rows, starts, member, met in self._levels:
             ready = ends[before[rows]] + pause[rows]
             if met:
@@ -82,7 +87,7 @@ class Replay:
             if starts is not None and member is not None:
                 ready = np.maximum.reduceat(ready, starts)[member]
             ends[rows] = ready + seconds[rows]
-        return np.maximum(group_max(ends[:-1], self._steps), 0.0)
+        return ends[:-1]
 
 
 def slowdown(measured: Floats, ideal: Floats) -> float:

@@ -1,0 +1,1 @@
+"""A page that shows a verdict: heat map of ranks, critical path, causes. One file, which loads nothing."""
