@@ -102,17 +102,25 @@ def _across_ranks(
     # The median of many peers has pi/2 times the variance of their mean.
     spread = np.where(peers > 3.0, math.pi / 2.0, 1.0) * noise / np.maximum(peers - 1.0, 1.0)
     trust = np.where(peers > 1.0, shared / np.maximum(shared + spread, 1e-18), 0.0)
-    whole = np.empty_like(predicted)
-    whole[:, members, :] = nan_median(together, axis=2)[:, :, None]
-    of_visit = np.nan_to_num(whole[:, :-1, :]) * trust
+    steady = np.concatenate([residuals - _beyond_chance(level, residuals), nobody], axis=1)[:, members, :]
+    of_visit, to_even = (
+        np.nan_to_num(_shared(each, members, predicted.shape)) * trust for each in (together, steady)
+    )
     return Difficulty(
         sigma=math.sqrt(shared),
         share=shared / max(shared + noise, 1e-18),
         across_ranks=True,
         of_visit=of_visit,
-        to_even=of_visit,
+        to_even=to_even,
         own=_own(halves - trust * np.nan_to_num(predicted[:, :-1, :])),
     )
+
+
+def _shared(by_member: Floats, members: Ints, shape: tuple[int, ...]) -> Floats:
+    """(step, rank, slot): the median over the ranks of a replica."""
+    shared = np.empty(shape)
+    shared[:, members, :] = nan_median(by_member, axis=2)[:, :, None]
+    return shared[:, :-1, :]
 
 
 def _own(halves: Floats) -> Floats:
@@ -148,9 +156,7 @@ def _to_even(halves: Floats, residuals: Floats, level: Floats) -> Floats:
     """A visit less the noise that belongs to it, borrowed from another rank.
 
     The halves of a visit differ by noise alone, as much of it as there is in their mean. What goes beyond
-    noise is a delay of one operation, not of a microbatch, and stays where it is. A rank keeps its own level
-    as far as it is more than chance (the garrote of Breiman, 1995): with unequal batches the level of few
-    steps is mostly chance.
+    noise is a delay of one operation, not of a microbatch, and stays where it is.
     """
     differ = (halves[0] - halves[1]) / 2.0
     by_rank = np.moveaxis(differ, 1, 0).reshape(differ.shape[1], -1)
@@ -158,11 +164,21 @@ def _to_even(halves: Floats, residuals: Floats, level: Floats) -> Floats:
     bound = _CHANCE * sigma(differ)
     delay = np.maximum(np.abs(differ) - bound, 0.0)
     borrowed = np.roll(np.clip(differ, -bound, bound), 1, axis=1)
-    count = np.maximum(np.isfinite(residuals).sum(axis=(0, 2)), 1)[None, :, None]
-    chance = _CHANCE * math.sqrt(math.pi / 2.0) * sigma(residuals - level) / np.sqrt(count)
-    kept = np.where(np.abs(level) > chance, level - chance**2 / np.where(level == 0.0, 1.0, level), 0.0)
+    kept = _beyond_chance(level, residuals)
     to_even: Floats = np.nan_to_num(residuals - kept) - np.nan_to_num(delay) - np.nan_to_num(borrowed)
     return to_even
+
+
+def _beyond_chance(level: Floats, residuals: Floats) -> Floats:
+    """(1, rank, 1): a rank's own level as far as it is more than chance (the garrote of Breiman, 1995).
+
+    With unequal batches the level of few steps is mostly chance.
+    """
+    if level.ndim < 3:  # levels have been taken out
+        return np.zeros((1, 1, 1))
+    count = np.maximum(np.isfinite(residuals).sum(axis=(0, 2)), 1)[None, :, None]
+    chance = _CHANCE * math.sqrt(math.pi / 2.0) * sigma(residuals - level) / np.sqrt(count)
+    return np.where(np.abs(level) > chance, level - chance**2 / np.where(level == 0.0, 1.0, level), 0.0)
 
 
 def _members(replica: Ints, sizes: Ints) -> Ints:

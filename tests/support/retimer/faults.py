@@ -187,7 +187,7 @@ class SlowLink:
 
 @dataclass(frozen=True, kw_only=True)
 class UnequalBatches(_OfNobody):
-    """Each microbatch of a replica has its own size, the same on all stages."""
+    """Each microbatch of a replica has its own size, the same on all stages; together they hold as much."""
 
     sigma: float
     cause = Cause.UNEQUAL_BATCHES
@@ -198,6 +198,7 @@ class UnequalBatches(_OfNobody):
         microbatches = max(program.nodes[node].microbatch for node in passes) + 1
         replicas = max(program.replica_of.values()) + 1
         size = np.exp(self.sigma * random.standard_normal((replicas, microbatches, len(program.steps))))
+        size /= size.mean()
         for node in passes:
             of = program.nodes[node]
             seconds.work[node] *= size[program.replica_of[of.rank], of.microbatch]
