@@ -55,6 +55,8 @@ class Candidate:
     """Of `slow_rank`: the part of the ranks' work that grew."""
     ideal: Ideal
     """Without the cause."""
+    ideal_pauses: Ideal | None = None
+    """Seconds of the rank's own pause before rows, without the cause; None where it makes no pause longer."""
     first_step: int
     ranks: tuple[int, ...] = ()
     stages: tuple[int, ...] = ()
@@ -105,17 +107,30 @@ class Case:
         rows = np.flatnonzero(seconds != self.seconds)
         return Ideal(rows, seconds[rows])
 
-    def without(self, ideal: Ideal) -> Floats:
-        """By row: seconds without a cause."""
+    def seconds_without(self, candidate: Candidate) -> Floats:
+        """By step: its replayed seconds without the cause."""
         seconds = self.seconds.copy()
-        seconds[ideal.rows] = ideal.seconds
-        return seconds
+        seconds[candidate.ideal.rows] = candidate.ideal.seconds
+        if candidate.ideal_pauses is None:
+            return self.replay.step_seconds(seconds)
+        pauses = self.replay.pauses.copy()
+        pauses[candidate.ideal_pauses.rows] = candidate.ideal_pauses.seconds
+        return self.replay.step_seconds(seconds, pauses)
+
+    def own_seconds(self, candidate: Candidate) -> tuple[float, float]:
+        """Sums over all that the cause makes longer: seconds as they are, and without the cause."""
+        parts = [(self.seconds, candidate.ideal), (self.replay.pauses, candidate.ideal_pauses)]
+        taken = sum(float(seconds[each.rows].sum()) for seconds, each in parts if each is not None)
+        return taken, sum(float(each.seconds.sum()) for _, each in parts if each is not None)
 
     def active(self, candidate: Candidate) -> Bools:
         """By step: the candidate is at work."""
         if candidate.active is not None:
             return candidate.active
-        changed: Bools = np.bincount(self.step[candidate.ideal.rows], minlength=len(self.steps)) > 0
+        rows = candidate.ideal.rows
+        if candidate.ideal_pauses is not None:
+            rows = np.concatenate([rows, candidate.ideal_pauses.rows])
+        changed: Bools = np.bincount(self.step[rows], minlength=len(self.steps)) > 0
         return changed & (self.steps >= candidate.first_step)
 
     def replayed_ratio(self) -> float:

@@ -56,20 +56,21 @@ class Priced(NamedTuple):
 def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
     """The cost of each cause alone, the highest first; those beyond a bound are not priced and come last."""
     joined = _join(case, candidates)
-    own = [
-        float(np.maximum(case.seconds[each.ideal.rows] - each.ideal.seconds, 0.0).sum()) for each in joined
-    ]
-    by_own = np.argsort(np.negative(own), kind="stable").tolist()
     found = []
-    for number, index in enumerate(by_own):
-        each = joined[index]
+    for number, each in enumerate(sorted(joined, key=lambda each: _urgency(case, each))):
         cost = math.nan
         if number < _MOST_PRICED:
-            cost = slowdown(case.step_seconds, case.replay.step_seconds(case.without(each.ideal)))
+            cost = slowdown(case.step_seconds, case.seconds_without(each))
         found.append(Priced(each, case.active(each), cost))
     return sorted(
         found, key=lambda each: -math.inf if math.isnan(each.slowdown) else each.slowdown, reverse=True
     )
+
+
+def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
+    """What is priced first: causes of which there are few, then the ranks that lose most by themselves."""
+    taken, ideal = case.own_seconds(candidate)
+    return candidate.cause is Cause.SLOW_RANK, ideal - taken
 
 
 def found_cause(case: Case, priced: Priced) -> FoundCause:
@@ -102,7 +103,7 @@ class _SlowRank(NamedTuple):
 
     candidate: Candidate
     size: float
-    """Excess over its own time without the cause."""
+    """Excess over its own time without the cause; of a stall, its share of the step."""
     error: float
     """Standard error of the size."""
     first: int
@@ -127,9 +128,12 @@ def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:
-    rows, ideal = candidate.ideal
-    size = float(case.seconds[rows].sum() / max(float(ideal.sum()), 1e-18)) - 1.0
+    taken, ideal = case.own_seconds(candidate)
     active = np.flatnonzero(case.active(candidate))
+    if candidate.ideal_pauses is None:
+        size = taken / max(ideal, 1e-18) - 1.0
+    else:  # a pause need not be there at all
+        size = (taken - ideal) / max(float(case.step_seconds[active].sum()), 1e-18)
     first, last = (int(active[0]), int(active[-1])) if active.size else (0, 0)
     return _SlowRank(
         candidate,
@@ -156,18 +160,24 @@ def _belong_together(one: _SlowRank, other: _SlowRank, case: Case) -> bool:
 def _as_one(group: Sequence[Candidate]) -> Candidate:
     if len(group) == 1:
         return group[0]
-    rows = np.concatenate([each.ideal.rows for each in group])
-    seconds = np.concatenate([each.ideal.seconds for each in group])
+    pauses = [each.ideal_pauses for each in group if each.ideal_pauses is not None]
     actives = [each.active for each in group if each.active is not None]
     return replace(
         group[0],
-        ideal=Ideal(rows, seconds),
+        ideal=_concatenated([each.ideal for each in group]),
+        ideal_pauses=_concatenated(pauses) if pauses else None,
         first_step=min(each.first_step for each in group),
         ranks=tuple(sorted({rank for each in group for rank in each.ranks})),
         active=np.logical_or.reduce(actives) if len(actives) == len(group) else None,
         certain=all(each.certain for each in group),
         evidence=_evidence(sorted(group, key=lambda each: each.ranks)),
         lasts=max(each.lasts for each in group),
+    )
+
+
+def _concatenated(ideals: Sequence[Ideal]) -> Ideal:
+    return Ideal(
+        np.concatenate([each.rows for each in ideals]), np.concatenate([each.seconds for each in ideals])
     )
 
 
