@@ -16,9 +16,10 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from .chart import COLOURS, document, polyline, tick
+
 WIDTH, HEIGHT, LEFT, TOP, GAP = 760, 300, 56, 44, 64
 PANEL = (WIDTH - 2 * LEFT - GAP // 2) // 2
-COLOURS = ("#3b6fb6", "#5a9e6f", "#c9822b", "#8a63b0", "#3f8f93", "#8c6d31", "#6b6b6b", "#b0639a")
 NAMED = "#c8322d"
 PANELS = (
     ("step time: names nobody", "rank:rankwatch_step_seconds:mean"),
@@ -76,15 +77,11 @@ def _query(address: str, query: str, start: float, end: float) -> dict[str, Line
 def _draw(series: list[dict[str, Line]], named: str) -> str:
     times = [at for lines in series for line in lines.values() for at, _ in line]
     most = 1.1 * max(value for lines in series for line in lines.values() for _, value in line)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
+    parts: list[str] = []
     for index, ((title, _), lines) in enumerate(zip(PANELS, series, strict=True)):
         left = LEFT + index * (PANEL + GAP)
         parts += _panel(left, title, lines, (min(times), max(times)), most, named)
-    return "\n".join([*parts, "</svg>", ""])
+    return document(WIDTH, HEIGHT, parts)
 
 
 def _panel(
@@ -97,14 +94,12 @@ def _panel(
         return across, bottom - (bottom - TOP) * value / most
 
     parts = [f'<text x="{left}" y="{TOP - 16}" font-weight="bold">{title}</text>']
-    for tick in range(0, int(most) + 1, 100):
-        _, y = place(span[0], tick)
-        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + PANEL}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#666">{tick} ms</text>')
+    for milliseconds in range(0, int(most) + 1, 100):
+        _, y = place(span[0], milliseconds)
+        parts += tick(left, left + PANEL, y, f"{milliseconds} ms")
     for number, (rank, line) in enumerate(sorted(lines.items(), key=lambda each: each[0] == named)):
         colour = NAMED if rank == named else COLOURS[number % len(COLOURS)]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(at, value) for at, value in line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(polyline((place(at, value) for at, value in line), colour))
     _, y = place(*max(lines[named], key=lambda point: point[0]))
     if len({round(line[-1][1]) for line in lines.values()}) > 1 and title.startswith("local"):
         parts.append(

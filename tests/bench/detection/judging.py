@@ -68,6 +68,8 @@ class Judged:
     """Ranks whose fault costs at least 1 %."""
     faulty_ranks_found: int
     """Of these, the ones in the list of causes."""
+    all_found: bool
+    """All ranks at fault are in the list of causes, whatever they cost."""
     seconds: float
 
 
@@ -107,6 +109,7 @@ def judge_job(job: Job, number: int, label: str) -> Judged:
         replicas=job.shape.data_parallel,
         faulty_ranks=len(costly),
         faulty_ranks_found=len(costly & listed_ranks(verdict)),
+        all_found={rank for each in done.truth.causes for rank in each.ranks} <= listed_ranks(verdict),
         seconds=seconds,
     )
 
