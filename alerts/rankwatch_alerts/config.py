@@ -40,13 +40,25 @@ class RuleConfig:
     """How long a counted event (failed checkpoint, non-finite loss) keeps its alert firing."""
 
     straggler_residual: float = 0.10
-    """Least share by which a straggler's local time exceeds the median of its cohort. Greyhound calls 0.1
-    a degradation; differences below 10 % are common among healthy ranks."""
+    """Least share by which a straggler's local time exceeds the median of its stage, while the run is young.
+    Greyhound calls 0.1 a degradation; differences below 10 % are common among healthy ranks."""
+    straggler_least_residual: float = 0.06
+    """The same once the run has shown for `straggler_min_history_seconds` that its ranks differ by less."""
+    straggler_run_spread_factor: float = 6.0
+    """Least excess in standard deviations of the residuals of all ranks, now and in the past. In a run of
+    1,024 ranks the slowest healthy one is 3 to 4 above, and in small runs the deviation is not well known."""
+    straggler_most_spread: float = 0.05
+    """Largest spread that is learnt from the past: chips of one kind differ by 1 to 3 %. What spreads ranks
+    more for hours is a fault."""
+    straggler_history_seconds: float = 10800.0
+    """How far back the spread of the run counts; of that time, the widest tenth does not."""
+    straggler_min_history_seconds: float = 1800.0
+    """Least history for it: a run that has just begun still warms up."""
     straggler_spread_factor: float = 5.0
-    """Least excess in median absolute deviations of the cohort; 5 is about 3.4 standard deviations.
-    `straggler_residual` is the floor for a cohort that hardly spreads."""
-    straggler_cost: float = 0.03
-    """Least share of the step that the excess takes: slower work that costs nothing raises no alert."""
+    """Least excess in median absolute deviations of its own stage now; 5 is about 3.4 standard deviations."""
+    straggler_cost: float = 0.01
+    """Least share of the step by which a straggler reaches the collectives late: slower work that costs
+    nothing raises no alert."""
     straggler_stage_ranks: int = 3
     """Fewest ranks of a stage to name one among them: of two, nobody can say which is off."""
     straggler_for_seconds: float = 360.0
@@ -210,9 +222,8 @@ class RuleConfig:
         self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
         self._expect_longer("straggler_for_seconds", "step_window_seconds")
         self._expect_longer("cause_for_seconds", "step_window_seconds")
-        past = self.network_baseline_seconds
-        expected = f"less than network_baseline_seconds ({past})"
-        expect(self, "network_min_baseline_seconds", self.network_min_baseline_seconds < past, expected)
+        self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
+        self._expect_shorter("straggler_min_history_seconds", "straggler_history_seconds")
 
     def _check_classes(self) -> None:
         classes = self.page_least_ranks
@@ -231,6 +242,10 @@ class RuleConfig:
     def _expect_longer(self, name: str, than: str) -> None:
         least = getattr(self, than)
         expect(self, name, getattr(self, name) > least, f"more than {than} ({least})")
+
+    def _expect_shorter(self, name: str, than: str) -> None:
+        limit = getattr(self, than)
+        expect(self, name, getattr(self, name) < limit, f"less than {than} ({limit})")
 
     def scaled(self, time_scale: float) -> RuleConfig:
         """The same rules with all times divided by `time_scale`; thresholds stay.
@@ -268,6 +283,8 @@ _LEAST_SCRAPES = {
     "event_window_seconds": 15,
     "straggler_for_seconds": 12,
     "cause_for_seconds": 12,
+    "straggler_history_seconds": 90,
+    "straggler_min_history_seconds": 30,
     "network_baseline_seconds": 90,
     "network_min_baseline_seconds": 30,
     "stall_floor_seconds": 10,
@@ -302,6 +319,7 @@ _LEAST_SCRAPES = {
 start in either order."""
 
 _SHARES = (
+    *("straggler_least_residual", "straggler_most_spread"),
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
     *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
     "disk_free_share",

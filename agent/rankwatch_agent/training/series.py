@@ -17,8 +17,8 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.memory import memory_series, resident_bytes
 from rankwatch_agent.training.totals import RankTotals
 
-_STAGE = "pp"
-"""Name of the pipeline-parallel coordinate."""
+_STAGE, _REPLICA = "pp", "dp"
+"""Names of the pipeline-parallel and of the data-parallel coordinate."""
 
 
 def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
@@ -63,11 +63,13 @@ class RankSeries:
         header = rank.header
         identity = header.identity
         stage = identity.coordinates.get(_STAGE, (0, 1))[0]
+        replica = identity.coordinates.get(_REPLICA)
         labels = (
             *key,
             str(identity.local_rank),
             str(identity.world_size),
             str(stage),
+            str(replica[0]) if replica else "",
             identity.host,
             str(header.pid),
         )
@@ -133,6 +135,7 @@ def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
     yield _one("rankwatch_steps_total", key, steps.steps)
     yield _one("rankwatch_step_seconds_total", key, steps.seconds)
     yield _one("rankwatch_step_local_seconds_total", key, steps.local_seconds)
+    yield _one("rankwatch_step_message_seconds_total", key, steps.message_seconds)
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
     yield from _by("rankwatch_outside_step_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)

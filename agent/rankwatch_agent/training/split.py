@@ -30,6 +30,8 @@ there are thousands a second."""
 Collective = tuple[float, float, bool, *tuple[str, ...]]
 """A collective as the training thread sees it: enqueued, completed, whether the caller blocks. More items,
 such as names, are the caller's own."""
+MESSAGE = "message"
+"""The first further item of a send or receive, where the caller tells them from collectives."""
 Blocked = tuple[float, float, Collective]
 """Time in which the training thread was blocked: from, to, and the collective it was blocked in."""
 
@@ -55,6 +57,15 @@ def split_step(
     parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + waited
     parts[OTHER] = parts.get(OTHER, 0.0) + max(0.0, end - start - sum(own) - waited)
     return parts, own
+
+
+def message_seconds(start: float, end: float, collectives: Sequence[Collective]) -> float:
+    """Seconds of a step blocked in sends and receives, each moment counted once: they come in batches.
+
+    collectives: enqueued within the step.
+    """
+    messages = [(each[0], min(each[1], end), each) for each in collectives if MESSAGE in each]
+    return sum([b - a for a, b, _ in _disjoint(start, sorted(messages))]) if messages else 0.0
 
 
 def own_seconds(phases: Sequence[Interval], blocked: Sequence[Blocked]) -> list[float]:

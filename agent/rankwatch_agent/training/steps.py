@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
-from rankwatch_agent.training.split import Collective, Interval, split_step
+from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 from rankwatch_agent.training.variation import OpenSteps, StepParts, Variation
 
@@ -165,6 +165,8 @@ class StepAssembler:
         self.steps = 0
         self.seconds = 0.0
         self.local_seconds = 0.0
+        self.message_seconds = 0.0
+        """Time of steps blocked in sends and receives, a part of communication."""
         self.phase_seconds: dict[str, float] = {}
         """Parts of steps by phase; they sum to `seconds`."""
         self.section_seconds: dict[str, float] = {}
@@ -239,6 +241,7 @@ class StepAssembler:
         held = self.unsettled.take_collectives(start, end, until)
         step = self._open.of(number)
         parts, own = split_step(start, end, inside, held)
+        self.message_seconds += message_seconds(start, end, held)
         # On a GPU the host's phases show when work was enqueued, not how long it took.
         if not self.device_seconds:
             step.phases(inside, own)

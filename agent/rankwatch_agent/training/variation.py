@@ -191,9 +191,13 @@ class Variation:
         if local > LATE_RATIO * fair:
             self.late_steps += 1
             self.late_seconds += local - fair
+        a = _deviation(local / normal)
+        terms = self.terms
+        terms["local"] = terms.get("local", 0.0) + a * a
         if normal_work:
-            a, b = _deviation(local / normal), _deviation(work / normal_work)
-            self._take("local", a * a, "work", b * b, "local_and_work", (a + b) ** 2)
+            b = _deviation(work / normal_work)
+            terms["work"] = terms.get("work", 0.0) + b * b
+            terms["local_and_work"] = terms.get("local_and_work", 0.0) + (a + b) ** 2
 
     def _within_step(self, forward: list[float], backward: list[float]) -> None:
         count = len(forward)

@@ -6,6 +6,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
+from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_time_rules
 from rankwatch_alerts.recording.hardware import hardware_rules
 from rankwatch_alerts.recording.learning import loss_rules
 from rankwatch_alerts.recording.lost import lost_rules
@@ -25,8 +26,8 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
     """All recording rules.
 
     Rules that build on each other must see one instant, so they are one group: first what else explains a
-    slow rank, then the stragglers. No other rule needs the waits in collectives: their group is evaluated
-    beside the others.
+    slow rank, then the stragglers, last what each cause costs. No other rule needs the waits in collectives:
+    their group is evaluated beside the others.
     """
     interval = config.scrape_interval_seconds
     return (
@@ -54,9 +55,12 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *unequal_batches_rules(config),
                 *jitter_rules(config),
                 *data_loading_rules(config),
+                *arrival_rules(config),
+                *cost_rules(config),
                 *straggler_rules(config),
                 *loss_rules(config),
                 *network_rules(config),
+                *lost_time_rules(),
             ),
         ),
         RuleGroup(name="rankwatch-collectives", interval_seconds=interval, rules=collective_rules(config)),

@@ -7,6 +7,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.steps import mean_per_step
 from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, recorded
 
+LATE_IN_TURN = "rank:rankwatch_late_step_seconds:in_turn"
 _NOT_COMPUTE = "data_wait|checkpoint|evaluation"
 
 
@@ -157,7 +158,8 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Time of late steps by rank, and by run where it is spread over many ranks.
 
     A late rank holds up all others, so the run loses the sum over the ranks, as long as no two are late
-    in the same step. It cannot lose more than the time its ranks wait.
+    in the same step. It cannot lose more than the time its ranks wait. A rank that holds most of the lateness
+    is at fault itself; the others are judged without it.
     """
     window = duration(config.step_window_seconds)
     late, long_mean = "rank:rankwatch_late_step_seconds:mean", "rank:rankwatch_late_step_seconds:long_mean"
@@ -178,28 +180,47 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
         recorded(
-            "run:rankwatch_jitter:share",
+            LATE_IN_TURN,
+            # Late steps of a rank that holds most of the lateness are its own, and do not hide the others.
             f"""
-                (
-                  run:rankwatch_late_step_seconds:share
-                  < on (cluster, run)
-                  run:rankwatch_step_waiting:share
-                  or
-                  run:rankwatch_step_waiting:share
-                  and on (cluster, run)
-                  run:rankwatch_late_step_seconds:share
-                )
-                > {config.cause_cost:g}
-                and on (cluster, run)
-                (count by (cluster, run) ({long_mean} > 0) >= {config.jitter_ranks})
-                and on (cluster, run)
-                (
-                  max by (cluster, run) ({long_mean})
-                  <= on (cluster, run)
-                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
-                )
-                unless on (cluster, run)
-                run:rankwatch_unequal_batches:share
+                ({long_mean} > 0)
+                <= on (cluster, run) group_left ()
+                ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
             """,
         ),
+        _jitter_rule(config, late),
+    )
+
+
+def _jitter_rule(config: RuleConfig, late: str) -> RecordingRule:
+    """What late steps in turn cost, unless unequal batches explain them: long ones make late steps."""
+    in_turn = f"""
+        sum by (cluster, run) ({late} and on ({RANK}) {LATE_IN_TURN})
+        / on (cluster, run)
+        (run:rankwatch_step_seconds:mean > 0)
+    """.strip()
+    return recorded(
+        "run:rankwatch_jitter:share",
+        f"""
+            (
+              {in_turn}
+              < on (cluster, run)
+              run:rankwatch_step_waiting:share
+              or
+              run:rankwatch_step_waiting:share
+              and on (cluster, run)
+              {in_turn}
+            )
+            > {config.cause_cost:g}
+            and on (cluster, run)
+            (count by (cluster, run) ({LATE_IN_TURN}) >= {config.jitter_ranks})
+            and on (cluster, run)
+            (
+              max by (cluster, run) ({LATE_IN_TURN})
+              <= on (cluster, run)
+              ({config.jitter_rank_share:g} * sum by (cluster, run) ({LATE_IN_TURN}))
+            )
+            unless on (cluster, run)
+            run:rankwatch_unequal_batches:share
+        """,
     )

@@ -101,16 +101,17 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Seconds over steps of the same window, both read at the same instants: a true mean per step."""
     window = duration(config.step_window_seconds)
-    known = f"group by ({RANK}, stage) (last_over_time(rankwatch_rank_info[{window}]))"
+    placed = f"{RANK}, stage, replica"
+    known = f"group by ({placed}) (last_over_time(rankwatch_rank_info[{window}]))"
     return (
         recorded(
             "rank:rankwatch_rank_stage:info",
             # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out. A rank
             # whose node was not scraped is where it was: the rates that are joined go on as well.
             f"""
-                group by ({RANK}, stage) (rankwatch_rank_info)
+                group by ({placed}) (rankwatch_rank_info)
                 unless on ({RANK})
-                (count by ({RANK}) (group by ({RANK}, stage) (rankwatch_rank_info)) > 1)
+                (count by ({RANK}) (group by ({placed}) (rankwatch_rank_info)) > 1)
                 or on ({RANK})
                 {known}
                 unless on ({RANK})

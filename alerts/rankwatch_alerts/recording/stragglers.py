@@ -14,13 +14,21 @@ from __future__ import annotations
 
 from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, promql, recorded
+from rankwatch_alerts.recording.causes import LATE_IN_TURN
+from rankwatch_alerts.recording.costs import COST, LATER
+from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, promql, recorded
 
 HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
 """Excess of the few ranks whose residual is that of a straggler; expensive joins use only these."""
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
+PLACED_CANDIDATE = "rank:rankwatch_straggler_candidate:replica"
 STRAGGLER = "rank:rankwatch_straggler:slowdown"
 COSTLY = "rank:rankwatch_straggler_costly:slowdown"
+SPREAD = "run:rankwatch_step_local_seconds:spread"
+LEARNT_SPREAD = "run:rankwatch_step_local_seconds:learnt_spread"
+THRESHOLD = "run:rankwatch_straggler_residual:threshold"
+MAD_TO_SIGMA = "1.4826"
+"""Standard deviation of a normal distribution from its median absolute deviation."""
 
 
 def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -53,12 +61,67 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 stage:rankwatch_step_local_seconds:median
             """,
         ),
+        *_threshold_rules(config),
         recorded(
             HIGH_EXCESS,
             f"""
                 rank:rankwatch_step_local_seconds:excess
                 and
-                (rank:rankwatch_step_local_seconds:residual > {config.straggler_residual:g})
+                (rank:rankwatch_step_local_seconds:residual > on ({RUN}) group_left () {THRESHOLD})
+            """,
+        ),
+    )
+
+
+def _threshold_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The residual from which a rank of this run stands out, by how far its chips differ.
+
+    The spread is that of all ranks, each against its own stage. A median stays put while fewer than half of
+    them are off, and a chip differs for good, so a large spread of the past is kept for hours. What hits half
+    of the ranks for hours is no difference between chips, so what is learnt has an upper limit.
+    """
+    past = f"[{duration(config.straggler_history_seconds)}]"
+    least = config.straggler_min_history_seconds / config.scrape_interval_seconds
+    factor = f"{config.straggler_run_spread_factor:g}"
+    return (
+        recorded(
+            SPREAD,
+            # The median of each stage is taken from its own ranks, which costs a degree of freedom.
+            f"""
+                {MAD_TO_SIGMA} * quantile by ({RUN}) (
+                  0.5,
+                  abs(
+                    rank:rankwatch_step_local_seconds:residual
+                    and on ({STAGE})
+                    (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks})
+                  )
+                )
+                / on ({RUN})
+                (1 - 1 / avg by ({RUN}) (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks}))
+            """,
+        ),
+        recorded(
+            LEARNT_SPREAD,
+            f"""
+                clamp_max(
+                  quantile_over_time(0.9, {SPREAD}{past}),
+                  {config.straggler_most_spread:g}
+                )
+                and
+                (count_over_time({SPREAD}{past}) >= {least:g})
+            """,
+        ),
+        recorded(
+            THRESHOLD,
+            f"""
+                clamp_min(
+                  {factor} * ({SPREAD} > {LEARNT_SPREAD} or {LEARNT_SPREAD}),
+                  {min(config.straggler_least_residual, config.straggler_residual):g}
+                )
+                or
+                clamp_min({factor} * {SPREAD}, {config.straggler_residual:g})
+                or
+                0 * run:rankwatch_step_seconds:mean + {config.straggler_residual:g}
             """,
         ),
     )
@@ -178,19 +241,25 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         _candidate_rule(config),
         recorded(
+            PLACED_CANDIDATE,
+            f"{CANDIDATE} * on ({RANK}) group_left (replica) rank:rankwatch_rank_stage:info",
+        ),
+        recorded(
             STRAGGLER,
-            # Ranks that share long microbatches are late together. A candidate in every stage may mean
-            # that, unless tokens show otherwise.
+            # Ranks of a replica share their microbatches, and are late together if these are long. A
+            # candidate in every stage of a replica may mean that, unless tokens show otherwise.
             f"""
                 {CANDIDATE}
-                unless on (cluster, run)
+                unless on ({RANK})
                 (
+                  {PLACED_CANDIDATE}
+                  and on ({RUN}, replica)
                   (
-                    count by (cluster, run) (count by ({STAGE}) ({CANDIDATE}))
-                    == on (cluster, run)
+                    count by ({RUN}, replica) (count by ({STAGE}, replica) ({PLACED_CANDIDATE}))
+                    == on ({RUN}) group_left ()
                     (run:rankwatch_stages:count > 1)
                   )
-                  unless on (cluster, run)
+                  unless on ({RUN})
                   rank:rankwatch_step_work:relative
                 )
             """,
@@ -204,38 +273,37 @@ def _candidate_rule(config: RuleConfig) -> RecordingRule:
 
     Both the raw and the work-adjusted time must stand out: a rank with more tokens is no straggler,
     and neither is one with fewer tokens whose fixed costs make it look slow per token. In a run that jitters
-    the rank must stand out without its late steps. The residual times the median is the work-adjusted excess.
+    the rank must stand out without its late steps, unless most of them are its own. The residual times the
+    median is the work-adjusted excess.
     """
-    residual, excess = f"{config.straggler_residual:g}", HIGH_EXCESS
+    excess, above = HIGH_EXCESS, f"> on ({RUN}) group_left () {THRESHOLD}"
+    of_median = f"/ on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:median"
     return recorded(
         CANDIDATE,
         f"""
-            1 / (1 - {excess} / rank:rankwatch_step_seconds:mean)
+            1 / (1 - ({COST} > 0) / rank:rankwatch_step_seconds:mean)
+            and
+            ({excess} {of_median} {above})
             and
             (
-              {excess}
-              > on ({STAGE}) group_left () ({residual} * stage:rankwatch_step_local_seconds:median)
-            )
-            and
-            (
-              (rank:rankwatch_step_local_seconds:residual > {residual})
+              (rank:rankwatch_step_local_seconds:residual and {excess})
               * on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:work_adjusted_median
               > on ({STAGE}) group_left ()
               ({config.straggler_spread_factor:g} * stage:rankwatch_step_local_seconds:work_adjusted_mad)
             )
             and
-            (
-              {excess}
-              > {config.straggler_cost:g} * rank:rankwatch_step_seconds:mean
-            )
+            ({LATER} > {config.straggler_cost:g} * rank:rankwatch_step_seconds:mean)
             and
             (
-              ({excess} - rank:rankwatch_late_step_seconds:mean)
-              > on ({STAGE}) group_left () ({residual} * stage:rankwatch_step_local_seconds:median)
+              ({excess} - rank:rankwatch_late_step_seconds:mean) {of_median} {above}
               or
               {excess}
-              unless on (cluster, run)
+              unless on ({RUN})
               run:rankwatch_jitter:share
+              or
+              {excess}
+              unless on ({RANK})
+              {LATE_IN_TURN}
             )
             and on ({STAGE})
             (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import MOST_SERIES, RANKS, RUN, Panel, Query, most
+from rankwatch_dashboards.panels import MOST_SERIES, RANKS, RUN, Drawing, Panel, Query, most
 
 
 def who_is_slow(config: RuleConfig) -> tuple[Panel, ...]:
     """Panels whose threshold is that of the alert."""
     return (
+        _CAUSES_BY_COST,
+        _lost_by_cause(config),
         _residual_per_rank(config),
         _LOCAL_TIME_PER_RANK,
         _EXCESS_BY_PHASE,
@@ -17,14 +19,49 @@ def who_is_slow(config: RuleConfig) -> tuple[Panel, ...]:
     )
 
 
+_CAUSES_BY_COST = Panel(
+    title="Causes by cost",
+    description="Share of the run's time that each cause takes now; all that are proved, the most expensive "
+    "first in the tooltip. What costs most is worth mending first: find it in the panels and rows below.",
+    unit="percentunit",
+    span=12,
+    empty_when_healthy=True,
+    queries=(Query(expression=most(f"run_cause:rankwatch_lost_time:share{{{RUN}}}"), legend="{{cause}}"),),
+)
+
+
+def _lost_by_cause(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Rank-hours lost, by cause",
+        description="What each cause has cost in the range shown: all ranks wait, so an hour lost with 64 "
+        "ranks is 64. Multiply by the price of a GPU-hour.",
+        unit="h",
+        span=12,
+        drawing=Drawing.NUMBER,
+        empty_when_healthy=True,
+        queries=(
+            Query(
+                expression="sum by (cause) (sum_over_time(run_cause:rankwatch_lost_rank_seconds:rate"
+                f"{{{RUN}}}[$__range])) * {config.scrape_interval_seconds:g} / 3600",
+                legend="{{cause}}",
+            ),
+        ),
+    )
+
+
 def _residual_per_rank(config: RuleConfig) -> Panel:
     return Panel(
         title="Residual per rank",
         description="Local time of a rank over the median of its stage, minus one, adjusted for work. "
-        "Above the line for minutes, and beyond the spread of its peers: RankwatchStraggler.",
+        "Above the threshold of the run for minutes: RankwatchStraggler. The threshold follows from how far "
+        "the ranks of the run differ; the red line holds while a run is young.",
         unit="percentunit",
         threshold=config.straggler_residual,
         queries=(
+            Query(
+                expression=f"run:rankwatch_straggler_residual:threshold{{{RUN}}}",
+                legend="threshold of the run",
+            ),
             Query(
                 expression=most(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
@@ -64,7 +101,7 @@ _EXCESS_BY_PHASE = Panel(
 def _suspected_stragglers(config: RuleConfig) -> Panel:
     return Panel(
         title="Suspected stragglers: slowdown",
-        description="How many times longer the run takes than with this rank at its peers' pace. Only "
+        description="How many times longer the run takes than without the wait for this rank. Only "
         "ranks that meet every condition of RankwatchStraggler have a line.",
         unit="short",
         span=12,

@@ -28,6 +28,9 @@ class Label(StrEnum):
     WORLD_SIZE = "world_size"
     STAGE = "stage"
     """Pipeline-parallel coordinate; ranks of one stage do the same work."""
+    REPLICA = "replica"
+    """Data-parallel coordinate, empty where the rank states none; ranks of one replica work on the same
+    microbatches."""
     CHECKPOINT_STAGE = "checkpoint_stage"
     """Stage of a checkpoint operation: serialize, write, fsync, ..."""
     HOST = "host"
@@ -51,6 +54,8 @@ class Label(StrEnum):
     MEMBERS = "members"
     """Global ranks of a process group in short form: 0-3, 0-12/4. Groups of one mesh dimension share a
     name."""
+    CAUSE = "cause"
+    """A `Cause`; in recorded series only."""
     SIZE_CLASS = "size_class"
     """Size of a collective: small (below 64 KiB), medium (below 1 MiB), large."""
     COLLECTOR = "collector"

@@ -11,12 +11,12 @@ from rankwatch.conventions.labels import Label
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
+from rankwatch.conventions.recorded_stragglers import RECORDED_STRAGGLERS
 
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
 _RANK = (*_RUN, Label.RANK)
 _PLACED = (*_RANK, Label.NODE, Label.STAGE)
-_PHASE = (*_PLACED, Label.PHASE)
 _REASON = (*_PLACED, Label.REASON)
 _GROUP = (*_RUN, Label.GROUP, Label.MEMBERS)
 _COLLECTIVE = (*_GROUP, Label.OPERATION, Label.SIZE_CLASS)
@@ -73,8 +73,8 @@ _PROGRESS = (
 _STEPS = (
     recorded(
         "rank:rankwatch_rank_stage:info",
-        _PLACED,
-        "Pipeline stage of each rank that is in exactly one; always 1.",
+        (*_PLACED, Label.REPLICA),
+        "Pipeline stage and replica of each rank that is in exactly one; always 1.",
     ),
     recorded(
         "rank:rankwatch_steps:rate",
@@ -89,89 +89,6 @@ _STEPS = (
     ),
     recorded(
         "run:rankwatch_step_seconds:mean", _RUN, "Mean seconds per step of the run: median of its ranks."
-    ),
-)
-
-_STRAGGLERS = (
-    recorded(
-        "stage:rankwatch_step_local_seconds:median",
-        _STAGE,
-        "Median of the mean local seconds of the stage's ranks.",
-    ),
-    recorded(
-        "stage:rankwatch_ranks:count",
-        _STAGE,
-        "Ranks of the stage that complete steps.",
-    ),
-    recorded(
-        "rank:rankwatch_step_work:mean", _PLACED, "Mean tokens per step of the rank, where it reports them."
-    ),
-    recorded(
-        "rank:rankwatch_step_work:relative",
-        _PLACED,
-        "Tokens per step of the rank over the median of its stage, where all ranks of the stage report them.",
-    ),
-    recorded(
-        "rank:rankwatch_step_local_seconds:work_adjusted",
-        _PLACED,
-        "Mean local seconds per step divided by relative work, where that is known.",
-    ),
-    recorded(
-        "stage:rankwatch_step_local_seconds:work_adjusted_median",
-        _STAGE,
-        "Median of the work-adjusted local seconds of the stage's ranks.",
-    ),
-    recorded(
-        "stage:rankwatch_step_local_seconds:work_adjusted_mad",
-        _STAGE,
-        "Median absolute deviation of the work-adjusted local seconds in the stage.",
-    ),
-    recorded(
-        "rank:rankwatch_step_local_seconds:residual",
-        _PLACED,
-        "Work-adjusted local seconds of the rank over the median of its stage, minus one.",
-    ),
-    recorded(
-        "rank:rankwatch_step_local_seconds:excess",
-        _PLACED,
-        "Seconds per step by which the rank's local time exceeds the median of its stage.",
-    ),
-    recorded(
-        "rank:rankwatch_step_local_seconds:high_excess",
-        _PLACED,
-        "Seconds per step by which the rank's local time exceeds the median of its stage; only of ranks "
-        "whose residual is that of a straggler.",
-    ),
-    recorded(
-        "rank:rankwatch_straggler_candidate:slowdown",
-        _PLACED,
-        "Step time over the step time with the rank at its peers' value; only of ranks that stand out.",
-    ),
-    recorded(
-        "rank:rankwatch_straggler:slowdown",
-        _PLACED,
-        "Step time over the step time with the rank at its peers' value; only of stragglers.",
-    ),
-    recorded(
-        "rank:rankwatch_straggler_costly:slowdown", _PLACED, "The same, only of stragglers that cost much."
-    ),
-)
-
-_PHASES = (
-    recorded(
-        "rank_phase:rankwatch_step_local_seconds:mean",
-        _PHASE,
-        "Mean local seconds per step of the rank by phase (compute, data_loading, checkpoint, other).",
-    ),
-    recorded(
-        "rank_phase:rankwatch_step_local_seconds:excess",
-        _PHASE,
-        "Seconds per step by which the phase's time exceeds the median of the rank's stage.",
-    ),
-    recorded(
-        "rank_phase:rankwatch_step_local_seconds:excess_share",
-        _PHASE,
-        "Share of the rank's positive excess that the phase holds, where the rank stands out.",
     ),
 )
 
@@ -262,6 +179,11 @@ _JITTER = (
         "for which jitter must last.",
     ),
     recorded(
+        "rank:rankwatch_late_step_seconds:in_turn",
+        _PLACED,
+        "The same, only of late ranks that do not hold most of the run's lateness.",
+    ),
+    recorded(
         "run:rankwatch_late_step_seconds:share",
         _RUN,
         "Share of the run's step time that late steps of all its ranks take beyond what is normal.",
@@ -348,8 +270,7 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *RECORDED_STALLS,
     *RECORDED_NODES,
     *_STEPS,
-    *_STRAGGLERS,
-    *_PHASES,
+    *RECORDED_STRAGGLERS,
     *_STAGES,
     *_VARIATION,
     *_JITTER,

@@ -25,7 +25,7 @@ RUNS = (
 RANKS = (
     info(
         "rankwatch_rank_info",
-        (*_RANK, Label.LOCAL_RANK, Label.WORLD_SIZE, Label.STAGE, Label.HOST, Label.PID),
+        (*_RANK, Label.LOCAL_RANK, Label.WORLD_SIZE, Label.STAGE, Label.REPLICA, Label.HOST, Label.PID),
         "Identity of a rank; always 1.",
     ),
     gauge(
@@ -118,6 +118,13 @@ STEPS = (
         _RANK,
         "Time of completed steps not spent blocked in collectives: the rank's own work, which names "
         "a straggler.",
+    ),
+    counter(
+        "rankwatch_step_message_seconds_total",
+        "seconds",
+        _RANK,
+        "Time of completed steps blocked in sends and receives, a part of communication: the rank waits for "
+        "its pipeline, and not for the other replicas.",
     ),
     counter(
         "rankwatch_step_phase_seconds_total",

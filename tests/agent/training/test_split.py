@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_agent.training.split import blocked_times, split_step
+from rankwatch_agent.training.split import MESSAGE, Collective, blocked_times, message_seconds, split_step
 from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 
@@ -30,6 +30,15 @@ def test_blocking_collectives() -> None:
     """A blocking collective is communication inside a phase and outside of any."""
     parts, _ = split_step(0.0, 4.0, [(0.0, 2.0, "forward")], [(1.0, 1.5, True), (3.0, 4.5, True)])
     assert parts == pytest.approx({"forward": 1.5, "communication": 1.5, "other": 1.0})
+
+
+def test_messages() -> None:
+    """Sends and receives of a batch share one time, which counts once and ends with the step."""
+    times = ((1.0, 2.0), (1.0, 2.0), (1.5, 2.5))
+    batch: list[Collective] = [(start, end, True, MESSAGE) for start, end in times]
+    others: list[Collective] = [(0.0, 0.5, True), (3.5, 5.0, True, MESSAGE)]
+    assert message_seconds(0.0, 4.0, [*batch, *others]) == pytest.approx(1.5 + 0.5)
+    assert message_seconds(0.0, 4.0, others[:1]) == 0.0
 
 
 def test_overlapped_buckets() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,10 +14,13 @@ from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.steps import StepAssembler, Unsettled, WorkTotals
 from rankwatch_agent.training.timeouts import LearntTimeouts
 from rankwatch_agent.training.variation import OpenSteps, StepParts
+from rankwatch_diagnosis.simulation.job import Job, simulate
+from rankwatch_diagnosis.simulation.shape import JobShape
 from support.agent.process import until
 from support.fuzzing import BUSY_MACHINE
 from support.processes.lines import lines_run
 from support.training.ranks import go_on, rank, values
+from support.training.replayed_job import scrape_live
 
 
 def test_phases_of_far_future() -> None:
@@ -51,6 +57,30 @@ def test_phases_of_next_step() -> None:
     steps.settle(100.0, 100.0)
     assert steps.phase_seconds["forward"] == 0.75
     assert steps.section_seconds == {}
+
+
+def test_pipeline_of_simulated_ranks(tmp_path: Path) -> None:
+    """The agent knows the replica of each rank, and how long its sends and receives blocked it."""
+    shape = JobShape(data_parallel=2, pipeline_parallel=2)
+    job = simulate(Job(shape=shape, steps=12, seed=3))
+    names = ("rankwatch_rank_info", "rankwatch_step_message_seconds_total", "rankwatch_steps_total")
+    scrapes = scrape_live(job, shape, tmp_path, names=frozenset(names), interval_seconds=0.2)
+    last = {name: values[-1] for name, values in scrapes.values.items()}
+    sent = np.isin(np.array(job.table.operations)[job.table.operation], ("send", "recv"))
+    for number in range(shape.ranks):
+        info, messages, steps = (_of_rank(last, name, number) for name in names)
+        assert f'stage="{number // 2}",replica="{number % 2}"' in info[0]
+        rows = sent & (job.table.rank == number) & (job.table.step < steps[1])
+        assert messages[1] == pytest.approx(job.table.duration_seconds[rows].sum(), rel=1e-6)
+
+
+def _of_rank(samples: Mapping[str, float | None], name: str, number: int) -> tuple[str, float]:
+    """A series of a rank and its value."""
+    ((series, value),) = (
+        each for each in samples.items() if each[0].startswith(name) and f',rank="{number}"' in each[0]
+    )
+    assert value is not None
+    return series, value
 
 
 def test_pauses_between_steps() -> None:

@@ -10,6 +10,7 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.split import MESSAGE
 from rankwatch_agent.training.steps import StepAssembler
 
 OVERFLOW = "(more)"
@@ -23,6 +24,7 @@ FLIGHT_RECORDER = "flight_recorder"
 """Values of the label `source`."""
 _unpack = layout.COLLECTIVE.unpack_from
 _BLOCKING, _UNTIMED = layout.BLOCKING, layout.UNTIMED
+_MESSAGE = layout.POINT_TO_POINT
 _NOT_COMPARED = layout.FAILED | layout.POINT_TO_POINT
 """Flags of collectives that no two ranks share: they failed, or differ between the ranks by design."""
 
@@ -177,7 +179,9 @@ class RankCollectives:
             totals.seconds += seconds
             totals.timed = True
             if start <= waited <= end:  # the thread blocked from there, whatever it did before
-                self._follow((waited, end, True))
+                start, flags = waited, flags | _BLOCKING
+            if flags & _MESSAGE:
+                self._follow((start, end, flags & _BLOCKING != 0, MESSAGE))
             else:
                 self._follow((start, end, flags & _BLOCKING != 0))
         if not flags & _NOT_COMPARED:

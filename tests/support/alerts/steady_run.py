@@ -1,0 +1,112 @@
+"""A run whose ranks go on as they are, and what the rules record of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from rankwatch_alerts import RuleConfig, write_rules
+from support.servers.prometheus import require
+
+SCRAPE_SECONDS = 30
+_CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
+_GROUP = "rankwatch-steps"
+_FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
+_SAMPLE = re.compile(r"\{([^}]*)\} (\S+?)(?:,|$)")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteadyRank:
+    """What one rank does in each step of one second, on average."""
+
+    stage: int = 0
+    replica: int = 0
+    local_seconds: float = 0.5
+    message_seconds: float = 0.0
+    late_steps: float = 0.0
+    """Share of the steps that are late."""
+    late_seconds: float = 0.0
+    squared_deviation: float = 0.0
+    data_wait_seconds: float = 0.0
+    since_scrape: int = 0
+    """Scrape from which `local_seconds` holds; until then it is 0.5."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """Other counters by name and labels, such as `x_total{unit="tokens"}`."""
+
+
+def recorded_by(
+    ranks: Sequence[SteadyRank], expressions: Sequence[str], directory: Path, *, minutes: int = 11
+) -> list[dict[Labels, float]]:
+    """The samples of each expression at the end; labels without those of the run, in order of names."""
+    require("promtool")
+    scrapes = minutes * 60 // SCRAPE_SECONDS
+    series = [each for number, rank in enumerate(ranks) for each in _series(number, rank, scrapes)]
+    tests = [{"expr": each, "eval_time": f"{minutes}m", "exp_samples": []} for each in expressions]
+    document = {
+        "rule_files": [str(_rules(directory))],
+        "evaluation_interval": f"{SCRAPE_SECONDS}s",
+        "tests": [{"interval": f"{SCRAPE_SECONDS}s", "input_series": series, "promql_expr_test": tests}],
+    }
+    path = directory / "run.json"
+    path.write_text(json.dumps(document))
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
+    assert bool(found) == bool(done.returncode), done.stdout
+    return [dict(_samples(found.get(each, ""))) for each in expressions]
+
+
+def _rules(directory: Path) -> Path:
+    files = write_rules(_CONFIG, directory / "rules")
+    groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
+    path = directory / "rules.json"
+    path.write_text(json.dumps({"groups": [each for each in groups if each["name"] == _GROUP]}))
+    return path
+
+
+def _series(number: int, rank: SteadyRank, scrapes: int) -> Iterator[dict[str, str]]:
+    place = f'cluster="c",run="r",rank="{number}",node="n{number}"'
+    info = f'rankwatch_rank_info{{{place},stage="{rank.stage}",replica="{rank.replica}"}}'
+    yield {"series": info, "values": f"1x{scrapes}"}
+    counters: dict[str, float] = {
+        "rankwatch_steps_total": 1.0,
+        "rankwatch_step_seconds_total": 1.0,
+        "rankwatch_step_message_seconds_total": rank.message_seconds,
+        "rankwatch_late_steps_total": rank.late_steps,
+        "rankwatch_late_step_seconds_total": rank.late_seconds,
+        'rankwatch_step_variation_total{term="local"}': rank.squared_deviation,
+        'rankwatch_step_phase_seconds_total{phase="data_wait"}': rank.data_wait_seconds,
+        **rank.more,
+    }
+    for name, in_a_step in counters.items():
+        if not in_a_step:
+            continue
+        yield {"series": _placed(name, place), "values": f"0+{in_a_step * SCRAPE_SECONDS:.9f}x{scrapes}"}
+    before, after = 0.5 * SCRAPE_SECONDS, rank.local_seconds * SCRAPE_SECONDS
+    first, rest = rank.since_scrape, scrapes - rank.since_scrape
+    healthy = f"0+{before:.9f}x{first} " if first else ""
+    values = f"{healthy}{first * before + (after if first else 0.0):.9f}+{after:.9f}x{rest}"
+    yield {"series": _placed("rankwatch_step_local_seconds_total", place), "values": values}
+
+
+def _placed(name: str, place: str) -> str:
+    plain, _, labels = name.partition("{")
+    return f"{plain}{{{place}{',' + labels if labels else '}'}"
+
+
+def _samples(got: str) -> Iterator[tuple[Labels, float]]:
+    """Series are listed as name{label="value", ...} value, one behind the other."""
+    for labels, value in _SAMPLE.findall(got):
+        pairs = [each for each in re.findall(r'(\w+)="([^"]*)"', labels) if each[0] not in _OF_RUN]
+        yield tuple(sorted(pairs)), float(value)
+
+
+_OF_RUN = ("__name__", "cluster", "run")
