@@ -318,7 +318,13 @@
     }
   }).observe(document.body);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  addEventListener("beforeprint", draw);
-  addEventListener("afterprint", draw);
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.theme = "light"; // paper is white
+    draw();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.theme;
+    draw();
+  });
   draw();
 })();
