@@ -1,7 +1,8 @@
 """`python -m tests.bench.real_jobs`: how often the diagnosis is right on re-timed tables of real jobs.
 
-Needs the recorded tables in ../shared/data. `--list` prints one line for each case; `--only TEXT` takes the
-cases whose name holds the text. Exit status 0 whatever the result is.
+Jobs of other shapes come from the simulator; without the recorded tables in ../shared/data these are all.
+`--list` prints one line for each case; `--only TEXT` takes the cases whose name holds the text. Exit status 0
+whatever the result is.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this")
     given = parser.parse_args(arguments)
     if not TABLES.is_dir():
-        print(f"nothing measured: {ABSENT}")
-        return 0
+        print(ABSENT)
     outcomes = [judge(case) for case in all_cases() if given.only in case.name]
     if given.list:
         print("".join(map(_line, outcomes)))

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 
 from .messages import is_message
@@ -26,6 +26,10 @@ class Fault(Protocol):
     @property
     def cause(self) -> Cause: ...
 
+    @property
+    def phases(self) -> frozenset[SlowPhase]:
+        """Phases that a verdict `slow_rank` may have for it."""
+
     def ranks(self, replay: Replay) -> frozenset[int]:
         """Ranks that may be named for it."""
 
@@ -34,6 +38,10 @@ class Fault(Protocol):
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         """Change the seconds in place."""
+
+
+NO_PHASE: frozenset[SlowPhase] = frozenset()
+COMPUTE = frozenset({SlowPhase.COMPUTE})
 
 
 def in_window(window: str, steps: int) -> NDArray[np.bool_]:
@@ -51,6 +59,8 @@ def in_window(window: str, steps: int) -> NDArray[np.bool_]:
 @dataclass(frozen=True, kw_only=True)
 class _OfNobody:
     """A fault that is no rank's and no stage's."""
+
+    phases = NO_PHASE
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         return frozenset()
@@ -79,6 +89,7 @@ class SlowRank(_OfRank):
     only: str = ""
     """Part of the names of the operations that take longer; "" for all."""
     cause = Cause.SLOW_RANK
+    phases = COMPUTE
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         active = in_window(self.window, len(replay.program.steps))
@@ -96,6 +107,7 @@ class Stall(_OfRank):
     """Of the usual seconds of the computation."""
     every: int = 1
     cause = Cause.SLOW_RANK
+    phases = frozenset(SlowPhase)
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         active = in_window(self.window, len(replay.program.steps))
@@ -112,6 +124,7 @@ class SlowDataLoading(_OfRank):
     share: float
     """Of the usual seconds of the forward pass; the other ranks wait for 1 %."""
     cause = Cause.SLOW_RANK
+    phases = frozenset({SlowPhase.DATA_LOADING})
 
     def inject(self, replay: Replay, seconds: Seconds, random: np.random.Generator) -> None:
         program = replay.program
@@ -137,6 +150,7 @@ class SlowStage:
     factor: float
     window: str = "whole"
     cause = Cause.SLOW_STAGE
+    phases = NO_PHASE
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         return frozenset()
@@ -161,6 +175,7 @@ class SlowLink:
     extra_seconds: float
     window: str = "whole"
     cause = Cause.NETWORK
+    phases = NO_PHASE
 
     def ranks(self, replay: Replay) -> frozenset[int]:
         program = replay.program
@@ -252,6 +267,7 @@ class AsRecorded:
     cause: Cause
     slow_ranks: tuple[int, ...] = ()
     slow_stage: int | None = None
+    phases = COMPUTE
 
     def slow(self, replay: Replay) -> frozenset[int]:
         """The ranks that compute longer."""

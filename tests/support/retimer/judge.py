@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -57,10 +57,11 @@ def judge(case: Case) -> Outcome:
     named = _Named.of([each for each in listed if each.get("certain", True)])
     abstains = case.may_abstain and verdict.cause is Cause.INCONCLUSIVE
     costly = frozenset[int]() if abstains else _costly_ranks(case)
-    acceptable = verdict.cause in case.acceptable() and _names_right(verdict, guilty, heavy)
+    phases = frozenset().union(*(fault.phases for fault in faults))
+    acceptable = verdict.cause in case.acceptable() and _names_right(verdict, guilty, heavy, phases)
     return Outcome(
         name=case.name,
-        said=_in_words(verdict.cause, verdict.ranks, verdict.stages),
+        said=_in_words(verdict.cause_and_phase, verdict.ranks, verdict.stages),
         truth=" + ".join(
             _in_words(
                 fault.cause, sorted(map(case.number_of, fault.ranks(replay))), sorted(fault.stages(replay))
@@ -110,12 +111,14 @@ class _Named:
         )
 
 
-def _names_right(verdict: Verdict, guilty: set[int], heavy: set[int]) -> bool:
-    """A slow rank must have a name, and no verdict may have a wrong one."""
+def _names_right(
+    verdict: Verdict, guilty: set[int], heavy: set[int], phases: frozenset[SlowPhase]
+) -> bool:
+    """A slow rank must have a name and a right phase, and no verdict may have a wrong name."""
     if not set(verdict.ranks) <= guilty or not set(verdict.stages) <= heavy:
         return False
     if verdict.cause is Cause.SLOW_RANK:
-        return bool(verdict.ranks)
+        return bool(verdict.ranks) and verdict.phase in phases
     return verdict.cause is not Cause.SLOW_STAGE or bool(verdict.stages)
 
 
@@ -142,7 +145,7 @@ def _costly_ranks(case: Case) -> frozenset[int]:
     )
 
 
-def _in_words(cause: Cause, ranks: Sequence[int], stages: Sequence[int]) -> str:
+def _in_words(cause: str, ranks: Sequence[int], stages: Sequence[int]) -> str:
     who = [f"ranks {','.join(map(str, ranks))}"] * bool(ranks)
     where = [f"stages {','.join(map(str, stages))}"] * bool(stages)
-    return " ".join([cause.value, *who, *where])
+    return " ".join([cause, *who, *where])
