@@ -111,9 +111,7 @@ class _Named:
         )
 
 
-def _names_right(
-    verdict: Verdict, guilty: set[int], heavy: set[int], phases: frozenset[SlowPhase]
-) -> bool:
+def _names_right(verdict: Verdict, guilty: set[int], heavy: set[int], phases: frozenset[SlowPhase]) -> bool:
     """A slow rank must have a name and a right phase, and no verdict may have a wrong name."""
     if not set(verdict.ranks) <= guilty or not set(verdict.stages) <= heavy:
         return False
