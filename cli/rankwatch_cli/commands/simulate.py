@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import random
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch.errors import BlackBoxError
@@ -19,13 +17,10 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Naming, Plane
 from rankwatch_diagnosis.simulation.shape import JobShape
 
-if TYPE_CHECKING:
-    from rankwatch_diagnosis.simulation.fault import Fault
-    from rankwatch_diagnosis.simulation.job import Job
-
 _SLOWDOWNS = tuple(cause for cause in Cause if cause is not Cause.INCONCLUSIVE)
 _PHASES = tuple(phase for phase in SlowPhase if phase is not SlowPhase.CHECKPOINT)
 _LEVELS = ("clean", "real")
+_BARRIERS = ("last_stage", "first_replica", "replica", "job")
 _LEFT_OUT = ("sends", "receives", "groups")
 _HANGS = tuple(kind for kind in HangKind if kind is not HangKind.NONE)
 _TABLES = ("csv", "csv.gz", "jsonl", "parquet")
@@ -68,11 +63,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
     # Only here: the simulation needs NumPy.
+    from rankwatch_cli.commands.simulated_job import job_of
     from rankwatch_diagnosis.operations.writing import write_table
     from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
     from rankwatch_diagnosis.simulation.job import simulate
 
-    job = simulate(_job(given, shape))
+    ranks = _ranks(given, shape, needed=given.fault == Cause.SLOW_RANK)
+    job = simulate(job_of(given, shape, ranks))
     if given.black_boxes is not None:
         boxes = partial(write_job_boxes, job.table, shape, given.black_boxes, run=RUN, seed=given.seed)
         _write(boxes, given.black_boxes)
@@ -80,77 +77,6 @@ def _slowdown(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[s
         path = given.output / f"operations.{form}"
         _write(partial(write_table, job.table, path, form), given.output)
     return job.truth.as_json()
-
-
-def _job(given: Namespace, shape: JobShape) -> Job:
-    from rankwatch_diagnosis.simulation.job import Job
-    from rankwatch_diagnosis.simulation.levels import Level, at_level
-    from rankwatch_diagnosis.simulation.workload import Noise
-
-    job = Job(
-        shape=shape,
-        noise=Noise(sigma=given.sigma),
-        fault=_fault(given, shape),
-        more_faults=tuple(map(_also, given.also)),
-        steps=given.steps,
-        seed=given.seed,
-        with_work=given.work,
-    )
-    job = at_level(job, Level(given.level))
-    spread = {"rank_sigma": given.chip_spread, "outlier_probability": given.delayed}
-    known = {name: value for name, value in spread.items() if value is not None}
-    recorder = replace(job.recorder, **dict.fromkeys(given.without, False))
-    return replace(job, noise=replace(job.noise, **known), recorder=recorder)
-
-
-def _fault(given: Namespace, shape: JobShape) -> Fault:
-    from rankwatch_diagnosis.simulation.fault import Fault
-
-    cause = Cause(given.fault)
-    return Fault(
-        cause=cause,
-        ranks=_ranks(given, shape, needed=cause is Cause.SLOW_RANK),
-        phase=SlowPhase(given.phase),
-        stage=given.stage,
-        factor=given.factor,
-        probability=given.probability,
-        first_step=given.first_step or 0,
-        duration=given.duration,
-        period=given.period,
-        share_of_steps=given.share_of_steps,
-        unrecorded=given.unrecorded,
-    )
-
-
-_ALSO: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {
-        "ranks": lambda text: _numbers(text.replace("+", ",")),
-        "phase": SlowPhase,
-        "stage": int,
-        "factor": float,
-        "probability": float,
-        "first_step": int,
-        "duration": int,
-        "period": int,
-        "share_of_steps": float,
-    }
-)
-"""Fields of another fault in the same job, and how they are read."""
-
-
-def _also(text: str) -> Fault:
-    """The fault of `slow_rank,ranks=3+5,factor=1.2`; raises UserError."""
-    from rankwatch_diagnosis.simulation.fault import Fault
-
-    cause, *pairs = text.split(",")
-    try:
-        given = dict(pair.split("=") for pair in pairs)
-        return Fault(cause=Cause(cause), **{name: _ALSO[name](value) for name, value in given.items()})
-    except (KeyError, ValueError, ArgumentTypeError) as error:
-        raise UserError(
-            f"--also is {text!r}, expected a fault such as slow_rank,ranks=3+5,factor=1.2;"
-            f" fields are {', '.join(_ALSO)}"
-        ) from error
 
 
 def _hang(given: Namespace, shape: JobShape, forms: Sequence[str]) -> dict[str, object]:
@@ -273,6 +199,15 @@ def _shape_flags(parser: SentenceParser) -> None:
         help="share of operations that are delayed (default 0.001, of a real job 0.01)",
     )
     flags.add_argument(
+        "--drift", type=float, metavar="X", help="how far a chip drifts around its own mean (default 0.004)"
+    )
+    flags.add_argument(
+        "--barriers",
+        type=_barriers,
+        metavar="WHO,WHO",
+        help=f"of a real job: {', '.join(_BARRIERS)}, or none (default last_stage,replica)",
+    )
+    flags.add_argument(
         "--without",
         action="append",
         choices=_LEFT_OUT,
@@ -369,3 +304,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} is no list of ranks such as 3,5") from error
+
+
+def _barriers(text: str) -> tuple[str, ...]:
+    names = () if text == "none" else tuple(text.split(","))
+    if not set(names) <= set(_BARRIERS):
+        raise ArgumentTypeError(f"{text!r} is no list of {', '.join(_BARRIERS)}, nor none")
+    return names

@@ -136,7 +136,7 @@ def _is_small(job: Job, fault: Fault) -> bool:
     if fault.cause is Cause.SLOW_STAGE:
         return fault.factor < _LEAST_STAGE
     small = max(_LEAST_RANK, 1.0 + _CHIP_DEVIATIONS * job.noise.rank_sigma)
-    return fault.cause is Cause.SLOW_RANK and not fault.unrecorded and fault.factor < small
+    return (fault.cause, fault.phase) == (Cause.SLOW_RANK, SlowPhase.COMPUTE) and fault.factor < small
 
 
 def _meant(job: Job, verdict: Verdict) -> list[Fault]:
@@ -148,7 +148,7 @@ def _is_meant(job: Job, fault: Fault, verdict: Verdict) -> bool:
     if fault.cause is not verdict.cause:
         return False
     if fault.cause is Cause.SLOW_RANK:
-        phases = _HELD_UP if fault.unrecorded else (fault.phase,)
+        phases = _HELD_UP if fault.phase in _HELD_UP else (fault.phase,)
         ranks = job.recorder.recorded(job.shape, fault.ranks)
         return verdict.phase in phases and not set(ranks).isdisjoint(verdict.ranks)
     return fault.cause is not Cause.SLOW_STAGE or fault.stage in verdict.stages

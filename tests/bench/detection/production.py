@@ -5,8 +5,9 @@ Each job comes from its own seed, as in the mixture of clean jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +25,19 @@ NONE, RANK, STAGE, STALL = "none", "slow rank", "slow stage", "unrecorded stall"
 PART = "slow rank in less than half of the steps"
 TWO_RANKS, RANK_AND_STAGE, THREE = "two slow ranks", "slow rank and stage", "slow rank, stage and stall"
 UNEQUAL, LINK, JITTER = "unequal batches", "slow link", "jitter"
-CYCLE = (
+HOST, LOADING, FABRIC = "host work of a rank", "data loading of a rank", "slow fabric"
+SHORT, HUGE, LOSS = "slow rank, up to 3 steps", "rank at half speed or less", "loss on the last stage"
+_OFTEN = (
     *(NONE, RANK, STAGE, PART, RANK, TWO_RANKS, STALL, UNEQUAL, RANK_AND_STAGE, RANK),
     *(NONE, STAGE, RANK, PART, LINK, TWO_RANKS, STALL, RANK, THREE, NONE),
     *(RANK, STAGE, PART, JITTER, RANK_AND_STAGE, STALL, RANK, NONE, STAGE, RANK),
 )
-"""Class of job number i is CYCLE[i % 30]."""
+_SELDOM = (
+    *(HOST, SHORT, LOADING, HUGE, FABRIC, NONE, LOSS, SHORT),
+    *(HOST, FABRIC, LOADING, HUGE, SHORT, LOSS, NONE),
+)
+CYCLE = (*_OFTEN, *_OFTEN, *_SELDOM)
+"""Class of job number i is CYCLE[i % 75]."""
 
 CHIP_SIGMAS = (0.004, 0.01, 0.02, 0.03)
 SHAPES = (
@@ -37,6 +45,8 @@ SHAPES = (
     *((4, 4, 1, 32), (16, 2, 1, 8), (8, 1, 1, 8), (2, 8, 4, 16), (6, 3, 1, 12)),
 )
 """Replicas, stages, shards, microbatches: 8 to 128 ranks, of which 8 to 32 are recorded."""
+_LEAST_REPEATS = 8
+"""Microbatches of which one step is enough to see a slow rank."""
 _BARRIERS = (
     (),
     (Barrier.LAST_STAGE,),
@@ -60,16 +70,20 @@ def production_job(number: int, seed_base: int) -> ProductionJob:
     label = CYCLE[number % len(CYCLE)]
     chip_sigma = CHIP_SIGMAS[int(random.integers(len(CHIP_SIGMAS)))]
     job = healthy(random, chip_sigma, [each for each in SHAPES if _fits(label, each)])
+    if label == SHORT:
+        job = replace(job, steps=1 + number % 3)
     fault, *others = _faults(label, job.shape, job.steps, random)
     return ProductionJob(number, label, replace(job, fault=fault, more_faults=tuple(others)))
 
 
 def _fits(label: str, shape: tuple[int, int, int, int]) -> bool:
     """A slow link inside a tensor-parallel group lies in the rows of compute, so such groups have none."""
-    _, stages, shards, _ = shape
-    if label == LINK and shards > 1:
+    _, stages, shards, microbatches = shape
+    if label in (LINK, FABRIC) and shards > 1:
         return False
-    return stages > 1 or label not in (STAGE, RANK_AND_STAGE, THREE, LINK)
+    if label == SHORT and microbatches < _LEAST_REPEATS:
+        return False
+    return stages > 1 or label not in (STAGE, RANK_AND_STAGE, THREE, LINK, LOSS)
 
 
 def healthy(
@@ -114,6 +128,8 @@ def _recorder(random: np.random.Generator) -> Recorder:
 def _faults(label: str, shape: JobShape, steps: int, random: np.random.Generator) -> list[Fault]:
     ranks = [int(rank) for rank in random.permutation(shape.ranks // shape.tensor_parallel)]
     first, second = (rank * shape.tensor_parallel for rank in ranks[:2])
+    if label in _SELDOM_FAULTS:
+        return [_SELDOM_FAULTS[label](first, shape, steps, random)]
     single = {
         NONE: Fault(),
         RANK: _slow(first, random, least=0.005),
@@ -153,6 +169,33 @@ def _stalled(rank: int, random: np.random.Generator) -> Fault:
         factor=1.0 + _between(0.01, 0.3, random),
         unrecorded=True,
     )
+
+
+def _held_up(phase: SlowPhase, rank: int, random: np.random.Generator) -> Fault:
+    """Where nothing is recorded, a pause that healthy ranks have, too, lasts 3 to 20 times as long."""
+    return Fault(cause=Cause.SLOW_RANK, phase=phase, ranks=(rank,), factor=_between(3.0, 20.0, random))
+
+
+def _slow_fabric(steps: int, random: np.random.Generator) -> Fault:
+    """All links, from a step in the second quarter on."""
+    first_step = int(random.integers(steps // 4, steps // 2))
+    return Fault(cause=Cause.NETWORK, factor=random.uniform(2.0, 6.0), first_step=first_step)
+
+
+_SELDOM_FAULTS: Mapping[str, Callable[[int, JobShape, int, np.random.Generator], Fault]] = MappingProxyType(
+    {
+        HOST: lambda rank, shape, steps, random: _held_up(SlowPhase.OTHER, rank, random),
+        LOADING: lambda rank, shape, steps, random: _held_up(SlowPhase.DATA_LOADING, rank, random),
+        FABRIC: lambda rank, shape, steps, random: _slow_fabric(steps, random),
+        SHORT: lambda rank, shape, steps, random: _slow(rank, random, least=0.2),
+        HUGE: lambda rank, shape, steps, random: Fault(
+            cause=Cause.SLOW_RANK, ranks=(rank,), factor=random.uniform(2.0, 3.0)
+        ),
+        LOSS: lambda rank, shape, steps, random: Fault(
+            cause=Cause.SLOW_STAGE, stage=shape.pipeline_parallel - 1, factor=random.uniform(1.3, 1.8)
+        ),
+    }
+)
 
 
 def _in_part(fault: Fault, steps: int, random: np.random.Generator) -> Fault:

@@ -70,6 +70,11 @@ def test_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--as", "real", "--fault", "skip"], "--as real writes tables of operations only, of slowdowns"),
         (["--as", "real", "--black-boxes", "x"], "--as real writes tables of operations only, of slowdowns"),
         (["--as", "real", "--chip-spread", "2"], "rank_sigma is 2.0, expected 0 to 1"),
+        (
+            ["--as", "real", "--barriers", "all"],
+            "'all' is no list of last_stage, first_replica, replica, job",
+        ),
+        (["--barriers", "job"], "--barriers needs --as real"),
         (["--unrecorded"], "an unrecorded fault is a slow_rank of phase other"),
     ],
 )
@@ -120,6 +125,7 @@ def test_real_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "slow_stage,stage=1,factor=1.3",
     ]
     flags = ["--as", "real", "--chip-spread", "0.02", "--delayed", "0.02", "--without", "sends"]
+    flags += ["--drift", "0.002", "--barriers", "none"]
     assert main(["simulate", str(output), *shape, *faults, *flags]) == 0
     truth = json.loads(capsys.readouterr().out)
     assert {each["cause"]: (each["ranks"], each["stages"]) for each in truth["causes"]} == {
