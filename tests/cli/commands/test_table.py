@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwatch.conventions import Cause
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import PHASES, Cause
+from rankwatch.identity import Identity
 from rankwatch_cli.main import main
 from rankwatch_diagnosis.operations.reading import read_operations
 from rankwatch_diagnosis.operations.table import OperationTable
@@ -113,3 +117,29 @@ def test_bundle(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(table(tmp_path, ":", tmp_path / "t.csv")) == len(table_of_run(run))
     assert main(["diagnose", "straggler", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == [5]
+
+
+def test_living_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Boxes that are being written give the steps that have ended so far; a full ring, the newest of them."""
+    writers = [
+        Writer(tmp_path, Identity(run="job", rank=rank, world_size=2), phases=PHASES, capacity=256)
+        for rank in range(2)
+    ]
+
+    def run_until(steps: range) -> None:
+        for writer in writers:
+            forward = writer.name_number("forward")
+            for step in steps:
+                span = (100.0 + step, 100.5 + step)
+                writer.append(RecordKind.PHASE, forward, *span, layout.STEP, 0, 0)
+                writer.append(RecordKind.STEP, 0, *span, layout.STEP, step, 0)
+
+    run = tmp_path / "job"
+    run_until(range(10))
+    assert np.unique(table(run, ":", tmp_path / "t.csv").step).tolist() == list(range(1, 10))
+    run_until(range(10, 300))
+    found = np.unique(table(run, "100:", tmp_path / "t.csv").step)
+    assert found[0] > 150 and found[-1] == 299
+    assert f"hold steps {found[0]} to 299" in capsys.readouterr().err
+    for writer in writers:
+        writer.unlock()

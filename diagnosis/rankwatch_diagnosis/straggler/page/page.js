@@ -53,7 +53,8 @@
     const map = data.map;
     const many = map.rows.length > 40;
     const stages = new Set(map.rows.map((row) => row.stage)).size > 1;
-    const left = (stages ? 64 : 0) + 66;
+    const digits = String(Math.max(...map.rows.map((row) => row.ranks[1]))).length;
+    const left = (stages ? 64 : 0) + 56 + 8 * digits;
     const separators = stages ? new Set(map.rows.map((row) => row.stage)).size - 1 : 0;
     const rowHeight = many ? Math.max(1, (LARGEST_MAP - 4 * separators) / map.rows.length) : Math.max(13, Math.min(24, 260 / map.rows.length));
     let top = data.map.events.length ? 16 : 4;
