@@ -33,6 +33,7 @@ LEAST_COST = 1.01
 
 _FEW_PASSES = 40
 """Of a rank, in all its steps: with fewer a verdict may abstain."""
+_HEAVY_STAGE = 1.15
 _ALSO: Mapping[Cause, frozenset[Cause]] = MappingProxyType(
     {
         Cause.NONE: frozenset({Cause.INCONCLUSIVE}),
@@ -40,6 +41,11 @@ _ALSO: Mapping[Cause, frozenset[Cause]] = MappingProxyType(
     }
 )
 """What else may be said of a fault of this cause, whatever it costs."""
+
+
+def _by_design(fault: Fault) -> bool:
+    """A stage that takes less than this longer may hold the embedding or the loss."""
+    return isinstance(fault, SlowStage) and fault.factor < _HEAVY_STAGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,7 @@ class Case:
         """Causes that the head of the verdict may have."""
         causes = {fault.cause for fault in self.job.faults} or {Cause.NONE}
         also = frozenset().union(*(_ALSO.get(cause, frozenset()) for cause in causes))
-        if self.slowdown() < LEAST_COST:
+        if self.slowdown() < LEAST_COST or all(map(_by_design, self.job.faults)):
             causes |= {Cause.NONE, Cause.INCONCLUSIVE}
         if Cause.UNEQUAL_BATCHES in causes and len(set(self.job.base.replay.program.stage_of.values())) == 1:
             # With one stage, a long microbatch and a late rank are the same thing.

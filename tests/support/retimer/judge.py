@@ -32,6 +32,7 @@ class Outcome:
     """Faulty ranks that cost at least 1 %."""
     costly_ranks_found: int
     seconds: float
+    """Of CPU, for the diagnosis."""
 
     @property
     def error(self) -> float | None:
@@ -47,9 +48,9 @@ _NOTHING = (Cause.NONE.value, Cause.INCONCLUSIVE.value)
 def judge(case: Case) -> Outcome:
     """Diagnose the table of a case."""
     table = case.table()
-    began = time.perf_counter()
+    began = time.process_time()
     verdict = diagnose(table)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     listed = causes_of(verdict)
     replay, faults = case.job.base.replay, case.job.faults
     guilty = {case.number_of(rank) for fault in faults for rank in fault.ranks(replay)}
