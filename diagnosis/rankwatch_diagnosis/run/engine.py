@@ -38,12 +38,12 @@ from rankwatch_diagnosis.run.waiting import (
     where_of,
     with_places,
 )
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _STANDS = (State.HANG, State.DESYNC)
-_NAMED = (Cause.SLOW_RANK, Cause.NETWORK)
-LEAST_SLOWDOWN = 1.01
-"""A rank is named from here on: a healthy run varies by less than 1 %, too."""
+_OTHERS_SHOWN = 2
+"""Causes in the sentence, besides the first."""
 _MOST_SHOWN = 1_024
 GONE = "gone"
 """State of a rank that ended without a reason, where it may be lost or its box may be a copy."""
@@ -205,8 +205,9 @@ def _blamed(state: RunState, boxes: Boxes, hang: HangVerdict, straggler: Verdict
         return hang.ranks
     if state is RunState.FAILED:
         return failed_first(boxes)
-    if state is RunState.RUNNING and straggler is not None and straggler.cause in _NAMED:
-        return straggler.ranks if straggler.slowdown >= LEAST_SLOWDOWN else ()
+    if state is RunState.RUNNING and straggler is not None:
+        head = straggler.ranks if straggler.slowdown >= DEFAULT.least_slowdown else ()
+        return tuple(sorted({*head, *(rank for each in straggler.others for rank in each.ranks)}))
     return ()
 
 
@@ -237,10 +238,12 @@ def _why(
         if straggler.cause is Cause.NONE:
             return f"nothing is seen to slow it down{_but_events(straggler)}"
         if straggler.cause is Cause.INCONCLUSIVE:
-            return unclear(straggler)
-        where = f", {listed(ranks)}" if ranks else ""
+            return f"{unclear(straggler)}{_and_others(straggler)}"
+        named = straggler.ranks and straggler.slowdown >= DEFAULT.least_slowdown
+        where = f", {listed(straggler.ranks)}" if named else ""
         cost = f"{straggler.slowdown - 1.0:.1%}"
-        return f"it is {cost} slower than it could be; cause: {straggler.cause_and_phase}{where}"
+        cause = f"{straggler.cause_and_phase}{where}{_and_others(straggler)}"
+        return f"it is {cost} slower than it could be; cause: {cause}"
     counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
     states = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
@@ -256,6 +259,17 @@ def lacks_cpus(contention: Mapping[str, object]) -> str:
     pressure = contention.get("cpu_pressure_share")
     of_host = f", and some task here did in {pressure:.0%} of the last minute" if pressure is not None else ""
     return f"the CPUs of this host are contended: its ranks wait {share:.0%} of their time for one{of_host}"
+
+
+def _and_others(straggler: Verdict) -> str:
+    """The causes beside the first, with their costs."""
+    others = straggler.others
+    shown = []
+    for each in others[:_OTHERS_SHOWN]:
+        whom = f", {listed(each.ranks)}" if each.ranks else ""
+        shown.append(f"{each.cause_and_phase}{whom} ({(each.slowdown or 1.0) - 1.0:.1%})")
+    more = [f"{len(others) - _OTHERS_SHOWN} more"] if len(others) > _OTHERS_SHOWN else []
+    return f"; also {'; '.join(shown + more)}" if shown else ""
 
 
 def _but_events(straggler: Verdict) -> str:

@@ -11,10 +11,18 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.engine import GONE, RunState, RunVerdict, lacks_cpus, listed, worst_anomaly
+from rankwatch_diagnosis.run.engine import (
+    GONE,
+    RunState,
+    RunVerdict,
+    lacks_cpus,
+    listed,
+    worst_anomaly,
+)
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE
 from rankwatch_diagnosis.run.time_report import time_lines
-from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.report import rank_seconds
+from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
@@ -22,6 +30,7 @@ _RED_STATES = (RunState.STALLED, RunState.LOST, RunState.FAILED)
 _GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
 _RANKS_SHOWN = 16
 _GROUPS_SHOWN = 5
+_CAUSES_SHOWN = 5
 _ANOMALIES_SHOWN = 5
 
 
@@ -62,6 +71,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
+    yield from _other_causes(verdict.straggler)
     if verdict.contention:
         yield f"cpus:        {lacks_cpus(verdict.contention)}"
     yield from time_lines(verdict)
@@ -133,6 +143,18 @@ def _slowdown(found: Verdict | None) -> str:
         if suspected := _suspected(found):
             parts.append(suspected)
         return ": ".join(parts)
+    return _cause(found)
+
+
+def _other_causes(found: Verdict | None) -> Iterator[str]:
+    others = () if found is None else found.others
+    for each in others[:_CAUSES_SHOWN]:
+        yield f"             also {_cause(each)}"
+    if len(others) > _CAUSES_SHOWN:
+        yield f"             and {len(others) - _CAUSES_SHOWN} more; --json shows them"
+
+
+def _cause(found: Verdict | FoundCause) -> str:
     whom = f" {listed(found.ranks)}" if found.ranks else ""
     if found.stages:
         whom = f" stage {', '.join(map(str, found.stages))}"
@@ -150,12 +172,13 @@ def _suspected(found: Verdict) -> str:
     return f"{shown}{_since(found)}, and that costs {_cost(found)}"
 
 
-def _since(found: Verdict) -> str:
+def _since(found: Verdict | FoundCause) -> str:
     return "" if found.first_step is None else f" since step {found.first_step}"
 
 
-def _cost(found: Verdict) -> str:
-    return f"{found.slowdown - 1.0:.1%}, {found.lost_rank_seconds:.4g} rank-seconds lost"
+def _cost(found: Verdict | FoundCause) -> str:
+    lost = rank_seconds(found.lost_rank_seconds or 0.0)
+    return f"{(found.slowdown or 1.0) - 1.0:.1%}, {lost} rank-seconds lost"
 
 
 def _waiting(verdict: RunVerdict) -> str:

@@ -218,7 +218,9 @@ def _verdict(found: Verdict | None) -> str:
     if found.cause is Cause.INCONCLUSIVE:
         return f"inconclusive: {found.evidence.get('why', 'the boxes do not show what slows it down')}"
     ranks = f" rank {', '.join(map(str, found.ranks[:8]))}" if found.ranks else ""
-    return f"{found.cause_and_phase}{ranks}: {found.slowdown - 1.0:.1%} slower for it"
+    others = len(found.others)
+    more = f", and {others} more cause{'' if others == 1 else 's'}" if others else ""
+    return f"{found.cause_and_phase}{ranks}: {found.slowdown - 1.0:.1%} slower for it{more}"
 
 
 def _milliseconds(seconds: float) -> str:

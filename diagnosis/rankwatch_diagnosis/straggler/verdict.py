@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.json_value import json_value
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,12 @@ class Verdict:
     def cause_and_phase(self) -> str:
         """The cause in words for people: `network`, `slow_rank (data_loading)`."""
         return _in_words(self.cause, self.phase)
+
+    @property
+    def others(self) -> tuple[FoundCause, ...]:
+        """Causes beside the one in the head that are certain and cost enough to be a verdict themselves."""
+        least = DEFAULT.least_slowdown
+        return tuple(each for each in self.causes[1:] if each.certain and (each.slowdown or 1.0) >= least)
 
 
 def _in_words(cause: Cause, phase: SlowPhase | None) -> str:

@@ -40,10 +40,13 @@ def stalled(table: OperationTable, operation: str, rank: int, seconds: float) ->
     return replace(table, start_seconds=start, duration_seconds=duration)
 
 
-def verdict_of(directory: Path, ranks: int, *, fault: Fault | None = None, **stall: Any) -> RunVerdict:
+def verdict_of(
+    directory: Path, ranks: int, *, fault: Fault | None = None, more: tuple[Fault, ...] = (), **stall: Any
+) -> RunVerdict:
     """The verdict about the boxes of a simulated job of 100 steps."""
     shape = JobShape(data_parallel=ranks)
-    table = simulate(Job(shape=shape, fault=fault or Fault(), steps=100, seed=1)).table
+    job = Job(shape=shape, fault=fault or Fault(), more_faults=more, steps=100, seed=1)
+    table = simulate(job).table
     if stall:
         table = stalled(table, **stall)
     write_job_boxes(table, shape, directory, run="job", seed=1)
@@ -140,3 +143,16 @@ def test_suspect_of_two_ranks(tmp_path: Path) -> None:
     )
     assert "slower since step 1, and that costs 3" in line
     assert line.endswith("rank-seconds lost")
+
+
+def test_two_slow_ranks(tmp_path: Path) -> None:
+    """The costlier one is the verdict. The other one is named beside it, with what it alone costs."""
+    slow = Fault(cause=Cause.SLOW_RANK, ranks=(3,), factor=1.5, first_step=50)
+    before = Fault(cause=Cause.SLOW_RANK, ranks=(6,), factor=1.3, duration=40)
+    verdict = verdict_of(tmp_path, 8, fault=slow, more=(before,))
+    first, second = (line for line in lines(verdict) if "slow_rank" in line)
+    assert first.startswith("slowdown:    slow_rank (compute) rank 3 since step 50: ")
+    assert second.startswith("             also slow_rank (compute) rank 6 since step 1: ")
+    assert second.endswith(" rank-seconds lost")
+    assert verdict.straggler is not None
+    assert [each.ranks for each in verdict.straggler.others] == [(6,)]

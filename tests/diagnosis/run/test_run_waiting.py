@@ -25,7 +25,7 @@ from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault, HangKind, Plane
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang
 from rankwatch_diagnosis.simulation.shape import JobShape
-from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from support.diagnosis.run_boxes import RankBox, boxes_seen
 from support.training.ranks import rank
 
@@ -142,6 +142,38 @@ def test_small_slowdown(
     assert (verdict.state, verdict.ranks, verdict.straggler) == (RunState.RUNNING, named, found)
     assert "cause: slow_rank (compute)" in verdict.why
     assert ("rank 1" in verdict.why) is bool(named)
+
+
+def test_causes_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running job names all ranks that certainly cost 1 %, also where another cause costs more."""
+    found = Verdict(
+        cause=Cause.NETWORK,
+        slowdown=1.2,
+        causes=(
+            _cause(Cause.NETWORK, 1.2),
+            _cause(Cause.SLOW_RANK, 1.05, ranks=(1,)),
+            _cause(Cause.SLOW_RANK, 1.002, ranks=(0,)),
+            _cause(Cause.INCONCLUSIVE, 1.1, certain=False),
+        ),
+    )
+    monkeypatch.setattr("rankwatch_diagnosis.run.engine.judge_straggler", lambda *_: found)
+    with rank(tmp_path, "steps(2); ready()", world=2):
+        verdict = diagnose_run(tmp_path)
+    assert (verdict.state, verdict.ranks) == (RunState.RUNNING, (1,))
+    assert "it is 20.0% slower than it could be; cause: network; also slow_rank, rank 1 (5.0%)" in verdict.why
+
+
+def _cause(cause: Cause, slowdown: float, *, ranks: tuple[int, ...] = (), certain: bool = True) -> FoundCause:
+    return FoundCause(
+        cause=cause,
+        ranks=ranks,
+        first_step=0,
+        last_step=9,
+        share_of_steps=1.0,
+        slowdown=slowdown,
+        lost_rank_seconds=1.0,
+        certain=certain,
+    )
 
 
 def learnt(directory: Path) -> None:
