@@ -22,6 +22,8 @@ _VISIBLE = 1 / 1_500
 _WAIT = 1 / 300
 """Of the step: shorter waits are not drawn."""
 _LONGEST_NAME = 120
+_LEAST_SHARE = 0.001
+"""Of the path: what holds less is not listed."""
 
 
 class Share(NamedTuple):
@@ -65,11 +67,9 @@ def _shares(case: Case, path: Sequence[Stretch]) -> tuple[Share, ...]:
         what = "transfers" if transfer else f"rank {case.table.rank[each.row]}"
         found[what] += each.ends - each.begins
         found["pauses"] += each.begins - each.since
-    return tuple(
-        Share(what, seconds)
-        for what, seconds in sorted(found.items(), key=lambda each: -each[1])
-        if seconds > 0.0
-    )
+    least = _LEAST_SHARE * sum(found.values())
+    most_first = sorted(found.items(), key=lambda each: -each[1])
+    return tuple(Share(what, seconds) for what, seconds in most_first if seconds > least)
 
 
 def _lanes(case: Case, by_rank: ByRank, rows: Ints, path: Sequence[Stretch]) -> list[RankRow]:
