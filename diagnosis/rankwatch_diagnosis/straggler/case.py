@@ -17,6 +17,7 @@ from rankwatch_diagnosis.straggler.graph.clocks import align_clocks
 from rankwatch_diagnosis.straggler.graph.collectives import match_communication
 from rankwatch_diagnosis.straggler.graph.hidden_waits import reveal_waits
 from rankwatch_diagnosis.straggler.graph.replay import Replay
+from rankwatch_diagnosis.straggler.graph.stalls import reveal_stalls
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
     Floats,
@@ -76,13 +77,17 @@ class Candidate:
 class Case:
     """What every test looks at: the table, its replay, and the place of each row.
 
-    The table is not the one given: its ranks share a clock, and it has a row for each wait that had none.
+    The table is not the one given: its ranks share a clock, and waits and stalls that had no row have one.
     """
 
     def __init__(self, table: OperationTable, limits: Thresholds) -> None:
-        self.table = table = _understood(table)
-        self.limits = limits
+        table = _with_waits(table)
         self.replay = Replay(table)
+        self.table = reveal_stalls(table, self.replay.pauses)
+        if self.table is not table:
+            self.replay = Replay(self.table)
+        table = self.table
+        self.limits = limits
         self.seconds: Floats = self.replay.measured
         """By row; of communication the transfer."""
         self.steps: Ints
@@ -159,7 +164,7 @@ class Case:
         return grid((self.step[rows], len(self.steps)), (self.rank[rows], len(self.ranks)))
 
 
-def _understood(table: OperationTable) -> OperationTable:
+def _with_waits(table: OperationTable) -> OperationTable:
     """The table on one clock, with a row for each wait."""
     order = in_order(table)
     aligned = align_clocks(table, match_communication(table, order))

@@ -132,6 +132,15 @@ def group_low_median(values: Floats, groups: Groups) -> Floats:
     return _middle(values, groups)[0]
 
 
+def group_low_quantile(values: Floats, groups: Groups, share: float) -> Floats:
+    """By group: the value that this share of its rows does not exceed; no NaN and no empty group."""
+    order = np.lexsort((values, groups.number))
+    size = group_size(groups)
+    place = np.cumsum(size) - size + (share * size).astype(np.int64)
+    lowest: Floats = values[order][np.minimum(place, len(order) - 1)]
+    return lowest
+
+
 def _factorized(values: NDArray[np.integer]) -> tuple[Ints, int]:
     code, distinct = factorize(values)
     return code, len(distinct)

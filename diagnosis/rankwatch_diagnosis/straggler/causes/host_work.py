@@ -37,6 +37,8 @@ def find_slow_host_work(case: Case) -> Candidate | None:
         if not rows.any():
             continue
         total = case.sums(rows)
+        if kind is Kind.OTHER:  # who records none has done none
+            total = np.nan_to_num(total)
         residual = against_peers(total / step_seconds, _peers(case, total), case.limits.peers)
         for each in scan(residual, case.limits, least_excess=case.limits.host_share).found:
             own = float(nan_median(total[each.first : each.end, each.column]))
@@ -142,8 +144,16 @@ def _slow_stages(
 
 
 def _loads(total: Floats, stage: Ints, stages: int) -> Floats:
-    """(step, stage): seconds of its median rank; NaN where a stage does no such work."""
-    return np.stack([nan_median(total[:, stage == index], axis=1) for index in range(stages)], axis=1)
+    """(step, stage): seconds of its median rank, of two the faster; NaN where a stage does no such work."""
+    return np.stack([_low_median(total[:, stage == index]) for index in range(stages)], axis=1)
+
+
+def _low_median(seconds: Floats) -> Floats:
+    """By row: the lower one of the values in the middle."""
+    ordered = np.sort(seconds, axis=1)  # NaN comes last
+    middle = np.maximum(np.isfinite(seconds).sum(axis=1) - 1, 0) // 2
+    middle_one: Floats = ordered[np.arange(len(ordered)), middle]
+    return middle_one
 
 
 def find_slow_data_loading(case: Case) -> Candidate | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rankwatch.conventions import Cause
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case
+from rankwatch_diagnosis.straggler.graph.hidden_waits import HIDDEN_WAIT
 from rankwatch_diagnosis.straggler.graph.pipeline import NONE, point_to_point
 from rankwatch_diagnosis.straggler.group_by import (
     Bools,
@@ -130,7 +131,8 @@ def _measure_links(case: Case) -> _Links | None:
     table = case.table
     sends, receives = point_to_point(table)
     partner = case.replay.communication.partner
-    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & (~receives | (partner != NONE)))
+    recorded = np.array([name != HIDDEN_WAIT for name in table.operations], dtype=np.bool_)[table.operation]
+    rows = np.flatnonzero((table.kind == Kind.COMMUNICATION) & recorded & (~receives | (partner != NONE)))
     if rows.size == 0:
         return None
     # A message belongs to the rank that sends it; a collective to its group, or to its stage where groups

@@ -163,8 +163,8 @@ def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meetin
     tolerance = np.maximum(_TOLERANCE_SHARE * apart, _LEAST_SECONDS)[:, None]
     if float(np.mean((after >= -tolerance).all(axis=1))) < _MOSTLY:
         return None
-    waits = _leave_together(early, after)
-    if not _one_for_one(early[:, waits], (went - came)[:, waits]):
+    waits = _leave_together(early, went - came)
+    if waits is None:
         return None
     ends = np.full(len(whole), np.nan)
     ends[whole] = went[:, waits].min(axis=1)
@@ -182,12 +182,19 @@ def _step_seconds(spans: _Spans) -> float:
     return float(np.nanmedian(np.nanmax(spans.left, axis=1) - np.nanmin(spans.arrived, axis=1)))
 
 
-def _leave_together(early: Floats, after: Floats) -> Bools:
-    """By member: it leaves soon after the last one came, as the first to leave does."""
-    stays = after - after.min(axis=1, keepdims=True)
-    waited = np.maximum(early.max(axis=1, keepdims=True), 1e-12)
-    together: Bools = np.median(stays / waited, axis=0) < 1.0 - _EXPLAINED
-    return together
+def _leave_together(early: Floats, spans: Floats) -> Bools | None:
+    """By member: it leaves when the others do, as the arrivals of all of them explain; None if nobody does.
+
+    Members that stay longest, since they wait for somebody else as well, are left out one by one.
+    """
+    after = spans - early
+    stays = np.median(after - after.min(axis=1, keepdims=True), axis=0)
+    together = np.ones(len(stays), dtype=np.bool_)
+    for longest in np.argsort(-stays, kind="stable").tolist():
+        if _one_for_one(early[:, together], spans[:, together]):
+            return together
+        together[longest] = False
+    return None
 
 
 def _one_for_one(early: Floats, spans: Floats) -> bool:
@@ -216,7 +223,10 @@ def _waits(
         rows, begin = spans.rows[:, each.ranks], since[:, each.ranks]
         whole = np.isfinite(each.ends) & np.isfinite(begin).all(axis=1) & (rows >= 0).all(axis=1)
         begin = begin[whole]
-        seconds = begin.max(axis=1, keepdims=True) - begin
+        over = begin.max(axis=1)
+        if not spans.inside:  # what all do together after the last arrival is nobody's own
+            over = np.maximum(over, each.ends[whole])
+        seconds = np.maximum(over[:, None] - begin, 0.0)
         chosen = rows[whole]
         yield chosen.ravel(), begin.ravel(), seconds.ravel(), number + index
         if spans.inside:

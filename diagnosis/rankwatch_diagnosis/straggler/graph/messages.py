@@ -28,6 +28,7 @@ from rankwatch_diagnosis.straggler.group_by import (
     cumcount,
     factorize,
     group_first,
+    group_low_quantile,
     group_max,
     group_median,
     group_size,
@@ -173,7 +174,7 @@ def _without_longer_waits(
     end = table.start_seconds + table.duration_seconds
     came = np.maximum(table.start_seconds[ring], table.start_seconds[partner[ring]])
     kind = ngroup(table.operation[ring], table.stage[ring])
-    usual = _low_quantile(seconds[ring], kind)[kind.number]
+    usual = group_low_quantile(seconds[ring], kind, _SHORTEST)[kind.number]
     left = np.minimum(end[ring], end[partner[ring]])
     seconds[ring] = np.minimum(seconds[ring], np.maximum(left - came, usual))
 
@@ -193,18 +194,9 @@ def _of_one_end(table: OperationTable, rows: Ints, partner: Ints, seconds: Float
     kind = ngroup(table.operation[rows], table.stage[rows])
     usual = group_median(np.where(alone, np.nan, seconds[rows]), kind)
     few = group_size(Groups(kind.number[alone], kind.count)) <= _MOST_UNMATCHED * group_size(kind)
-    shortest = _low_quantile(seconds[rows], kind)
+    shortest = group_low_quantile(seconds[rows], kind, _SHORTEST)
     usual = np.where(few & np.isfinite(usual), usual, shortest)[kind.number]
     seconds[rows[alone]] = np.minimum(seconds[rows[alone]], usual[alone])
-
-
-def _low_quantile(seconds: Floats, groups: Groups) -> Floats:
-    """By group: the value that one in ten of its rows does not exceed."""
-    order = np.lexsort((seconds, groups.number))
-    size = group_size(groups)
-    first = np.cumsum(size) - size
-    lowest: Floats = seconds[order][np.minimum(first + (_SHORTEST * size).astype(np.int64), len(order) - 1)]
-    return lowest
 
 
 def _receive_what_was_computed(table: OperationTable, order: Ints, shard: Ints, waits_for: Ints) -> None:
