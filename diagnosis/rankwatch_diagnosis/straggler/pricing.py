@@ -22,6 +22,9 @@ from rankwatch_diagnosis.straggler.verdict import FoundCause
 
 _MOST_PRICED = 48
 """A replay each. A slow node has 8 or 16 ranks, and these are one cause."""
+_LEAST_PRICED = 12
+_MOST_ROWS = 32_000_000
+"""Of all these replays together: about 3 seconds."""
 _ALIKE = 1.5
 """Excess of one rank over that of another up to which they may have one cause."""
 _ALIKE_SHARE = 0.03
@@ -56,10 +59,11 @@ class Priced(NamedTuple):
 def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
     """The cost of each cause alone, the highest first; those beyond a bound are not priced and come last."""
     joined = _join(case, candidates)
+    most = min(_MOST_PRICED, max(_LEAST_PRICED, _MOST_ROWS // len(case.seconds)))
     found = []
     for number, each in enumerate(sorted(joined, key=lambda each: _urgency(case, each))):
         cost = math.nan
-        if number < _MOST_PRICED:
+        if number < most:
             cost = slowdown(case.step_seconds, case.seconds_without(each))
         found.append(Priced(each, case.active(each), cost))
     return sorted(

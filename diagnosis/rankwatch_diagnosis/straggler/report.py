@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 
-_COLUMNS = ("who", "what", "steps", "share", "slower", "rank-seconds")
+_COLUMNS = ("who", "what", "steps", "share", "slower", "rank-s")
 _LEFT = 3
 """Columns of words; the others are numbers."""
 _MOST_ROWS = 12
@@ -20,7 +20,7 @@ def cause_lines(verdict: Verdict) -> Iterator[str]:
     """The table of all causes that are certain."""
     certain = [each for each in verdict.causes if each.certain]
     if certain:
-        yield "causes, and what each of them alone costs:"
+        yield "causes, and what each of them alone costs (rank-s: seconds lost, times ranks):"
         yield from _table(certain)
 
 
@@ -89,7 +89,7 @@ def who(cause: FoundCause) -> str:
     for name, found in (("rank", cause.ranks), ("stage", cause.stages)):
         if found:
             shown = ", ".join(map(str, found[:_MOST_RANKS]))
-            more = f" and {len(found) - _MOST_RANKS} more" if len(found) > _MOST_RANKS else ""
+            more = f" +{len(found) - _MOST_RANKS}" if len(found) > _MOST_RANKS else ""
             return f"{name}{'s' * (len(found) > 1)} {shown}{more}"
     return "?" if not cause.certain else "the job"
 

@@ -60,13 +60,38 @@ def test_other_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not re.search(r"None|\[\]|True|False", printed)
 
 
+def test_table_of_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each cause has a row with its ranks, steps and cost, the verdict first; 80 columns hold it."""
+    job = SmallJob(steps=40, noise=0.01).slow_rank(3, 1.6, first=20).slow_rank(1, 1.3, first=4, end=18)
+    assert main(["diagnose", "straggler", str(write(job.table(), tmp_path / "t.csv"))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = lines.index("  who     what                 steps  share  slower  rank-s")
+    first, second = lines[head + 1 : head + 3]
+    assert re.fullmatch(r"  rank 3  slow_rank \(compute\)  20-39    50%   \d\d\.\d%   *[\d.]+", first)
+    assert re.fullmatch(r"  rank 1  slow_rank \(compute\)  4-17     35%    \d\.\d%   *[\d.]+", second)
+    assert max(map(len, lines[: head + 3])) <= 80
+
+
+def test_what_could_not_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Suspects stand apart, with the reason and without being called a cause; so do rows left out."""
+    path = write(SmallJob(dp=2, steps=40).slow_rank(1, 1.4).table(), tmp_path / "t.csv")
+    path.write_text(path.read_text() + "0,0,forward,compute,0,-1,0,0,0,\n")
+    assert main(["diagnose", "straggler", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "causes, and what" not in text
+    suspected = text[text.index("suspected only:") :]
+    assert "inconclusive: of two ranks, neither can be called the odd one" in suspected
+    assert "inconclusive: may be rank 1 (" in suspected
+    assert "not judged:\n  rows left out: 1 with a negative duration\n" in suspected
+
+
 def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The output names no rank and no cost."""
     path = write(SmallJob(steps=12).table(), tmp_path / "t.csv")
     assert main(["diagnose", "straggler", str(path)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "none: nothing slows the run down"
-    assert not any("rank-seconds" in line or "causes" in line for line in printed)
+    assert not any("rank-s" in line or "causes" in line for line in printed)
 
 
 def test_unusable_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
