@@ -17,8 +17,9 @@ from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import Setting, difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.megatron import Megatron
+from rankwatch_diagnosis.simulation.operation_rows import OperationRows
 from rankwatch_diagnosis.simulation.program import plan
-from rankwatch_diagnosis.simulation.recorder import EXACT, OperationRows, Recorder
+from rankwatch_diagnosis.simulation.recorder import EXACT, Recorder
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.simulation.timeline import Timeline, run_program
 from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise, Workload, draw, squared_lengths

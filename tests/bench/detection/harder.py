@@ -18,7 +18,7 @@ from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.simulation.durations import difficulty, durations
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, setting_of, simulate
-from rankwatch_diagnosis.simulation.recorder import OperationRows
+from rankwatch_diagnosis.simulation.operation_rows import OperationRows
 from rankwatch_diagnosis.simulation.shape import RANKS_PER_NODE, JobShape
 from rankwatch_diagnosis.simulation.timeline import run_program
 from rankwatch_diagnosis.simulation.workload import CONTEXT_TOKENS, Noise
