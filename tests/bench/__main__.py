@@ -26,6 +26,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "training": ".training",
         "agent": ".agent",
         "node": ".node",
+        "traces": ".traces",
     }
 )
 """Part -> the module with its `measure(quick=...)`; imported only when chosen."""

@@ -12,44 +12,50 @@ import numpy as np
 
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
 from rankwatch_diagnosis.run.operation_table import table_of_run
+from rankwatch_diagnosis.traces.reading import holds_traces, read_traces
 
 _WINDOW = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
+_BOXES = "black boxes"
 _STEP = re.compile(r"-?\d{1,18}")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write one table; returns 0. Raises UserError where no step is there, or the file cannot be written."""
     given = _parser().parse_args(arguments)
-    window, form = _window(given.steps), _form(given.output)
+    window, form = _window(given.steps), form_of(given.output, "--output")
     directory = named_run(given.run, runs_directory(), announce=True)
-    table = table_of_run(directory)
+    from_traces = not boxes_of(directory) and holds_traces(directory)
+    table = read_traces(directory).table if from_traces else table_of_run(directory)
+    source = "traces" if from_traces else _BOXES
     if len(table) == 0:
         raise UserError(f"{directory} holds no complete step yet")
     steps = window.of(int(table.step.min()), int(table.step.max()))
     chosen = table.take((table.step >= steps.start) & (table.step < steps.stop))
     if len(chosen) == 0:
-        raise UserError(f"no step of {given.steps} is in the black boxes, which hold steps {_span(table)}")
-    _write(chosen, given.output, form)
-    print(printable(_summary(table, chosen, steps, given.steps)), file=sys.stderr)
+        raise UserError(f"no step of {given.steps} is in the {source}, which hold steps {_span(table)}")
+    write(chosen, given.output, form)
+    print(printable(_summary(table, chosen, steps, given.steps, source)), file=sys.stderr)
     return 0
 
 
 def _parser() -> SentenceParser:
     parser = SentenceParser(
         prog="rankwatch table",
-        description="Write the operations of a run as a table, straight from its black boxes: a row for\n"
-        "each operation of each rank and step, as `rankwatch diagnose straggler` reads it.",
+        description="Write the operations of a run as a table, straight from its black boxes or its\n"
+        "profiler's traces: a row for each operation of each rank and step, as\n"
+        "`rankwatch diagnose straggler` reads it.",
     )
     parser.add_argument(
         "run",
         nargs="?",
         metavar="RUN",
         help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
-        "with the black boxes of one run, live or dead, or an evidence bundle",
+        "with the black boxes of one run, live or dead, or an evidence bundle, or with the traces of "
+        "PyTorch's profiler",
     )
     parser.add_argument(
         "--steps",
@@ -95,18 +101,19 @@ def _window(text: str) -> _Window:
     raise UserError(f"--steps is {text!r}, expected A:B with A below B, such as 100:200 for steps 100 to 199")
 
 
-def _form(output: Path | None) -> str:
-    """The format that a file's name asks for. Raises UserError for another name."""
+def form_of(output: Path | None, flag: str) -> str:
+    """The format that a file's name asks for; empty for no file. Raises UserError for another name."""
     if output is None:
         return ""
     for form in FORMS:
         if output.name.lower().endswith(f".{form}"):
             return form
     endings = ", ".join(f".{form}" for form in FORMS)
-    raise UserError(f"--output is {str(output)!r}, expected a name that ends in one of {endings}")
+    raise UserError(f"{flag} is {str(output)!r}, expected a name that ends in one of {endings}")
 
 
-def _write(table: OperationTable, output: Path | None, form: str) -> None:
+def write(table: OperationTable, output: Path | None, form: str) -> None:
+    """Write a table to a file, or as CSV to standard output. Raises UserError where it cannot be written."""
     if output is None:
         write_csv(table, sys.stdout.buffer)
         return
@@ -116,15 +123,17 @@ def _write(table: OperationTable, output: Path | None, form: str) -> None:
         raise UserError(f"could not write {output}: {error.strerror or error}") from error
 
 
-def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str) -> str:
+def _summary(table: OperationTable, chosen: OperationTable, steps: range, asked: str, source: str) -> str:
     """What was written, and what of the window is not there."""
     ranks = len(np.unique(chosen.rank))
     of_ranks = f"{len(chosen):,} operations of {ranks:,} rank{'' if ranks == 1 else 's'}"
     text = f"steps {_span(chosen)}: {of_ranks}"
     if steps.start < table.step.min() or steps.stop > table.step.max() + 1:
         text += (
-            f"; the black boxes hold steps {_span(table)}: the others of {asked} are overwritten, have not "
+            f"; the {source} hold steps {_span(table)}: the others of {asked} are overwritten, have not "
             "ended, or are the first of their process"
+            if source == _BOXES
+            else f"; the {source} of all ranks hold steps {_span(table)}"
         )
     return text
 

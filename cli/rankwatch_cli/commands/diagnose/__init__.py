@@ -12,6 +12,7 @@ from rankwatch.settings import SentenceParser
 SUBJECTS: Mapping[str, str] = MappingProxyType(
     {
         "straggler": "which rank, stage or cause slows a run down, from a table of operations",
+        "trace": "the same, from traces of PyTorch's profiler",
         "hang": "which rank a hung or desynchronised run waits for, from flight-recorder dumps",
         "run": "everything at once, from the black boxes of a run, live or dead",
         "loss": "at which steps a loss diverged, spiked or became NaN, from a table or a log",

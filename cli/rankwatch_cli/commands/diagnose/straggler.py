@@ -35,13 +35,21 @@ _MOST_LINES = 8
 
 def main(arguments: Sequence[str]) -> int:
     """Diagnose one table; returns 0. Raises UserError where the file cannot be used."""
-    given = _with_by_rank(_parser().parse_args(arguments))
+    given = with_by_rank(_parser().parse_args(arguments))
     path = named_run(given.table, runs_directory(), announce=True)
-    examined = found, case = _examine(path)
+    return print_verdict(_examine(path), given, subject=path.name)
+
+
+def print_verdict(examined: Examination, given: Namespace, *, subject: str) -> int:
+    """Print a verdict as the flags ask; returns 0. Raises UserError where the page cannot be written.
+
+    subject: what was diagnosed, for the page.
+    """
+    found, case = examined
     wanted = case is not None and (given.by_rank or given.html is not None)
     by_rank = look_by_rank(case, found) if case is not None and wanted else None
     if given.html is not None:
-        _write_page(examined, by_rank, path.name, given.html)
+        _write_page(examined, by_rank, subject, given.html)
     verdict = as_json(found)
     if given.json:
         ranks = [] if by_rank is None else [json_value(vars(each)) for each in by_rank.rows]
@@ -69,6 +77,12 @@ def _parser() -> SentenceParser:
         metavar="TABLE",
         help="CSV (also .gz), JSONL or Parquet, or a run of this node by its name (default: the newest)",
     )
+    add_output_flags(parser)
+    return parser
+
+
+def add_output_flags(parser: SentenceParser) -> None:
+    """The flags of every command that prints a verdict of the straggler engine."""
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object")
     parser.add_argument(
         "--by-rank",
@@ -85,7 +99,6 @@ def _parser() -> SentenceParser:
         help="write a page to look at: a heat map of ranks and steps, the critical path of the worst step, "
         "the causes with their costs; it is one file and loads nothing",
     )
-    return parser
 
 
 def _examine(path: Path) -> Examination:
@@ -110,7 +123,7 @@ def _write_page(examined: Examination, by_rank: ByRank | None, subject: str, fil
     print(f"page: {printable(str(file))}", file=sys.stderr)
 
 
-def _with_by_rank(given: Namespace) -> Namespace:
+def with_by_rank(given: Namespace) -> Namespace:
     """The flags with a number of ranks to show (0 for none). TABLE may stand behind a --by-rank without one.
 
     Raises UserError.
@@ -148,6 +161,9 @@ def _evidence(name: str, value: object) -> Iterator[str]:
             yield "  " + _items(each)
         if len(value) > _MOST_LINES:
             yield f"  and {len(value) - _MOST_LINES} more"
+    elif isinstance(value, list) and value and isinstance(value[0], str):
+        yield f"{name}:"
+        yield from (f"  {each}" for each in value)
     elif isinstance(value, Mapping):
         yield f"{name}: " + _items(value)
     else:

@@ -179,7 +179,9 @@ def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
 
 def _step_seconds(spans: _Spans) -> float:
     """A lower bound of what a step takes: from the first arrival to the last leave of the kind."""
-    return float(np.nanmedian(np.nanmax(spans.left, axis=1) - np.nanmin(spans.arrived, axis=1)))
+    seen = np.isfinite(spans.left).any(axis=1) & np.isfinite(spans.arrived).any(axis=1)
+    left, arrived = spans.left[seen], spans.arrived[seen]
+    return float(np.median(np.nanmax(left, axis=1) - np.nanmin(arrived, axis=1)))
 
 
 def _leave_together(early: Floats, spans: Floats) -> Bools | None:

@@ -1,0 +1,138 @@
+"""Phases of a step as a trace shows them: annotations of PyTorch and of users, and the operators of autograd.
+
+A kernel belongs to the phase of the call that launched it, wherever it runs. What no phase claims is forward,
+but for what stands between backward and optimizer, such as the clipping of gradients.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Phase(IntEnum):
+    """What a part of a step does; also its name in the table, in lower case."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    DATA_LOADING = 3
+
+
+_OPTIMIZER = re.compile(r"optimizer|optim[._ ]?step", re.IGNORECASE)
+_LOADING = re.compile(
+    r"data_?loader|data[_ ](loading|wait|fetch)|(load|fetch|next|get)[_ ](data|batch)\b", re.I
+)
+_FORWARD = re.compile(r"(?<![a-z])(forward|fwd)(?![a-z])|\.forward", re.IGNORECASE)
+_BACKWARD = re.compile(r"(?<![a-z])(backward|bwd)(?![a-z])", re.IGNORECASE)
+
+
+class Intervals(Protocol):
+    """Columns of intervals, by thread."""
+
+    @property
+    def begin(self) -> object: ...
+    @property
+    def length(self) -> object: ...
+    @property
+    def of(self) -> object: ...
+
+
+def phase_of(annotation: str) -> Phase | None:
+    """The phase that an annotation stands for; None for none, and for one that holds several."""
+    if _OPTIMIZER.search(annotation):
+        return Phase.OPTIMIZER
+    if _LOADING.search(annotation):
+        return Phase.DATA_LOADING
+    forward, backward = bool(_FORWARD.search(annotation)), bool(_BACKWARD.search(annotation))
+    if forward == backward:
+        return None
+    return Phase.FORWARD if forward else Phase.BACKWARD
+
+
+class Phases:
+    """The phases of one rank over its time, in microseconds."""
+
+    def __init__(self, marks: Mapping[Phase, Intervals]) -> None:
+        parts = [_columns(marks[phase], phase) for phase in Phase if phase is not Phase.DATA_LOADING]
+        begin, end, thread, phase = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.lexsort((-end, begin, thread))
+        outer = order[_outermost(begin[order], end[order], thread[order])]
+        self._begin, self._end = begin[outer], end[outer]
+        self._thread, self._phase = thread[outer], phase[outer]
+        by_time = np.argsort(self._begin, kind="stable")
+        self._all_begin, self._all_phase = self._begin[by_time], self._phase[by_time]
+        self.known = len(outer) > 0
+        """A phase was marked somewhere. Without any, all compute is alike."""
+        self.loading = _columns(marks[Phase.DATA_LOADING], Phase.DATA_LOADING)[:2]
+        """Begins and ends of data loading."""
+
+    def at(self, moment: NDArray[np.float64], thread: NDArray[np.int64]) -> NDArray[np.int8]:
+        """The phase of the host at each moment, on its thread."""
+        found = self._between(moment)
+        for each in np.unique(thread).tolist():
+            own = slice(*np.searchsorted(self._thread, (each, each + 1)).tolist())
+            begin, end, phase = self._begin[own], self._end[own], self._phase[own]
+            if not len(begin):
+                continue
+            asking = np.flatnonzero(thread == each)
+            place = np.searchsorted(begin, moment[asking], side="right") - 1
+            inside = (place >= 0) & (moment[asking] <= end[np.maximum(place, 0)])
+            if (phase == Phase.BACKWARD).all() and len(np.unique(self._thread)) > 1:
+                found[asking] = Phase.BACKWARD  # a thread of autograd alone
+            found[asking[inside]] = phase[place[inside]]
+        return found
+
+    def optimizer_ends(self) -> NDArray[np.float64]:
+        """When each run of optimizers ended, with any other phase between the runs."""
+        by_time = np.argsort(self._begin, kind="stable")
+        optimizer = self._phase[by_time] == Phase.OPTIMIZER
+        last = optimizer & ~np.r_[optimizer[1:], False]
+        ends: NDArray[np.float64] = self._end[by_time][last]
+        return ends
+
+    def _between(self, moment: NDArray[np.float64]) -> NDArray[np.int8]:
+        """Phases by the marks around a moment, on whatever thread."""
+        place = np.searchsorted(self._all_begin, moment, side="right")
+        around = np.r_[np.int8(-1), self._all_phase, np.int8(-1)]
+        clips = (around[place] == Phase.BACKWARD) & (around[place + 1] == Phase.OPTIMIZER)
+        return np.where(clips, np.int8(Phase.OPTIMIZER), np.int8(Phase.FORWARD))
+
+
+def _columns(
+    marks: Intervals, phase: Phase
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int8]]:
+    begin = np.asarray(marks.begin, dtype=np.float64)
+    return (
+        begin,
+        begin + np.asarray(marks.length, dtype=np.float64),
+        np.asarray(marks.of, dtype=np.int64),
+        np.full(len(begin), phase, dtype=np.int8),
+    )
+
+
+def _outermost(
+    begin: NDArray[np.float64], end: NDArray[np.float64], thread: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Of intervals in the order of thread, begin and length: those that lie in no other one."""
+    keep = np.ones(len(begin), dtype=np.bool_)
+    if not len(begin):
+        return keep
+    for each in np.unique(thread).tolist():
+        own = slice(*np.searchsorted(thread, (each, each + 1)).tolist())
+        reached = np.maximum.accumulate(end[own])
+        keep[own][1:] = end[own][1:] > reached[:-1]
+    return keep
+
+
+def top_level(operators: Intervals) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Begin, end and thread of the operators that no other one holds."""
+    begin, end, thread, _ = _columns(operators, Phase.FORWARD)
+    order = np.lexsort((-end, begin, thread))
+    outer = order[_outermost(begin[order], end[order], thread[order])]
+    return begin[outer], end[outer], thread[outer]

@@ -1,0 +1,255 @@
+"""The events of one trace file, a few thousand at a time: a trace of any size fits into little memory.
+
+Kineto writes one event after another, so a block of the file is cut between two events and decoded at once.
+A cut that is none (an argument may be a list of objects, a name may hold braces) does not decode. Then the
+block is taken apart brace by brace, which any formatting stands, and a damaged event costs that event alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.opening import open_bytes
+
+_BLOCK_BYTES = 1 << 20
+_MOST_HEAD_BYTES = 32 << 20
+"""Of what stands before the events, and behind them: the ranks of all process groups of a large job."""
+_MOST_EVENT_BYTES = 4 << 20
+_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+_BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_SURELY_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"ph"\s*:)')
+_LONGEST_BETWEEN = 256
+_TOKEN = re.compile(rb'"(?:[^"\\\x00-\x1f]|\\.)*"|[{}\[\]]')
+_EVENTS = b'"traceEvents"'
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is damaged, no UTF-8, or too deep."""
+_FILE_FORM = "a trace of the PyTorch profiler is a JSON object with traceEvents"
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of a trace; `ts` and `dur` are microseconds."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: msgspec.Raw = msgspec.Raw(b"")
+
+
+_EVENT = msgspec.json.Decoder(Event)
+_LIST = msgspec.json.Decoder(list[Event])
+_OBJECT = msgspec.json.Decoder(dict[str, object])
+
+
+@dataclass(kw_only=True)
+class Framing:
+    """What a file holds besides its events; complete once all events are read."""
+
+    fields: dict[str, object] = field(default_factory=dict)
+    """Of the outer object, without the events."""
+    broken: int = 0
+    """Events that are damaged."""
+    cut_off: bool = False
+    """The file ends before its last event does."""
+
+
+def stream_events(path: Path, framing: Framing) -> Iterator[list[Event]]:
+    """The events of a file (JSON, also gzip) in lists; fills `framing`. Raises UserError for another file."""
+    try:
+        with open_bytes(path) as file:
+            opening = file.peek(2)[:2]
+            stream = cast(io.BufferedReader, gzip.GzipFile(fileobj=file)) if opening == _GZIP else file
+            yield from _Blocks(stream, path, framing).events()
+    except OSError as error:
+        raise UserError(f"could not read {path}: {error.strerror or error}") from error
+
+
+class _Blocks:
+    """A stream that is taken apart from its beginning to its end."""
+
+    def __init__(self, stream: io.BufferedReader, path: Path, framing: Framing) -> None:
+        self._stream = stream
+        self._path = path
+        self._framing = framing
+        self._ended = False
+        self._lost = False
+        """Inside an event that is too long to be kept: the next one that surely begins is the next."""
+
+    def events(self) -> Iterator[list[Event]]:
+        rest = self._skip_head()
+        while True:
+            rest = self._found_again(rest + self._read())
+            if self._lost:
+                if self._ended:
+                    return
+                continue
+            cut = 0 if self._ended else _last_cut(rest)
+            if cut:
+                found = _decode(rest[:cut].strip(b", \t\r\n"))
+                if found is not None:
+                    rest = rest[cut:]
+                    yield found
+                    continue
+            found, used, tail = self._take_apart(rest)
+            if found:
+                yield found
+            if tail is not None:
+                self._add_fields(b"{" + (tail + self._remaining()).lstrip(b", \t\r\n"))
+                return
+            rest = rest[used:]
+            if self._ended:
+                self._framing.cut_off = True
+                return
+            if len(rest) > _MOST_EVENT_BYTES:
+                self._framing.broken += 1
+                self._lost = True
+
+    def _found_again(self, text: bytes) -> bytes:
+        if not self._lost:
+            return text
+        begins = _SURELY_BETWEEN.search(text)
+        self._lost = begins is None
+        return text[-_LONGEST_BETWEEN:] if begins is None else text[begins.end() :]
+
+    def _read(self) -> bytes:
+        """The next block; nothing at the end, which is also where a gzip is damaged or cut off."""
+        parts: list[bytes] = []
+        size = 0
+        while not self._ended and size < _BLOCK_BYTES:
+            try:
+                part = self._stream.read1(_BLOCK_BYTES)  # read() would drop what a cut gzip still gave
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                part = b""
+            self._ended = not part
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+
+    def _remaining(self) -> bytes:
+        """What stands behind the events."""
+        parts: list[bytes] = []
+        while not self._ended and sum(map(len, parts)) < _MOST_HEAD_BYTES:
+            parts.append(self._read())
+        return b"".join(parts)
+
+    def _skip_head(self) -> bytes:
+        """Read up to the first event; returns what was read beyond. Raises UserError where there is none."""
+        head = b""
+        while True:
+            head += self._read()
+            begun = head.removeprefix(_BOM).lstrip()
+            if begun[:1] == b"[":  # Chrome's other form: the list alone
+                return begun[1:]
+            at = _events_in(head) if begun[:1] == b"{" else -1
+            if at >= 0:
+                self._add_fields(head[:at].removeprefix(_BOM) + b"]}")
+                return head[at:]
+            if self._ended or len(head) > _MOST_HEAD_BYTES or (begun and begun[:1] != b"{"):
+                reason = "it is empty" if not begun else "it is cut off or no trace"
+                raise UserError(f"{self._path} holds no events: {reason}; {_FILE_FORM}")
+
+    def _add_fields(self, text: bytes) -> None:
+        try:
+            found = _OBJECT.decode(text)
+        except UNREADABLE:
+            return
+        found.pop("traceEvents", None)
+        self._framing.fields.update(found)
+
+    def _take_apart(self, text: bytes) -> tuple[list[Event], int, bytes | None]:
+        """Events of a text that does not decode as a whole, the bytes that they take, and what stands behind
+        the end of the list; None before it.
+        """
+        found: list[Event] = []
+        used = 0
+        for end in [*(each.end() for each in _SURELY_BETWEEN.finditer(text)), len(text)]:
+            last = end == len(text)
+            event = None if last else _event(text[used:end].strip(b", \t\r\n"))
+            if event is not None:
+                found.append(event)
+                used = end
+                continue
+            taken, tail = self._pieces(text[used:end], found, last=last)
+            if tail is not None:
+                return found, end, tail
+            used = used + taken if last else end
+        return found, used, None
+
+    def _pieces(self, text: bytes, found: list[Event], *, last: bool) -> tuple[int, bytes | None]:
+        """Add the events of a text, brace by brace; what remains open at its end is damaged or, in the `last`
+        text, not read to its end.
+        """
+        depth = begin = used = 0
+        for token in _TOKEN.finditer(text):
+            sign = token[0]
+            if sign in (b"{", b"["):
+                if depth == 0:
+                    begin = token.start()
+                depth += 1
+            elif sign == b"]" and depth == 0:
+                return used, text[token.end() :]
+            elif sign in (b"}", b"]"):
+                depth = max(0, depth - 1)
+                if depth == 0:
+                    used = token.end()
+                    event = _event(text[begin:used])
+                    if event is None:
+                        self._framing.broken += 1
+                    else:
+                        found.append(event)
+        if depth and not last:
+            self._framing.broken += 1
+        return used, None
+
+
+def _last_cut(text: bytes) -> int:
+    """Where the last pair of events seems to part; 0 for nowhere."""
+    for size in (1 << 14, len(text)):
+        start = max(0, len(text) - size)
+        cut = 0
+        for each in _BETWEEN.finditer(text, start):
+            cut = each.end()
+        if cut:
+            return cut
+    return 0
+
+
+def _decode(text: bytes) -> list[Event] | None:
+    try:
+        return _LIST.decode(b"[%s]" % text)
+    except UNREADABLE:
+        return None
+
+
+def _event(text: bytes) -> Event | None:
+    try:
+        return _EVENT.decode(text)
+    except UNREADABLE:
+        return None
+
+
+def _events_in(head: bytes) -> int:
+    """Position of the first event in the text of an object; -1 where its list is not begun yet."""
+    depth = 0
+    named = False
+    for token in _TOKEN.finditer(head):
+        sign = token[0]
+        if sign == b"[" and named:
+            return token.end()
+        named = depth == 1 and sign == _EVENTS
+        depth += (sign in (b"{", b"[")) - (sign in (b"}", b"]"))
+    return -1

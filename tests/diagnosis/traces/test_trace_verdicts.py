@@ -1,0 +1,132 @@
+"""From traces of GPU jobs to verdicts: the faulty rank is named at its true cost, and nobody else ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwatch.conventions import Cause, SlowPhase
+from rankwatch_diagnosis.operations.table import Kind, OperationTable
+from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.traces.reading import TraceTable, read_traces
+from support.diagnosis.kineto import GpuJob, TraceForm, compute_job, write_traces
+
+
+def traces_of(directory: Path, job: GpuJob, form: TraceForm | None = None) -> TraceTable:
+    write_traces(directory, job, form)
+    return read_traces(directory)
+
+
+def true_slowdown(job: GpuJob) -> float:
+    return end_of(job) / end_of(replace(job, slow={}, host_gap={}, loading={}))
+
+
+def end_of(job: GpuJob) -> float:
+    lines = compute_job(job)
+    return max(each.end for steps in lines for each in steps[-1].kernels) - lines[0][0].begin
+
+
+def sums(table: OperationTable, rank: int) -> Counter[str]:
+    seconds: Counter[str] = Counter()
+    for row in np.flatnonzero(table.rank == rank):
+        seconds[table.operations[table.operation[row]]] += float(table.duration_seconds[row])
+    return seconds
+
+
+FORMS = {
+    "plain": TraceForm(),
+    "stacks": TraceForm(padding=3),
+    "kernels-alone": TraceForm(mark_phases=False),
+    "without-steps": TraceForm(annotate_steps=False),
+    "without-steps-and-phases": TraceForm(annotate_steps=False, mark_phases=False),
+    "without-descriptions": TraceForm(describe=False),
+    "other-clocks": TraceForm(clocks=(0.0, 3_600.0, -5.0, 0.001)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_slow_rank(tmp_path: Path, form: str, *, blocking: bool) -> None:
+    """A rank with slow kernels is named at its true cost, whatever the profiler was told to record."""
+    job = GpuJob(slow={2: 1.3}, blocking=blocking)
+    verdict = diagnose(traces_of(tmp_path, job, FORMS[form]).table)
+    assert (verdict.cause, verdict.phase, verdict.ranks) == (Cause.SLOW_RANK, SlowPhase.COMPUTE, (2,))
+    assert verdict.slowdown - 1.0 == pytest.approx(true_slowdown(job) - 1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_healthy_job(tmp_path: Path, form: str, *, blocking: bool) -> None:
+    """Nobody is named in a healthy job."""
+    verdict = diagnose(traces_of(tmp_path, GpuJob(blocking=blocking), FORMS[form]).table)
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.NONE, (), ())
+
+
+@pytest.mark.parametrize(
+    ("job", "phase"),
+    [
+        (GpuJob(host_gap={1: 3_000.0}), SlowPhase.OTHER),
+        (GpuJob(loading={1: 3_000.0}), SlowPhase.DATA_LOADING),
+    ],
+)
+def test_slow_host(tmp_path: Path, job: GpuJob, phase: SlowPhase) -> None:
+    """A GPU without work is its host's doing: the batch where the loader was waited for, else other work."""
+    verdict = diagnose(traces_of(tmp_path, job).table)
+    assert (verdict.cause, verdict.phase, verdict.ranks) == (Cause.SLOW_RANK, phase, (1,))
+
+
+def test_hidden_and_exposed(tmp_path: Path) -> None:
+    """Of all-reduces that run beside the backward pass, only what nothing hides is a row: the last bucket."""
+    job = GpuJob(noise=0.0)
+    found = traces_of(tmp_path, job)
+    table = found.table
+    reduces = (table.kind == Kind.COMMUNICATION) & (table.rank == 0) & (table.step == job.first_step)
+    assert table.duration_seconds[reduces].tolist() == [pytest.approx(job.transfer * 1e-6, rel=0.02)]
+    (facts,) = found.collectives
+    assert (facts["operation"], facts["runs_per_step"]) == ("all_reduce", job.buckets)
+    assert facts["bytes_per_step"] == sum(4 * (6_553_600 + each) for each in range(job.buckets))
+    assert facts["seconds_per_step"] == pytest.approx(job.buckets * job.transfer * 1e-6, rel=0.02)
+    seconds = sums(table, 0)
+    kernels = job.steps * job.kernels * job.kernel * 1e-6
+    assert seconds["forward"] == pytest.approx(kernels, rel=0.01)
+    assert seconds["backward"] == pytest.approx(2 * kernels, rel=0.01)
+    assert seconds["optimizer"] == pytest.approx(kernels / 3, rel=0.01)
+
+
+def test_small_table(tmp_path: Path) -> None:
+    """Rows follow the collectives, not the kernels: ten times the kernels make hardly more rows."""
+    few = traces_of(tmp_path / "few", GpuJob(kernels=24, kernel=200.0)).table
+    many = traces_of(tmp_path / "many", GpuJob(kernels=240, kernel=20.0)).table
+    assert len(many) < 1.2 * len(few)
+
+
+def test_packed(tmp_path: Path) -> None:
+    """Traces under gzip give the same table."""
+    job = GpuJob()
+    plain = traces_of(tmp_path / "plain", job).table
+    write_traces(tmp_path / "packed", job, packed=True)
+    packed = read_traces(tmp_path / "packed").table
+    assert packed.start_seconds.tolist() == plain.start_seconds.tolist()
+
+
+def test_cycles_of_a_schedule(tmp_path: Path) -> None:
+    """A schedule that repeats writes several files per rank; their steps make one table."""
+    write_traces(tmp_path, GpuJob(steps=3, first_step=5))
+    for path in sorted(tmp_path.iterdir()):
+        path.rename(path.with_name(f"first-{path.name}"))
+    write_traces(tmp_path, GpuJob(steps=3, first_step=25))
+    assert sorted(set(read_traces(tmp_path).table.step.tolist())) == [5, 6, 7, 25, 26, 27]
+
+
+def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large traces are read in processes of their own, with the same result."""
+    write_traces(tmp_path, GpuJob(steps=2, ranks=2))
+    alone = read_traces(tmp_path)
+    monkeypatch.setattr("rankwatch_diagnosis.traces.reading._ALONE_BYTES", 0)
+    several = read_traces(tmp_path)
+    assert several.table.start_seconds.tolist() == alone.table.start_seconds.tolist()
+    assert several.facts == alone.facts

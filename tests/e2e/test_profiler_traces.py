@@ -1,0 +1,86 @@
+"""The traces of real jobs under PyTorch's profiler: the slow rank is named, and in a healthy job nobody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch.conventions import Cause, SlowPhase
+from rankwatch_cli.main import main
+from rankwatch_diagnosis.operations.reading import read_operations
+from rankwatch_diagnosis.straggler.engine import diagnose
+from support.jobs.torchrun import torchrun
+from support.paths import SUPPORT
+
+pytestmark = pytest.mark.e2e
+
+JOB = SUPPORT / "jobs" / "profiled_ddp.py"
+RANKS, SLOW_RANK = 4, 2
+SLOWER_LAYERS, SLOWER_BATCHES = 0.12 / 0.215, 0.055 / 0.215
+"""What the slow rank adds to a step of some 0.215 s, as in the job's constants."""
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("traces")
+    ended = torchrun(str(JOB), str(directory), str(SLOW_RANK), ranks=RANKS, directory=directory / "boxes")
+    assert ended.returncode == 0, ended.stderr
+    return directory
+
+
+def verdict(directory: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["diagnose", "trace", str(directory), "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "slower"),
+    [
+        ("compute", SlowPhase.COMPUTE, SLOWER_LAYERS),
+        ("loading", SlowPhase.DATA_LOADING, SLOWER_BATCHES),
+        ("unshaped", SlowPhase.COMPUTE, SLOWER_LAYERS),
+    ],
+)
+def test_slow_rank(
+    traces: Path, capsys: pytest.CaptureFixture[str], name: str, phase: SlowPhase, slower: float
+) -> None:
+    """A rank whose layers or batches take longer is named with the phase and cost, with and without steps.
+
+    Waits begin in one thread and end in another, so a wrong reading would miss most of the cost.
+    """
+    found = verdict(traces / name, capsys)
+    assert (found["cause"], found["phase"], found["ranks"]) == (Cause.SLOW_RANK, phase, [SLOW_RANK])
+    assert found["slowdown"] - 1.0 == pytest.approx(slower, rel=0.35)
+
+
+def test_healthy_job(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is named, and collectives have their sizes."""
+    found = verdict(traces / "healthy", capsys)
+    assert found["ranks"] == []
+    evidence = found["evidence"]
+    assert "not_shown" not in evidence
+    (reduced,) = evidence["collectives"]
+    assert (reduced["operation"], reduced["runs_per_step"]) == ("all_reduce", 1.0)
+    assert reduced["bytes_per_step"] == 2 * 4 * (64 * 64 + 64)
+
+
+def test_what_is_missing(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the profiler was not told to record is said."""
+    evidence = verdict(traces / "unshaped", capsys)["evidence"]
+    steps, sizes = evidence["not_shown"]
+    assert steps.startswith("no ProfilerStep is annotated")
+    assert sizes.endswith("record_shapes was off")
+
+
+def test_table(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of operations can be kept, and gives the same verdict."""
+    kept, other = tmp_path / "a.csv.gz", tmp_path / "b.csv.gz"
+    found = verdict(traces / "compute", capsys, "--table", str(kept))
+    table = read_operations(kept).table
+    assert diagnose(table).slowdown == pytest.approx(found["slowdown"])
+    assert main(["table", str(traces / "compute"), "-o", str(other)]) == 0
+    assert read_operations(other).table.duration_seconds.tolist() == table.duration_seconds.tolist()
