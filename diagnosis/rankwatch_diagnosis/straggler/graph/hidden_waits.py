@@ -48,6 +48,9 @@ _MOSTLY = 0.95
 """Of the steps in which a member must be there when the last one comes."""
 _UNITS = 3
 """The job, replicas and stages."""
+_STAGE = 2
+_NO_WORSE = 1.02
+"""Fewer meetings may leave this much more unexplained."""
 
 
 class _Spans(NamedTuple):
@@ -65,13 +68,11 @@ class _Meeting(NamedTuple):
     """A wait of some ranks for each other."""
 
     unit: int
-    """What they have in common: the job, a replica or a stage; index into `_UNITS`."""
+    """What they have in common: the job, a replica or a stage."""
     ranks: Ints
     """Indices of ranks."""
-    ends: Floats
-    """(step): when the first one leaves; NaN where not all are there."""
-    waits: Bools
-    """By rank of `ranks`: it leaves with the others. Those that stay longer wait for somebody else, too."""
+    whole: Bools
+    """By step: all of them are there, on one clock."""
 
 
 def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
@@ -92,9 +93,9 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
         at = np.full((len(steps), len(ranks)), NONE, dtype=np.int64)
         at[step[rows], rank[rows]] = rows
         for spans in _spans_of(table, at, before):
-            found = list(_meetings(spans, sets, aligned))
+            found = _meetings(spans, sets, aligned)
             if found:
-                new.extend(_waits(spans, found, shorter, table, len(new)))
+                new.extend(_waits(spans, found, shorter, len(new)))
     if not new:
         return table
     return _with_rows(table, new, shorter)
@@ -136,15 +137,10 @@ def _sets(table: OperationTable, rank: Ints, ranks: int) -> list[tuple[int, Ints
     return [each for each in found if len(each[1]) > 1]
 
 
-def _meetings(spans: _Spans, sets: list[tuple[int, Ints]], aligned: Aligned) -> Iterator[_Meeting]:
-    """Sets whose members wait for each other, from the largest on; what one explains needs no other."""
-    explained = np.zeros(spans.arrived.shape[1], dtype=np.bool_)
-    for unit, ranks in sets:
-        meeting = _meeting(spans, unit, ranks, aligned)
-        if meeting is None or not (meeting.waits & ~explained[ranks]).any():
-            continue
-        explained[ranks[meeting.waits]] = True
-        yield meeting
+def _meetings(spans: _Spans, sets: list[tuple[int, Ints]], aligned: Aligned) -> list[_Meeting]:
+    """Sets whose members wait for each other, in the order in which they do."""
+    found = (_meeting(spans, unit, ranks, aligned) for unit, ranks in sets)
+    return _in_turn(spans, [each for each in found if each is not None])
 
 
 def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meeting | None:
@@ -163,12 +159,9 @@ def _meeting(spans: _Spans, unit: int, ranks: Ints, aligned: Aligned) -> _Meetin
     tolerance = np.maximum(_TOLERANCE_SHARE * apart, _LEAST_SECONDS)[:, None]
     if float(np.mean((after >= -tolerance).all(axis=1))) < _MOSTLY:
         return None
-    waits = _leave_together(early, went - came)
-    if waits is None:
+    if not _some_leave_together(early, went - came):
         return None
-    ends = np.full(len(whole), np.nan)
-    ends[whole] = went[:, waits].min(axis=1)
-    return _Meeting(unit, ranks, ends, waits)
+    return _Meeting(unit, ranks, whole)
 
 
 def _on_one_clock(rows: Ints, aligned: Aligned) -> Bools:
@@ -184,8 +177,8 @@ def _step_seconds(spans: _Spans) -> float:
     return float(np.median(np.nanmax(left, axis=1) - np.nanmin(arrived, axis=1)))
 
 
-def _leave_together(early: Floats, spans: Floats) -> Bools | None:
-    """By member: it leaves when the others do, as the arrivals of all of them explain; None if nobody does.
+def _some_leave_together(early: Floats, spans: Floats) -> bool:
+    """True if members leave when the others do, as the arrivals of all of them explain.
 
     Members that stay longest, since they wait for somebody else as well, are left out one by one.
     """
@@ -194,9 +187,9 @@ def _leave_together(early: Floats, spans: Floats) -> Bools | None:
     together = np.ones(len(stays), dtype=np.bool_)
     for longest in np.argsort(-stays, kind="stable").tolist():
         if _one_for_one(early[:, together], spans[:, together]):
-            return together
+            return True
         together[longest] = False
-    return None
+    return False
 
 
 def _one_for_one(early: Floats, spans: Floats) -> bool:
@@ -213,54 +206,69 @@ def _one_for_one(early: Floats, spans: Floats) -> bool:
     return _ONE_FOR_ONE[0] < slope < _ONE_FOR_ONE[1] and share >= _EXPLAINED
 
 
+def _in_turn(spans: _Spans, meetings: list[_Meeting]) -> list[_Meeting]:
+    """The fewest of the meetings, in the order that leaves the least time unexplained.
+
+    Who is held in one comes late to the next. And where all wait for the job, the ranks of a stage seem to
+    wait for each other.
+    """
+    units = sorted({each.unit for each in meetings})
+    plans = [
+        [each for unit in order for each in meetings if each.unit == unit]
+        for count in range(1, len(units) + 1)
+        for order in permutations(units, count)
+    ]
+    if not plans:
+        return []
+    members = np.unique(np.concatenate([each.ranks for each in meetings]))
+    rest = [_unexplained(spans, plan, members) for plan in plans]
+    limit = _NO_WORSE * min(rest)
+    plan = next(plan for plan, left in zip(plans, rest, strict=True) if left <= limit)
+    for each in [one for one in plan if one.unit == _STAGE]:
+        without = [one for one in plan if one is not each]
+        if without and _unexplained(spans, without, members) <= limit:
+            plan = without
+    return plan
+
+
+def _unexplained(spans: _Spans, meetings: list[_Meeting], members: Ints) -> float:
+    """Seconds that the members stay after the last one has come; leaving too early counts as much."""
+    since = spans.arrived.copy()
+    for each in meetings:
+        since[:, each.ranks] = _when_all_came(since, each)
+    return float(np.nansum(np.abs(spans.left[:, members] - since[:, members])))
+
+
+def _when_all_came(since: Floats, meeting: _Meeting) -> Floats:
+    """(step, rank of the meeting): when the last one comes, or itself where not all are there."""
+    came = since[:, meeting.ranks]
+    return np.where(meeting.whole[:, None], came.max(axis=1, keepdims=True), came)
+
+
 def _waits(
-    spans: _Spans, meetings: list[_Meeting], shorter: Floats, table: OperationTable, number: int
+    spans: _Spans, meetings: list[_Meeting], shorter: Floats, number: int
 ) -> Iterator[tuple[Ints, Floats, Floats, int]]:
     """Rows to add: the row that each is like, its start and seconds, and the number of its meeting.
 
     A rank may wait in several, one after the other: each begins where the one before ended.
     """
     since = spans.arrived.copy()
-    for index, each in enumerate(_in_turn(spans, meetings)):
-        rows, begin = spans.rows[:, each.ranks], since[:, each.ranks]
-        whole = np.isfinite(each.ends) & np.isfinite(begin).all(axis=1) & (rows >= 0).all(axis=1)
-        begin = begin[whole]
-        over = begin.max(axis=1)
+    for index, each in enumerate(meetings):
+        begin, over = since[:, each.ranks], _when_all_came(since, each)
         if not spans.inside:  # what all do together after the last arrival is nobody's own
-            over = np.maximum(over, each.ends[whole])
-        seconds = np.maximum(over[:, None] - begin, 0.0)
-        chosen = rows[whole]
-        yield chosen.ravel(), begin.ravel(), seconds.ravel(), number + index
+            later = np.unique(
+                np.concatenate([one.ranks for one in meetings[index + 1 :]] or [each.ranks[:0]])
+            )
+            leave = each.ranks[~np.isin(each.ranks, later)]
+            if leave.size:
+                together = spans.left[:, leave].min(axis=1, keepdims=True)
+                over = np.where(each.whole[:, None], np.fmax(over, together), over)
+        rows = spans.rows[:, each.ranks][each.whole]
+        seconds = (over - begin)[each.whole]
+        yield rows.ravel(), begin[each.whole].ravel(), seconds.ravel(), number + index
         if spans.inside:
-            shorter[chosen] = np.maximum(shorter[chosen] - seconds, 0.0)
-        since[:, each.ranks] = _released(since, each)
-
-
-def _in_turn(spans: _Spans, meetings: list[_Meeting]) -> list[_Meeting]:
-    """The meetings in the order that leaves the least time between a last arrival and the leaving.
-
-    Who is held in one comes late to the next, which then seems to wait for nobody.
-    """
-    orders = [
-        [each for unit in order for each in meetings if each.unit == unit]
-        for order in permutations(sorted({each.unit for each in meetings}))
-    ]
-    return min(orders, key=lambda order: _unexplained(spans, order))
-
-
-def _unexplained(spans: _Spans, meetings: list[_Meeting]) -> float:
-    """Seconds from the last arrival to the leaving, of all meetings; leaving too early counts as much."""
-    since, total = spans.arrived.copy(), 0.0
-    for each in meetings:
-        total += float(np.nansum(np.abs(each.ends - since[:, each.ranks].max(axis=1))))
-        since[:, each.ranks] = _released(since, each)
-    return total
-
-
-def _released(since: Floats, meeting: _Meeting) -> Floats:
-    """(step, rank of the meeting): when each can go on."""
-    begin = since[:, meeting.ranks]
-    return np.fmax(begin, meeting.ends[:, None])
+            shorter[rows] = np.maximum(shorter[rows] - seconds, 0.0)
+        since[:, each.ranks] = over
 
 
 def _with_rows(
