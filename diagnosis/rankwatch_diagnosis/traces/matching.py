@@ -49,11 +49,16 @@ class Shared(NamedTuple):
     """Runs that a member lacks, or has with another size."""
     runs: int
     """All runs."""
+    uneven_share: float
+    """Part of a step by which ranks differ in how much of the shared transfers they hide behind compute. A
+    slow rank hides more; if it were as fast as the others, the transfer would show instead."""
 
 
 class _Run(NamedTuple):
     hidden: bool
     size_bytes: int
+    exposed: float
+    seconds: float
 
 
 class _Row(NamedTuple):
@@ -77,7 +82,7 @@ def share_collectives(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> S
             for item in line.items:
                 if isinstance(item, Meeting) and not is_message(item.operation):
                     runs[line.step][item.operation, item.group, item.number].append(
-                        _Run(item.hidden, item.size_bytes)
+                        _Run(item.hidden, item.size_bytes, item.exposed, item.seconds)
                     )
                     members[item.group].add(each.rank)
     seen: Counter[Key] = Counter()
@@ -90,7 +95,26 @@ def share_collectives(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> S
             exposed[key] += whole and not any(run.hidden for run in found)
             unlike += not whole or (key[0] in _ALIKE and len({run.size_bytes for run in found}) > 1)
     kept = frozenset(key for key, count in seen.items() if exposed[key] > _MOSTLY * count)
-    return Shared(kept, unlike, sum(seen.values()))
+    uneven = sum(_uneven(of_step[key]) for of_step in runs.values() for key in kept & of_step.keys())
+    share = uneven / max(_seconds(ranks, steps), 1e-9)
+    return Shared(kept, unlike, sum(seen.values()), share)
+
+
+def _uneven(runs: Sequence[_Run]) -> float:
+    """Seconds between the least and the most that a member sees of the transfer itself, without its wait."""
+    transfer = min(each.seconds for each in runs)
+    seen = [max(0.0, each.exposed - (each.seconds - transfer)) for each in runs]
+    return max(seen) - min(seen)
+
+
+def _seconds(ranks: Sequence[RankTimeline], steps: frozenset[int]) -> float:
+    """Of all steps, as long as the longest rank takes."""
+    longest: dict[int, float] = defaultdict(float)
+    for each in ranks:
+        for line in each.timeline.steps:
+            if line.step in steps:
+                longest[line.step] = max(longest[line.step], line.seconds)
+    return sum(longest.values())
 
 
 def as_table(ranks: Sequence[RankTimeline], steps: frozenset[int], shared: Shared) -> OperationTable:

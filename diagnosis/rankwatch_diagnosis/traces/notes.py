@@ -12,6 +12,8 @@ from rankwatch_diagnosis.traces.trace import Trace
 
 _SHOWN = 8
 _MOST_COLLECTIVES = 12
+_MOST_UNEVEN = 0.02
+"""Of a step. Below it the cost of a slow rank is right to a few percent."""
 
 
 def facts_of(
@@ -136,6 +138,11 @@ def _on_collectives(traces: Sequence[Trace], ranks: Sequence[RankTimeline], shar
         yield (
             f"{shared.unlike:,} of {shared.runs:,} collectives do not match: a rank lacks them or has "
             "another size"
+        )
+    if shared.uneven_share > _MOST_UNEVEN:
+        yield (
+            f"a slow rank hides more communication behind compute, {shared.uneven_share:.0%} of a step: "
+            "its cost may be less by that"
         )
     messages = sum(
         item.operation == "send_recv"

@@ -62,6 +62,11 @@ class StepLine(NamedTuple):
     """Seconds since the origin of the timeline."""
     items: tuple[Work | Meeting, ...]
 
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return sum(each.exposed if isinstance(each, Meeting) else each.seconds for each in self.items)
+
 
 class Timeline(NamedTuple):
     """All steps of a rank."""

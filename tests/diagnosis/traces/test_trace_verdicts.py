@@ -13,7 +13,9 @@ from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
 from rankwatch_diagnosis.straggler.engine import diagnose
 from rankwatch_diagnosis.traces.reading import TraceTable, read_traces
-from support.diagnosis.kineto import GpuJob, TraceForm, compute_job, write_traces
+from support.diagnosis.kineto import GpuJob, Step, TraceForm, compute_job, write_traces
+from support.diagnosis.kineto_pipeline import PipelineJob, pipeline_steps, write_pipeline_traces
+from support.diagnosis.kineto_sharded import ShardedJob, sharded_steps, write_sharded_traces
 
 
 def traces_of(directory: Path, job: GpuJob, form: TraceForm | None = None) -> TraceTable:
@@ -130,3 +132,58 @@ def test_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = read_traces(tmp_path)
     assert several.table.start_seconds.tolist() == alone.table.start_seconds.tolist()
     assert several.facts == alone.facts
+
+
+@pytest.mark.parametrize(
+    ("job", "ranks", "stages"),
+    [
+        (PipelineJob(), (), ()),
+        (PipelineJob(slow_ranks={5: 1.2}), (5,), ()),
+        (PipelineJob(slow_stages={2: 1.5}), (), (2,)),
+    ],
+)
+def test_pipeline(tmp_path: Path, job: PipelineJob, ranks: tuple[int, ...], stages: tuple[int, ...]) -> None:
+    """Stages, replicas and microbatches come from groups and messages; a slow stage is nobody's fault."""
+    write_pipeline_traces(tmp_path, job)
+    table = read_traces(tmp_path).table
+    assert (table.stage == table.rank // job.replicas).all()
+    assert (table.replica == table.rank % job.replicas).all()
+    assert sorted(set(table.microbatch.tolist())) == list(range(job.microbatches))
+    verdict = diagnose(table)
+    assert (verdict.ranks, verdict.stages) == (ranks, stages)
+    slower = last_end(pipeline_steps(job)) / last_end(
+        pipeline_steps(replace(job, slow_ranks={}, slow_stages={}))
+    )
+    assert verdict.slowdown - 1.0 == pytest.approx(slower - 1.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [ShardedJob(), ShardedJob(noise=0.03), ShardedJob(slow={5: 1.2}), ShardedJob(slow={2: 1.5}, ranks=4)],
+)
+def test_sharded_parameters(tmp_path: Path, job: ShardedJob) -> None:
+    """Layers are gathered ahead of time, so each rank hides other collectives; the cost is right all the
+    same.
+    """
+    write_sharded_traces(tmp_path, job)
+    found = read_traces(tmp_path)
+    verdict = diagnose(found.table)
+    assert verdict.ranks == tuple(job.slow)
+    slower = last_end(sharded_steps(job)) / last_end(sharded_steps(replace(job, slow={})))
+    assert verdict.slowdown - 1.0 == pytest.approx(slower - 1.0, rel=0.05, abs=0.002)
+    assert found.notes == ()
+    assert {each["operation"] for each in found.collectives} == {"all_gather", "reduce_scatter"}
+
+
+def test_bound_by_communication(tmp_path: Path) -> None:
+    """Where transfers take longer than the compute that hides them, a slow rank costs less than its compute
+    says, and the traces say so.
+    """
+    write_sharded_traces(tmp_path, ShardedJob(gather=1_500.0, slow={2: 1.5}))
+    found = read_traces(tmp_path)
+    assert diagnose(found.table).ranks == (2,)
+    assert any("hides more communication behind compute" in each for each in found.notes)
+
+
+def last_end(lines: list[list[Step]]) -> float:
+    return max(each.end for steps in lines for each in steps[-1].kernels) - 1_000.0

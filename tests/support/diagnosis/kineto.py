@@ -64,7 +64,9 @@ class TraceForm:
 
 
 @dataclass
-class _Kernel:
+class Kernel:
+    """A kernel of one rank; `collective` is what it does with `group`."""
+
     name: str
     phase: str
     begin: float
@@ -72,27 +74,30 @@ class _Kernel:
     stream: int = _COMPUTE_STREAM
     group: tuple[str, Sequence[int]] | None = None
     elements: int = 0
+    collective: str = "allreduce"
 
 
 @dataclass
-class _Step:
+class Step:
+    """A step of one rank; `host_gap` and `loading` come before its first kernel."""
+
     number: int
     begin: float
-    host_gap: float
-    loading: float
-    kernels: list[_Kernel] = field(default_factory=list)
+    host_gap: float = 0.0
+    loading: float = 0.0
+    kernels: list[Kernel] = field(default_factory=list)
 
 
-def compute_job(job: GpuJob) -> list[list[_Step]]:
+def compute_job(job: GpuJob) -> list[list[Step]]:
     """By rank: its steps with all kernels."""
     chance = random.Random(job.seed)
     now = [1_000.0] * job.ranks
-    found: list[list[_Step]] = [[] for _ in range(job.ranks)]
+    found: list[list[Step]] = [[] for _ in range(job.ranks)]
     for number in range(job.first_step, job.first_step + job.steps):
         steps = []
         for rank in range(job.ranks):
             gap, loading = job.host_gap.get(rank, 0.0), job.loading.get(rank, 0.0)
-            steps.append(_Step(number, now[rank], gap, loading))
+            steps.append(Step(number, now[rank], gap, loading))
             now[rank] += gap + loading + 20.0
         _forward(job, chance, steps, now)
         _backward(job, chance, steps, now)
@@ -104,14 +109,14 @@ def compute_job(job: GpuJob) -> list[list[_Step]]:
 
 
 def _compute(
-    job: GpuJob, chance: random.Random, step: _Step, rank: int, begin: float, name: str, phase: str
+    job: GpuJob, chance: random.Random, step: Step, rank: int, begin: float, name: str, phase: str
 ) -> float:
     length = job.kernel * job.slow.get(rank, 1.0) * max(0.2, chance.gauss(1.0, job.noise))
-    step.kernels.append(_Kernel(f"void {name}<float, 4>(float*, int)", phase, begin, begin + length))
+    step.kernels.append(Kernel(f"void {name}<float, 4>(float*, int)", phase, begin, begin + length))
     return begin + length + 3.0
 
 
-def _forward(job: GpuJob, chance: random.Random, steps: Sequence[_Step], now: list[float]) -> None:
+def _forward(job: GpuJob, chance: random.Random, steps: Sequence[Step], now: list[float]) -> None:
     for index in range(job.kernels):
         for rank, step in enumerate(steps):
             now[rank] = _compute(job, chance, step, rank, now[rank], f"gemm_{index}", "forward")
@@ -125,7 +130,7 @@ def _forward(job: GpuJob, chance: random.Random, steps: Sequence[_Step], now: li
                     now[rank] = end + 2.0
 
 
-def _backward(job: GpuJob, chance: random.Random, steps: Sequence[_Step], now: list[float]) -> None:
+def _backward(job: GpuJob, chance: random.Random, steps: Sequence[Step], now: list[float]) -> None:
     ready: list[list[float]] = []
     for index in range(2 * job.kernels):
         for rank, step in enumerate(steps):
@@ -144,13 +149,19 @@ def _backward(job: GpuJob, chance: random.Random, steps: Sequence[_Step], now: l
 
 
 def _collective(
-    step: _Step, begin: float, end: float, group: tuple[str, Sequence[int]], elements: int, phase: str
+    step: Step, begin: float, end: float, group: tuple[str, Sequence[int]], elements: int, phase: str
 ) -> None:
     name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    step.kernels.append(_Kernel(name, phase, begin, end, _COMMUNICATION_STREAM, group, elements))
+    step.kernels.append(Kernel(name, phase, begin, end, _COMMUNICATION_STREAM, group, elements))
 
 
-def trace_text(job: GpuJob, rank: int, steps: Sequence[_Step], form: TraceForm) -> Iterator[str]:
+Groups = Sequence[tuple[str, str, Sequence[int]]]
+"""Name, description and ranks of the process groups of a rank."""
+
+
+def trace_text(
+    rank: int, ranks: int, groups: Groups, steps: Sequence[Step], form: TraceForm
+) -> Iterator[str]:
     """The file of one rank, in pieces."""
     ahead_ns = round(form.clocks[rank] * 1e9) if form.clocks else 0
     head: dict[str, Any] = {"schemaVersion": 1, "record_shapes": 1, "with_stack": 1}
@@ -158,9 +169,9 @@ def trace_text(job: GpuJob, rank: int, steps: Sequence[_Step], form: TraceForm) 
         head["distributedInfo"] = {
             "backend": "nccl",
             "rank": rank,
-            "world_size": job.ranks,
-            "pg_count": 1,
-            "pg_config": _groups(job, rank),
+            "world_size": ranks,
+            "pg_count": len(groups),
+            "pg_config": [_group(*each) for each in groups],
             "nccl_version": "2.29.7",
         }
     text = json.dumps(head, indent=2)
@@ -172,18 +183,24 @@ def trace_text(job: GpuJob, rank: int, steps: Sequence[_Step], form: TraceForm) 
     yield '  "traceName": "/tmp/trace.json"\n}'
 
 
-def _groups(job: GpuJob, rank: int) -> list[dict[str, Any]]:
-    groups = [("0", "default_pg", list(range(job.ranks)))]
-    if job.blocking:
-        first = rank // 2 * 2
-        groups.append((f"{1 + first // 2}", "mesh_tp", [first, first + 1]))
-    return [
-        {"pg_name": name, "pg_desc": text, "backend_config": "cuda:nccl", "pg_size": len(all_), "ranks": all_}
-        for name, text, all_ in groups
-    ]
+def _group(name: str, description: str, ranks: Sequence[int]) -> dict[str, Any]:
+    return {
+        "pg_name": name,
+        "pg_desc": description,
+        "backend_config": "cuda:nccl",
+        "pg_size": len(ranks),
+        "ranks": list(ranks),
+    }
 
 
-def _events(rank: int, steps: Sequence[_Step], form: TraceForm) -> Iterator[str]:
+def _groups_of(job: GpuJob, rank: int) -> Groups:
+    everyone = ("0", "default_pg", range(job.ranks))
+    first = rank // 2 * 2
+    pair = (f"{1 + first // 2}", "mesh_tp", range(first, first + 2))
+    return [everyone, pair] if job.blocking else [everyone]
+
+
+def _events(rank: int, steps: Sequence[Step], form: TraceForm) -> Iterator[str]:
     pid = 17_000 + rank
     correlation = 100
     device: list[str] = []
@@ -207,12 +224,12 @@ def _events(rank: int, steps: Sequence[_Step], form: TraceForm) -> Iterator[str]
     yield from device
 
 
-def _host(step: _Step, end: float) -> tuple[float, float]:
+def _host(step: Step, end: float) -> tuple[float, float]:
     begin = step.begin - _LAUNCH_AHEAD - 10.0
     return begin, end - _LAUNCH_AHEAD - begin - 5.0
 
 
-def _annotations(step: _Step, pid: int) -> Iterator[str]:
+def _annotations(step: Step, pid: int) -> Iterator[str]:
     at = step.begin - _LAUNCH_AHEAD + step.host_gap
     if step.loading:
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -224,7 +241,7 @@ def _annotations(step: _Step, pid: int) -> Iterator[str]:
 
 
 def _launch(
-    each: _Kernel, correlation: int, pid: int, thread: int, at: float, form: TraceForm
+    each: Kernel, correlation: int, pid: int, thread: int, at: float, form: TraceForm
 ) -> Iterator[str]:
     name = "aten::mm"
     args = f'"External id": {correlation},"Record function id": 0, "Ev Idx": {correlation}'
@@ -249,19 +266,19 @@ def _launch(
     )
 
 
-def _described(each: _Kernel, form: TraceForm) -> str:
+def _described(each: Kernel, form: TraceForm) -> str:
     if each.group is None or not form.describe:
         return ""
     name, ranks = each.group
     return (
-        f', "Collective name": "allreduce", "In msg nelems": {each.elements},'
+        f', "Collective name": "{each.collective}", "In msg nelems": {each.elements},'
         f' "Out msg nelems": {each.elements}, "Group size": {len(ranks)}, "dtype": "Float",'
         f' "Process Group Name": "{name}",'
         f' "Process Group Description": "", "Process Group Ranks": "{list(ranks)}"'
     )
 
 
-def _kernel(each: _Kernel, rank: int, correlation: int, form: TraceForm) -> str:
+def _kernel(each: Kernel, rank: int, correlation: int, form: TraceForm) -> str:
     device = rank % 8
     args = (
         f'"External id": {correlation},"queued": 0, "device": {device}, "context": 1,'
@@ -292,14 +309,27 @@ def write_traces(
     directory: Path, job: GpuJob, form: TraceForm | None = None, *, packed: bool = False
 ) -> list[Path]:
     """A file per rank, as `tensorboard_trace_handler` names them."""
+    lines = compute_job(job)
+    return write_files(directory, lines, [_groups_of(job, rank) for rank in range(job.ranks)], form, packed)
+
+
+def write_files(
+    directory: Path,
+    lines: Sequence[Sequence[Step]],
+    groups: Sequence[Groups],
+    form: TraceForm | None = None,
+    packed: bool = False,
+) -> list[Path]:
+    """The same of any job, by the steps and groups of each rank."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for rank, steps in enumerate(compute_job(job)):
+    for rank, steps in enumerate(lines):
         path = directory / f"node-{rank // 8}_{17_000 + rank}.{1_795_367_070_945 + rank}.pt.trace.json"
         if packed:
             path = path.with_name(f"{path.name}.gz")
+        pieces = trace_text(rank, len(lines), groups[rank], steps, form or TraceForm())
         file: IO[bytes]
         with gzip.open(path, "wb", compresslevel=1) if packed else path.open("wb") as file:  # type: ignore[assignment]
-            file.writelines(piece.encode() for piece in trace_text(job, rank, steps, form or TraceForm()))
+            file.writelines(piece.encode() for piece in pieces)
         paths.append(path)
     return paths
