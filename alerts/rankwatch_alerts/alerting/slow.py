@@ -21,6 +21,13 @@ from rankwatch_alerts.recording.stragglers import COSTLY, STRAGGLER
 from rankwatch_alerts.rules import Alert, AlertRule, Severity
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
+_ALL_CAUSES = listed(
+    f"topk(6, run_cause:rankwatch_lost_time:share{_OF_RUN})",
+    OF_RUN,
+    "{{ $series.Labels.cause }} {{ $series.Value | humanizePercentage }}",
+    "none now",
+)
+"""All causes that are proved for the run, the most expensive first: the one that is paged may not be it."""
 _RANK_ON_NODE = "{{ $series.Labels.rank }} (node {{ $series.Labels.node }}, "
 
 
@@ -73,6 +80,7 @@ def _straggler(config: RuleConfig, severity: Severity, record: str) -> AlertRule
             "at the next checkpoint."
         ),
         cause=Cause.SLOW_RANK,
+        causes=_ALL_CAUSES,
         phase=phase,
         slowdown='{{ $value | printf "%.2f" }}',
     )
@@ -108,6 +116,7 @@ def _without_rank(
         summary=summary,
         description=description,
         cause=cause,
+        causes=_ALL_CAUSES,
         slowdown=slowdown,
     )
 

@@ -34,14 +34,34 @@ _SPARE_RECORDS = 192
 _PID_FIELD, _MONOTONIC_FIELD, _WALL_FIELD = 13, 14, 15
 """Places in `layout.FIXED`."""
 _PID = 4_000
-_PHASE_OF: Mapping[str, str] = MappingProxyType({"data_loading": DATA_WAIT})
+_PHASE_OF: Mapping[str, str] = MappingProxyType(
+    {"data_loading": DATA_WAIT, "wait_for_batch": DATA_WAIT, "optimizer_clip_main_grad": "optimizer"}
+)
 """Operations of the simulator whose phase has another name. What is no phase, such as host work, is a gap."""
 _WORKED = "forward"
 """The operation whose units of work are recorded: backward has the same ones."""
 _LABELS: Mapping[str, str] = MappingProxyType(
-    {"world": "default_pg", "dp": "mesh_dp", "tp": "mesh_tp", "pp": "mesh_pp"}
+    {
+        "world": "default_pg",
+        "dp": "mesh_dp",
+        "tp": "mesh_tp",
+        "pp": "mesh_pp",
+        "stage": "stage",
+        "replica": "replica",
+        "ends": "embedding",
+    }
 )
-_BYTES: Mapping[str, int] = MappingProxyType({"world": 4, "dp": 52_428_800, "tp": 4_194_304, "pp": 4_194_304})
+_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "world": 4,
+        "dp": 52_428_800,
+        "tp": 4_194_304,
+        "pp": 4_194_304,
+        "stage": 4,
+        "replica": 4,
+        "ends": 52_428_800,
+    }
+)
 _EARLIEST = -1.0
 """Seconds: clocks of nodes may be behind that of the run, by no more than this."""
 _FIRST_LOSS, _LAST_LOSS, _LOSS_POWER, _LOSS_NOISE = 10.0, 2.0, 0.5, 0.01

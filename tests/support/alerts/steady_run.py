@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +10,11 @@ from pathlib import Path
 import yaml
 
 from rankwatch_alerts import RuleConfig, write_rules
-from support.servers.prometheus import require
+from support.alerts.asked import ask
 
 SCRAPE_SECONDS = 30
 _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
 _GROUP = "rankwatch-steps"
-_FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
-_SAMPLE = re.compile(r"\{([^}]*)\} (\S+?)(?:,|$)")
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -46,7 +42,6 @@ def recorded_by(
     ranks: Sequence[SteadyRank], expressions: Sequence[str], directory: Path, *, minutes: int = 11
 ) -> list[dict[Labels, float]]:
     """The samples of each expression at the end; labels without those of the run, in order of names."""
-    require("promtool")
     scrapes = minutes * 60 // SCRAPE_SECONDS
     series = [each for number, rank in enumerate(ranks) for each in _series(number, rank, scrapes)]
     tests = [{"expr": each, "eval_time": f"{minutes}m", "exp_samples": []} for each in expressions]
@@ -55,13 +50,10 @@ def recorded_by(
         "evaluation_interval": f"{SCRAPE_SECONDS}s",
         "tests": [{"interval": f"{SCRAPE_SECONDS}s", "input_series": series, "promql_expr_test": tests}],
     }
-    path = directory / "run.json"
-    path.write_text(json.dumps(document))
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
-    assert bool(found) == bool(done.returncode), done.stdout
-    return [dict(_samples(found.get(each, ""))) for each in expressions]
+    return [
+        {_own(each.labels): each.value for each in samples}
+        for samples in ask(document, directory / "run.json")
+    ]
 
 
 def _rules(directory: Path) -> Path:
@@ -102,11 +94,8 @@ def _placed(name: str, place: str) -> str:
     return f"{plain}{{{place}{',' + labels if labels else '}'}"
 
 
-def _samples(got: str) -> Iterator[tuple[Labels, float]]:
-    """Series are listed as name{label="value", ...} value, one behind the other."""
-    for labels, value in _SAMPLE.findall(got):
-        pairs = [each for each in re.findall(r'(\w+)="([^"]*)"', labels) if each[0] not in _OF_RUN]
-        yield tuple(sorted(pairs)), float(value)
+def _own(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((name, value) for name, value in labels.items() if name not in _OF_RUN))
 
 
 _OF_RUN = ("__name__", "cluster", "run")

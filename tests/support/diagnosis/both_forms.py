@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +18,13 @@ from rankwatch_alerts.rules import Alert
 from rankwatch_diagnosis.simulation.job import Job, SimulatedJob, simulate
 from rankwatch_diagnosis.simulation.shape import JobShape
 from rankwatch_diagnosis.straggler.engine import diagnose
-from support.servers.prometheus import require
+from support.alerts.asked import Sample, ask
 from support.training.replayed_job import Scrapes, scrape_live
 
-_CONFIG = RuleConfig(scrape_interval_seconds=30.0)
+SCRAPE_SECONDS = 30.0
+_CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
 """The rules of everybody but for twice the interval, which many have, and which makes half the work."""
-_FIRING = 'ALERTS{alertstate="firing"}'
+FIRING = 'ALERTS{alertstate="firing"}'
 _NAMED = f'ALERTS{{alertstate="firing",alertname="{Alert.STRAGGLER}"}}'
 _PHASES = (
     f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.phase_share:g}"
@@ -33,7 +33,6 @@ _PHASES = (
 _WATCHED = "rank:rankwatch_step_local_seconds:mean"
 _GROUPS = ("rankwatch-steps", "rankwatch-performance")
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
-_FOUND = re.compile(r'expr: (?P<expression>".*"), time: .*\n *exp: .*\n *got: (?P<got>.*)')
 
 
 class Outcome(NamedTuple):
@@ -66,17 +65,23 @@ def verdict_of_alerts(run: SimulatedJob, shape: JobShape, directory: Path) -> Ou
 
     Fails where alerts report several causes at once, or do not see each rank.
     """
+    firing, phases = samples_of_alerts(run, shape, directory, (FIRING, _PHASES))
+    return _verdict(_rules(directory), [each.labels for each in firing], [each.labels for each in phases])
+
+
+def samples_of_alerts(
+    run: SimulatedJob, shape: JobShape, directory: Path, expressions: Sequence[str]
+) -> list[list[Sample]]:
+    """The samples of each expression as the run ends. Fails where the rules do not see each rank."""
     rules = directory / "rules.json"
-    groups = _rules(directory)
-    text = json.dumps(groups)
+    text = json.dumps(_rules(directory))
     rules.write_text(text)
     names = frozenset(re.findall(r"\brankwatch_\w+", text))
     interval = _CONFIG.scrape_interval_seconds
     scrapes = scrape_live(run, shape, directory / "boxes", names=names, interval_seconds=interval)
-    case = _case(scrapes, rules, (_FIRING, _PHASES, _WATCHED))
-    firing, phases, watched = _ask(case, directory / "case.json")
+    *found, watched = ask(_case(scrapes, rules, (*expressions, _WATCHED)), directory / "case.json")
     assert len(watched) == shape.ranks, "rules that see no ranks prove nothing by silence"
-    return _verdict(groups, firing, phases)
+    return found
 
 
 def _rules(directory: Path) -> dict[str, Any]:
@@ -123,23 +128,3 @@ def _written(values: Sequence[float | None]) -> str:
     if first is not None and all(each == first for each in rest):
         return f"{first:.9f}x{len(rest)}"
     return " ".join("_" if each is None else f"{each:.9f}" for each in values)
-
-
-def _ask(case: Mapping[str, Any], path: Path) -> list[list[dict[str, str]]]:
-    """Labels of the series there are, for each expression of a case that expects none: promtool prints them
-    as its reason to fail."""
-    require("promtool")
-    path.write_text(json.dumps(case))
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    found = {json.loads(each["expression"]): each["got"] for each in _FOUND.finditer(done.stdout)}
-    assert bool(found) == bool(done.returncode), done.stdout
-    expressions = [each["expr"] for each in case["tests"][0]["promql_expr_test"]]
-    assert found.keys() <= set(expressions)
-    return [list(_labels(found.get(each, ""))) for each in expressions]
-
-
-def _labels(got: str) -> Iterator[dict[str, str]]:
-    """Series are listed as name{label="value", ...} value, one behind the other."""
-    for each in re.findall(r"\{([^}]*)\}", got):
-        yield dict(re.findall(r'(\w+)="([^"]*)"', each))
