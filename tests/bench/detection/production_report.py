@@ -56,13 +56,13 @@ def _overall(judged: Sequence[Judged]) -> Iterator[Row]:
 
 
 def _in_words(judged: Sequence[Judged]) -> str:
-    named = [
-        f"{one.label} {one.number}: {each.name}"
-        + f" (chip {each.chip_ratio - 1.0:+.1%})" * (each.name[0] == "r")
-        for one in judged
-        for each in one.innocents
-    ]
-    return "; ".join(named[:8]) + "; ..." * (len(named) > 8)
+    """In which jobs, and the slowest of their chips."""
+    named = [each for one in judged for each in one.innocents]
+    if not named:
+        return ""
+    jobs = ", ".join(str(each.number) for each in judged if each.innocents)
+    slowest = max(each.chip_ratio for each in named)
+    return f"in jobs {jobs}; the slowest chip of them {slowest - 1.0:+.1%}"
 
 
 def _found(judged: Sequence[Judged], of: str = "") -> Row:
