@@ -94,8 +94,8 @@ CASES = {
     "slow rank with one peer": Case(
         job=_job(replace(_STAGES, data_parallel=2), _OF_TWO),
         seconds=_STRAGGLERS_SECONDS,
-        expected=Outcome(Cause.INCONCLUSIVE),
-        alerts_abstain="of two ranks neither can be called the odd one, and no alert says inconclusive",
+        expected=Outcome(Cause.SLOW_RANK, SlowPhase.COMPUTE, ranks=(3,)),
+        alerts_abstain="a straggler of the rules needs two peers; the engine has the pairs of other stages",
     ),
     "slow stage": _nameless(
         _job(_STAGES, Fault(cause=Cause.SLOW_STAGE, stage=2, factor=1.4)),

@@ -160,6 +160,11 @@ class Case:
         of_rank = Groups(self.rank, len(self.ranks))
         return np.rint(group_median(self.table.stage.astype(np.float64), of_rank)).astype(np.int64)
 
+    def replicas_of_ranks(self) -> Ints:
+        """By rank: the replica of most of its rows."""
+        of_rank = Groups(self.rank, len(self.ranks))
+        return np.rint(group_median(self.table.replica.astype(np.float64), of_rank)).astype(np.int64)
+
     def _step_rank(self, rows: Ints) -> Groups:
         return grid((self.step[rows], len(self.steps)), (self.rank[rows], len(self.ranks)))
 

@@ -26,12 +26,15 @@ from rankwatch_diagnosis.straggler.causes.host_work import (
 )
 from rankwatch_diagnosis.straggler.causes.jitter import find_jitter
 from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers, find_network
-from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks, find_slow_replicas
+from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks
+from rankwatch_diagnosis.straggler.causes.slow_replicas import find_slow_replicas
 from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
 from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_batches
+from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
 from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, price
+from rankwatch_diagnosis.straggler.slowness import without
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.visits import SparseTableError
@@ -100,16 +103,19 @@ def _candidates(case: Case) -> Iterator[Candidate]:
     """Every cause that passes its test."""
     visits, difficulty = case.visits, case.difficulty
     if visits is not None and difficulty is not None:
-        ranks, slow_ranks = find_slow_ranks(case, visits, difficulty)
+        ranks, slowness = find_slow_ranks(case, visits, difficulty)
         yield from ranks
-        jitter = find_jitter(case, visits, difficulty, slow_ranks)
+        if ranks and ranks[0].cause is Cause.SLOW_RANK:  # what else there is shows without them
+            visits = without(visits, slowness)
+            difficulty = separate(visits)
+        jitter = find_jitter(case, visits, difficulty, slowness)
         unequal = find_unequal_batches(case, visits, difficulty)
         replica = find_slow_replicas(case, visits, difficulty)
         yield from (each for each in (replica, unequal, jitter) if each is not None)
     yield from find_slow_stages(case)
+    yield from find_slow_host_work(case)
     tests = (
         find_network,
-        find_slow_host_work,
         find_slow_host_work_of_stages,
         find_slow_data_loading,
         find_exposed_transfers,

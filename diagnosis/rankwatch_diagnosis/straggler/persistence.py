@@ -5,7 +5,8 @@ A window of n steps of one rank scores
     score = sum of clipped residuals / sqrt(noise^2 n + (lasting error n)^2)
 
 and counts if it passes the quantile of the normal distribution at 1 - false_alarm / (number of windows and
-ranks).
+ranks). A rank that is late again and again, but in no window mostly, counts if it is late more often than the
+other ranks are (see `recurrent`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch_diagnosis.straggler.group_by import Floats, Ints
+from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
 from rankwatch_diagnosis.straggler.robust import (
     largest_stretch,
     leave_one_out_median,
@@ -31,11 +32,17 @@ _CLIP = 3.0
 _LEAST_NOISE = 0.001
 """Clocks and rounding; a table without any noise is no reason to be more certain than this."""
 _ROOM = 1.5
-"""What passes the clipping, in units of the level that the spread among ranks demands."""
-_LEAST_RANKS_FOR_SPREAD = 8
-"""With fewer ranks the spread among healthy ones cannot be told from a slow one."""
+"""What passes the clipping, in units of what healthy ranks may differ by."""
+_LEAST_RANKS_FOR_TAILS = 8
+"""With fewer ranks the tails of healthy ones cannot be told from a slow one."""
 _LEAST_SEEN = 0.75
 """Part of a window that must not be gaps."""
+CLEAR = 4.0
+"""In standard deviations of one step: from here on single steps separate slow from not slow."""
+_MOST_EPISODES = 8
+"""Windows of one rank that are looked for, the clearest first."""
+_LEAST_CHANGE_STEPS = 12
+"""Of a rank compared with its own past: three shortest windows, so that two ends remain beside an episode."""
 
 
 class Residuals(NamedTuple):
@@ -45,6 +52,8 @@ class Residuals(NamedTuple):
     """(step, rank); NaN where there is no peer to compare with."""
     reference_error: Floats
     """By rank: standard error of what it is compared with, in units of one step's noise."""
+    allowed: Floats
+    """By rank: a lasting excess that healthy ranks may have."""
 
 
 class Excess(NamedTuple):
@@ -53,13 +62,20 @@ class Excess(NamedTuple):
     column: int
     """Index of the rank."""
     first: int
-    """Index of the first step."""
+    """Index of the first step in which it does."""
     end: int
-    """Index behind the last step."""
+    """Index behind the last one."""
     size: float
-    """Median over the window, in the unit of the residuals."""
+    """Median over its steps, in the unit of the residuals."""
     score: float
     """Standard deviations above what noise gives."""
+    active: Bools
+    """By step: it lies above its peers. It may come and go."""
+
+    @property
+    def steps(self) -> int:
+        """In which it lies above its peers."""
+        return int(np.count_nonzero(self.active))
 
 
 class Scan(NamedTuple):
@@ -75,66 +91,110 @@ class Scan(NamedTuple):
 def against_peers(own: Floats, stage: Ints, least_peers: int) -> Residuals:
     """Each rank less the median of the other ranks of its stage in the same step. `own` is (step, rank).
 
-    In a stage with fewer than `least_peers` ranks the level is no evidence. Such a rank is compared with the
-    faster one of its own past and future, so that only what begins or ends inside the run is seen.
+    NaN in a stage with fewer than `least_peers` ranks, where the level is no evidence.
     """
     residual = np.full_like(own, np.nan)
-    error = np.zeros(own.shape[1])
     for each in np.unique(stage):
         ranks = np.flatnonzero(stage == each)
         if len(ranks) >= least_peers:
             residual[:, ranks] = own[:, ranks] - leave_one_out_median(own[:, ranks], axis=1)
-    alone = ~np.isfinite(residual).any(axis=0)
-    if alone.any() and own.shape[1] >= least_peers:
-        part = max(4, len(own) // 4)
-        changes = own - nan_median(own, axis=0)[None]
-        changes = changes - leave_one_out_median(changes, axis=1)
-        base = np.fmin(nan_median(changes[:part], axis=0), nan_median(changes[-part:], axis=0))
-        changes = changes - base[None]
-        # The smaller of two medians lies low by chance, on every rank alike.
-        changes = changes - nan_median(changes)
-        residual[:, alone] = changes[:, alone]
-        error[alone] = math.sqrt(math.pi / 2.0 / part)
-    return Residuals(residual, error)
+    nothing = np.zeros(own.shape[1])
+    return Residuals(residual, nothing, nothing)
 
 
-def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float, least_spread: float = 0.0) -> Scan:
-    """Ranks whose residual exceeds `least_excess` for at least `limits.steps` steps.
+def against_past(own: Floats, least_ranks: int) -> Residuals:
+    """Each rank less the faster one of its own past and future, so that only what begins or ends is seen.
 
-    `least_spread` is the standard deviation of lasting differences between healthy ranks, as far as it is
-    known without the table. Both are in the unit of the residuals.
+    What all ranks share is taken away; NaN with fewer than `least_ranks` ranks, or few steps.
     """
+    nothing = np.zeros(own.shape[1])
+    if own.shape[1] < least_ranks or len(own) < _LEAST_CHANGE_STEPS:
+        return Residuals(np.full_like(own, np.nan), nothing, nothing)
+    part = max(4, len(own) // 4)
+    changes = own - nan_median(own, axis=0)[None]
+    changes = changes - leave_one_out_median(changes, axis=1)
+    base = np.fmin(nan_median(changes[:part], axis=0), nan_median(changes[-part:], axis=0))
+    changes = changes - base[None]
+    # The smaller of two medians lies low by chance, on every rank alike.
+    changes = changes - nan_median(changes)
+    return Residuals(changes, nothing + math.sqrt(math.pi / 2.0 / part), nothing)
+
+
+def scan(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Scan:
+    """Ranks whose residual exceeds `least_excess` (in its unit) for at least `limits.steps` steps."""
     residual = residuals.values
     steps, ranks = residual.shape
-    noise = _noise(residual)
+    noise = noise_of(residual)
     if steps < limits.steps or noise <= 0.0:
         return Scan(found=(), noise=noise, level=math.inf)
     lengths = _lengths(limits.steps, steps)
     # Windows of one length that overlap are one test; the dyadic lengths are a few more.
     tests = ranks * sum(2 * steps / length for length in lengths)
     level = NormalDist().inv_cdf(1.0 - limits.false_alarm / tests)
-    spread = max(_spread(residual, noise), least_spread)
     # The more healthy ranks differ for long, the more of a residual must get through the clipping.
-    bound = _CLIP * noise + _ROOM * level * spread
-    lasting_error = np.hypot(spread, noise * residuals.reference_error)
+    bound = _CLIP * noise + _ROOM * residuals.allowed
+    lasting_error = np.hypot(residuals.allowed / level, noise * residuals.reference_error)
     clipped = np.clip(residual, -bound, bound)
     usual, tails = _tails(clipped)
     best = _best_scores(clipped - usual, lengths, max(noise, tails), lasting_error)
     suspects = np.flatnonzero(best > level)
     found = (
-        _window(residual[:, index], int(index), float(best[index]), noise, limits.steps) for index in suspects
+        _excess(residual[:, index], int(index), float(best[index]), noise, level, limits)
+        for index in suspects
     )
-    lasting = tuple(
-        each
-        for each in found
-        if each is not None
-        and each.size >= least_excess
-        and _persists(residual[each.first : each.end, each.column], limits)
-    )
+    lasting = tuple(each for each in found if each is not None and each.size >= least_excess)
     return Scan(found=lasting, noise=noise, level=level)
 
 
-def _noise(residual: Floats) -> float:
+def recurrent(residuals: Residuals, limits: Thresholds, *, least_excess: float) -> Scan:
+    """Ranks that are late in less than half of the steps, but far more often than others.
+
+    A step is late if it lies above the rank's own median by `least_excess` and beyond noise. Others are late,
+    too: their rate, without the quarter of the ranks that is late most often, is that of chance.
+    """
+    values = residuals.values - nan_median(residuals.values, axis=0)[None]
+    noise = noise_of(values)
+    level = NormalDist().inv_cdf(1.0 - limits.false_alarm / max(1, values.shape[1]))
+    late = np.nan_to_num(values) > max(least_excess, CLEAR * noise)
+    seen, count = np.isfinite(values).sum(axis=0), late.sum(axis=0)
+    found: list[Excess] = []
+    for index in np.flatnonzero((count >= limits.steps) & (2 * count <= seen)).tolist():
+        score = _rarity(int(count[index]), int(seen[index]), _rate(np.delete(count, index), seen))
+        if score > level:
+            found.append(_of_steps(values[:, index], index, late[:, index], score))
+    return Scan(found=tuple(found), noise=noise, level=level)
+
+
+def _rate(late: Ints, seen: Ints) -> float:
+    """Share of late steps among the three quarters of ranks that are late least often."""
+    steps = float(np.median(seen))
+    calm = np.sort(late)[: max(1, len(late) - len(late) // 4)]
+    rate = (float(calm.sum()) + 0.5) / (len(calm) * steps + 1.0)
+    # The mean of the lower three quarters of a normal distribution lies 0.42 standard deviations low.
+    return min(0.5, rate + 0.42 * math.sqrt(rate / steps))
+
+
+def _rarity(late: int, seen: int, rate: float) -> float:
+    """Standard deviations that are as rare as so many late steps by chance (binomial)."""
+    terms = (
+        math.lgamma(seen + 1)
+        - math.lgamma(each + 1)
+        - math.lgamma(seen - each + 1)
+        + each * math.log(rate)
+        + (seen - each) * math.log1p(-rate)
+        for each in range(late, seen + 1)
+    )
+    chance = sum(math.exp(each) for each in terms)
+    return -NormalDist().inv_cdf(min(max(chance, 1e-300), 1.0 - 1e-16))
+
+
+def _of_steps(residual: Floats, index: int, active: Bools, score: float) -> Excess:
+    steps = np.flatnonzero(active)
+    size = float(nan_median(residual[active]))
+    return Excess(index, int(steps[0]), int(steps[-1]) + 1, size, score, active)
+
+
+def noise_of(residual: Floats) -> float:
     """Of one rank in one step, widened by its own uncertainty and by what carries over from step to step."""
     centred = residual - nan_median(residual, axis=0)[None]
     count = int(np.isfinite(centred).sum())
@@ -151,16 +211,6 @@ def _noise(residual: Floats) -> float:
     return level * math.sqrt((1.0 + memory) / (1.0 - memory)) * (1.0 + 1.17 / math.sqrt(count))
 
 
-def _spread(residual: Floats, noise: float) -> float:
-    """Standard deviation of the lasting differences between healthy ranks."""
-    steps, ranks = residual.shape
-    if ranks < _LEAST_RANKS_FOR_SPREAD:
-        return 0.0
-    clipped = np.clip(residual, -_CLIP * noise, _CLIP * noise)
-    means = np.nan_to_num(clipped).sum(axis=0) / np.maximum(np.isfinite(clipped).sum(axis=0), 1)
-    return math.sqrt(max(sigma(means) ** 2 - noise**2 / steps, 0.0))
-
-
 def _tails(clipped: Floats) -> tuple[float, float]:
     """Mean and standard deviation of a healthy rank's steps, single late ones included.
 
@@ -168,7 +218,7 @@ def _tails(clipped: Floats) -> tuple[float, float]:
     quarter of the ranks that varies most is left out: they may have become slow inside the run.
     """
     steps, ranks = clipped.shape
-    if ranks < _LEAST_RANKS_FOR_SPREAD:
+    if ranks < _LEAST_RANKS_FOR_TAILS:
         return 0.0, 0.0
     means = nan_mean(clipped, axis=0)
     variances = nan_mean((clipped - means[None]) ** 2, axis=0) * steps / (steps - 1)
@@ -205,9 +255,33 @@ def _best_scores(clipped: Floats, lengths: list[int], noise: float, lasting_erro
     return best
 
 
-def _window(residual: Floats, index: int, score: float, noise: float, least: int) -> Excess | None:
+def _excess(
+    residual: Floats, index: int, score: float, noise: float, level: float, limits: Thresholds
+) -> Excess | None:
+    """The steps in which a rank is slow, and by how much; None if it is not slow for long."""
+    window = _window(residual, noise, limits.steps)
+    if window is None or not _persists(residual[slice(*window)], limits):
+        return None
+    size = float(nan_median(residual[slice(*window)]))
+    if size >= CLEAR * noise:
+        return _of_steps(residual, index, np.nan_to_num(residual) > size / 2.0, score)
+    active = np.zeros(len(residual), dtype=np.bool_)
+    active[slice(*window)] = True
+    for _ in range(_MOST_EPISODES):
+        more = _window(np.where(active, -np.inf, residual), noise, limits.steps)
+        if more is None or not _persists(residual[slice(*more)], limits):
+            break
+        clipped = np.nan_to_num(np.clip(residual[slice(*more)], -_CLIP * noise, _CLIP * noise))
+        if clipped.sum() < level * noise * math.sqrt(len(clipped)):
+            break
+        active[slice(*more)] = True
+    return _of_steps(residual, index, active, score)
+
+
+def _window(residual: Floats, noise: float, least: int) -> tuple[int, int] | None:
     """The stretch with the largest sum above half the effect: the likeliest window of a change of level."""
     clipped = np.nan_to_num(np.clip(residual, -4.0 * noise, 4.0 * noise))
+    clipped[np.isneginf(residual)] = -4.0 * noise * len(residual)  # no window holds these
     half = noise / 2.0
     first, end = 0, len(clipped)
     for _ in range(3):  # the effect depends on the window, and the window on the effect
@@ -215,8 +289,7 @@ def _window(residual: Floats, index: int, score: float, noise: float, least: int
         if end - first < least:
             return None
         half = min(float(nan_median(residual[first:end])), 4.0 * noise) / 2.0
-    size = float(nan_median(residual[first:end]))
-    return Excess(column=index, first=first, end=end, size=size, score=score)
+    return first, end
 
 
 def _persists(window: Floats, limits: Thresholds) -> bool:

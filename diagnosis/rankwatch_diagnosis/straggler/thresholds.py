@@ -16,10 +16,15 @@ class Thresholds:
     peers: int = 3
     """Ranks that hold the same stage. Of two ranks neither can be called the odd one."""
     healthy_spread: float = 0.005
-    """Standard deviation of lasting differences between healthy accelerators (of the logarithm): 19 of 20 lie
-    within 1 % of the middle. Few ranks or steps cannot show it, so no smaller value is ever used."""
+    """Standard deviation of lasting differences between healthy accelerators (of the logarithm) where nothing
+    else is known. A job shows its own; this one counts as much as five ranks do (see `spread`)."""
+    healthy_false_alarm: float = 0.02
+    """Chance that healthy accelerators differ by so much that one of them is named. It hides slow ranks
+    the more accelerators differ: of 16 at 1, 2 and 3 %, those slow by less than 4, 8 and 12 %."""
     rank_ratio: float = 1.025
-    """Healthy accelerators of one type lie within 1 to 2 % of each other; what is smaller is no fault."""
+    """A rank that is slower by less is no fault, however surely it is."""
+    pair_ratio: float = 1.10
+    """The same where one other rank is all there is to compare with. None is too fast by as much as this."""
     rank_persistence: float = 2.0 / 3.0
     """Share of the window's steps in which the rank must lie above its peers: noise alone gives 1/2."""
     stage_ratio: float = 1.15

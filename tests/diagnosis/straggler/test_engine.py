@@ -9,7 +9,12 @@ import pytest
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
+from rankwatch_diagnosis.straggler.case import Case
+from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks
+from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.engine import diagnose
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+from rankwatch_diagnosis.straggler.visits import measure_visits
 from support.diagnosis.operations import SmallJob
 
 SHAPES = [(8, 1), (4, 4), (8, 2), (16, 1)]
@@ -44,6 +49,52 @@ def test_past_episode() -> None:
     """It is found, although the median of the whole run does not show it."""
     verdict = diagnose(SmallJob().slow_rank(2, 1.3, first=5, end=13).table())
     assert (verdict.cause, verdict.ranks, verdict.first_step) == (Cause.SLOW_RANK, (2,), 5)
+
+
+@pytest.mark.parametrize("steps", [np.arange(0, 30, 3), np.r_[4:9, 20:24], np.array([2, 9, 11, 17, 22, 28])])
+def test_part_of_the_steps(steps: np.ndarray) -> None:
+    """A rank that is slow in less than half of its window is named. It costs what these steps cost."""
+    job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
+    healthy = _last_end(job.table())
+    job = SmallJob(dp=4, pp=4, steps=30, noise=0.01)
+    job.compute[steps, 1, 2] *= 1.5
+    table = job.table()
+    verdict = diagnose(table)
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (6,))
+    excess = _last_end(table) / healthy - 1.0
+    assert verdict.slowdown - 1.0 == pytest.approx(excess, rel=0.05)
+    cause = verdict.causes[0]
+    assert cause.share_of_steps == pytest.approx(len(steps) / 30)
+    assert (cause.first_step, cause.last_step) == (steps[0], steps[-1])
+
+
+def test_operations_of_a_slow_rank() -> None:
+    """Each of its operations is priced by its own excess: here the backward passes alone are slow."""
+    table = SmallJob(noise=0.01).table()
+    slow = (table.operation == table.operations.index("backward")) & (table.rank == 3)
+    table = replace(table, duration_seconds=np.where(slow, 1.4, 1.0) * table.duration_seconds)
+    case = Case(table, DEFAULT)
+    visits = measure_visits(table, least_steps=DEFAULT.steps)
+    assert visits is not None
+    (found,), _ = find_slow_ranks(case, visits, separate(visits))
+    without = case.seconds.copy()
+    without[found.ideal.rows] = found.ideal.seconds
+    for name, factor in (("backward", 1.4), ("forward", 1.0)):
+        rows = (case.table.operation == table.operations.index(name)) & (case.table.rank == 3)
+        assert float(np.median(case.seconds[rows] / without[rows])) == pytest.approx(factor, abs=0.02)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03])
+def test_accelerators_that_differ(spread: float) -> None:
+    """Healthy ones are not named, and one that slows down by more than they differ is."""
+    named = 0
+    for seed in range(12):
+        job = SmallJob(dp=16, noise=0.02, seed=seed)
+        job.compute *= np.exp(spread * job.random.standard_normal((1, 16, 1, 1)))
+        named += bool(diagnose(job.table()).ranks)
+        verdict = diagnose(job.slow_rank(6, 1.08, first=12).table())
+        assert any(6 in each.ranks for each in verdict.causes), seed
+    assert named <= 1
 
 
 def test_several_slow_ranks() -> None:
@@ -135,11 +186,30 @@ def test_slow_replica() -> None:
     assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
 
 
-@pytest.mark.parametrize("pp", [1, 4])
-def test_pair(pp: int) -> None:
-    """If both have been as they are since the table began, neither is the odd one."""
-    verdict = diagnose(SmallJob(dp=2, pp=pp).slow_rank(1, 1.2).table())
+@pytest.mark.parametrize(("pp", "factor"), [(1, 1.2), (4, 1.06)])
+def test_pair(pp: int, factor: float) -> None:
+    """Neither is the odd one if nothing else shows how far ranks differ, or if they differ by little."""
+    verdict = diagnose(SmallJob(dp=2, pp=pp).slow_rank(1, factor).table())
     assert (verdict.cause, verdict.ranks) == (Cause.INCONCLUSIVE, ())
+
+
+@pytest.mark.parametrize("factor", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("rank", [0, 3, 7])
+def test_slow_one_of_a_pair(rank: int, factor: float) -> None:
+    """The pairs of other stages differ by nothing, and no accelerator is too fast by that much."""
+    job = SmallJob(dp=2, pp=4)
+    healthy = _last_end(job.table())
+    table = SmallJob(dp=2, pp=4).slow_rank(rank, factor).table()
+    verdict = diagnose(table)
+    assert (verdict.cause, verdict.ranks, verdict.stages) == (Cause.SLOW_RANK, (rank,), ())
+    assert verdict.slowdown == pytest.approx(_last_end(table) / healthy, rel=0.02)
+
+
+def test_pairs_with_unequal_accelerators() -> None:
+    """Where the pairs of all stages differ, none of them is odd."""
+    job = SmallJob(dp=2, pp=4)
+    job.compute *= np.array([[1.0, 1.15, 1.0, 1.12], [1.13, 1.0, 1.16, 1.0]])[None, :, :, None]
+    assert diagnose(job.table()).ranks == ()
 
 
 def test_pair_with_a_change() -> None:

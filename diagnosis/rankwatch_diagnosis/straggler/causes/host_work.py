@@ -6,56 +6,124 @@ work; stages may differ by design and a stage has no peers, so no rank is named.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
-from rankwatch_diagnosis.straggler.case import Candidate, Case
+from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
+from rankwatch_diagnosis.straggler.graph.replay import slowdown
+from rankwatch_diagnosis.straggler.graph.stalls import STALL
 from rankwatch_diagnosis.straggler.group_by import Floats, Ints, factorize
-from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, scan
+from rankwatch_diagnosis.straggler.persistence import Excess, against_peers, noise_of, recurrent, scan
 from rankwatch_diagnosis.straggler.robust import high_stretch, leave_one_out_median, nan_median
+from rankwatch_diagnosis.straggler.spread import bounds
 
 _HOST_KINDS = (Kind.DATA_LOADING, Kind.OTHER)
+_SHARED = 0.5
+"""Part of a replica whose ranks pause together: then they wait for something."""
 _LEAST_SHARE_OF_OWN = 0.5
 """Part of a stage's host work that must be excess: it takes at least twice what it takes elsewhere."""
-_MOST_LISTED = 64
-"""Entries in the evidence; a verdict may name more ranks."""
 
 
-def find_slow_host_work(case: Case) -> Candidate | None:
-    """Ranks whose host work lies above that of their stage for long."""
+def find_slow_host_work(case: Case) -> list[Candidate]:
+    """Ranks whose host work, or pauses that have no row, lie above those of their stage."""
+    found = [each for kind in _HOST_KINDS for each in _of_kind(case, kind)]
+    stalled = [_is_stall(case, each.ideal) for each in found]
+    stalls = [each for each, stall in zip(found, stalled, strict=True) if stall]
+    work = [each for each, stall in zip(found, stalled, strict=True) if not stall]
+    return work + _own_stalls(case, stalls)
+
+
+def _of_kind(case: Case, kind: Kind) -> list[Candidate]:
     step_seconds = float(np.median(case.step_seconds))
-    if step_seconds <= 0.0:
-        return None
-    ideal = case.seconds.copy()
-    found: list[dict[str, object]] = []
-    first = len(case.steps)
-    for kind in _HOST_KINDS:
-        rows = case.table.kind == kind
-        if not rows.any():
-            continue
-        total = case.sums(rows)
-        if kind is Kind.OTHER:  # who records none has done none
-            total = np.nan_to_num(total)
-        residual = against_peers(total / step_seconds, _peers(case, total), case.limits.peers)
-        for each in scan(residual, case.limits, least_excess=case.limits.host_share).found:
-            own = float(nan_median(total[each.first : each.end, each.column]))
-            inside = rows & (case.rank == each.column) & (case.step >= each.first) & (case.step < each.end)
-            ideal[inside] *= max(0.0, 1.0 - each.size * step_seconds / max(own, 1e-12))
-            first = min(first, each.first)
-            found.append(_listed_rank(case, kind, own, each, step_seconds))
-    if not found:
-        return None
+    rows = case.table.kind == kind
+    if step_seconds <= 0.0 or not rows.any():
+        return []
+    total = case.sums(rows)
+    if kind is Kind.OTHER:  # who records none has done none
+        total = np.nan_to_num(total)
+    residual, slow, noise = _slow_ranks(case, total / step_seconds)
+    found: list[Candidate] = []
+    for each in slow:
+        excess = np.where(each.active, np.nan_to_num(residual[:, each.column]), 0.0) * step_seconds
+        index = np.flatnonzero(rows & (case.rank == each.column) & each.active[case.step])
+        own = total[:, each.column]
+        kept = np.clip(1.0 - excess / np.maximum(own, 1e-12), 0.0, 1.0)
+        ideal = Ideal(index, case.seconds[index] * kept[case.step[index]])
+        found.append(_candidate(case, kind, each, ideal, _listed_rank(case, kind, each, own, excess), noise))
+    return found
+
+
+def _is_stall(case: Case, ideal: Ideal) -> bool:
+    """True if most of the excess has no row in the table that was given."""
+    excess = case.seconds[ideal.rows] - ideal.seconds
+    names = np.array([name == STALL for name in case.table.operations], dtype=np.bool_)
+    return 2.0 * float(excess[names[case.table.operation[ideal.rows]]].sum()) > float(excess.sum())
+
+
+def _own_stalls(case: Case, stalls: list[Candidate]) -> list[Candidate]:
+    """Those stalls that are a rank's own.
+
+    A stall may hide a wait that left no other trace. A wait costs nothing when it is taken away, for what is
+    waited for comes no sooner; and it is shared by those that wait for each other.
+    """
+    replica = case.replicas_of_ranks()
+    sizes = Counter(replica.tolist())
+    homes = [int(replica[np.searchsorted(case.ranks, each.ranks[0])]) for each in stalls]
+    alone = [
+        each
+        for each, home in zip(stalls, homes, strict=True)
+        if homes.count(home) < max(2.0, _SHARED * sizes[home])
+    ]
+    measured = case.step_seconds
+    return [
+        each for each in alone if slowdown(measured, case.seconds_without(each)) >= case.limits.least_slowdown
+    ]
+
+
+def _slow_ranks(case: Case, shares: Floats) -> tuple[Floats, list[Excess], float]:
+    """(step, rank) less its peers, the ranks that lie above them, and the noise, all in shares of a step."""
+    limits = case.limits
+    peers = _peers(case, shares)
+    residuals = against_peers(shares, peers, limits.peers)
+    chance = limits.healthy_false_alarm / len(case.ranks)
+    allowed = bounds(shares, peers, noise_of(residuals.values), 0.0, chance)
+    residuals = residuals._replace(allowed=allowed)
+    scans = [test(residuals, limits, least_excess=limits.host_share) for test in (recurrent, scan)]
+    found = {each.column: each for done in scans for each in done.found}
+    return residuals.values, [found[column] for column in sorted(found)], scans[1].noise
+
+
+def _candidate(
+    case: Case, kind: Kind, each: Excess, ideal: Ideal, listed: dict[str, object], noise: float
+) -> Candidate:
     return Candidate(
         cause=Cause.SLOW_RANK,
-        phase=SlowPhase.DATA_LOADING if _mostly_loading(found) else _phase_of_other_work(case, ideal),
-        ideal=case.ideal(ideal),
-        first_step=int(case.steps[first]),
-        ranks=tuple(sorted({int(str(each["rank"])) for each in found})),
-        evidence={"host_work": found[:_MOST_LISTED]},
+        phase=_phase(case, kind, ideal),
+        ideal=ideal,
+        active=each.active,
+        first_step=int(case.steps[each.first]),
+        ranks=(int(case.ranks[each.column]),),
+        noise_to_size=noise / each.size,
+        lasts=each.steps,
+        evidence={"host_work": [listed]},
     )
+
+
+def _listed_rank(case: Case, kind: Kind, each: Excess, own: Floats, excess: Floats) -> dict[str, object]:
+    """`own` and `excess` are seconds by step."""
+    return {
+        "rank": int(case.ranks[each.column]),
+        "kind": kind.name.lower(),
+        "seconds_per_step": float(np.median(own[each.active])),
+        "excess_share_of_step": each.size,
+        "excess_seconds_per_step": float(np.median(excess[each.active])),
+        "first_step": int(case.steps[each.first]),
+        "slow_steps": each.steps,
+    }
 
 
 def _peers(case: Case, total: Floats) -> Ints:
@@ -68,28 +136,19 @@ def _peers(case: Case, total: Floats) -> Ints:
     return stage
 
 
-def _listed_rank(case: Case, kind: Kind, own: float, each: Excess, step_seconds: float) -> dict[str, object]:
-    return {
-        "rank": int(case.ranks[each.column]),
-        "kind": kind.name.lower(),
-        "seconds_per_step": own,
-        "excess_share_of_step": each.size,
-        "excess_seconds_per_step": each.size * step_seconds,
-        "first_step": int(case.steps[each.first]),
-    }
-
-
 def _mostly_loading(found: Sequence[dict[str, object]]) -> bool:
     """True if the largest excess is data loading."""
     largest = max(found, key=lambda each: float(str(each["excess_seconds_per_step"])))
     return largest["kind"] == Kind.DATA_LOADING.name.lower()
 
 
-def _phase_of_other_work(case: Case, ideal: Floats) -> SlowPhase:
-    """`checkpoint` where operations of that name hold most of the excess."""
-    excess = np.where(case.table.kind == Kind.OTHER, case.seconds - ideal, 0.0)
+def _phase(case: Case, kind: Kind, ideal: Ideal) -> SlowPhase:
+    """`checkpoint` where operations of that name hold most of the excess of other work."""
+    if kind is not Kind.OTHER:
+        return SlowPhase.DATA_LOADING
+    excess = case.seconds[ideal.rows] - ideal.seconds
     saves = np.array(["checkpoint" in name.lower() for name in case.table.operations], dtype=np.bool_)
-    of_checkpoints = float(excess[saves[case.table.operation]].sum())
+    of_checkpoints = float(excess[saves[case.table.operation[ideal.rows]]].sum())
     return SlowPhase.CHECKPOINT if 2.0 * of_checkpoints > float(excess.sum()) else SlowPhase.OTHER
 
 

@@ -10,8 +10,8 @@ from rankwatch.conventions import Cause
 from rankwatch_diagnosis.straggler.case import Candidate, Case
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.group_by import Floats, Groups, grid, group_sum
-from rankwatch_diagnosis.straggler.persistence import Scan
 from rankwatch_diagnosis.straggler.robust import finite_exp, nan_median, sigma
+from rankwatch_diagnosis.straggler.slowness import Slowness
 from rankwatch_diagnosis.straggler.visits import Visits
 
 _BEYOND_NOISE = 3.0
@@ -23,11 +23,11 @@ _MOST_OF_ONE_STEP = 0.5
 """The same of one step: an event, such as a pause of all hosts, and nothing that goes on."""
 
 
-def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Candidate | None:
-    """Steps late beyond noise, spread over several ranks. What lasts on `slow_ranks` is no jitter."""
+def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness) -> Candidate | None:
+    """Steps late beyond noise, spread over several ranks; the visits are those without slow ranks."""
     rows = visits.rows
     cells = grid((rows.step, len(visits.steps)), (rows.rank, len(visits.ranks)))
-    fair = _fair_seconds(visits, difficulty, slow_ranks)
+    fair = _fair_seconds(visits, difficulty, slowness)
     excess, expected = _excess(case, visits, fair, cells)
     quantile = NormalDist().inv_cdf(1.0 - case.limits.false_alarm / excess.size)
     level = max(case.limits.jitter_share, quantile * sigma(excess))
@@ -56,24 +56,14 @@ def find_jitter(case: Case, visits: Visits, difficulty: Difficulty, slow_ranks: 
     )
 
 
-def _fair_seconds(visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Floats:
-    """By compute row: the seconds that role, microbatch, work and the rank's own lasting level explain."""
+def _fair_seconds(visits: Visits, difficulty: Difficulty, slowness: Slowness) -> Floats:
+    """By compute row: the seconds that role, microbatch, work, the rank's level and its slowness explain."""
     rows = visits.rows
     logarithm = visits.role_log + difficulty.of_visit[rows.step, rows.rank, rows.slot]
     if visits.work_log is not None:
         logarithm = logarithm + visits.work_log
-    return finite_exp(logarithm) * _lasting_factor(visits, difficulty, slow_ranks)[rows.step, rows.rank]
-
-
-def _lasting_factor(visits: Visits, difficulty: Difficulty, slow_ranks: Scan) -> Floats:
-    """(step, rank): factor on the rank's compute that lasts."""
-    levels = np.nan_to_num(nan_median(difficulty.own, axis=0))
-    factor = np.broadcast_to(finite_exp(levels), difficulty.own.shape).copy()
-    for each in slow_ranks.found:
-        inside = slice(each.first, each.end)
-        own = difficulty.own[inside, each.column]
-        factor[inside, each.column] = np.exp(float(np.nan_to_num(nan_median(own))))
-    return factor
+    level = np.nan_to_num(nan_median(difficulty.own, axis=0)) + slowness.excess
+    return finite_exp(logarithm + level[rows.step, rows.rank])
 
 
 def _excess(case: Case, visits: Visits, fair: Floats, cells: Groups) -> tuple[Floats, Floats]:

@@ -1,119 +1,86 @@
-"""Ranks that compute more slowly than their peers, for long.
+"""Ranks that compute more slowly than their peers, for long or again and again.
 
-Each rank's own part of a step (see `difficulty`) less the median of its peers is scanned for windows that
-last. Where a slow rank cannot be told from something else, the candidate is `inconclusive` and gives the
-reason: a slow replica may have long microbatches, and of two ranks neither is the odd one.
+Where a slow rank cannot be told from something else, the candidate is `inconclusive` and gives the reason: a
+slow replica may have long microbatches, and of two ranks that differ a little neither is the odd one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.operations.table import Kind
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
+from rankwatch_diagnosis.straggler.causes.slow_replicas import WHY as _WHOLE_REPLICA
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, factorize
-from rankwatch_diagnosis.straggler.persistence import Excess, Residuals, Scan, against_peers, scan
-from rankwatch_diagnosis.straggler.robust import nan_mean, nan_median
+from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
+from rankwatch_diagnosis.straggler.persistence import Excess
+from rankwatch_diagnosis.straggler.robust import sigma
+from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness
 from rankwatch_diagnosis.straggler.visits import Visits
 
-_CLEAR = 4.0
-"""In standard deviations of one step: from here on single steps separate slow from not slow."""
 _BLIP_COST = 0.005
 """Part of the run's compute: what cost the run less, and is over, is not named beside a slower rank."""
 _BLIP_SHARE = 0.1
 """Of what the slowest rank cost; what is above is one of several slow ranks."""
 _MOST_LISTED = 64
-"""Ranks or replicas in the evidence; a verdict may name more."""
-_WHOLE_REPLICA = "all ranks of a replica are slow, and they share their microbatches"
+"""Ranks in the evidence; a verdict may name more."""
+_STANDARD_ERRORS = 3.0
+"""By which one operation must differ from the others to have an excess of its own."""
+_MOST_TIMES = 4.0
+"""Excess of one operation over that of all: more is a wild estimate."""
 
 
-def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Scan]:
-    """A candidate for each slow rank (one for all where none can be named), and the scan behind them."""
-    residuals = against_peers(difficulty.own, visits.stage, case.limits.peers)
-    found = _scan(residuals, case)
-    lasting = tuple(_from_the_beginning(each, visits) for each in found.found)
-    found = found._replace(found=tuple(_without_whole_stages(lasting, visits)))
-    if not found.found:
+def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple[list[Candidate], Slowness]:
+    """A candidate for each slow rank (one for all where none can be named), and what is behind them."""
+    slowness = find_slowness(visits, difficulty, case.limits)
+    if not slowness.found:
         pair = _find_odd_pair(case, visits, difficulty)
-        return [pair] if pair else [], found
-    slow, blips = _without_blips(found.found, len(visits.steps), case.limits.steps)
-    named = sorted(slow, key=lambda each: int(visits.ranks[each.column]))
-    noise = {"score_needed": found.level, "rank_step_noise_ratio": found.noise}
+        return [pair] if pair else [], slowness
+    named, blips = _without_blips(slowness.found, len(visits.steps), case.limits.steps)
+    facts: dict[str, object] = {
+        "score_needed": slowness.level,
+        "rank_step_noise_ratio": slowness.noise,
+        "healthy_spread_ratio": slowness.spread,
+    }
     if blips:
-        noise["past_blips"] = [_listed(each, visits) for each in blips[:_MOST_LISTED]]  # type: ignore[assignment]
+        facts["past_blips"] = [_listed(each, visits) for each in blips[:_MOST_LISTED]]
+    costs = _Costs(case, visits, slowness)
     confounded = _confounded(case, visits, difficulty) or _whole_replica(visits, named)
     if confounded:
-        return [_suspects(case, visits, named, residuals.values, found.noise, noise, confounded)], found
-    return [_slow_rank(case, visits, each, residuals.values, found.noise, noise) for each in named], found
+        return [_suspects(named, visits, costs, {**facts, "why": confounded})], slowness
+    return [_slow_rank(each, visits, costs, facts) for each in named], slowness
 
 
-def _slow_rank(
-    case: Case, visits: Visits, each: Excess, residual: Floats, level: float, noise: Mapping[str, object]
-) -> Candidate:
+def _slow_rank(each: Excess, visits: Visits, costs: _Costs, facts: Mapping[str, object]) -> Candidate:
     return Candidate(
         cause=Cause.SLOW_RANK,
         phase=SlowPhase.COMPUTE,
-        ideal=_ideal(case, visits, [each], residual, level),
+        ideal=costs.ideal([each]),
+        active=costs.active(each),
         first_step=int(visits.steps[each.first]),
         ranks=(int(visits.ranks[each.column]),),
-        lasts=each.end - each.first,
-        noise_to_size=level / each.size,
-        evidence={"slow_ranks": [_listed(each, visits)], **noise},
+        lasts=each.steps,
+        noise_to_size=costs.noise / each.size,
+        evidence={"slow_ranks": [_listed(each, visits)], **facts},
     )
 
 
 def _suspects(
-    case: Case,
-    visits: Visits,
-    named: list[Excess],
-    residual: Floats,
-    level: float,
-    noise: Mapping[str, object],
-    why: str,
+    named: Sequence[Excess], visits: Visits, costs: _Costs, facts: Mapping[str, object]
 ) -> Candidate:
-    """Ranks that are slow, or whose microbatches are long."""
+    """Ranks that are slow, or look so."""
     return Candidate(
         cause=Cause.INCONCLUSIVE,
-        ideal=_ideal(case, visits, named, residual, level),
+        ideal=costs.ideal(named),
         first_step=int(visits.steps[min(each.first for each in named)]),
-        lasts=max(each.end - each.first for each in named),
-        evidence={
-            "suspected_ranks": [_listed(each, visits) for each in named[:_MOST_LISTED]],
-            **noise,
-            "why": why,
-        },
+        lasts=max(each.steps for each in named),
+        evidence={"suspected_ranks": [_listed(each, visits) for each in named[:_MOST_LISTED]], **facts},
     )
-
-
-def _scan(residuals: Residuals, case: Case) -> Scan:
-    limits = case.limits
-    return scan(
-        residuals,
-        limits,
-        least_excess=math.log(limits.rank_ratio),
-        least_spread=limits.healthy_spread,
-    )
-
-
-def _from_the_beginning(each: Excess, visits: Visits) -> Excess:
-    """What is there after the first, irregular steps was there before."""
-    return each._replace(first=0) if visits.irregular[: each.first].all() else each
-
-
-def _without_whole_stages(found: tuple[Excess, ...], visits: Visits) -> Iterator[Excess]:
-    """Where all ranks of a stage slow down, and there are several, the stage does."""
-    sizes = Counter(visits.stage.tolist())
-    slow = Counter(int(visits.stage[each.column]) for each in found)
-    for each in found:
-        stage = int(visits.stage[each.column])
-        if sizes[stage] == 1 or slow[stage] < sizes[stage]:
-            yield each
 
 
 def _without_blips(
@@ -124,7 +91,7 @@ def _without_blips(
     On a long real run healthy ranks have such episodes, too, for which nobody looks after a rank. What still
     goes on when the table ends may be the beginning of something, and is named however little it cost.
     """
-    cost = [each.size * (each.end - each.first) / steps for each in found]
+    cost = [each.size * each.steps / steps for each in found]
     least = min(_BLIP_COST, _BLIP_SHARE * max(cost))
     kept = [price >= least or each.end > steps - least_steps for each, price in zip(found, cost, strict=True)]
     blips = [each for each, keep in zip(found, kept, strict=True) if not keep]
@@ -139,6 +106,7 @@ def _listed(each: Excess, visits: Visits) -> dict[str, object]:
         "score": each.score,
         "first_step": int(visits.steps[each.first]),
         "last_step": int(visits.steps[each.end - 1]),
+        "slow_steps": each.steps,
     }
 
 
@@ -164,112 +132,86 @@ def _whole_replica(visits: Visits, named: list[Excess]) -> str:
     return ""
 
 
-def _ideal(case: Case, visits: Visits, named: list[Excess], residual: Floats, noise: float) -> Ideal:
-    """All compute of the slow ranks at their peers' value."""
-    factor = np.ones((len(visits.steps), len(visits.ranks)))
-    for each in named:
-        active, excess = _episodes(each, residual[:, each.column], noise)
-        regular = np.flatnonzero(~visits.irregular)
-        nearest = regular[
-            np.searchsorted(regular, np.flatnonzero(visits.irregular)).clip(max=len(regular) - 1)
-        ]
-        active[visits.irregular] = active[nearest]
-        factor[active, each.column] = math.exp(-excess)
-    slow = np.zeros(len(case.ranks), dtype=np.bool_)
-    slow[np.searchsorted(case.ranks, visits.ranks[[each.column for each in named]])] = True
-    rows = np.flatnonzero(slow[case.rank] & (case.table.kind == Kind.COMPUTE))
-    step = np.minimum(np.searchsorted(visits.steps, case.table.step[rows]), len(visits.steps) - 1)
-    rank = np.searchsorted(visits.ranks, case.table.rank[rows])
-    changed = factor[step, rank] != 1.0
-    rows = rows[changed]
-    return Ideal(rows, case.seconds[rows] * factor[step, rank][changed])
+class _Costs:
+    """What slow ranks would take if they were not slow, operation by operation."""
 
+    def __init__(self, case: Case, visits: Visits, slowness: Slowness) -> None:
+        self._case, self._visits, self._slowness = case, visits, slowness
+        compute = np.flatnonzero((case.table.kind == Kind.COMPUTE) & (case.seconds > 0.0))
+        self._rows = compute[np.argsort(case.rank[compute], kind="stable")]
+        self._ends = np.searchsorted(case.rank[self._rows], np.arange(len(case.ranks) + 1))
 
-def _episodes(each: Excess, residual: Floats, noise: float) -> tuple[Bools, float]:
-    """The steps in which the rank is slow, and by how much; it may come and go."""
-    active = np.zeros(len(residual), dtype=np.bool_)
-    if each.size < _CLEAR * noise:
-        active[each.first : each.end] = True
-        return active, each.size
-    active = np.nan_to_num(residual) > each.size / 2.0
-    return active, float(np.median(residual[active]))
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one rank in one step."""
+        return self._slowness.noise
+
+    def active(self, each: Excess) -> Bools:
+        """By step of the case."""
+        active = np.zeros(len(self._case.steps), dtype=np.bool_)
+        active[np.searchsorted(self._case.steps, self._visits.steps[each.active])] = True
+        return active
+
+    def ideal(self, named: Sequence[Excess]) -> Ideal:
+        """The compute of these ranks as it should be."""
+        parts = [self._of_rank(each) for each in named]
+        return Ideal(
+            np.concatenate([part.rows for part in parts]), np.concatenate([part.seconds for part in parts])
+        )
+
+    def _of_rank(self, each: Excess) -> Ideal:
+        case, visits = self._case, self._visits
+        rows = self._of(int(visits.ranks[each.column]))
+        by_step = np.zeros(len(case.steps))
+        by_step[np.searchsorted(case.steps, visits.steps)] = self._slowness.excess[:, each.column]
+        excess = by_step[case.step[rows]]
+        rows, excess = rows[excess > 0.0], excess[excess > 0.0]
+        operations = case.table.operation[rows]
+        for operation in np.unique(operations).tolist():
+            here = operations == operation
+            excess[here] *= self._times(each, rows[here], excess[here])
+        return Ideal(rows, case.seconds[rows] * np.exp(-excess))
+
+    def _of(self, rank: int) -> Ints:
+        index = int(np.searchsorted(self._case.ranks, rank))
+        rows: Ints = self._rows[self._ends[index] : self._ends[index + 1]]
+        return rows
+
+    def _times(self, each: Excess, rows: Ints, excess: Floats) -> float:
+        """Excess of one operation over that of all of the rank's, 1 where the difference may be chance."""
+        case = self._case
+        others = self._compared_with(each, rows)
+        mine, theirs = np.log(case.seconds[rows]), np.log(case.seconds[others])
+        typical = float(np.median(excess))
+        if len(mine) < case.limits.steps or len(theirs) < case.limits.steps:
+            return 1.0
+        own = float(np.median(mine) - np.median(theirs))
+        error = 1.25 * math.hypot(sigma(mine) / math.sqrt(len(mine)), sigma(theirs) / math.sqrt(len(theirs)))
+        if abs(own - typical) <= _STANDARD_ERRORS * error:
+            return 1.0
+        return min(max(own / typical, 0.0), _MOST_TIMES)
+
+    def _compared_with(self, each: Excess, rows: Ints) -> Ints:
+        """Rows of the same operation: of the rank itself when it is not slow, or of its peers when it is."""
+        case, visits = self._case, self._visits
+        operation = case.table.operation[rows[0]]
+        slow = np.bincount(case.step[rows], minlength=len(case.steps)) > 0
+        if each.column in self._slowness.against_past:
+            own = self._of(int(visits.ranks[each.column]))
+            same: Ints = own[(case.table.operation[own] == operation) & ~slow[case.step[own]]]
+            return same
+        healthy = ~(self._slowness.excess > 0.0).any(axis=0)
+        peers = np.flatnonzero((visits.stage == visits.stage[each.column]) & healthy)
+        found = [self._of(int(visits.ranks[peer])) for peer in peers[:_MOST_LISTED].tolist()]
+        theirs = np.concatenate([*found, np.empty(0, dtype=np.int64)])
+        at_once: Ints = theirs[(case.table.operation[theirs] == operation) & slow[case.step[theirs]]]
+        return at_once
 
 
 def _find_odd_pair(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Two ranks that alone hold a stage, one slower than the other: neither can be called the odd one."""
-    pairs = [np.flatnonzero(visits.stage == each) for each in np.unique(visits.stage)]
-    pairs = [pair for pair in pairs if len(pair) == 2 and case.limits.peers > 2]
-    if not pairs:
+    """Two ranks that alone hold a stage, one a little slower than the other: neither is the odd one."""
+    pairs = find_odd_pairs(visits, difficulty, case.limits)
+    if not pairs.found:
         return None
-    slow = [index for pair in pairs for index in pair]
-    other = [index for pair in pairs for index in pair[::-1]]
-    values = difficulty.own[:, slow] - difficulty.own[:, other]
-    found = _scan(Residuals(values, np.zeros(len(slow))), case)
-    if not found.found:
-        return None
-    suspects = [each._replace(column=int(slow[each.column])) for each in found.found]
-    by_rank = np.zeros_like(difficulty.own)
-    by_rank[:, slow] = values
-    return Candidate(
-        cause=Cause.INCONCLUSIVE,
-        ideal=_ideal(case, visits, suspects, by_rank, found.noise),
-        first_step=int(visits.steps[min(each.first for each in suspects)]),
-        evidence={
-            "suspected_ranks": [_listed(each, visits) for each in suspects[:_MOST_LISTED]],
-            "why": "of two ranks, neither can be called the odd one",
-        },
-    )
-
-
-def find_slow_replicas(case: Case, visits: Visits, difficulty: Difficulty) -> Candidate | None:
-    """Replicas whose fastest rank lies above that of the others for long; None where work units are known.
-
-    Their microbatches may as well be long, so no rank is named.
-    """
-    replica, replicas = factorize(visits.replica)
-    if not difficulty.across_ranks or visits.work_known or len(replicas) < case.limits.peers:
-        return None
-    fastest = _fastest(visits, replica, len(replicas))
-    one_stage = np.zeros(len(replicas), dtype=np.int64)
-    found = _scan(against_peers(fastest, one_stage, case.limits.peers), case).found
-    if not found:
-        return None
-    return Candidate(
-        cause=Cause.INCONCLUSIVE,
-        ideal=case.ideal(_ideal_of_replicas(case, visits, replica, found)),
-        first_step=int(visits.steps[min(each.first for each in found)]),
-        evidence={
-            "suspected_replicas": [
-                {
-                    "replica": int(replicas[each.column]),
-                    "ranks": visits.ranks[replica == each.column][:_MOST_LISTED].tolist(),
-                    "slower_by_ratio": math.expm1(each.size),
-                    "score": each.score,
-                }
-                for each in found[:_MOST_LISTED]
-            ],
-            "why": _WHOLE_REPLICA,
-        },
-    )
-
-
-def _fastest(visits: Visits, replica: Ints, replicas: int) -> Floats:
-    """(step, replica): the lowest mean logarithm of its ranks; NaN for a replica of one rank."""
-    residuals = visits.residuals
-    usual = nan_median(residuals.reshape(len(residuals), -1), axis=1)[:, None, None]
-    own = nan_mean(residuals - usual, axis=2)
-    fastest = np.full((replicas, len(own)), np.inf)
-    np.minimum.at(fastest, replica, np.where(np.isfinite(own), own, np.inf).T)
-    fastest[np.bincount(replica) < 2] = np.inf
-    lowest: Floats = np.where(np.isinf(fastest), np.nan, fastest).T
-    return lowest
-
-
-def _ideal_of_replicas(case: Case, visits: Visits, replica: Ints, found: tuple[Excess, ...]) -> Floats:
-    ideal = case.seconds.copy()
-    for each in found:
-        ranks = visits.ranks[replica == each.column]
-        rows = (case.table.kind == Kind.COMPUTE) & np.isin(case.table.rank, ranks)
-        rows &= np.isin(case.table.step, visits.steps[each.first : each.end])
-        ideal[rows] *= math.exp(-each.size)
-    return ideal
+    why = {"why": "of two ranks, neither can be called the odd one"}
+    return _suspects(pairs.found, visits, _Costs(case, visits, pairs), why)

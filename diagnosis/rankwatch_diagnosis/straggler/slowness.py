@@ -1,0 +1,220 @@
+"""Which ranks compute more slowly than they should, in which steps, and by how much.
+
+A rank is compared in three ways. Each has its own idea of what healthy ranks may show:
+
+- with the median of the other ranks of its stage: as far as the accelerators of the job differ,
+- with its own past or future: accelerators do not change, so little is allowed,
+- of two ranks that alone hold a stage, the slower one with the other: as far as pairs of other stages differ,
+  and by 10 % at least. No accelerator is much faster than its role allows, so the slower one is the odd one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankwatch_diagnosis.straggler.difficulty import Difficulty
+from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
+from rankwatch_diagnosis.straggler.persistence import (
+    CLEAR,
+    Excess,
+    Residuals,
+    Scan,
+    against_past,
+    against_peers,
+    noise_of,
+    recurrent,
+    scan,
+)
+from rankwatch_diagnosis.straggler.robust import nan_median, steady_mean
+from rankwatch_diagnosis.straggler.spread import Spread, bounds, lasting_spread
+from rankwatch_diagnosis.straggler.thresholds import Thresholds
+from rankwatch_diagnosis.straggler.visits import Visits
+
+_BEYOND_NOISE = 3.0
+"""In standard deviations. A step that differs by more from the other slow steps costs its own excess."""
+_BEYOND_CHANCE = 2.5
+"""Two standard errors of a median."""
+_KNOWN = 1e6
+"""Degrees of freedom of what is not learnt from the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowness:
+    """All slow ranks, in the order of their columns."""
+
+    found: tuple[Excess, ...]
+    excess: Floats
+    """(step, rank): logarithm of what the rank takes over what it should; 0 where it is not slow."""
+    against_past: frozenset[int]
+    """Columns of ranks that are compared with their own past."""
+    noise: float
+    """Standard deviation of one rank in one step."""
+    level: float
+    """The score that had to be passed."""
+    spread: float
+    """Standard deviation of the lasting differences between healthy ranks."""
+
+
+class _Comparisons:
+    """The ranks of a job against their peers, their past and their partners."""
+
+    def __init__(self, visits: Visits, difficulty: Difficulty, limits: Thresholds) -> None:
+        self.own, self.stage, self.limits = difficulty.own, visits.stage, limits
+        self.past = against_past(self.own, limits.peers)
+        self.peers = against_peers(self.own, self.stage, limits.peers)
+        self.chance = limits.healthy_false_alarm / self.own.shape[1]
+        self.noise = noise_of(self.peers.values) or noise_of(self.past.values)
+        self.spread = lasting_spread(self.own, self.stage, self.noise, limits.healthy_spread)
+        # The median of few peers is uncertain itself.
+        others = np.maximum(np.bincount(self.stage)[self.stage] - 1, 1)
+        allowed = bounds(self.own, self.stage, self.noise, limits.healthy_spread, self.chance)
+        allowed *= np.sqrt(1.0 + math.pi / 2.0 / others)
+        self.peers = self.peers._replace(allowed=allowed)
+        steady = Spread(limits.healthy_spread, _KNOWN).bound(self.chance)
+        self.past = self.past._replace(allowed=np.full(self.own.shape[1], steady))
+
+    def _without(self, kept: Bools) -> Spread:
+        return lasting_spread(self.own[:, kept], self.stage[kept], self.noise, self.limits.healthy_spread)
+
+    def partners(self) -> Residuals:
+        """Each rank less the other one of its stage; NaN where there is not exactly one."""
+        values = np.full_like(self.own, np.nan)
+        allowed = np.zeros(self.own.shape[1])
+        for each in pairs_of(self.stage) if self.limits.peers > 2 else ():
+            values[:, each] = self.own[:, each] - self.own[:, each[::-1]]
+            spread = self._without(self.stage != self.stage[each[0]])
+            allowed[each] = math.sqrt(2.0) * spread.bound(self.chance)
+        return Residuals(values, np.zeros(self.own.shape[1]), allowed)
+
+
+def pairs_of(stage: Ints) -> list[Ints]:
+    """The two ranks (their columns) of each stage that has two."""
+    sizes = np.bincount(stage)
+    return [np.flatnonzero(stage == each) for each in np.flatnonzero(sizes == 2)]
+
+
+def find_slowness(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+    """Compare every rank in all ways that apply to it."""
+    compared = _Comparisons(visits, difficulty, limits)
+    least = math.log(limits.rank_ratio)
+    peers = scan(compared.peers, limits, least_excess=least)
+    past = scan(compared.past, limits, least_excess=least)
+    often = recurrent(compared.past, limits, least_excess=least)
+    chosen = {each.column: (each, _around_median(compared.past)) for each in often.found}
+    chosen |= {each.column: (each, compared.peers.values) for each in peers.found}
+    by_past = set(chosen) - {each.column for each in peers.found}
+    for each in past.found:
+        if each.column not in chosen or _was_healthy(each, compared):
+            chosen[each.column], own_level = _beside_its_level(each, compared)
+            (by_past.add if own_level else by_past.discard)(each.column)
+    if difficulty.across_ranks or visits.work_known:
+        partners = compared.partners()
+        pair = scan(partners, limits, least_excess=math.log(limits.pair_ratio))
+        chosen |= {each.column: (each, partners.values) for each in pair.found if each.column not in chosen}
+    return _slowness(chosen, by_past, visits, peers if math.isfinite(peers.level) else past, compared)
+
+
+def find_odd_pairs(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+    """Of two ranks that alone hold a stage, the slower one, however little it is."""
+    compared = _Comparisons(visits, difficulty, limits)
+    partners = compared.partners()
+    pair = scan(partners, limits, least_excess=math.log(limits.rank_ratio))
+    chosen = {each.column: (each, partners.values) for each in pair.found}
+    return _slowness(chosen, set(), visits, pair, compared)
+
+
+def _around_median(past: Residuals) -> Floats:
+    """(step, rank): residuals around the median of each rank."""
+    return np.asarray(past.values - nan_median(past.values, axis=0)[None])
+
+
+def _was_healthy(each: Excess, compared: _Comparisons) -> bool:
+    """True if the rank was like its peers when it was not slow: then its own past is what it should take."""
+    before = float(np.nan_to_num(nan_median(compared.peers.values[~each.active, each.column])))
+    return before <= max(math.log(compared.limits.rank_ratio), float(compared.peers.allowed[each.column]))
+
+
+def _beside_its_level(each: Excess, compared: _Comparisons) -> tuple[tuple[Excess, Floats], bool]:
+    """A rank against its peers, less how it differs from them when it is not slow; and if it does differ.
+
+    All other steps tell its level better than the ends of the run. A difference that may be chance is none.
+    """
+    values = compared.peers.values
+    before = values[~each.active & np.isfinite(values[:, each.column]), each.column]
+    if not before.size:
+        return (each, compared.past.values), True
+    level = float(np.median(before))
+    differs = abs(level) > _BEYOND_CHANCE * compared.noise / math.sqrt(before.size)
+    values = values - level * differs
+    return (each._replace(size=float(nan_median(values[each.active, each.column]))), values), differs
+
+
+def _slowness(
+    chosen: dict[int, tuple[Excess, Floats]],
+    by_past: set[int],
+    visits: Visits,
+    judged: Scan,
+    compared: _Comparisons,
+) -> Slowness:
+    named = [(_also_irregular(each, visits.irregular), values) for each, values in chosen.values()]
+    kept = set(_without_whole_stages([each.column for each, _ in named], visits.stage))
+    named = sorted((pair for pair in named if pair[0].column in kept), key=lambda pair: pair[0].column)
+    excess = np.zeros_like(compared.own)
+    for each, values in named:
+        excess[:, each.column] = _by_step(each, values[:, each.column], judged.noise)
+    return Slowness(
+        found=tuple(each for each, _ in named),
+        excess=excess,
+        against_past=frozenset(by_past & kept),
+        noise=judged.noise,
+        level=judged.level,
+        spread=compared.spread.sigma,
+    )
+
+
+def _also_irregular(each: Excess, irregular: Bools) -> Excess:
+    """Irregular steps are not compared: the rank is taken to be as in the nearest other step."""
+    regular = np.flatnonzero(~irregular)
+    if len(regular) in (0, len(irregular)):
+        return each
+    active = each.active.copy()
+    nearest = regular[np.searchsorted(regular, np.flatnonzero(irregular)).clip(max=len(regular) - 1)]
+    active[irregular] = active[nearest]
+    steps = np.flatnonzero(active)
+    return each._replace(active=active, first=int(steps[0]), end=int(steps[-1]) + 1)
+
+
+def _without_whole_stages(found: Sequence[int], stage: Ints) -> Iterator[int]:
+    """Where all ranks of a stage slow down, and there are several, the stage does."""
+    sizes = Counter(stage.tolist())
+    slow = Counter(int(stage[column]) for column in found)
+    for column in found:
+        home = int(stage[column])
+        if sizes[home] == 1 or slow[home] < sizes[home]:
+            yield column
+
+
+def _by_step(each: Excess, residual: Floats, noise: float) -> Floats:
+    """By step: the rank's excess, so that the sum over the steps is what it lost."""
+    excess = np.zeros(len(residual))
+    seen = residual[each.active & np.isfinite(residual)]
+    if each.size < CLEAR * noise:
+        excess[each.active] = max(0.0, float(steady_mean(seen)))
+        return excess
+    own = np.where(np.isfinite(residual), residual, each.size)
+    alike = each.active & (np.abs(own - each.size) <= _BEYOND_NOISE * noise)
+    excess[each.active] = own[each.active]
+    excess[alike] = float(np.mean(own[alike])) if alike.any() else 0.0
+    return excess
+
+
+def without(visits: Visits, slowness: Slowness) -> Visits:
+    """The visits as if no rank was slow, to look for what else there is."""
+    if not slowness.found:
+        return visits
+    return replace(visits, halves=visits.halves - slowness.excess[None, :, :, None])
