@@ -180,15 +180,16 @@ def _step_seconds(spans: _Spans) -> float:
 def _some_leave_together(early: Floats, spans: Floats) -> bool:
     """True if members leave when the others do, as the arrivals of all of them explain.
 
-    Members that stay longest, since they wait for somebody else as well, are left out one by one.
+    Members that stay longest, since they wait for somebody else as well, are left out: one, two, four, ...
     """
     after = spans - early
-    stays = np.median(after - after.min(axis=1, keepdims=True), axis=0)
-    together = np.ones(len(stays), dtype=np.bool_)
-    for longest in np.argsort(-stays, kind="stable").tolist():
+    by_stay = np.argsort(np.median(after - after.min(axis=1, keepdims=True), axis=0), kind="stable")
+    left_out = 0
+    while left_out < len(by_stay) - 1:
+        together = by_stay[: len(by_stay) - left_out]
         if _one_for_one(early[:, together], spans[:, together]):
             return True
-        together[longest] = False
+        left_out = 2 * left_out or 1
     return False
 
 
