@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions import Cause, SlowPhase
 from rankwatch_diagnosis.straggler.case import Candidate, Case, Ideal
 from rankwatch_diagnosis.straggler.graph.replay import slowdown
 from rankwatch_diagnosis.straggler.group_by import Bools
@@ -33,6 +33,7 @@ _STANDARD_ERRORS = 3.0
 """By which two ranks must differ at least to be two causes."""
 _EDGE_ERRORS = 10.0
 """Times (noise / size)^2 steps: 99 % of the estimates of a change of level lie within (Hinkley, 1970)."""
+_LEAST_GAIN = 1.0005
 _MOST_LISTED = 64
 """Entries of one list in the evidence."""
 
@@ -80,7 +81,7 @@ def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
 def found_cause(case: Case, priced: Priced) -> FoundCause:
     """What the verdict lists of a cause."""
     each, active = priced.candidate, np.flatnonzero(priced.active)
-    certain = is_certain(each)
+    certain = is_certain(each) and not _gains_nothing(priced)
     total = float(case.step_seconds.sum())
     return FoundCause(
         cause=each.cause,
@@ -95,6 +96,12 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
         evidence=each.evidence,
         certain=certain,
     )
+
+
+def _gains_nothing(priced: Priced) -> bool:
+    """True of host work without which the run would take as long: it may be a wait that nobody recorded."""
+    host = priced.candidate.phase not in (None, SlowPhase.COMPUTE)
+    return host and priced.is_priced and priced.slowdown < _LEAST_GAIN
 
 
 def is_certain(candidate: Candidate) -> bool:
