@@ -33,7 +33,7 @@ from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_ba
 from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
-from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, price
+from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, is_certain, price
 from rankwatch_diagnosis.straggler.slowness import without
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -42,6 +42,8 @@ from rankwatch_diagnosis.straggler.visits import SparseTableError
 _LEAST_RANKS = 2
 _SHARE_OF_WORST = 0.25
 """A slow rank goes first where it costs this part of what the costliest cause does, or 1 % of the run."""
+_SHARE_OF_SUSPECTED = 0.5
+"""What is proved goes first where it costs this part of what the costliest suspicion does."""
 _TURN = 2
 """Shortest windows that a slow rank must last where ranks are late in turn and that costs more."""
 
@@ -158,7 +160,8 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
 
 
 def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
-    """The cause that is the verdict: the costliest; but a rank that can be replaced today goes first.
+    """The cause that is the verdict: the costliest; but what is proved goes before what is suspected, and a
+    rank that can be replaced today before what needs planning.
 
     Where ranks are late in turn, a few late steps of one rank in a row are a turn like the others.
     """
@@ -166,6 +169,10 @@ def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
     if not eligible:
         return None
     worst = max(eligible, key=lambda each: each.slowdown)
+    if not worst.candidate.last_resort:
+        enough = 1.0 + _SHARE_OF_SUSPECTED * (worst.slowdown - 1.0)
+        proved = [each for each in eligible if is_certain(each.candidate) and each.slowdown >= enough]
+        worst = max(proved, key=lambda each: each.slowdown, default=worst)
     turn = worst.candidate.cause is Cause.JITTER
     ranks = [
         each

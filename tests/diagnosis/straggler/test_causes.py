@@ -79,6 +79,18 @@ def test_suspects_have_no_name() -> None:
     assert [each["rank"] for each in _listed(cause, "suspected_ranks")] == [1]
 
 
+def test_proved_before_suspected() -> None:
+    """A suspicion that costs more is no reason to be silent about what is certain."""
+    job = SmallJob(dp=2, steps=40).slow_rank(1, 1.2)
+    job.transfer[20:] *= 12.0
+    verdict = diagnose(job.table())
+    proved, suspected = verdict.causes
+    assert (verdict.cause, proved.cause, proved.certain) == (Cause.NETWORK, Cause.NETWORK, True)
+    assert (suspected.cause, suspected.certain) == (Cause.INCONCLUSIVE, False)
+    assert proved.slowdown is not None and suspected.slowdown is not None
+    assert 1.03 < proved.slowdown < suspected.slowdown
+
+
 def test_bounds_beside_a_cause() -> None:
     """An upper bound is no cost: beside a slow rank it comes last, as what it may cost at most."""
     job = SmallJob(dp=8, steps=40, transfer_seconds=0.05).slow_rank(3, 1.5)
