@@ -60,6 +60,7 @@ class Phases:
 
     def __init__(self, marks: Mapping[Phase, Intervals]) -> None:
         parts = [_columns(marks[phase], phase) for phase in Phase if phase is not Phase.DATA_LOADING]
+        parts[Phase.OPTIMIZER] = _without_closures(parts[Phase.OPTIMIZER], parts[Phase.BACKWARD])
         begin, end, thread, phase = (np.concatenate(each) for each in zip(*parts, strict=True))
         order = np.lexsort((-end, begin, thread))
         outer = order[_outermost(begin[order], end[order], thread[order])]
@@ -104,9 +105,25 @@ class Phases:
         return np.where(clips, np.int8(Phase.OPTIMIZER), np.int8(Phase.FORWARD))
 
 
-def _columns(
-    marks: Intervals, phase: Phase
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int8]]:
+_Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int8]]
+"""Begin, end, thread and phase."""
+
+
+def _without_closures(optimizer: _Columns, backward: _Columns) -> _Columns:
+    """Calls of the optimizer from the end of the backward pass on that they hold: Lightning hands both passes
+    to `step` as a closure.
+    """
+    order = np.argsort(backward[0], kind="stable")
+    begins, ends = backward[0][order], np.maximum.accumulate(backward[1][order])
+    begin, end, thread, phase = optimizer
+    last = np.searchsorted(begins, end, side="left") - 1
+    if len(begins):
+        holds = (last >= 0) & (begins[np.maximum(last, 0)] >= begin)
+        begin = np.where(holds, np.minimum(ends[np.maximum(last, 0)], end), begin)
+    return begin, end, thread, phase
+
+
+def _columns(marks: Intervals, phase: Phase) -> _Columns:
     begin = np.asarray(marks.begin, dtype=np.float64)
     return (
         begin,

@@ -92,6 +92,7 @@ class Recording:
             "memset": self._device,
             "cuda_runtime": self._launch,
             "cuda_driver": self._launch,
+            "xpu_runtime": self._launch,
             "runtime": self._launch,
             "cpu_op": self._operator,
             "operator": self._operator,

@@ -41,6 +41,7 @@ def sums(table: OperationTable, rank: int) -> Counter[str]:
 
 FORMS = {
     "plain": TraceForm(),
+    "closure": TraceForm(closure=True),
     "stacks": TraceForm(padding=3),
     "kernels-alone": TraceForm(mark_phases=False),
     "without-steps": TraceForm(annotate_steps=False),
@@ -81,10 +82,11 @@ def test_slow_host(tmp_path: Path, job: GpuJob, phase: SlowPhase) -> None:
     assert (verdict.cause, verdict.phase, verdict.ranks) == (Cause.SLOW_RANK, phase, (1,))
 
 
-def test_hidden_and_exposed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closure", [False, True])
+def test_hidden_and_exposed(tmp_path: Path, *, closure: bool) -> None:
     """Of all-reduces that run beside the backward pass, only what nothing hides is a row: the last bucket."""
     job = GpuJob(noise=0.0)
-    found = traces_of(tmp_path, job)
+    found = traces_of(tmp_path, job, TraceForm(closure=closure))
     table = found.table
     reduces = (table.kind == Kind.COMMUNICATION) & (table.rank == 0) & (table.step == job.first_step)
     assert table.duration_seconds[reduces].tolist() == [pytest.approx(job.transfer * 1e-6, rel=0.02)]

@@ -57,6 +57,8 @@ class TraceForm:
     describe: bool = True
     """Arguments of collectives."""
     distributed_info: bool = True
+    closure: bool = False
+    """The optimizer is handed both passes, as Lightning does."""
     padding: int = 0
     """Python functions recorded for each kernel, as `with_stack` does."""
     clocks: Sequence[float] = ()
@@ -211,7 +213,7 @@ def _events(rank: int, steps: Sequence[Step], form: TraceForm) -> Iterator[str]:
                 "user_annotation", f"ProfilerStep#{step.number}", pid, _MAIN_THREAD, *_host(step, end)
             )
         if form.mark_phases:
-            yield from _annotations(step, pid)
+            yield from _annotations(step, pid, form)
         for each in step.kernels:
             correlation += 1
             thread = _AUTOGRAD_THREAD if each.phase == "backward" else _MAIN_THREAD
@@ -229,13 +231,13 @@ def _host(step: Step, end: float) -> tuple[float, float]:
     return begin, end - _LAUNCH_AHEAD - begin - 5.0
 
 
-def _annotations(step: Step, pid: int) -> Iterator[str]:
+def _annotations(step: Step, pid: int, form: TraceForm) -> Iterator[str]:
     at = step.begin - _LAUNCH_AHEAD + step.host_gap
     if step.loading:
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         yield _span("user_annotation", name, pid, _MAIN_THREAD, at + _LAUNCH_AHEAD, step.loading)
     last = [each for each in step.kernels if each.phase == "optimizer"]
-    begin = last[0].begin - _LAUNCH_AHEAD - 1.0
+    begin = (step.kernels if form.closure else last)[0].begin - _LAUNCH_AHEAD - 1.0
     end = last[-1].begin - _LAUNCH_AHEAD + 8.0
     yield _span("user_annotation", "Optimizer.step#AdamW.step", pid, _MAIN_THREAD, begin, end - begin)
 
