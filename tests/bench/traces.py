@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ _COMMAND = (sys.executable, "-m", "rankwatch_cli", "diagnose", "trace", "--json"
 
 class _Run(NamedTuple):
     seconds: float
+    cpu_seconds: float
+    """Of the command and its processes together."""
     peak_bytes: int
     """Of the command and its processes together, sampled; pages that they share count once."""
     verdict: dict[str, object]
@@ -60,6 +63,7 @@ def diagnose(megabytes: int, *, packed: bool, ranks: int = 8) -> Result:
             target=f"<= {_MOST_SECONDS:.0f} s",
             met=run.seconds <= _MOST_SECONDS,
         ),
+        Row("CPU time of all its processes", f"{run.cpu_seconds:.1f} s"),
         Row(
             "memory of all its processes, at most",
             f"{run.peak_bytes >> 20} MiB",
@@ -75,7 +79,12 @@ def diagnose(megabytes: int, *, packed: bool, ranks: int = 8) -> Result:
         title=f"Traces of {ranks} ranks, {size / ranks / _MEGABYTE:.0f} MB each, {form}",
         rows=rows,
         notes=("Wall-clock time of the whole command, its start included.",),
-        samples={"seconds": run.seconds, "peak_bytes": run.peak_bytes, "bytes": size},
+        samples={
+            "seconds": run.seconds,
+            "cpu_seconds": run.cpu_seconds,
+            "peak_bytes": run.peak_bytes,
+            "bytes": size,
+        },
     )
 
 
@@ -90,7 +99,7 @@ def job(megabytes: int, ranks: int) -> GpuJob:
 def _run(directory: Path) -> _Run:
     """Raises BenchError if the command fails."""
     with tempfile.TemporaryFile("w+") as output:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), _cpu_seconds_of_children()
         process = subprocess.Popen((*_COMMAND, str(directory)), stdout=output, stderr=subprocess.STDOUT)
         peak = 0
         while process.poll() is None:
@@ -105,7 +114,13 @@ def _run(directory: Path) -> _Run:
         text = output.read()
     if process.returncode:
         raise BenchError(f"{' '.join(_COMMAND)} ended with status {process.returncode}: {text[-300:]}")
-    return _Run(seconds, peak, json.loads(text))
+    return _Run(seconds, _cpu_seconds_of_children() - used, peak, json.loads(text))
+
+
+def _cpu_seconds_of_children() -> float:
+    """Of those that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _lines(arguments: Sequence[str]) -> Iterator[str]:

@@ -79,6 +79,9 @@ def _on_files(traces: Sequence[Trace]) -> Iterator[str]:
     cut = {each.rank for each in traces if each.cut_off and each.timeline is not None}
     if cut:
         yield f"{_of_ranks(cut)} cut off: the last step of each is left out"
+    beyond = sum(each.left_out for each in traces)
+    if beyond:
+        yield f"{beyond:,} collectives are more than is kept of a trace, and were left out: trace fewer steps"
     damaged = [each for each in traces if each.broken]
     if damaged:
         count = sum(each.broken for each in damaged)

@@ -27,7 +27,8 @@ _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _DESCRIPTION = "record_param_comms"
 _NO_COMPUTE = ("c10d::", _DESCRIPTION)
 _MOST_MICROSECONDS = 1e18
-_MOST_CALLS = 2_000_000
+_MOST_CALLS = 500_000
+"""Of one trace; each takes some 600 bytes."""
 
 
 class _Link(msgspec.Struct, gc=False):

@@ -41,6 +41,8 @@ class Trace:
     events: int = 0
     broken: int = 0
     """Events that are damaged or have no usable time."""
+    left_out: int = 0
+    """Collectives beyond what one trace may hold."""
     cut_off: bool = False
     shapes: bool = True
     """`record_shapes` was on."""
@@ -74,6 +76,7 @@ def read_trace(path: Path) -> Trace:
         error=reason,
         events=events,
         broken=framing.broken + recording.unusable,
+        left_out=recording.left_out,
         cut_off=framing.cut_off,
         shapes=bool(framing.fields.get("record_shapes")),
     )

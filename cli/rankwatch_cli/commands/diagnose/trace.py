@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="rankwatch diagnose trace",
         description="Name the rank, stage or cause that slows a run down, from the traces that PyTorch's\n"
         "profiler wrote, one or more per rank.",
-        epilog="A trace is read once, in small parts: one of 500 MB takes no more memory than one of 50.",
+        epilog="Traces are read in small parts, on all cores: six of 500 MB take some 300 MiB of memory.",
     )
     parser.add_argument(
         "table",
