@@ -53,6 +53,8 @@ class Difficulty:
 
     The best estimate takes noise away with the difficulty, and the slowest of many ranks would be too fast.
     """
+    predicted: Floats
+    """(step, rank, slot): what the others of the replica tell of a visit; 0 where they tell nothing."""
     own: Floats
     """(step, rank): steady mean of a rank's residuals less the difficulty predicted for them."""
 
@@ -106,13 +108,15 @@ def _across_ranks(
     of_visit, to_even = (
         np.nan_to_num(_shared(each, members, predicted.shape)) * trust for each in (together, steady)
     )
+    foreseen = trust * np.nan_to_num(predicted[:, :-1, :])
     return Difficulty(
         sigma=math.sqrt(shared),
         share=shared / max(shared + noise, 1e-18),
         across_ranks=True,
         of_visit=of_visit,
         to_even=to_even,
-        own=_own(halves - trust * np.nan_to_num(predicted[:, :-1, :])),
+        predicted=foreseen,
+        own=_own(halves - foreseen),
     )
 
 
@@ -148,6 +152,7 @@ def _across_operations(of_operations: Floats, residuals: Floats, level: Floats) 
         across_ranks=False,
         of_visit=np.nan_to_num(residuals - level) * trust,
         to_even=_to_even(of_operations, residuals, level),
+        predicted=np.zeros_like(residuals),
         own=_own(of_operations),
     )
 

@@ -34,7 +34,7 @@ from rankwatch_diagnosis.straggler.difficulty import separate
 from rankwatch_diagnosis.straggler.events import find_events
 from rankwatch_diagnosis.straggler.graph.pipeline import with_stages
 from rankwatch_diagnosis.straggler.pricing import Priced, found_cause, is_certain, price
-from rankwatch_diagnosis.straggler.slowness import without
+from rankwatch_diagnosis.straggler.slowness import can_repeat, without
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT, Thresholds
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.visits import SparseTableError
@@ -85,12 +85,15 @@ def examine(table: OperationTable) -> Examination:
 def _judge_trend(table: OperationTable) -> Examination:
     steps, ranks = len(np.unique(table.step)), len(np.unique(table.rank))
     counts = {"steps": steps, "ranks": ranks, "operations": len(table)}
-    if steps < DEFAULT.steps:
-        why = f"only {steps} of the {DEFAULT.steps} steps that a verdict needs are recorded"
-        return Examination(_abstain(why, counts), None)
     if ranks < _LEAST_RANKS:
         return Examination(_abstain("a single rank has no peer to compare it with", counts), None)
     case = Case(with_stages(table), DEFAULT)
+    if steps < DEFAULT.steps and not can_repeat(case.visits, DEFAULT):
+        why = (
+            f"only {steps} of the {DEFAULT.steps} steps that a verdict needs are recorded, and none of them "
+            f"holds {DEFAULT.repeats} operations of a rank that could take their place"
+        )
+        return Examination(_abstain(why, counts), None)
     try:
         found = list(_candidates(case))
     except SparseTableError as error:

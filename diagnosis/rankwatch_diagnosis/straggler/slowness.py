@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwatch_diagnosis.straggler.difficulty import Difficulty
-from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
+from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints, cumcount, group_first, ngroup
 from rankwatch_diagnosis.straggler.persistence import (
     CLEAR,
     Excess,
@@ -63,8 +63,8 @@ class Slowness:
 class _Comparisons:
     """The ranks of a job against their peers, their past and their partners."""
 
-    def __init__(self, visits: Visits, difficulty: Difficulty, limits: Thresholds) -> None:
-        self.own, self.stage, self.limits = difficulty.own, visits.stage, limits
+    def __init__(self, visits: Visits, own: Floats, limits: Thresholds) -> None:
+        self.own, self.stage, self.limits = own, visits.stage, limits
         self.past = against_past(self.own, limits.peers)
         self.peers = against_peers(self.own, self.stage, limits.peers)
         self.chance = limits.healthy_false_alarm / self.own.shape[1]
@@ -100,7 +100,9 @@ def pairs_of(stage: Ints) -> list[Ints]:
 
 def find_slowness(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
     """Compare every rank in all ways that apply to it."""
-    compared = _Comparisons(visits, difficulty, limits)
+    if len(visits.steps) < limits.steps:
+        return _of_few_steps(visits, difficulty, limits)
+    compared = _Comparisons(visits, difficulty.own, limits)
     least = math.log(limits.rank_ratio)
     peers = scan(compared.peers, limits, least_excess=least)
     past = scan(compared.past, limits, least_excess=least)
@@ -119,9 +121,56 @@ def find_slowness(visits: Visits, difficulty: Difficulty, limits: Thresholds) ->
     return _slowness(chosen, by_past, visits, peers if math.isfinite(peers.level) else past, compared)
 
 
+def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+    """The operations of a step take the place of steps: a slow rank is slow in most of them."""
+    step, own = repeated(visits, difficulty)
+    least = replace(limits, steps=limits.repeats)
+    compared = _Comparisons(visits, own, least)
+    partners = compared.partners()
+    peers = scan(compared.peers, least, least_excess=math.log(limits.rank_ratio))
+    pair = scan(partners, least, least_excess=math.log(limits.pair_ratio))
+    found = {each.column: (each, compared.peers.values) for each in peers.found}
+    if difficulty.across_ranks or visits.work_known:
+        found |= {each.column: (each, partners.values) for each in pair.found if each.column not in found}
+    chosen: dict[int, tuple[Excess, Floats]] = {}
+    for column, (each, values) in found.items():
+        by_step = [values[step == index, column] for index in range(len(visits.steps))]
+        active = np.array([np.mean(each.active[step == index]) > 0.5 for index in range(len(by_step))])
+        if active.any():
+            steps = np.flatnonzero(active)
+            mean = np.full((len(by_step), own.shape[1]), np.nan)
+            mean[:, column] = [float(steady_mean(part[np.isfinite(part)])) for part in by_step]
+            whole = each._replace(active=active, first=int(steps[0]), end=int(steps[-1]) + 1)
+            chosen[column] = (whole, mean)
+    return _slowness(chosen, set(), visits, peers, _Comparisons(visits, difficulty.own, limits))
+
+
+def can_repeat(visits: Visits | None, limits: Thresholds) -> bool:
+    """True if a step holds enough operations of each rank to be judged without others."""
+    if visits is None:
+        return False
+    cell = ngroup(visits.rows.step, visits.rows.rank)
+    return bool(np.median(np.bincount(cell.number)) >= limits.repeats)
+
+
+def repeated(visits: Visits, difficulty: Difficulty) -> tuple[Ints, Floats]:
+    """The operations of all steps, one after the other: the step of each, and its residuals by rank.
+
+    The n-th run of an operation in a step is the same work on all ranks of a stage.
+    """
+    rows = visits.rows
+    cell = ngroup(rows.step, rows.rank, rows.operation)
+    run = cumcount(cell.number, np.argsort(rows.slot, kind="stable"))
+    places = ngroup(rows.step, rows.operation, run)
+    values = np.full((places.count, len(visits.ranks)), np.nan)
+    foreseen = difficulty.predicted[rows.step, rows.rank, rows.slot]
+    values[places.number, rows.rank] = visits.residual_of_row - foreseen
+    return group_first(rows.step, places), values
+
+
 def find_odd_pairs(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
     """Of two ranks that alone hold a stage, the slower one, however little it is."""
-    compared = _Comparisons(visits, difficulty, limits)
+    compared = _Comparisons(visits, difficulty.own, limits)
     partners = compared.partners()
     pair = scan(partners, limits, least_excess=math.log(limits.rank_ratio))
     chosen = {each.column: (each, partners.values) for each in pair.found}

@@ -13,6 +13,9 @@ class Thresholds:
     """Chance that noise alone names any rank of a job: shared among all ranks and windows (Bonferroni)."""
     steps: int = 4
     """Shortest window. One slow step is an event, and 4 steps give a robust level of noise."""
+    repeats: int = 8
+    """Operations of a rank in a step that take the place of steps where a table has fewer: two passes of four
+    microbatches, or the kernels of eight layers."""
     peers: int = 3
     """Ranks that hold the same stage. Of two ranks neither can be called the odd one."""
     healthy_spread: float = 0.005

@@ -57,6 +57,7 @@ class VisitRows:
     rank: Ints
     slot: Ints
     """Microbatch, counted from 0 in each step and replica."""
+    operation: Ints
     role: Groups
     """(stage, operation)"""
 
@@ -76,6 +77,8 @@ class Visits:
     halves: Floats
     """(2, step, rank, slot): means over every other operation of a visit, NaN for none."""
     rows: VisitRows
+    residual_of_row: Floats
+    """By compute row."""
     role_log: Floats
     """By compute row: logarithm of the typical seconds of its role."""
     work_log: Floats | None
@@ -106,6 +109,7 @@ def measure_visits(table: OperationTable, *, least_steps: int) -> Visits | None:
         step=step,
         rank=rank,
         slot=_slots(table, index),
+        operation=table.operation[index].astype(np.int64),
         role=ngroup(table.stage[index], table.operation[index]),
     )
     cells = len(steps) * len(ranks) * (int(rows.slot.max()) + 1)
@@ -152,6 +156,7 @@ def _visits(table: OperationTable, rows: VisitRows, ranks: Ints, steps: Ints, le
         replica=_of_most_rows(table.replica[rows.index], of_rank),
         halves=halves,
         rows=rows,
+        residual_of_row=residual,
         role_log=role_log,
         work_log=work_log,
         work_known=_work_is_known(work),

@@ -357,10 +357,33 @@ def test_no_noise() -> None:
     assert diagnose(job.table()).ranks == (5,)
 
 
+@pytest.mark.parametrize(("dp", "pp"), [(8, 1), (4, 4)])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_few_steps(dp: int, pp: int, steps: int) -> None:
+    """The microbatches of one step are repeats, with the rate of false alarms that whole steps have."""
+    named = 0
+    for seed in range(20):
+        job = SmallJob(dp=dp, pp=pp, microbatches=8, steps=steps, seed=seed, noise=0.02)
+        named += bool(diagnose(job.table()).ranks)
+        verdict = diagnose(job.slow_rank(5, 1.08).table())
+        assert (verdict.cause, verdict.ranks) == (Cause.SLOW_RANK, (5,)), seed
+        assert (verdict.first_step, verdict.causes[0].share_of_steps) == (0, 1.0)
+    assert named == 0
+
+
+def test_layers_of_one_step() -> None:
+    """Pure data parallelism without microbatches: the kernels of one step are repeats."""
+    table = SmallJob(microbatches=16, steps=1, noise=0.02).slow_rank(3, 1.15).table()
+    assert diagnose(replace(table, microbatch=np.zeros_like(table.microbatch))).ranks == (3,)
+
+
 def test_too_small_table() -> None:
-    """Too few steps or ranks are inconclusive: one slow step is an event."""
+    """Too few operations or ranks are inconclusive: one slow step is an event."""
+    short = SmallJob(microbatches=1).slow_rank(5, 2.0).table()
+    verdict = diagnose(short.take(short.step < 3))
+    assert verdict.cause is Cause.INCONCLUSIVE
+    assert "could take their place" in str(verdict.evidence["why"])
     table = SmallJob().slow_rank(5, 2.0).table()
-    assert diagnose(table.take(table.step < 3)).cause is Cause.INCONCLUSIVE
     assert diagnose(table.take(table.rank == 5)).cause is Cause.INCONCLUSIVE
     assert diagnose(table.take(table.rank < 0)).cause is Cause.INCONCLUSIVE
 
