@@ -181,12 +181,11 @@ def _some_leave_together(early: Floats, spans: Floats) -> bool:
     """True if members leave when the others do, as the arrivals of all of them explain.
 
     Members that stay longest, since they wait for somebody else as well, are left out: one, two, four, ...
-    Of two members one may be left, whose waits are compared from step to step.
     """
     after = spans - early
     by_stay = np.argsort(np.median(after - after.min(axis=1, keepdims=True), axis=0), kind="stable")
     left_out = 0
-    while left_out < max(len(by_stay) - 1, 2):
+    while left_out < len(by_stay) - 1:
         together = by_stay[: len(by_stay) - left_out]
         if _one_for_one(early[:, together], spans[:, together]):
             return True
@@ -196,10 +195,9 @@ def _some_leave_together(early: Floats, spans: Floats) -> bool:
 
 def _one_for_one(early: Floats, spans: Floats) -> bool:
     """True if whoever comes a second later spends a second less, among the members of each step."""
-    if early.size < _LEAST_SPANS:
+    if early.shape[1] < 2 or early.size < _LEAST_SPANS:
         return False
-    among = 1 if early.shape[1] > 1 else 0
-    one, other = (each - each.mean(axis=among, keepdims=True) for each in (early, spans))
+    one, other = (each - each.mean(axis=1, keepdims=True) for each in (early, spans))
     variance = float(np.sum(one * one))
     if variance <= 0.0:
         return False
