@@ -180,7 +180,7 @@ def _single(draw: _Draw) -> Iterator[_Entry]:
         (0.5, 1, "every third"),
     ):
         stall = Stall(rank=draw.rank(), share=share, every=every, window=window)
-        yield f"stall {share} before each {every}th pass, {window}", (stall,), ()
+        yield f"stall {share} before 1 in {every} passes, {window}", (stall,), ()
     for share in (0.1, 0.3, 1.0):
         yield f"loading {share}", (SlowDataLoading(rank=draw.first_stage_rank(), share=share),), ()
     yield from _of_everybody(draw)
