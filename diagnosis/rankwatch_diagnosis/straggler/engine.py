@@ -44,6 +44,8 @@ _SHARE_OF_WORST = 0.25
 """A slow rank goes first where it costs this part of what the costliest cause does, or 1 % of the run."""
 _SHARE_OF_SUSPECTED = 0.5
 """What is proved goes first where it costs this part of what the costliest suspicion does."""
+_SAME_TIME = 0.95
+"""Part of the cost of jitter from which on a cause that names a rank or a stage explains the same time."""
 _TURN = 2
 """Shortest windows that a slow rank must last where ranks are late in turn and that costs more."""
 
@@ -176,6 +178,7 @@ def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
         enough = 1.0 + _SHARE_OF_SUSPECTED * (worst.slowdown - 1.0)
         proved = [each for each in eligible if is_certain(each.candidate) and each.slowdown >= enough]
         worst = max(proved, key=lambda each: each.slowdown, default=worst)
+    worst = _named_in_place_of(worst, eligible)
     turn = worst.candidate.cause is Cause.JITTER
     ranks = [
         each
@@ -185,6 +188,20 @@ def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
     least = 1.0 + min(limits.least_slowdown - 1.0, _SHARE_OF_WORST * (worst.slowdown - 1.0))
     return max(
         (each for each in ranks if each.slowdown >= least), key=lambda each: each.slowdown, default=worst
+    )
+
+
+def _named_in_place_of(worst: Priced, eligible: Sequence[Priced]) -> Priced:
+    """Of jitter and a cause that explains the same time the one that names a rank or a stage: a stage that is
+    slow now and then makes its ranks late in turn, too."""
+    if worst.candidate.cause is not Cause.JITTER:
+        return worst
+    same = 1.0 + _SAME_TIME * (worst.slowdown - 1.0)
+    named = [each for each in eligible if each.candidate.ranks or each.candidate.stages]
+    return max(
+        (each for each in named if is_certain(each.candidate) and each.slowdown >= same),
+        key=lambda each: each.slowdown,
+        default=worst,
     )
 
 

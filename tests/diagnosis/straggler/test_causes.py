@@ -91,6 +91,14 @@ def test_proved_before_suspected() -> None:
     assert 1.03 < proved.slowdown < suspected.slowdown
 
 
+def test_stage_that_is_slow_now_and_then() -> None:
+    """Its ranks are late in turn as well, which explains the same time and names nobody."""
+    job = SmallJob(dp=4, pp=4, steps=60, noise=0.01)
+    job.compute[::3, :, 2] *= 1.4
+    verdict = diagnose(job.table())
+    assert (verdict.cause, verdict.stages) == (Cause.SLOW_STAGE, (2,))
+
+
 def test_bounds_beside_a_cause() -> None:
     """An upper bound is no cost: beside a slow rank it comes last, as what it may cost at most."""
     job = SmallJob(dp=8, steps=40, transfer_seconds=0.05).slow_rank(3, 1.5)
