@@ -32,6 +32,8 @@ _MOST = 1.0
 """Logarithms are clipped here before a variance is taken, so that one giant does not decide alone."""
 _CHANCE = 3.0
 """Standard deviations beyond which a difference is not chance."""
+_FAR = 6.0
+"""The same, beyond which a microbatch cannot be that long."""
 _LEAST_PAIRS = 8
 """For a covariance."""
 
@@ -108,7 +110,9 @@ def _across_ranks(
     of_visit, to_even = (
         np.nan_to_num(_shared(each, members, predicted.shape)) * trust for each in (together, steady)
     )
-    foreseen = trust * np.nan_to_num(predicted[:, :-1, :])
+    # A peer that is far off is slow itself, and tells nothing of the microbatch.
+    bound = _FAR * np.sqrt(shared + spread)
+    foreseen = trust * np.clip(np.nan_to_num(predicted[:, :-1, :]), -bound, bound)
     return Difficulty(
         sigma=math.sqrt(shared),
         share=shared / max(shared + noise, 1e-18),

@@ -109,6 +109,7 @@ def _judge_trend(table: OperationTable) -> Examination:
 def _candidates(case: Case) -> Iterator[Candidate]:
     """Every cause that passes its test."""
     visits, difficulty = case.visits, case.difficulty
+    ranks: list[Candidate] = []
     if visits is not None and difficulty is not None:
         ranks, slowness = find_slow_ranks(case, visits, difficulty)
         yield from ranks
@@ -119,7 +120,7 @@ def _candidates(case: Case) -> Iterator[Candidate]:
         unequal = find_unequal_batches(case, visits, difficulty)
         replica = find_slow_replicas(case, visits, difficulty)
         yield from (each for each in (replica, unequal, jitter) if each is not None)
-    yield from find_slow_stages(case)
+    yield from (each for each in find_slow_stages(case) if not _are_its_ranks(case, each, ranks))
     yield from find_slow_host_work(case)
     tests = (
         find_network,
@@ -128,6 +129,15 @@ def _candidates(case: Case) -> Iterator[Candidate]:
         find_exposed_transfers,
     )
     yield from (each for test in tests if (each := test(case)) is not None)
+
+
+def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool:
+    """True if most ranks of a heavy stage are slow ranks, which happen to be slow at once now and then."""
+    if not stage.stages:
+        return False
+    members = case.ranks[case.stages_of_ranks() == stage.stages[0]].tolist()
+    slow = {rank for each in ranks for rank in each.ranks}
+    return 2 * len(slow.intersection(members)) > len(members)
 
 
 def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:

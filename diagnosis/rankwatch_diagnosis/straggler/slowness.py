@@ -11,7 +11,6 @@ A rank is compared in three ways. Each has its own idea of what healthy ranks ma
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -211,7 +210,7 @@ def _slowness(
     compared: _Comparisons,
 ) -> Slowness:
     named = [(_also_irregular(each, visits.irregular), values) for each, values in chosen.values()]
-    kept = set(_without_whole_stages([each.column for each, _ in named], visits.stage))
+    kept = {each.column for each in _without_whole_stages([each for each, _ in named], visits.stage)}
     named = sorted((pair for pair in named if pair[0].column in kept), key=lambda pair: pair[0].column)
     excess = np.zeros_like(compared.own)
     for each, values in named:
@@ -238,14 +237,14 @@ def _also_irregular(each: Excess, irregular: Bools) -> Excess:
     return each._replace(active=active, first=int(steps[0]), end=int(steps[-1]) + 1)
 
 
-def _without_whole_stages(found: Sequence[int], stage: Ints) -> Iterator[int]:
-    """Where all ranks of a stage slow down, and there are several, the stage does."""
-    sizes = Counter(stage.tolist())
-    slow = Counter(int(stage[column]) for column in found)
-    for column in found:
-        home = int(stage[column])
-        if sizes[home] == 1 or slow[home] < sizes[home]:
-            yield column
+def _without_whole_stages(found: Sequence[Excess], stage: Ints) -> Iterator[Excess]:
+    """Where all ranks of a stage are slow in the same steps, and there are several, the stage is."""
+    for each in found:
+        home = [other for other in found if stage[other.column] == stage[each.column]]
+        together = np.logical_and.reduce([other.active for other in home])
+        whole = len(home) == np.count_nonzero(stage == stage[each.column]) > 1
+        if not (whole and 2 * np.count_nonzero(together) > each.steps):
+            yield each
 
 
 def _by_step(each: Excess, residual: Floats, noise: float) -> Floats:

@@ -21,9 +21,9 @@ class Thresholds:
     healthy_spread: float = 0.005
     """Standard deviation of lasting differences between healthy accelerators (of the logarithm) where nothing
     else is known. A job shows its own; this one counts as much as five ranks do (see `spread`)."""
-    healthy_false_alarm: float = 0.02
+    healthy_false_alarm: float = 0.01
     """Chance that healthy accelerators differ by so much that one of them is named. It hides slow ranks
-    the more accelerators differ: of 16 at 1, 2 and 3 %, those slow by less than 4, 8 and 12 %."""
+    the more accelerators differ: of 16 at 1, 2 and 3 %, those slow by less than 4, 9 and 13 %."""
     rank_ratio: float = 1.025
     """A rank that is slower by less is no fault, however surely it is."""
     pair_ratio: float = 1.10

@@ -205,6 +205,15 @@ def test_slow_one_of_a_pair(rank: int, factor: float) -> None:
     assert verdict.slowdown == pytest.approx(_last_end(table) / healthy, rel=0.02)
 
 
+def test_two_slow_ranks_of_a_pair() -> None:
+    """One is always slow and the other at times. When both are, their stage is not to blame."""
+    job = SmallJob(dp=2, pp=4, noise=0.01, steps=30).slow_rank(1, 1.5)
+    job.compute[::3, 1, 1] *= 1.5
+    verdict = diagnose(job.table())
+    assert {rank for each in verdict.causes for rank in each.ranks} == {1, 5}
+    assert [each.stages for each in verdict.causes if each.stages] == []
+
+
 def test_pairs_with_unequal_accelerators() -> None:
     """Where the pairs of all stages differ, none of them is odd."""
     job = SmallJob(dp=2, pp=4)
