@@ -129,6 +129,16 @@ def test_small_spread(tmp_path: Path) -> None:
         assert set(_named(found)) == named
 
 
+def test_spread_after_a_gap(tmp_path: Path) -> None:
+    """What was learnt outlasts ten minutes without a sample, as of a Prometheus that was down."""
+    after = OLD * 2 - 16
+    fault = replace(_slower(1.08), since_scrape=after)
+    (found,) = recorded_by(
+        [*_chips(16, 0.005), fault], (STRAGGLER,), tmp_path, minutes=OLD, missing=range(after - 20, after)
+    )
+    assert set(_named(found)) == {16}
+
+
 def test_large_spread(tmp_path: Path) -> None:
     """Chips that differ by 3 %: the slowest of 64 is 8 % above the median, and nobody is named."""
     for minutes in (YOUNG, OLD):

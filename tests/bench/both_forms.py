@@ -223,7 +223,7 @@ def _as_json(job: Compared) -> dict[str, object]:
 def main(arguments: Sequence[str]) -> int:
     """Compare so many jobs and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.both_forms", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=180, help="to choose from, at each level (default 180)")
+    parser.add_argument("--jobs", type=int, default=50, help="to choose from, at each level (default 50)")
     parser.add_argument("--seed-base", type=int, default=1, metavar="S", help="other jobs (default 1)")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="default 2")
     parser.add_argument("--output", type=Path, help="where to write every job as JSON")

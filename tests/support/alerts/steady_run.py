@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,8 @@ from support.alerts.asked import ask
 SCRAPE_SECONDS = 30
 _CONFIG = RuleConfig(scrape_interval_seconds=SCRAPE_SECONDS)
 _GROUP = "rankwatch-steps"
+
+_NONE = range(0)
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -34,16 +37,22 @@ class SteadyRank:
     data_wait_seconds: float = 0.0
     since_scrape: int = 0
     """Scrape from which `local_seconds` holds; until then it is 0.5."""
-    more: Mapping[str, float] = field(default_factory=dict)
-    """Other counters by name and labels, such as `x_total{unit="tokens"}`."""
 
 
 def recorded_by(
-    ranks: Sequence[SteadyRank], expressions: Sequence[str], directory: Path, *, minutes: int = 11
+    ranks: Sequence[SteadyRank],
+    expressions: Sequence[str],
+    directory: Path,
+    *,
+    minutes: int = 11,
+    missing: range = _NONE,
 ) -> list[dict[Labels, float]]:
-    """The samples of each expression at the end; labels without those of the run, in order of names."""
+    """The samples of each expression at the end; labels without those of the run, in order of names.
+
+    missing: scrapes at which nothing is seen of any rank.
+    """
     scrapes = minutes * 60 // SCRAPE_SECONDS
-    series = [each for number, rank in enumerate(ranks) for each in _series(number, rank, scrapes)]
+    series = [each for number, rank in enumerate(ranks) for each in _series(number, rank, scrapes, missing)]
     tests = [{"expr": each, "eval_time": f"{minutes}m", "exp_samples": []} for each in expressions]
     document = {
         "rule_files": [str(_rules(directory))],
@@ -64,10 +73,9 @@ def _rules(directory: Path) -> Path:
     return path
 
 
-def _series(number: int, rank: SteadyRank, scrapes: int) -> Iterator[dict[str, str]]:
+def _series(number: int, rank: SteadyRank, scrapes: int, missing: range) -> Iterator[dict[str, str]]:
     place = f'cluster="c",run="r",rank="{number}",node="n{number}"'
     info = f'rankwatch_rank_info{{{place},stage="{rank.stage}",replica="{rank.replica}"}}'
-    yield {"series": info, "values": f"1x{scrapes}"}
     counters: dict[str, float] = {
         "rankwatch_steps_total": 1.0,
         "rankwatch_step_seconds_total": 1.0,
@@ -76,17 +84,17 @@ def _series(number: int, rank: SteadyRank, scrapes: int) -> Iterator[dict[str, s
         "rankwatch_late_step_seconds_total": rank.late_seconds,
         'rankwatch_step_variation_total{term="local"}': rank.squared_deviation,
         'rankwatch_step_phase_seconds_total{phase="data_wait"}': rank.data_wait_seconds,
-        **rank.more,
     }
+    values = {info: [1.0] * (scrapes + 1)}
     for name, in_a_step in counters.items():
-        if not in_a_step:
-            continue
-        yield {"series": _placed(name, place), "values": f"0+{in_a_step * SCRAPE_SECONDS:.9f}x{scrapes}"}
-    before, after = 0.5 * SCRAPE_SECONDS, rank.local_seconds * SCRAPE_SECONDS
-    first, rest = rank.since_scrape, scrapes - rank.since_scrape
-    healthy = f"0+{before:.9f}x{first} " if first else ""
-    values = f"{healthy}{first * before + (after if first else 0.0):.9f}+{after:.9f}x{rest}"
-    yield {"series": _placed("rankwatch_step_local_seconds_total", place), "values": values}
+        if in_a_step:
+            values[_placed(name, place)] = [in_a_step * SCRAPE_SECONDS * at for at in range(scrapes + 1)]
+    local = [0.5 if at < rank.since_scrape else rank.local_seconds for at in range(scrapes)]
+    totals = accumulate(local, initial=0.0)
+    values[_placed("rankwatch_step_local_seconds_total", place)] = [SCRAPE_SECONDS * each for each in totals]
+    for series, samples in values.items():
+        written = ("_" if at in missing else f"{each:.9f}" for at, each in enumerate(samples))
+        yield {"series": series, "values": " ".join(written)}
 
 
 def _placed(name: str, place: str) -> str:
