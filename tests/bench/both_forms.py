@@ -112,7 +112,7 @@ def by_engine(job: Job) -> dict[Culprit, float]:
     verdict = diagnose(simulate(job).table)
     found: dict[Culprit, float] = {}
     for each in verdict.causes:
-        if each.certain:
+        if each.certain and each.cause in (Cause.SLOW_RANK, Cause.SLOW_STAGE):
             for kind, numbers in (("rank", each.ranks), ("stage", each.stages)):
                 for number in numbers:
                     culprit = Culprit(kind, int(number))
@@ -160,7 +160,7 @@ class Score:
     named: int
     innocents: int
     true_excess: float
-    """Of those at fault that were found and cost enough, added up."""
+    """Of those that were found and cost enough, in jobs with one fault: what two cost is not the sum."""
     error: float
     """Of their cost, added up without signs."""
 
@@ -168,7 +168,8 @@ class Score:
     def of(cls, form: str, jobs: Sequence[Compared]) -> Score:
         """The score of a form."""
         costly = [(each, who) for each in jobs for who, cost in each.truth.items() if cost >= LEAST_COST]
-        found = [(each.truth[who], each.found[form][who]) for each, who in costly if who in each.found[form]]
+        found = [(each, who) for each, who in costly if who in each.found[form]]
+        alone = [(each.truth[who], each.found[form][who]) for each, who in found if len(each.truth) == 1]
         named = [who in each.truth for each in jobs for who in each.found[form]]
         return cls(
             jobs=len(jobs),
@@ -176,8 +177,8 @@ class Score:
             costly_found=len(found),
             named=len(named),
             innocents=named.count(False),
-            true_excess=sum(true for true, _ in found),
-            error=sum(abs(true - given) for true, given in found),
+            true_excess=sum(true for true, _ in alone),
+            error=sum(abs(true - given) for true, given in alone),
         )
 
     def row(self, what: str) -> Row:
@@ -197,7 +198,7 @@ def result(jobs: Sequence[Compared]) -> Result:
         rows=tuple(rows),
         notes=(
             f"Found: of the ranks and stages at fault that cost at least {LEAST_COST:.0%}. Cost error: of"
-            " those found, the sum of all differences over the sum of their true excess.",
+            " those found in jobs with one fault, all differences over the true excess, each added up.",
         ),
         samples={"jobs": [_as_json(each) for each in jobs]},
     )
