@@ -55,6 +55,8 @@ RIGHT = [
     "job-a late operations, slow stage 1.4",
     "job-a drift 0.2",
     "job-a as recorded, shuffled",
+    "job-a slow rank 1.3, 1 steps",
+    "job-a slow stage 1.4, 2 steps",
     "job-a as recorded, gaps",
     "job-a as recorded and slow rank 1.6",
     "job-b healthy",
