@@ -42,7 +42,7 @@ class Innocent(NamedTuple):
 
     name: str
     chip_ratio: float
-    """How much slower its chip is by nature than the middle one; 1.0 of a stage."""
+    """How much slower the slowest chip of its group is by nature than the middle one; 1.0 of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def _innocents(job: Job, truth: Truth, verdict: Verdict) -> Iterator[Innocent]:
     if named:
         chips = np.median(setting_of(job).draws.ranks, axis=0)
         for rank in sorted(named):
-            yield Innocent(f"rank {rank}", float(chips[job.shape.place(rank)] / np.median(chips)))
+            yield Innocent(f"rank {rank}", float(chips[job.shape.place(rank)[:2]].max() / np.median(chips)))
     for stage in sorted({int(stage) for each in entries for stage in each.stages} - heavy):
         yield Innocent(f"stage {stage}", 1.0)
 
