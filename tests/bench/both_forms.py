@@ -165,12 +165,17 @@ class Score:
     """Of their cost, added up without signs."""
 
     @classmethod
-    def of(cls, form: str, jobs: Sequence[Compared]) -> Score:
-        """The score of a form."""
-        costly = [(each, who) for each in jobs for who, cost in each.truth.items() if cost >= LEAST_COST]
+    def of(cls, form: str, jobs: Sequence[Compared], kind: str) -> Score:
+        """The score of a form on ranks, or on stages."""
+        costly = [
+            (each, who)
+            for each in jobs
+            for who, cost in each.truth.items()
+            if cost >= LEAST_COST and who.kind == kind
+        ]
         found = [(each, who) for each, who in costly if who in each.found[form]]
         alone = [(each.truth[who], each.found[form][who]) for each, who in found if len(each.truth) == 1]
-        named = [who in each.truth for each in jobs for who in each.found[form]]
+        named = [who in each.truth for each in jobs for who in each.found[form] if who.kind == kind]
         return cls(
             jobs=len(jobs),
             costly=len(costly),
@@ -192,7 +197,9 @@ def result(jobs: Sequence[Compared]) -> Result:
     """The table: both forms by level, the real level also by how far chips differ."""
     rows = []
     for title, part in _parts(jobs):
-        rows += [Score.of(form, part).row(f"{title}: {form} ({len(part)} jobs)") for form in (RULES, ENGINE)]
+        for form in (RULES, ENGINE):
+            for kind in ("rank", "stage"):
+                rows.append(Score.of(form, part, kind).row(f"{title}, {len(part)} jobs: {form}, {kind}s"))
     return Result(
         title="Rules and engine",
         rows=tuple(rows),

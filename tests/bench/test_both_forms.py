@@ -23,7 +23,7 @@ def test_score() -> None:
         _compared({RANK: 0.30}, {}),
         _compared({RANK: 0.001}, {RANK: 0.01}),
     )
-    score = Score.of(RULES, jobs)
+    score = Score.of(RULES, jobs, "rank")
     assert (score.costly, score.costly_found, score.named, score.innocents) == (2, 1, 3, 1)
     assert score.error / score.true_excess == pytest.approx(0.2)
     row = score.row("rules")
