@@ -205,7 +205,7 @@ def test_output_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["diagnose", "run", str(tmp_path), "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["state"], verdict["ranks"], verdict["hang"]["ranks"]) == ("stalled", [2], [2])
-    assert verdict["straggler"]["cause"] == "inconclusive"
+    assert verdict["straggler"]["cause"] == "none"
     assert verdict["loss"]["anomalies"] == []
     assert verdict["ranks_seen"][2]["phase"] == "data_wait"
 
