@@ -26,7 +26,7 @@ from rankwatch_diagnosis.straggler.causes.host_work import (
 )
 from rankwatch_diagnosis.straggler.causes.jitter import find_jitter
 from rankwatch_diagnosis.straggler.causes.network import find_exposed_transfers, find_network
-from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks
+from rankwatch_diagnosis.straggler.causes.slow_ranks import find_slow_ranks, find_suspected_ranks
 from rankwatch_diagnosis.straggler.causes.slow_replicas import find_slow_replicas
 from rankwatch_diagnosis.straggler.causes.slow_stages import find_slow_stages
 from rankwatch_diagnosis.straggler.causes.unequal_batches import find_unequal_batches
@@ -113,6 +113,7 @@ def _candidates(case: Case) -> Iterator[Candidate]:
     if visits is not None and difficulty is not None:
         ranks, slowness = find_slow_ranks(case, visits, difficulty)
         yield from ranks
+        yield from find_suspected_ranks(case, visits, difficulty, slowness)
         if ranks and ranks[0].cause is Cause.SLOW_RANK:  # what else there is shows without them
             visits = without(visits, slowness)
             difficulty = separate(visits)
@@ -142,7 +143,7 @@ def _are_its_ranks(case: Case, stage: Candidate, ranks: list[Candidate]) -> bool
 
 def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -> Verdict:
     """The verdict is the first of the causes, unless none of them costs enough."""
-    priced = price(case, found)
+    priced = [each for each in price(case, found) if not _costs_too_little(each, case.limits)]
     fixed = judge_all_fixed(case)
     facts = {
         **counts,
@@ -172,6 +173,12 @@ def _verdict(case: Case, found: list[Candidate], counts: Mapping[str, object]) -
         lost_rank_seconds=first.lost_rank_seconds or 0.0,
         evidence={**facts, **first.evidence},
     )
+
+
+def _costs_too_little(priced: Priced, limits: Thresholds) -> bool:
+    """True of a rank that is suspected only and would gain the run nothing that anybody looks after."""
+    suspected = priced.candidate.cause is Cause.SLOW_RANK and not priced.candidate.certain
+    return suspected and not priced.slowdown >= limits.least_slowdown
 
 
 def _choose(priced: Sequence[Priced], limits: Thresholds) -> Priced | None:
@@ -220,6 +227,7 @@ def _eligible(priced: Sequence[Priced], least_slowdown: float) -> list[Priced]:
 
     A run never exists to wait for data, whereas it has to transfer.
     """
+    priced = [each for each in priced if each.candidate.certain]
     last = [each for each in priced if each.candidate.last_resort]
     firm = [
         each

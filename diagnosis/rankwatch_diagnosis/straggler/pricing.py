@@ -86,7 +86,7 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
     return FoundCause(
         cause=each.cause,
         phase=each.phase,
-        ranks=each.ranks if certain else (),
+        ranks=each.ranks if certain or not each.certain else (),
         stages=each.stages if certain else (),
         first_step=int(case.steps[active[0]]) if active.size else each.first_step,
         last_step=int(case.steps[active[-1]]) if active.size else each.first_step,
@@ -125,8 +125,8 @@ class _SlowRank(NamedTuple):
 
 
 def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Slow ranks that belong together as one candidate each, and all others."""
-    ranks = [_slow_rank(case, each) for each in candidates if each.cause is Cause.SLOW_RANK]
+    """Slow ranks that belong together as one candidate each, and all others; each suspect stands alone."""
+    ranks = [_slow_rank(case, each) for each in candidates if _is_slow_rank(each)]
     groups: list[list[_SlowRank]] = []
     for each in sorted(ranks, key=lambda rank: -rank.size):
         alike = next((group for group in groups if _belong_together(group[0], each, case)), None)
@@ -134,8 +134,12 @@ def _join(case: Case, candidates: Sequence[Candidate]) -> list[Candidate]:
             groups.append([each])
         else:
             alike.append(each)
-    others = [each for each in candidates if each.cause is not Cause.SLOW_RANK]
+    others = [each for each in candidates if not _is_slow_rank(each)]
     return others + [_as_one([each.candidate for each in group]) for group in groups]
+
+
+def _is_slow_rank(candidate: Candidate) -> bool:
+    return candidate.cause is Cause.SLOW_RANK and candidate.certain
 
 
 def _slow_rank(case: Case, candidate: Candidate) -> _SlowRank:

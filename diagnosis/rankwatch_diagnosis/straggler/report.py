@@ -100,7 +100,7 @@ def doubts(cause: FoundCause) -> Iterator[str]:
         yield str(why)
     elif cause.evidence.get("slowdown_is_upper_bound"):
         yield "nothing to compare with, so the cost is an upper bound"
-    suspects = cause.evidence.get("suspected_ranks")
+    suspects = cause.evidence.get("suspected_ranks", cause.evidence.get("slow_ranks"))
     if isinstance(suspects, list) and suspects:
         shown = [f"rank {each['rank']} ({each['slower_by_ratio']:.1%})" for each in suspects[:_MOST_SUSPECTS]]
         more = f" and {len(suspects) - _MOST_SUSPECTS} more" if len(suspects) > _MOST_SUSPECTS else ""

@@ -120,6 +120,18 @@ def find_slowness(visits: Visits, difficulty: Difficulty, limits: Thresholds) ->
     return _slowness(chosen, by_past, visits, peers if math.isfinite(peers.level) else past, compared)
 
 
+def find_suspects(visits: Visits, named: Slowness, difficulty: Difficulty, limits: Thresholds) -> Slowness:
+    """Ranks that surely lie above their peers, but not beyond what the accelerators of the job differ by."""
+    if len(visits.steps) < limits.steps:
+        return replace(named, found=())
+    compared = _Comparisons(visits, difficulty.own, limits)
+    anything = compared.peers._replace(allowed=np.zeros(compared.own.shape[1]))
+    above = scan(anything, limits, least_excess=math.log(limits.rank_ratio))
+    known = {each.column for each in named.found}
+    chosen = {each.column: (each, anything.values) for each in above.found if each.column not in known}
+    return _slowness(chosen, set(), visits, above, compared)
+
+
 def _of_few_steps(visits: Visits, difficulty: Difficulty, limits: Thresholds) -> Slowness:
     """The operations of a step take the place of steps: a slow rank is slow in most of them."""
     step, own = repeated(visits, difficulty)

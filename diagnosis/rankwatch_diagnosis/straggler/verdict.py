@@ -18,7 +18,8 @@ class FoundCause:
     phase: SlowPhase | None = None
     """Part of the ranks' own work that grew; None unless the cause is `slow_rank`."""
     ranks: tuple[int, ...] = ()
-    """Ranks to blame; empty where it is not certain. Suspects are in the evidence only."""
+    """Ranks to blame, or where it is not `certain` the one that is suspected. Where several may be to blame
+    in place of each other, they are in the evidence only."""
     stages: tuple[int, ...] = ()
     """Stages to blame, for cause `slow_stage`."""
     first_step: int

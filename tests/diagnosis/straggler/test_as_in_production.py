@@ -25,8 +25,19 @@ def test_nobody_is_named(chip_sigma: float) -> None:
     """Healthy chips that differ are no fault, nor is a stage that waits where nothing is recorded."""
     table = simulate(replace(JOB, noise=replace(JOB.noise, rank_sigma=chip_sigma))).table
     verdict = diagnose(table)
-    named = [each for each in (verdict, *verdict.causes) if each.ranks or each.stages]
-    assert not named
+    certain = [each for each in verdict.causes if each.certain]
+    assert not [each for each in (verdict, *certain) if each.ranks or each.stages]
+
+
+def test_suspect() -> None:
+    """A rank that is slower than chips of one kind, but no more than those of this job, is suspected only."""
+    job = at_level(Job(shape=JobShape(data_parallel=16, microbatches=8), steps=12, seed=7), Level.REAL)
+    spread = replace(job.noise, rank_sigma=0.03)
+    verdict = diagnose(simulate(replace(job, noise=spread, fault=replace(RANK, factor=1.12))).table)
+    assert verdict.cause in (Cause.NONE, Cause.INCONCLUSIVE)
+    suspected = [each for each in verdict.causes if not each.certain and each.cause is Cause.SLOW_RANK]
+    assert (10,) in [each.ranks for each in suspected]
+    assert all((each.slowdown or 0.0) >= 1.01 for each in suspected)
 
 
 @pytest.mark.parametrize("barriers", [(), (Barrier.LAST_STAGE, Barrier.REPLICA), (Barrier.JOB,)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,13 +21,15 @@ from rankwatch_diagnosis.straggler.difficulty import Difficulty
 from rankwatch_diagnosis.straggler.group_by import Bools, Floats, Ints
 from rankwatch_diagnosis.straggler.persistence import Excess
 from rankwatch_diagnosis.straggler.robust import sigma
-from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness
+from rankwatch_diagnosis.straggler.slowness import Slowness, find_odd_pairs, find_slowness, find_suspects
 from rankwatch_diagnosis.straggler.visits import Visits
 
 _BLIP_COST = 0.005
 """Part of the run's compute: what cost the run less, and is over, is not named beside a slower rank."""
 _BLIP_SHARE = 0.1
 """Of what the slowest rank cost; what is above is one of several slow ranks."""
+_WITHIN_THE_SPREAD = "accelerators of this job differ by as much"
+_MOST_SUSPECTED = 8
 _MOST_LISTED = 64
 """Ranks in the evidence; a verdict may name more."""
 _STANDARD_ERRORS = 3.0
@@ -54,6 +57,19 @@ def find_slow_ranks(case: Case, visits: Visits, difficulty: Difficulty) -> tuple
     if confounded:
         return [_suspects(named, visits, costs, {**facts, "why": confounded})], slowness
     return [_slow_rank(each, visits, costs, facts) for each in named], slowness
+
+
+def find_suspected_ranks(
+    case: Case, visits: Visits, difficulty: Difficulty, slowness: Slowness
+) -> list[Candidate]:
+    """A candidate for each rank that is slower than its peers, as healthy accelerators of this job may be."""
+    suspects = find_suspects(visits, slowness, difficulty, case.limits)
+    costs = _Costs(case, visits, suspects)
+    facts = {"healthy_spread_ratio": suspects.spread, "why": _WITHIN_THE_SPREAD}
+    return [
+        replace(_slow_rank(each, visits, costs, facts), certain=False)
+        for each in sorted(suspects.found, key=lambda each: -each.size)[:_MOST_SUSPECTED]
+    ]
 
 
 def _slow_rank(each: Excess, visits: Visits, costs: _Costs, facts: Mapping[str, object]) -> Candidate:
