@@ -32,6 +32,8 @@ HIDDEN_WAIT = "wait without a row"
 """Name of the operation."""
 _MOST_RUNS = 4
 """Runs of an operation in a step of a rank. What runs for each microbatch is no place for a barrier."""
+_SPARSE = 64
+"""An operation that fewer than one in so many ranks and steps run holds no meeting that matters."""
 _LEAST_SECONDS = 1e-3
 _LEAST_SHARE = 1e-3
 """Of the step: arrivals that lie closer together than this cost nothing, and clocks do not show them."""
@@ -87,18 +89,16 @@ def reveal_waits(aligned: Aligned, order: Ints, before: Ints) -> OperationTable:
     new: list[tuple[Ints, Floats, Floats, int]] = []
     shorter = table.duration_seconds.copy()
     sets = _sets(table, rank, len(ranks))
-    kinds = ngroup(table.operation[usable], run[usable])
-    for kind in range(kinds.count):
-        rows = usable[kinds.number == kind]
+    for rows in _kinds(table, usable, run):
+        if _SPARSE * len(rows) < len(steps) * len(ranks):
+            continue
         at = np.full((len(steps), len(ranks)), NONE, dtype=np.int64)
         at[step[rows], rank[rows]] = rows
         for spans in _spans_of(table, at, before):
             found = _meetings(spans, sets, aligned)
             if found:
                 new.extend(_waits(spans, found, shorter, len(new)))
-    if not new:
-        return table
-    return _with_rows(table, new, shorter)
+    return _with_rows(table, new, shorter) if new else table
 
 
 def _runs(table: OperationTable, order: Ints) -> Ints:
@@ -112,6 +112,13 @@ def _usable(table: OperationTable, run: Ints) -> Ints:
     sends, receives = point_to_point(table)
     few = most[table.operation] < _MOST_RUNS
     return np.flatnonzero(few & ~sends & ~receives)
+
+
+def _kinds(table: OperationTable, usable: Ints, run: Ints) -> list[Ints]:
+    """The usable rows by operation and run."""
+    kinds = ngroup(table.operation[usable], run[usable])
+    by_kind = np.argsort(kinds.number, kind="stable")
+    return np.split(usable[by_kind], np.flatnonzero(np.diff(kinds.number[by_kind])) + 1)
 
 
 def _spans_of(table: OperationTable, at: Ints, before: Ints) -> Iterator[_Spans]:
@@ -257,10 +264,7 @@ def _waits(
     for index, each in enumerate(meetings):
         begin, over = since[:, each.ranks], _when_all_came(since, each)
         if not spans.inside:  # what all do together after the last arrival is nobody's own
-            later = np.unique(
-                np.concatenate([one.ranks for one in meetings[index + 1 :]] or [each.ranks[:0]])
-            )
-            leave = each.ranks[~np.isin(each.ranks, later)]
+            leave = _leave_for_good(each, meetings[index + 1 :])
             if leave.size:
                 together = spans.left[:, leave].min(axis=1, keepdims=True)
                 over = np.where(each.whole[:, None], np.fmax(over, together), over)
@@ -271,6 +275,14 @@ def _waits(
         if spans.inside:
             shorter[rows] = np.maximum(shorter[rows] - seconds, 0.0)
         since[:, each.ranks] = over
+
+
+def _leave_for_good(meeting: _Meeting, later: list[_Meeting]) -> Ints:
+    """Ranks of a meeting that go on behind it, and into no other one."""
+    ranks = meeting.ranks
+    for each in later:
+        ranks = np.setdiff1d(ranks, each.ranks)
+    return ranks
 
 
 def _with_rows(
