@@ -33,7 +33,13 @@ _STANDARD_ERRORS = 3.0
 """By which two ranks must differ at least to be two causes."""
 _EDGE_ERRORS = 10.0
 """Times (noise / size)^2 steps: 99 % of the estimates of a change of level lie within (Hinkley, 1970)."""
-_LEAST_GAIN = 1.0005
+_LEAST_GAIN = 1.002
+_LEAST_GAIN_OF_HOST = 1.0005
+"""A rank that gains the run less is suspected only, where it is not much slower than its peers."""
+_MOSTLY = 0.8
+"""Of the steps."""
+_LITTLE = 1.10
+"""Of its time over what it should take: beyond the differences of healthy accelerators in any real job."""
 _MOST_LISTED = 64
 """Entries of one list in the evidence."""
 
@@ -66,7 +72,8 @@ def price(case: Case, candidates: Sequence[Candidate]) -> list[Priced]:
         cost = math.nan
         if number < most:
             cost = slowdown(case.step_seconds, case.seconds_without(each))
-        found.append(Priced(each, case.active(each), cost))
+        doubtful = each.cause is Cause.SLOW_RANK and _gains_nothing(case, each, cost)
+        found.append(Priced(replace(each, certain=False) if doubtful else each, case.active(each), cost))
     return sorted(
         found, key=lambda each: -math.inf if math.isnan(each.slowdown) else each.slowdown, reverse=True
     )
@@ -81,7 +88,7 @@ def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
 def found_cause(case: Case, priced: Priced) -> FoundCause:
     """What the verdict lists of a cause."""
     each, active = priced.candidate, np.flatnonzero(priced.active)
-    certain = is_certain(each) and not _gains_nothing(priced)
+    certain = is_certain(each)
     total = float(case.step_seconds.sum())
     return FoundCause(
         cause=each.cause,
@@ -98,10 +105,17 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
     )
 
 
-def _gains_nothing(priced: Priced) -> bool:
-    """True of host work without which the run would take as long: it may be a wait that nobody recorded."""
-    host = priced.candidate.phase not in (None, SlowPhase.COMPUTE)
-    return host and priced.is_priced and priced.slowdown < _LEAST_GAIN
+def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
+    """True of a rank without whose lateness the run would take as long.
+
+    Host work may be a wait that nobody recorded. And of many healthy accelerators one is a little slower all
+    the time; a rank that was as fast as the others before is none of these.
+    """
+    if candidate.phase is not SlowPhase.COMPUTE:
+        return cost < _LEAST_GAIN_OF_HOST
+    taken, ideal = case.own_seconds(candidate)
+    lasts = float(case.active(candidate).mean()) >= _MOSTLY
+    return lasts and taken < _LITTLE * ideal and cost < _LEAST_GAIN
 
 
 def is_certain(candidate: Candidate) -> bool:
