@@ -17,16 +17,26 @@ _ALWAYS_ALLOWED = 2
 
 
 def outlying(seconds: Sequence[float]) -> list[bool]:
-    """By step: whether its duration is that of a single event; all steps are usual where many are long."""
-    far = _far(seconds)
+    """By step: whether its duration is that of a single event.
+
+    Where many steps are twice as long as the median one, as short steps on a busy host are, those are events
+    that are 4, 8, 16, ... times as long, if they are few.
+    """
+    usual = median(seconds) if seconds else 0.0
+    most = max(_ALWAYS_ALLOWED, int(_MOST_SHARE * len(seconds)))
+    limit = _RATIO * usual
+    while usual > 0.0 and limit < max(seconds):
+        found = _single([each > limit for each in seconds])
+        if sum(found) <= most:
+            return found
+        limit *= _RATIO
+    return [False] * len(seconds)
+
+
+def _single(far: Sequence[bool]) -> list[bool]:
+    """Those in short runs alone: what lasts is a state of the run."""
     found: list[bool] = []
     for long, run in groupby(far):
         length = len(list(run))
         found += [long and length < LEAST_LASTING] * length
-    most = max(_ALWAYS_ALLOWED, int(_MOST_SHARE * len(found)))
-    return found if sum(found) <= most else [False] * len(found)
-
-
-def _far(seconds: Sequence[float]) -> list[bool]:
-    limit = _RATIO * median(seconds) if seconds else 0.0
-    return [each > limit > 0.0 for each in seconds]
+    return found

@@ -85,3 +85,11 @@ def test_no_steps() -> None:
     """Nothing is odd among no steps, nor among steps of no duration."""
     assert outlying([]) == []
     assert outlying([0.0, 0.0, 0.0]) == [False] * 3
+
+
+def test_long_step_among_noisy_ones() -> None:
+    """Where one short step in four takes three times as long, one that takes 1,000 times is an event."""
+    seconds = [0.001, 0.001, 0.003, 0.001] * 8
+    assert not any(outlying(seconds))
+    seconds[13] = 1.3
+    assert [step for step, odd in enumerate(outlying(seconds)) if odd] == [13]
