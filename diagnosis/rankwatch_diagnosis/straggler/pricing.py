@@ -36,10 +36,11 @@ _EDGE_ERRORS = 10.0
 _LEAST_GAIN = 1.002
 _LEAST_GAIN_OF_HOST = 1.0005
 """A rank that gains the run less is suspected only, where it is not much slower than its peers."""
-_MOSTLY = 0.8
+_MOSTLY, _SELDOM = 0.8, 0.3
 """Of the steps."""
-_LITTLE = 1.10
-"""Of its time over what it should take: beyond the differences of healthy accelerators in any real job."""
+_SPREADS = 5.0
+"""Standard deviations of healthy accelerators."""
+_LITTLE = 0.04
 _MOST_LISTED = 64
 """Entries of one list in the evidence."""
 
@@ -108,14 +109,18 @@ def found_cause(case: Case, priced: Priced) -> FoundCause:
 def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
     """True of a rank without whose lateness the run would take as long.
 
-    Host work may be a wait that nobody recorded. And of many healthy accelerators one is a little slower all
-    the time; a rank that was as fast as the others before is none of these.
+    Host work may be a wait that nobody recorded. Of many healthy accelerators one is a little slower all the
+    time, and now and then one is for some steps.
     """
     if candidate.phase is not SlowPhase.COMPUTE:
         return cost < _LEAST_GAIN_OF_HOST
     taken, ideal = case.own_seconds(candidate)
-    lasts = float(case.active(candidate).mean()) >= _MOSTLY
-    return lasts and taken < _LITTLE * ideal and cost < _LEAST_GAIN
+    excess = taken / max(ideal, 1e-18) - 1.0
+    share = float(case.active(candidate).mean())
+    spread = float(str(candidate.evidence.get("healthy_spread_ratio", 0.0)))
+    by_nature = share >= _MOSTLY and excess < _SPREADS * spread
+    by_chance = share < _SELDOM and excess < _LITTLE
+    return (by_nature or by_chance) and cost < _LEAST_GAIN
 
 
 def is_certain(candidate: Candidate) -> bool:

@@ -47,9 +47,9 @@ def named(trials: Iterable[Trial], namer: Namer) -> Named:
 
 
 def by_engine(trial: Trial) -> Sequence[int]:
-    """Slow ranks that the engine names."""
-    verdict = trial.verdict
-    return verdict["ranks"] if verdict["phase"] == SLOW else ()
+    """Slow ranks that the engine names, in the head of the verdict or behind it."""
+    ranks: Sequence[int] = trial.verdict["slow_ranks"]
+    return ranks
 
 
 def by_baseline(name: str) -> Namer:

@@ -33,6 +33,7 @@ def outcome(
         "cause": cause,
         "phase": phase or ("compute" if cause == "slow_rank" else None),
         "ranks": list(ranks),
+        "slow_ranks": list(ranks) if (phase or "compute") == "compute" else [],
         "stages": list(stages),
         "slowdown": slowdown,
     }

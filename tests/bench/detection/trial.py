@@ -88,8 +88,14 @@ def _delays(
 
 def _note(delays: dict[int, int | None], verdict: Verdict, since: int) -> None:
     for rank, delay in delays.items():
-        if delay is None and verdict.phase is SlowPhase.COMPUTE and rank in verdict.ranks:
+        if delay is None and rank in _slow_ranks(verdict):
             delays[rank] = since
+
+
+def _slow_ranks(verdict: Verdict) -> list[int]:
+    """Ranks that compute slowly, by all causes that are certain."""
+    found = (each for each in verdict.causes if each.certain and each.phase is SlowPhase.COMPUTE)
+    return sorted({int(rank) for each in found for rank in each.ranks})
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
@@ -97,6 +103,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "cause": str(verdict.cause),
         "phase": verdict.phase and str(verdict.phase),
         "ranks": [int(rank) for rank in verdict.ranks],
+        "slow_ranks": _slow_ranks(verdict),
         "stages": [int(stage) for stage in verdict.stages],
         "first_step": verdict.first_step,
         "slowdown": float(verdict.slowdown),
