@@ -40,6 +40,11 @@ def verdict(directory: Path, capsys: pytest.CaptureFixture[str], *flags: str) ->
     return found
 
 
+def missing(evidence: Any) -> list[str]:
+    """Sentences on what was not recorded; a busy machine may make a job look bound by communication."""
+    return [each for each in evidence.get("not_shown", ()) if "annotated" in each or "record_shapes" in each]
+
+
 @pytest.mark.parametrize(
     ("name", "phase", "slower"),
     [
@@ -68,7 +73,7 @@ def test_healthy_job(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = verdict(traces / "healthy", capsys)
     assert found["ranks"] == [] or found["slowdown"] < MOST_BY_THE_MACHINE
     evidence = found["evidence"]
-    assert "not_shown" not in evidence
+    assert not missing(evidence)
     (reduced,) = evidence["collectives"]
     assert (reduced["operation"], reduced["runs_per_step"]) == ("all_reduce", 1.0)
     assert reduced["bytes_per_step"] == 2 * 4 * (64 * 64 + 64)
@@ -76,8 +81,7 @@ def test_healthy_job(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_missing(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the profiler was not told to record is said."""
-    evidence = verdict(traces / "unshaped", capsys)["evidence"]
-    steps, sizes = evidence["not_shown"]
+    steps, sizes = missing(verdict(traces / "unshaped", capsys)["evidence"])
     assert steps.startswith("no ProfilerStep is annotated")
     assert sizes.endswith("record_shapes was off")
 
