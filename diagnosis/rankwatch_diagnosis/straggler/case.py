@@ -68,6 +68,8 @@ class Candidate:
     evidence: Mapping[str, object] = field(default_factory=dict)
     noise_to_size: float = 0.0
     """Noise of a single step over the excess, which decides how exactly the steps and the size are known."""
+    healthy_spread: float = 0.0
+    """Standard deviation of the lasting differences between healthy ranks, as far as they are compared."""
     lasts: int = 0
     """Steps of the longest episode of a rank; 0 where that means nothing."""
     last_resort: bool = False

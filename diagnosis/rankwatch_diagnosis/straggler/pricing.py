@@ -33,14 +33,14 @@ _STANDARD_ERRORS = 3.0
 """By which two ranks must differ at least to be two causes."""
 _EDGE_ERRORS = 10.0
 """Times (noise / size)^2 steps: 99 % of the estimates of a change of level lie within (Hinkley, 1970)."""
-_LEAST_GAIN = 1.002
-_LEAST_GAIN_OF_HOST = 1.0005
-"""A rank that gains the run less is suspected only, where it is not much slower than its peers."""
+_LEAST_GAIN, _LEAST_GAIN_OF_HOST = 1.002, 1.0005
+"""Slowdown below which a rank that is a little slow, or whose host works longer, is suspected only."""
 _MOSTLY, _SELDOM = 0.8, 0.3
-"""Of the steps."""
+"""Share of the steps in which it is slow all the time, or now and then."""
 _SPREADS = 5.0
-"""Standard deviations of healthy accelerators."""
+"""A little slow all the time: so many standard deviations of the healthy ranks of its job."""
 _LITTLE = 0.04
+"""A little slow now and then: noise gives no more."""
 _MOST_LISTED = 64
 """Entries of one list in the evidence."""
 
@@ -89,20 +89,19 @@ def _urgency(case: Case, candidate: Candidate) -> tuple[bool, float]:
 def found_cause(case: Case, priced: Priced) -> FoundCause:
     """What the verdict lists of a cause."""
     each, active = priced.candidate, np.flatnonzero(priced.active)
-    certain = is_certain(each)
     total = float(case.step_seconds.sum())
     return FoundCause(
         cause=each.cause,
         phase=each.phase,
-        ranks=each.ranks if certain or not each.certain else (),
-        stages=each.stages if certain else (),
+        ranks=each.ranks,
+        stages=each.stages,
         first_step=int(case.steps[active[0]]) if active.size else each.first_step,
         last_step=int(case.steps[active[-1]]) if active.size else each.first_step,
         share_of_steps=float(priced.active.mean()),
         slowdown=priced.slowdown if priced.is_priced else None,
         lost_rank_seconds=(total - total / priced.slowdown) * len(case.ranks) if priced.is_priced else None,
         evidence=each.evidence,
-        certain=certain,
+        certain=is_certain(each),
     )
 
 
@@ -117,8 +116,7 @@ def _gains_nothing(case: Case, candidate: Candidate, cost: float) -> bool:
     taken, ideal = case.own_seconds(candidate)
     excess = taken / max(ideal, 1e-18) - 1.0
     share = float(case.active(candidate).mean())
-    spread = float(str(candidate.evidence.get("healthy_spread_ratio", 0.0)))
-    by_nature = share >= _MOSTLY and excess < _SPREADS * spread
+    by_nature = share >= _MOSTLY and excess < _SPREADS * candidate.healthy_spread
     by_chance = share < _SELDOM and excess < _LITTLE
     return (by_nature or by_chance) and cost < _LEAST_GAIN
 

@@ -82,6 +82,7 @@ def _slow_rank(each: Excess, visits: Visits, costs: _Costs, facts: Mapping[str, 
         ranks=(int(visits.ranks[each.column]),),
         lasts=each.steps,
         noise_to_size=costs.noise / each.size,
+        healthy_spread=costs.healthy_spread,
         evidence={"slow_ranks": [_listed(each, visits)], **facts},
     )
 
@@ -156,6 +157,11 @@ class _Costs:
         compute = np.flatnonzero((case.table.kind == Kind.COMPUTE) & (case.seconds > 0.0))
         self._rows = compute[np.argsort(case.rank[compute], kind="stable")]
         self._ends = np.searchsorted(case.rank[self._rows], np.arange(len(case.ranks) + 1))
+
+    @property
+    def healthy_spread(self) -> float:
+        """Standard deviation of the lasting differences between healthy ranks."""
+        return self._slowness.spread
 
     @property
     def noise(self) -> float:
