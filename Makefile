@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
 
-.PHONY: help setup servers tools demo test test-fast test-e2e check format lint types rules generate unchanged bench bench-detection clean
+.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -31,14 +31,21 @@ tools: ## fetch helm and kubectl into .tools where they are missing
 demo: setup ## slow one rank of a real run down and print the alert that names it
 	$(BIN)/rankwatch demo
 
-test: setup ## all tests
-	$(PYTEST) --numprocesses 2 --dist loadfile
+test: setup ## all tests but those of other frameworks
+	$(PYTEST) --numprocesses 2 --dist loadfile -m "not frameworks"
+
+test-frameworks: setup $(VENV)/.frameworks ## the tests with Hugging Face, Lightning, Ray, Keras, JAX
+	$(PYTEST) --numprocesses 2 --dist loadfile -m frameworks
+
+$(VENV)/.frameworks: pyproject.toml constraints.txt $(VENV)/.complete
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[frameworks]'
+	touch $@
 
 test-fast: setup ## the tests to run while you work: no servers, no distributed jobs
-	$(PYTEST) --numprocesses 2 --dist loadfile -m "not e2e"
+	$(PYTEST) --numprocesses 2 --dist loadfile -m "not e2e and not frameworks"
 
 test-e2e: setup ## the other tests: real servers, agents and distributed jobs
-	$(PYTEST) --numprocesses 2 --dist loadfile -m e2e
+	$(PYTEST) --numprocesses 2 --dist loadfile -m "e2e and not frameworks"
 
 check: setup lint types rules unchanged test ## everything CI holds: format, lint, types, rules, generated files, tests
 
