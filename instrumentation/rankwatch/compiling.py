@@ -9,12 +9,12 @@ The other methods ask `is_compiling`, which also has a substitute.
 
 from __future__ import annotations
 
-import importlib.machinery
-import sys
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
+
+from rankwatch.automatic.imports import when_imported
 
 _COMPILER = "torch._dynamo"
 
@@ -29,12 +29,7 @@ def keep_out_of_graphs(phase: Callable[[str], object]) -> Callable[[], None]:
 
     Returns a function that stops waiting for the compiler.
     """
-    if _COMPILER in sys.modules:
-        _substitute(phase)
-        return _nothing
-    finder = _CompilerLoads(lambda: _substitute(phase))
-    sys.meta_path.insert(0, finder)
-    return finder.remove
+    return when_imported({_COMPILER: lambda compiler: _substitute(phase)})
 
 
 def _substitute(phase: Callable[[str], object]) -> None:
@@ -54,41 +49,3 @@ def _null_phase(name: str) -> AbstractContextManager[None]:
 
 def _true() -> bool:
     return True
-
-
-def _nothing() -> None: ...
-
-
-class _CompilerLoads:
-    """A finder of modules that only watches: it calls `loaded` once after the compiler was imported."""
-
-    def __init__(self, loaded: Callable[[], None]) -> None:
-        self._loaded = loaded
-
-    def remove(self) -> None:
-        """Stop watching."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The compiler's own spec, with a loader that calls back; None for every other module."""
-        if name != _COMPILER:
-            return None
-        self.remove()
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        loader: Any = None if spec is None else spec.loader
-        if loader is None:
-            return None
-        execute, loaded = loader.exec_module, self._loaded
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            try:
-                loaded()
-            except Exception:  # noqa: BLE001 - another release of torch; the graph breaks, nothing else
-                return
-
-        loader.exec_module = exec_module
-        return spec

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from rankwatch.batches import Batches
+from rankwatch.conventions import Capability, Unseen
 from rankwatch.identity import Identity
 from rankwatch.spans import NullSpan
 
@@ -84,6 +85,10 @@ class DisabledRun:
 
     def checkpoint(self, operation: str, *, step: int | None = None) -> DisabledOperation:
         return DisabledOperation(operation, step)
+
+    def sees(self, capability: Capability) -> None: ...
+
+    def cannot_see(self, capability: Capability, why: Unseen) -> None: ...
 
     def resumed(self, step: int) -> None: ...
 

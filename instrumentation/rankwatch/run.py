@@ -16,7 +16,7 @@ from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
 from rankwatch.checkpoints import CheckpointOperation
 from rankwatch.compiling import is_compiling
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
 from rankwatch.device import DevicePhases
 from rankwatch.disabled import DisabledOperation
 from rankwatch.errors import UsageError
@@ -185,6 +185,18 @@ class Run:
         at = self._steps.current if step is None else step
         return CheckpointOperation(self._writer, self._failures, self._spans["checkpoint"], operation, at)
 
+    # -- what is visible --------------------------------------------------------------------------
+
+    @guarded("record what is visible")
+    def sees(self, capability: Capability) -> None:
+        """Record that the run records this, or would if it happened."""
+        self._writer.set_capability(capability, None)
+
+    @guarded("record what is not visible")
+    def cannot_see(self, capability: Capability, why: Unseen) -> None:
+        """Record that the run does not record this, and why. The last call for a capability counts."""
+        self._writer.set_capability(capability, why)
+
     # -- life -------------------------------------------------------------------------------------
 
     @guarded("record a resume")
@@ -244,6 +256,15 @@ class Run:
         self._end(Lifecycle.EXITED, ("another run was started",))
         return True
 
+    @property
+    def unused(self) -> bool:
+        """True if no step has begun."""
+        return self._steps.current < 0
+
+    def remove_box(self) -> None:
+        """Remove the black box of a run that has ended."""
+        self._writer.path.unlink(missing_ok=True)
+
     def silence(self) -> None:
         """Stop writing to the black box, because this process is a forked child and not the rank."""
         self._ended = True
@@ -261,7 +282,7 @@ class Run:
             self._writer.fill_name(number, text)
         self._lifecycle(event, *numbers)
         self._ended = True
-        self._conclude(discard=event is Lifecycle.EXITED and self._steps.current < 0)
+        self._conclude(discard=event is Lifecycle.EXITED and self.unused)
         for close in self._closers:
             try:
                 close()

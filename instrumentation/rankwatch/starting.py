@@ -66,6 +66,7 @@ def start(
         Without a distributed job the process is rank 0 of 1.
     coordinates: the rank's position in each parallel dimension, `{"dp": (index, size), "pp": (index, size)}`.
     target_steps: the number of steps the run is to reach, for progress and time to completion.
+        Default `$RANKWATCH_TARGET_STEPS`.
     run_class: such as "production"; the settings of the alerts say from how many ranks on a class may page.
         Default `$RANKWATCH_RUN_CLASS`.
     checkpoint_interval_seconds: longest time between two checkpoints that the run intends; with it, an alert
@@ -106,6 +107,8 @@ def start(
         raise UsageError(str(error)) from error
     if is_helper():
         return DisabledRun()
+    global _by_hand
+    _by_hand = True
     hooks = partial(_hook, collectives=collectives, recorder=flight_recorder, gpu=gpu)
     try:
         _end_previous()
@@ -116,7 +119,7 @@ def start(
             base,
             None,
             phases=(names := dict.fromkeys((*PHASES, *phases))),
-            target_steps=target_steps,
+            target_steps=target_steps or _target_steps(os.environ),
             run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
             checkpoint_interval_seconds=checkpoint_interval_seconds or _checkpoint_interval(os.environ),
             capacity=capacity,
@@ -131,13 +134,43 @@ def start(
 
 _current: weakref.ref[Run] | None = None
 """The run that this process started last."""
+_by_hand = False
+"""True once the script itself has started a run."""
+_automatic: weakref.ref[Run] | None = None
+"""The run of zero-code recording."""
 _runs = itertools.count(1).__next__
 """Numbers the runs of this process."""
 
 
+def start_automatically() -> Run | DisabledRun:
+    """Begin the run of zero-code recording, with the settings of the environment.
+
+    A run that the script itself starts wins: after it, nothing is recorded automatically. A `start` that the
+    script calls later ends the automatic run.
+    """
+    global _by_hand, _automatic
+    if _by_hand:
+        return DisabledRun()
+    run = start()
+    _by_hand = False
+    _automatic = weakref.ref(run) if isinstance(run, Run) else None
+    return run
+
+
 def _end_previous() -> None:
+    global _runs
     previous = _current() if _current is not None else None
-    if previous is not None and previous.replaced():
+    if previous is None:
+        return
+    automatic = _automatic is not None and _automatic() is previous
+    if not previous.replaced():
+        return
+    if automatic:
+        _log.warning("the script calls rankwatch.start itself: zero-code recording stands down")
+        if previous.unused:
+            previous.remove_box()
+            _runs = itertools.count(1).__next__
+    else:
         _log.warning("rankwatch.start was called again: run %r ends here", previous.identity.run)
 
 
@@ -190,6 +223,15 @@ def _checkpoint_interval(env: Mapping[str, str]) -> float:
         return seconds
     _log.warning("%s is %.100r, expected seconds: it is ignored", environment.CHECKPOINT_INTERVAL, text)
     return 0.0
+
+
+def _target_steps(env: Mapping[str, str]) -> int | None:
+    """The declared number of steps; None where there is none, and, with a warning, where it is no number."""
+    text = env.get(environment.TARGET_STEPS, "")
+    if not text or (text.isdecimal() and 0 < int(text) < 10**15):
+        return int(text) if text else None
+    _log.warning("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
+    return None
 
 
 def _install(run: Run, what: str, action: Callable[[], None]) -> None:

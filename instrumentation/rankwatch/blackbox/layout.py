@@ -145,6 +145,10 @@ class Now(IntEnum):
     """Times that the allocator gave back all cached memory and tried again."""
     ALLOCATOR_OUT_OF_MEMORY = 21
     """Times that even this did not suffice."""
+    CAPABILITIES = 24
+    """First word of a table: word CAPABILITIES + c is what is known of the capability at position c of its
+    enumeration. 0: unknown yet, 1: visible, UNSEEN + r: not visible for the reason at position r of `Unseen`.
+    All 0 in boxes that are older than the table."""
     PHASE_BEGAN = 64
     """First word of a table: word PHASE_BEGAN + p holds when phase p last began. A phase is open while the
     ring holds no record of it with that start."""
@@ -165,6 +169,9 @@ class Now(IntEnum):
 
 MAX_PHASES = 64
 MAX_GROUPS = 64
+MAX_CAPABILITIES = 24
+SEEN = 1
+UNSEEN = 2
 
 
 def tag(kind: RecordKind, name: int) -> int:

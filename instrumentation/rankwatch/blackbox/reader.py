@@ -28,6 +28,7 @@ from rankwatch.blackbox.columns import (
 from rankwatch.blackbox.header import GUARD_RECORDS, parse_header
 from rankwatch.blackbox.layout import Now
 from rankwatch.blackbox.records import AllocatorNow, GroupNow, NowBlock
+from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 
 _CHUNK_RECORDS = 256
@@ -42,6 +43,8 @@ _MOST_ROUNDS = 2
 _OVERTAKEN_SLOTS = 4
 """Slots that are checked for how far the writer is. Threads may have stalled in all but one of them."""
 _FLOCK = struct.Struct("hhqqi4x")
+_CAPABILITIES = tuple(Capability)
+_REASONS: tuple[Unseen | None, ...] = (None, *Unseen)
 
 
 class Reader:
@@ -121,6 +124,7 @@ class Reader:
             allocator=_allocator(integers, floats),
             ended_by=self._printable_name(integers[Now.ENDED_BY]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
+            capabilities=_capabilities(integers),
             groups=tuple(self._groups(integers, floats)),
         )
 
@@ -292,6 +296,18 @@ def _allocator(integers: memoryview[int], floats: memoryview[float]) -> Allocato
         return None
     words = integers[Now.ALLOCATOR_ALLOCATED : Now.ALLOCATOR_OUT_OF_MEMORY + 1]
     return AllocatorNow(*(max(0, each) for each in words))
+
+
+def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:
+    """A newer writer's reasons, which this reader does not know, count as unknown."""
+    words = integers[Now.CAPABILITIES : Now.CAPABILITIES + len(_CAPABILITIES)]
+    if not any(words):
+        return {}
+    return {
+        capability: _REASONS[word - layout.SEEN]
+        for capability, word in zip(_CAPABILITIES, words, strict=True)
+        if layout.SEEN <= word < layout.SEEN + len(_REASONS)
+    }
 
 
 def _open(path: Path) -> int:

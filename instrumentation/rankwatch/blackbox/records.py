@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.identity import Identity
 
 
@@ -89,6 +90,8 @@ class NowBlock:
     """Lifecycle event that ended the run; empty until then."""
     names_refused: int = 0
     """Times that a name found the table of names full, so that its record has no name."""
+    capabilities: Mapping[Capability, Unseen | None] = field(default_factory=dict)
+    """Capability -> why it is not visible; None where it is visible. Those that are unknown are left out."""
     groups: tuple[GroupNow, ...] = ()
     """Process groups in which an operation was enqueued, in the order of their first operations."""
 

@@ -16,12 +16,15 @@ from pathlib import Path
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.place import create_hidden, own_run, take
+from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
 
 _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
 _PAYLOAD = layout.PAYLOAD_OFFSET
+_CAPABILITIES = tuple(Capability)
+_REASONS = tuple(Unseen)
 
 
 class Writer:
@@ -142,6 +145,11 @@ class Writer:
     def set_gpu(self, uuid: str) -> None:
         """Record the UUID of the rank's GPU. It stays unknown if the table of names is full."""
         self.integers[Now.GPU] = self.name_number(uuid)
+
+    def set_capability(self, capability: Capability, unseen: Unseen | None) -> None:
+        """Record that a capability is visible (None), or why it is not."""
+        word = layout.SEEN if unseen is None else layout.UNSEEN + _REASONS.index(unseen)
+        self.integers[Now.CAPABILITIES + _CAPABILITIES.index(capability)] = word
 
     def append(
         self,

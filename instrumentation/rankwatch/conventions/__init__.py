@@ -5,6 +5,7 @@ fails on any that does not come from here. Importing it costs nothing: no depend
 """
 
 from rankwatch.conventions import environment
+from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.conventions.declaration import Kind, Metric, RecordedSeries
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
@@ -48,6 +49,8 @@ __all__ = [
     "Lifecycle",
     "RankState",
     "ENDED_STATES",
+    "Capability",
+    "Unseen",
     "BoxFault",
     "CollectorState",
     "DriverState",

@@ -18,6 +18,13 @@ NCCL_TIMING = "RANKWATCH_NCCL_TIMING"
 """0, false, no or empty: PyTorch is not asked for the times of NCCL's collectives."""
 SUMMARY = "RANKWATCH_SUMMARY"
 """0, false, no or empty: rank 0 prints nothing at start and at exit."""
+TARGET_STEPS = "RANKWATCH_TARGET_STEPS"
+"""Number of steps that the run is to reach."""
+SINGLE_PROCESS = "RANKWATCH_SINGLE_PROCESS"
+"""Any value but empty, 0, false or no: below `rankwatch run`, a process that no launcher has given a rank is
+recorded too, if it trains. `rankwatch run` sets it."""
+RANK_PROCESS = "RANKWATCH_RANK_PROCESS"
+"""Set by a rank that zero-code recording follows, for the processes that it starts: they are no ranks."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 
