@@ -14,6 +14,51 @@ from rankwatch.failures import Failures, guarded
 from rankwatch.spans import Span
 
 
+class CheckpointLog:
+    """Writes the records of checkpoint operations, with the moments at which they began and ended."""
+
+    def __init__(self, writer: Writer, failures: Failures) -> None:
+        self._writer = writer
+        self._failures = failures
+
+    @guarded("record a stage of a checkpoint")
+    def stage(
+        self,
+        operation: str,
+        stage: str,
+        began: float,
+        ended: float,
+        *,
+        step: int,
+        size: int = 0,
+        failed: bool = False,
+    ) -> None:
+        """Record a stage. Moments are on the monotonic clock. size: bytes of the checkpoint so far."""
+        self._write(operation, began, ended, size, step, self._writer.name_number(stage), failed, 0.0)
+
+    @guarded("record a checkpoint")
+    def operation(
+        self,
+        operation: str,
+        began: float,
+        ended: float,
+        *,
+        step: int,
+        blocked_seconds: float,
+        size: int = 0,
+        failed: bool = False,
+    ) -> None:
+        """Record an operation, after its stages. blocked_seconds: of the training thread."""
+        self._write(operation, began, ended, size, step, 0, failed, blocked_seconds)
+        if not failed and operation != "load":
+            self._writer.integers[Now.CHECKPOINT_STEP] = step
+            self._writer.floats[Now.CHECKPOINT_ENDED] = ended
+
+    def _write(self, operation: str, began: float, ended: float, *values: float) -> None:
+        name = self._writer.name_number(operation)
+        self._writer.append(RecordKind.CHECKPOINT, name, began, ended, layout.CHECKPOINT, *values)
+
+
 class Stage(AbstractContextManager[None]):
     """One stage of a checkpoint operation: serialize, write, fsync, ..."""
 
@@ -47,11 +92,10 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
     does not affect the phases of the step.
     """
 
-    def __init__(self, writer: Writer, failures: Failures, phase: Span, name: str, step: int) -> None:
-        self._writer = writer
-        self._failures = failures
-        on_training_thread = threading.current_thread() is threading.main_thread()
-        self._phase: AbstractContextManager[None] = phase if on_training_thread else nullcontext()
+    def __init__(self, log: CheckpointLog, phase: Span, name: str, step: int) -> None:
+        self._log = log
+        self._blocks = threading.current_thread() is threading.main_thread()
+        self._phase: AbstractContextManager[None] = phase if self._blocks else nullcontext()
         self.name = name
         self.step = step
         self.bytes = 0
@@ -68,10 +112,11 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self._failed = True
         self._reason = reason
 
-    @guarded("record a stage of a checkpoint")
     def record_stage(self, name: str, began: float, *, failed: bool) -> None:
         """Record a stage that began at `began`, on the monotonic clock, and ends now."""
-        self._write(self._writer.name_number(name), began, time.monotonic(), failed)
+        self._log.stage(
+            self.name, name, began, time.monotonic(), step=self.step, size=self.bytes, failed=failed
+        )
 
     def begin(self) -> CheckpointOperation:
         """Begin the operation."""
@@ -81,7 +126,16 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
 
     def end(self, *, failed: bool = False) -> None:
         """End the operation and record it."""
-        self._finish(self._failed or failed)
+        ended = time.monotonic()
+        self._log.operation(
+            self.name,
+            self._began,
+            ended,
+            step=self.step,
+            blocked_seconds=ended - self._began if self._blocks else 0.0,
+            size=self.bytes,
+            failed=self._failed or failed,
+        )
         self._phase.__exit__(None, None, None)
 
     def __enter__(self) -> CheckpointOperation:
@@ -91,25 +145,3 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(failed=kind is not None)
-
-    @guarded("record a checkpoint")
-    def _finish(self, failed: bool) -> None:
-        ended = time.monotonic()
-        self._write(0, self._began, ended, failed)
-        if not failed and self.name != "load":
-            self._writer.integers[Now.CHECKPOINT_STEP] = self.step
-            self._writer.floats[Now.CHECKPOINT_ENDED] = ended
-
-    def _write(self, stage: int, began: float, ended: float, failed: bool) -> None:
-        operation = self._writer.name_number(self.name)
-        self._writer.append(
-            RecordKind.CHECKPOINT,
-            operation,
-            began,
-            ended,
-            layout.CHECKPOINT,
-            self.bytes,
-            self.step,
-            stage,
-            failed,
-        )

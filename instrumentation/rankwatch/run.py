@@ -14,7 +14,7 @@ from rankwatch.batches import Batches, BatchWait
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
-from rankwatch.checkpoints import CheckpointOperation
+from rankwatch.checkpoints import CheckpointLog, CheckpointOperation
 from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
 from rankwatch.device import DevicePhases
@@ -58,6 +58,8 @@ class Run:
         self._steps = Steps(writer, self._failures)
         self._scalars = Scalars(writer)
         self._record = self._scalars.record
+        self.checkpoint_log = CheckpointLog(writer, self._failures)
+        """For what records checkpoints without `checkpoint`."""
         self._ended = False
         self._conclude: Callable[..., None] = _nothing
         # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
@@ -183,7 +185,7 @@ class Run:
         if threading.current_thread() is threading.main_thread():
             self._steps.waiting_since(0.0)
         at = self._steps.current if step is None else step
-        return CheckpointOperation(self._writer, self._failures, self._spans["checkpoint"], operation, at)
+        return CheckpointOperation(self.checkpoint_log, self._spans["checkpoint"], operation, at)
 
     # -- what is visible --------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ def operations(path: Path) -> list[tuple[str, str, int, int, bool]]:
     reader = Reader(path)
     found = []
     for each in of_kind(path, RecordKind.CHECKPOINT):
-        size, step, stage, failed = each.payload
+        size, step, stage, failed, _ = each.payload
         found.append((each.name, reader.name(int(stage)), int(step), int(size), bool(failed)))
     reader.close()
     return found
@@ -84,6 +84,22 @@ def test_unknown_operation(run: rankwatch.Run) -> None:
     """The error lists the known operations."""
     with pytest.raises(rankwatch.UsageError, match="save, verify, load"):
         run.checkpoint("export")
+
+
+def test_blocking_time(run: rankwatch.Run, tmp_path: Path) -> None:
+    """An operation on the training thread blocks all of its time, one on another thread none of it."""
+
+    def save() -> None:
+        with run.checkpoint("save"):
+            pass
+
+    save()
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    here, elsewhere = of_kind(box(tmp_path), RecordKind.CHECKPOINT)
+    assert here.payload[-1] == here.end - here.start > 0.0
+    assert elsewhere.payload[-1] == 0.0
 
 
 def _phases(path: Path) -> list[Read]:

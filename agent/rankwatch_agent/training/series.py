@@ -118,6 +118,7 @@ class RankSeries:
             yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), found.failed)
             if found.succeeded or found.failed:
                 yield _one("rankwatch_checkpoint_operation_seconds_total", at, found.seconds)
+                yield _one("rankwatch_checkpoint_blocking_seconds_total", at, found.blocking_seconds)
             for stage, seconds in found.stage_seconds.items():
                 yield _one("rankwatch_checkpoint_stage_seconds_total", (*at, stage), seconds)
         if totals.checkpoint_bytes is not None:

@@ -29,6 +29,8 @@ class CheckpointTotals:
     succeeded: int = 0
     failed: int = 0
     seconds: float = 0.0
+    blocking_seconds: float = 0.0
+    """Of these, those in which the training thread was blocked."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -181,7 +183,7 @@ class RankTotals:
             self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
 
     def _take_checkpoint(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        size, step, stage, failed = layout.CHECKPOINT.unpack_from(raw, at)
+        size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(raw, at)
         operation = self._name_of(number)
         totals = self.checkpoints.get(operation)
         if totals is None:
@@ -192,6 +194,8 @@ class RankTotals:
                 totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
             return
         totals.seconds += end - start
+        if blocked > 0.0:
+            totals.blocking_seconds += min(blocked, end - start)
         if failed:
             totals.failed += 1
             return

@@ -114,9 +114,13 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
     if kind == RecordKind.LIFECYCLE:
         return f"{text} {_error(rank, record)}".rstrip()
     if kind == RecordKind.CHECKPOINT:
-        size, step, stage, failed = layout.CHECKPOINT.unpack_from(record.payload)
+        size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
         part = f" stage {rank.name(stage)}" if stage else ""
-        return f"{text}{part} of step {step}, {size} bytes{', failed' if failed else ''}"
+        beside = not stage and blocked < record.end - record.start
+        return (
+            f"{text}{part} of step {step}, {size} bytes"
+            f"{f', {1e3 * blocked:.3f} ms of it blocking' if beside else ''}{', failed' if failed else ''}"
+        )
     if kind in (RecordKind.SCALAR, RecordKind.WORK):
         value, step = layout.SCALAR.unpack_from(record.payload)
         return f"{text} {value:g} at step {step}"

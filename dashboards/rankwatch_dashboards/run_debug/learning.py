@@ -95,7 +95,12 @@ _LOSS_SPIKES = Panel(
 
 def checkpoints(config: RuleConfig) -> tuple[Panel, ...]:
     """Panels whose threshold is that of the alert."""
-    return (_age_of_the_last_good_checkpoint(config), _CHECKPOINT_TIME_BY_STAGE, _CHECKPOINT_FAILURES)
+    return (
+        _age_of_the_last_good_checkpoint(config),
+        _CHECKPOINT_TIME_BY_STAGE,
+        _CHECKPOINT_BLOCKING,
+        _CHECKPOINT_FAILURES,
+    )
 
 
 def _age_of_the_last_good_checkpoint(config: RuleConfig) -> Panel:
@@ -125,6 +130,21 @@ _CHECKPOINT_TIME_BY_STAGE = Panel(
             expression="sum by (operation, checkpoint_stage) (rate("
             f"rankwatch_checkpoint_stage_seconds_total{{{RANKS}}}[$__rate_interval]))",
             legend="{{operation}} {{checkpoint_stage}}",
+        ),
+    ),
+)
+
+
+_CHECKPOINT_BLOCKING = Panel(
+    title="Time blocked by checkpoints",
+    description="Share of time for which checkpoints block training, on the worst rank. The rest of their "
+    "time goes by beside training.",
+    unit="percentunit",
+    queries=(
+        Query(
+            expression="max by (operation) (rate("
+            f"rankwatch_checkpoint_blocking_seconds_total{{{RANKS}}}[$__rate_interval]))",
+            legend="{{operation}}",
         ),
     ),
 )

@@ -76,7 +76,7 @@ def _operations(boxes: Boxes) -> Iterator[tuple[int, str, int, float, bool]]:
     for box in boxes.by_rank.values():
         for record in box.records:
             if record.kind == RecordKind.CHECKPOINT:
-                _, step, stage, failed = layout.CHECKPOINT.unpack_from(record.payload)
+                _, step, stage, failed, _ = layout.CHECKPOINT.unpack_from(record.payload)
                 if not stage:
                     name = box.names.get(record.name, "")
                     yield box.rank, name, step, record.end - record.start, bool(failed)

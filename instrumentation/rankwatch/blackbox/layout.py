@@ -71,8 +71,9 @@ SCALAR = struct.Struct("<dq")
 """Value, step."""
 WORK = struct.Struct("<dq")
 """Amount, step."""
-CHECKPOINT = struct.Struct("<QqII")
-"""Bytes, step, stage's name (0: the whole operation), 1 if it failed."""
+CHECKPOINT = struct.Struct("<QqIId")
+"""Bytes, step, stage's name (0: the whole operation), 1 if it failed, seconds for which it blocked the
+training thread. The rest of its time went by beside training."""
 LIFECYCLE = struct.Struct("<qI")
 """Step, name of a detail (type of an exception)."""
 ENDING = struct.Struct("<qI4I")

@@ -243,6 +243,12 @@ CHECKPOINTS = (
         "Time spent in checkpoint operations.",
     ),
     counter(
+        "rankwatch_checkpoint_blocking_seconds_total",
+        "seconds",
+        (*_RANK, Label.OPERATION),
+        "Part of that time for which the training thread was blocked. The rest went by beside training.",
+    ),
+    counter(
         "rankwatch_checkpoint_stage_seconds_total",
         "seconds",
         (*_RANK, Label.OPERATION, Label.CHECKPOINT_STAGE),

@@ -26,6 +26,30 @@ PHASES: tuple[str, ...] = (
 CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load")
 
 
+class CheckpointStage(StrEnum):
+    """Stages of a checkpoint operation that zero-code recording tells apart. The comments name the functions
+    of torch.distributed.checkpoint."""
+
+    WRITE = "write"
+    """Writing files: `write_data`, torch.save, safetensors."""
+    READ = "read"
+    """Reading files: `read_data`, torch.load, safetensors."""
+    STATE_DICT = "state_dict"
+    """Collecting the state: `_stateful_to_state_dict`."""
+    STAGE = "stage"
+    """Copying the state, so that training can go on: `stage_state_dict`."""
+    SYNCHRONIZE_STAGING = "synchronize_staging"
+    """Waiting for that copy: `maybe_synchronize_staging`."""
+    START_PROCESS = "start_process"
+    """Starting the process that writes in the background: `create_checkpoint_daemon_process`."""
+    LOCAL_PLAN = "local_plan"
+    """Planning what the rank writes or reads: `local_step`."""
+    GLOBAL_PLAN = "global_plan"
+    """Joining the plans of all ranks, on the coordinator: `global_step`."""
+    COMMIT = "commit"
+    """Writing the metadata that make it complete, on the coordinator: `finish_checkpoint`."""
+
+
 class Cause(StrEnum):
     """What slows a run down: one word each for alerts, the diagnosis, commands and docs."""
 

@@ -13,8 +13,8 @@ from support.training.ranks import rank, values
 
 PAGE = ROOT / "docs" / "cardinality.md"
 OWN = (Label.RUN, Label.RANK)
-CHECKPOINT_SERIES = 3 * 2 + 3
-"""Three operations by two outcomes, and the seconds of each."""
+CHECKPOINT_SERIES = 3 * 2 + 3 + 3
+"""Three operations by two outcomes, and the seconds of each, all and blocking."""
 ONE_AT_A_TIME = (
     "rankwatch_rank_info",
     "rankwatch_rank_gpu_info",
