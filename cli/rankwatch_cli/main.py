@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             held=(signal.SIGUSR1, signal.SIGUSR2),  # they may come before the agent is up
             extra="agent",
         ),
+        "run": Command("run", "start a training, any command, and record it without a change of its code"),
         "ls": Command("ls", "list the runs of this node: state, step, age, verdict"),
         "summary": Command("summary", "print what a run did, in a few lines"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),

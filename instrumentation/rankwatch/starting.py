@@ -74,8 +74,10 @@ def start(
     gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
-    collectives: record collectives (needs torch; gloo on CPU, arrivals on CUDA).
-    flight_recorder: serve PyTorch's flight recorder to the agent on a unix socket.
+    collectives: record collectives (needs torch; gloo on CPU, arrivals on CUDA), unless
+        `$RANKWATCH_COLLECTIVES` is 0.
+    flight_recorder: serve PyTorch's flight recorder to the agent on a unix socket, unless
+        `$RANKWATCH_FLIGHT_RECORDER` is 0.
     capacity: number of records in the ring, 64 bytes each.
 
     A run that this process has started before ends here. A process that only works for a rank, such as a
@@ -109,6 +111,8 @@ def start(
         return DisabledRun()
     global _by_hand
     _by_hand = True
+    collectives = collectives and _is_on(environment.COLLECTIVES, os.environ)
+    flight_recorder = flight_recorder and _is_on(environment.FLIGHT_RECORDER, os.environ)
     hooks = partial(_hook, collectives=collectives, recorder=flight_recorder, gpu=gpu)
     try:
         _end_previous()
@@ -223,6 +227,10 @@ def _checkpoint_interval(env: Mapping[str, str]) -> float:
         return seconds
     _log.warning("%s is %.100r, expected seconds: it is ignored", environment.CHECKPOINT_INTERVAL, text)
     return 0.0
+
+
+def _is_on(switch: str, env: Mapping[str, str]) -> bool:
+    return env.get(switch, "1").lower() not in environment.OFF
 
 
 def _target_steps(env: Mapping[str, str]) -> int | None:
