@@ -73,6 +73,8 @@ class DisabledRun:
 
     def end_phase(self, name: str) -> None: ...
 
+    def target(self, steps: int) -> None: ...
+
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         return Batches(loader, _NULL)
 

@@ -130,6 +130,11 @@ class Run:
             return
         self._open_calls.pop()[1].__exit__(None, None, None)
 
+    @guarded("record the target")
+    def target(self, steps: int) -> None:
+        """Set the number of steps that the run is to reach, if `start` did not know it yet."""
+        self._writer.integers[Now.TARGET_STEPS] = steps
+
     def batches(self, loader: Iterable[T]) -> Batches[T]:
         """Iterate over a data loader. The wait for each batch is phase `data_wait` of the following step."""
         return Batches(loader, self._wait)

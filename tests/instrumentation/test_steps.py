@@ -88,10 +88,28 @@ def test_data_wait_phase(run: rankwatch.Run, tmp_path: Path) -> None:
     assert step.start <= wait.start
 
 
+def test_late_target(run: rankwatch.Run, tmp_path: Path) -> None:
+    """A framework tells its number of steps when it begins to train, long after the box was opened."""
+    reader = Reader(box(tmp_path))
+    assert reader.now().target_steps == 0
+    run.target(40)
+    assert reader.now().target_steps == 40
+    reader.close()
+
+
 def test_disabled_run() -> None:
     """`DisabledRun` has the methods of `Run`, with the same parameters."""
     for name in [each for each in vars(rankwatch.Run) if not each.startswith("_")]:
-        if name in ("when_ending", "when_ended", "after_steps", "exited", "replaced", "silence"):
+        if name in (
+            "when_ending",
+            "when_ended",
+            "after_steps",
+            "exited",
+            "replaced",
+            "silence",
+            "unused",
+            "remove_box",
+        ):
             continue  # for `rankwatch.start` itself
         ours, theirs = getattr(rankwatch.Run, name), getattr(rankwatch.DisabledRun, name)
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name

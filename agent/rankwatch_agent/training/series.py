@@ -79,8 +79,8 @@ class RankSeries:
         yield _one("rankwatch_rank_state", (*key, rank.state), 1)
         yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
         yield _one("rankwatch_rank_starts_total", key, rank.starts)
-        if header.target_steps is not None:
-            yield _one("rankwatch_target_steps", key, header.target_steps)
+        if target := rank.now.target_steps or header.target_steps:
+            yield _one("rankwatch_target_steps", key, target)
 
     def _lifecycle(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals

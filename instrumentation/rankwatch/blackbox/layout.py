@@ -134,6 +134,8 @@ class Now(IntEnum):
     """Times that a name found the table of names full."""
     ENDED_BY = 13
     """Number of the name of the lifecycle event that ended the run; 0 until then."""
+    TARGET_STEPS = 14
+    """Steps that the run is to reach, where it has learned them after its start; 0: as in the header."""
     ALLOCATOR_SAMPLED = 16
     """When the following five were sampled from torch's allocator of GPU memory, a moment; 0 until then."""
     ALLOCATOR_ALLOCATED = 17

@@ -123,6 +123,7 @@ class Reader:
             gpu=self._printable_name(integers[Now.GPU]),
             allocator=_allocator(integers, floats),
             ended_by=self._printable_name(integers[Now.ENDED_BY]),
+            target_steps=max(0, integers[Now.TARGET_STEPS]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
             capabilities=_capabilities(integers),
             groups=tuple(self._groups(integers, floats)),

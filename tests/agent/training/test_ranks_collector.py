@@ -52,6 +52,14 @@ with run.step():
     assert declared - elsewhere <= {name for name, _ in seen}
 
 
+def test_late_target(tmp_path: Path) -> None:
+    """What a framework says of its number of steps when it begins to train replaces that of `start`."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, "run.target(40)\nsteps(1)\nrun.finish()\nready()"):
+        collection = _settled(collector, lambda each: _total(each, "rankwatch_steps_total") == 1)
+    assert values(collection, "rankwatch_target_steps") == {("job", "0"): 40.0}
+
+
 def test_steps_add_up(tmp_path: Path) -> None:
     """Steps and their parts add up. Phases sum to the steps; work, loss and target come along."""
     collector = RanksCollector(directory=tmp_path)
