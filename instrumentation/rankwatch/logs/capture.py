@@ -38,7 +38,7 @@ def keep_lines(path: Path) -> None:
     if not _installed:
         _installed = True
         os.register_at_fork(after_in_child=_forget)
-        logging.Logger.callHandlers = _watched(logging.Logger.callHandlers)  # type: ignore[method-assign]
+        logging.Logger.callHandlers = _watched(logging.Logger.callHandlers)  # type: ignore[assignment]
     for stream, source in ((sys.stdout, Source.STDOUT), (sys.stderr, Source.STDERR)):
         if stream is not None and not hasattr(stream.write, "rankwatch_source"):
             _watch(stream, source)
@@ -126,6 +126,6 @@ def _watch(stream: TextIO, source: Source) -> None:
 
     write.rankwatch_source = source  # type: ignore[attr-defined]
     try:
-        stream.write = write  # type: ignore[method-assign]
+        stream.write = write  # type: ignore[assignment]
     except (AttributeError, TypeError):
         return
