@@ -126,6 +126,6 @@ def _watch(stream: TextIO, source: Source) -> None:
 
     write.rankwatch_source = source  # type: ignore[attr-defined]
     try:
-        stream.write = write  # type: ignore[assignment]
+        stream.write = write  # type: ignore[method-assign]
     except (AttributeError, TypeError):
         return
