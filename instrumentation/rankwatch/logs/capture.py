@@ -40,7 +40,7 @@ def keep_lines(path: Path) -> None:
         os.register_at_fork(after_in_child=_forget)
         logging.Logger.callHandlers = _watched(logging.Logger.callHandlers)  # type: ignore[assignment]
     for stream, source in ((sys.stdout, Source.STDOUT), (sys.stderr, Source.STDERR)):
-        if stream is not None and not hasattr(stream.write, "rankwatch_source"):
+        if stream is not None and not hasattr(stream.write, "watched_as"):
             _watch(stream, source)
 
 
@@ -124,7 +124,7 @@ def _watch(stream: TextIO, source: Source) -> None:
             keep(text)  # first, because whoever reads it may end this process
         return original(text)
 
-    write.rankwatch_source = source  # type: ignore[attr-defined]
+    write.watched_as = source  # type: ignore[attr-defined]
     try:
         stream.write = write  # type: ignore[method-assign]
     except (AttributeError, TypeError):
