@@ -102,6 +102,8 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         """Size of the checkpoint, set by the caller."""
         self._failed = False
         self._began = 0.0
+        self._unblocked: float | None = None
+        """When training went on beside the operation."""
 
     def stage(self, name: str) -> Stage:
         """Return a stage, to be used as a context manager."""
@@ -124,15 +126,22 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self._began = time.monotonic()
         return self
 
+    def unblock(self) -> None:
+        """Let training go on while the operation continues in another thread, which then calls `end`."""
+        self._unblocked = time.monotonic()
+        self._phase.__exit__(None, None, None)
+        self._phase = nullcontext()
+
     def end(self, *, failed: bool = False) -> None:
         """End the operation and record it."""
         ended = time.monotonic()
+        until = ended if self._unblocked is None else self._unblocked
         self._log.operation(
             self.name,
             self._began,
             ended,
             step=self.step,
-            blocked_seconds=ended - self._began if self._blocks else 0.0,
+            blocked_seconds=until - self._began if self._blocks else 0.0,
             size=self.bytes,
             failed=self._failed or failed,
         )

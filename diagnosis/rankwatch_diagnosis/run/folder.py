@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
-from rankwatch.sweep import SUFFIXES_BESIDE
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
 
@@ -20,7 +21,7 @@ DUMPS_FOLDER = "flight_recorder"
 MOST_FILES = 1 << 16
 """Of one folder that are looked at."""
 _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
-_OTHERS = (SUFFIX, *SUFFIXES_BESIDE)
+_OTHERS = (SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX)
 
 
 @dataclass(frozen=True, kw_only=True)

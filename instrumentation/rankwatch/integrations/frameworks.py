@@ -1,0 +1,47 @@
+"""What the integrations share: the framework that has to be there, and steps that are only enqueued."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rankwatch.disabled import DisabledRun
+from rankwatch.run import Run
+
+
+def require(package: str, *, integration: str, name: str) -> None:
+    """Raise ImportError, in one sentence, if the package of a framework is not installed. Imports nothing."""
+    if find_spec(package) is None:
+        raise ImportError(
+            f"rankwatch.integrations.{integration} needs {name}, and {package} is not installed here",
+            name=package,
+        )
+
+
+class StepsByStart:
+    """Steps of a framework that only enqueues the work of a step: each lasts until the next one begins.
+
+    The call that runs a step returns long before the device is done, so its own time says nothing. The device
+    holds back the host after some steps, and then the time from start to start is that of the device.
+    """
+
+    def __init__(self, run: Run | DisabledRun) -> None:
+        self._run = run
+        self._open = False
+        if isinstance(run, Run):
+            run.after_steps(self._at_end)
+
+    def begin(self, number: int | None = None) -> None:
+        """The step before ends, and this one begins."""
+        self.end()
+        self._open = True
+        self._run.begin_step(number)
+
+    def end(self) -> None:
+        """End the open step, if there is one: what follows lies between steps."""
+        if self._open:
+            self._open = False
+            self._run.end_step()
+
+    def _at_end(self) -> None:
+        # Called after each step, when none is open, and at the end of the run, when the last one still is.
+        self.end()
