@@ -65,11 +65,13 @@ def modules(package: str) -> Iterator[Path]:
 
 
 def names(package: str) -> list[str]:
-    """Dotted names of the modules of a package, without those that run when they are imported."""
+    """Dotted names of the modules of a package, without those that run when they are imported, and without
+    those that import a framework, which may be absent."""
     return [
         ".".join(path.relative_to(ROOT / FOLDERS[package]).with_suffix("").parts).removesuffix(".__init__")
         for path in modules(package)
         if path.name != "__main__.py"
+        and (path.parent.name != "integrations" or path.name in ("__init__.py", "frameworks.py"))
     ]
 
 
