@@ -171,6 +171,12 @@ class Run:
         except Exception as error:  # noqa: BLE001 - as in `guarded`
             self._failures.note("record work", error)
 
+    @guarded("record a phase")
+    def record_phase(self, name: str, began: float, ended: float) -> None:
+        """Record a phase that has ended already, with its moments on the monotonic clock."""
+        number = self._writer.name_number(name)
+        self._writer.append(RecordKind.PHASE, number, began, ended, layout.NO_PAYLOAD)
+
     # -- checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(
@@ -262,6 +268,11 @@ class Run:
             return False
         self._end(Lifecycle.EXITED, ("another run was started",))
         return True
+
+    @property
+    def current_step(self) -> int:
+        """Number of the open step, else of the last one; -1 before the first."""
+        return self._steps.current
 
     @property
     def unused(self) -> bool:

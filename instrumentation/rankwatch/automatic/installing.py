@@ -38,9 +38,14 @@ def stop_waiting() -> None:
 
 def _seams() -> tuple[Callable[[], Targets], ...]:
     """Every seam, and every integration that attaches by itself."""
-    from rankwatch.automatic.seams import process_groups
+    from rankwatch.automatic.seams import distributed_checkpoints, process_groups, safetensors, saving
 
-    return (process_groups.targets,)
+    return (
+        process_groups.targets,
+        saving.targets,
+        distributed_checkpoints.targets,
+        safetensors.targets,
+    )
 
 
 def _pairs(targets: Callable[[], Targets]) -> list[tuple[str, Callable[[ModuleType], object]]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.patching import note_displaced
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import environment
@@ -42,6 +43,7 @@ def is_open() -> bool:
 def _accompany(run: Run) -> None:
     os.environ[environment.RANK_PROCESS] = f"{os.getpid()}:{_place()}"
     visibility.attach(run)
+    checkpoints.attach(run)
     run.after_steps(_Count().stepped)
     run.when_ended(_ended)
 

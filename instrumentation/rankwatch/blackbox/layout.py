@@ -61,6 +61,8 @@ HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16
 PAYLOAD_OFFSET = 32
 
+NO_PAYLOAD = struct.Struct("")
+"""Of a phase."""
 STEP = struct.Struct("<qq")
 """Step number, 1 if an exception ended it."""
 COLLECTIVE = struct.Struct("<QQIId")

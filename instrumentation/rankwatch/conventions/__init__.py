@@ -11,10 +11,12 @@ from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
 from rankwatch.conventions.recorded import RECORDED_SERIES
 from rankwatch.conventions.vocabulary import (
+    CHECKPOINT,
     CHECKPOINT_OPERATIONS,
     COMMUNICATION,
     DATA_WAIT,
     ENDED_STATES,
+    EVALUATION,
     LOSS,
     OTHER,
     PHASES,
@@ -44,6 +46,8 @@ __all__ = [
     "DATA_WAIT",
     "COMMUNICATION",
     "OTHER",
+    "CHECKPOINT",
+    "EVALUATION",
     "LOSS",
     "TOKENS",
     "CHECKPOINT_OPERATIONS",

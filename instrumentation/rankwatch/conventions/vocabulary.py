@@ -7,6 +7,8 @@ from enum import StrEnum
 DATA_WAIT = "data_wait"
 COMMUNICATION = "communication"
 OTHER = "other"
+CHECKPOINT = "checkpoint"
+EVALUATION = "evaluation"
 LOSS = "loss"
 TOKENS = "tokens"
 """The unit of work that a step's time is compared with."""
@@ -17,8 +19,8 @@ PHASES: tuple[str, ...] = (
     "backward",
     "optimizer",
     COMMUNICATION,
-    "checkpoint",
-    "evaluation",
+    CHECKPOINT,
+    EVALUATION,
 )
 """Phases a training loop may open. `communication` also receives the exposed part of collectives
 (time the training thread is blocked in them); what no phase claims is `other`."""

@@ -1,0 +1,258 @@
+"""Checkpoints of a training loop that reports none: joined from the files that it writes and reads.
+
+All files that the training thread saves between the same two steps are one checkpoint, because they hold the
+same state: model, optimizer, scheduler, random numbers, or `best` beside `last`. Its first file must hold
+training state (see `rankwatch.automatic.training_state`). The time of an operation is from the beginning of
+its first file to the end of its last one; it blocks training for the time of its files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+from rankwatch.conventions import CHECKPOINT
+from rankwatch.run import Run
+
+LOAD, SAVE = "load", "save"
+_MOST_EARLY = 64
+"""Operations that are kept before the black box is open, for example loads of pretrained weights."""
+_MOST_STAGES = 256
+"""Of one operation; the first ones are dropped."""
+_LONGEST_GAP_SECONDS = 10.0
+"""Between two files that are loaded as one checkpoint. Before the first step no step separates them."""
+
+
+class _Stage(NamedTuple):
+    name: str
+    began: float
+    ended: float
+    size: int
+    failed: bool
+
+
+class Operation:
+    """A save or a load that is not recorded yet. Moments are on the monotonic clock."""
+
+    def __init__(self, name: str, step: int, began: float) -> None:
+        self.name = name
+        self.step = step
+        self.began = self.ended = began
+        self.blocked_seconds = 0.0
+        self.size = 0
+        self.failed = False
+        self.returned = False
+        """Of a lasting operation: the call that began it has returned."""
+        self.finished = False
+        """Of a lasting operation: what it left to the background is done."""
+        self._stages: deque[_Stage] = deque(maxlen=_MOST_STAGES)
+        self._unrecorded = [True]
+
+    def stage(self, name: str, began: float, ended: float, *, size: int = 0, failed: bool = False) -> None:
+        """Add a stage of this many bytes."""
+        self.size += size
+        self._stages.append(_Stage(name, began, ended, self.size, failed))
+
+    def record(self, run: Run) -> None:
+        """Write the stages and the operation into the black box. Later calls do nothing."""
+        try:
+            self._unrecorded.pop()  # atomic: a background thread may end it at the same moment
+        except IndexError:
+            return
+        for name, began, ended, size, failed in self._stages:
+            run.checkpoint_log.stage(self.name, name, began, ended, step=self.step, size=size, failed=failed)
+        run.checkpoint_log.operation(
+            self.name,
+            self.began,
+            self.ended,
+            step=self.step,
+            blocked_seconds=self.blocked_seconds,
+            size=self.size,
+            failed=self.failed,
+        )
+
+
+class Part:
+    """A call that is part of an operation: the write of one file, or a whole save of a library."""
+
+    def __init__(self, operation: Operation, began: float) -> None:
+        self.operation = operation
+        self.began = began
+        self.outer: Part | None = None
+        """The call of this thread that made this one."""
+        self.phase: AbstractContextManager[None] = nullcontext()
+        self.blocks = False
+        self.lasting = False
+
+
+class Checkpoints:
+    """The checkpoint operations of this process."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._run: Run | None = None
+        self._joining: Operation | None = None
+        """The operation of this pause between steps; more files may follow."""
+        self._early: deque[Operation] = deque(maxlen=_MOST_EARLY)
+        self._thread = threading.local()
+        self.waiting = False
+        """True while `settle` has something to do."""
+        self.begins: Callable[[], object] = _nothing
+        """Called when the training thread begins an operation, so that whatever is timed can end before."""
+
+    def attach(self, run: Run) -> None:
+        """Record into this run from now on, also what was loaded before it began."""
+        self._run = run
+        run.after_steps(self.settle)
+        run.when_ended(self._detach)
+        self.settle()
+
+    def _detach(self) -> None:
+        self._run = None
+
+    def begin(self, name: str, *, lasting: bool = False) -> Part:
+        """A call begins that saves or loads training state. lasting: its operation goes on in the background
+        when it returns, until `finish`."""
+        outer: Part | None = getattr(self._thread, "part", None)
+        if outer is not None:
+            part = Part(outer.operation, self.clock())
+            part.outer = outer
+        elif not _on_training_thread():
+            now = self.clock()
+            part = Part(self._new(name, now), now)
+        else:
+            self.begins()
+            now = self.clock()
+            part = Part(self._new(name, now) if lasting else self._joined(name, now), now)
+            part.blocks, part.lasting = True, lasting
+            if self._run is not None:
+                part.phase = self._run.phase(CHECKPOINT)
+                part.phase.__enter__()
+        self._thread.part = part
+        return part
+
+    def end(self, part: Part, *, stage: str = "", size: int = 0, failed: bool = False) -> None:
+        """The call has ended. stage: what it was, if it is to be recorded as a stage of this many bytes."""
+        self._thread.part = part.outer
+        operation, now = part.operation, self.clock()
+        if stage:
+            operation.stage(stage, part.began, now, size=size, failed=failed)
+        if part.outer is not None:
+            return
+        part.phase.__exit__(None, None, None)
+        self._extend(operation, part.began, now, blocks=part.blocks, failed=failed)
+        if part.lasting:
+            operation.returned = True
+            if operation.finished:
+                self._record(operation)
+        elif operation is not self._joining and not part.blocks:
+            self._record(operation)
+
+    def took(self, name: str, began: float, *, stage: str, size: int = 0, failed: bool = False) -> None:
+        """A call that is part of an operation, as was seen at its end, has just ended."""
+        now = self.clock()
+        operation = self.current()
+        if operation is not None:
+            operation.stage(stage, began, now, size=size, failed=failed)
+            return
+        blocks = _on_training_thread()
+        operation = self._joined(name, began) if blocks else self._new(name, began)
+        operation.stage(stage, began, now, size=size, failed=failed)
+        self._extend(operation, began, now, blocks=blocks, failed=failed)
+        if blocks and self._run is not None:
+            self._run.record_phase(CHECKPOINT, began, now)
+        if not blocks:
+            self._record(operation)
+
+    def joins(self, name: str) -> bool:
+        """True if a file that this thread writes now is part of an operation."""
+        if self.current() is not None:
+            return True
+        return self._joining is not None and self._joining.name == name and _on_training_thread()
+
+    def finish(self, operation: Operation, *, failed: bool = False) -> None:
+        """A lasting operation has ended, in any thread. Later calls do nothing."""
+        if operation.finished:
+            return
+        operation.ended = self.clock()
+        operation.failed |= failed
+        operation.finished = True
+        if operation.returned:
+            self._record(operation)
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[Operation]:
+        """What a framework does as one checkpoint. Calls inside it become its stages."""
+        part = self.begin(name)
+        failed = True
+        try:
+            yield part.operation
+            failed = False
+        finally:
+            self.end(part, failed=failed)
+
+    def settle(self) -> None:
+        """Training goes on: the files of the pause are complete. Does nothing if `waiting` is False."""
+        if not self.waiting:
+            return
+        if self._run is not None:
+            while self._early:
+                self._early.popleft().record(self._run)
+            self.waiting = False
+        operation, self._joining = self._joining, None
+        if operation is not None:
+            self._record(operation)
+
+    def current(self) -> Operation | None:
+        """The operation that this thread works for."""
+        part: Part | None = getattr(self._thread, "part", None)
+        return None if part is None else part.operation
+
+    def _new(self, name: str, now: float) -> Operation:
+        return Operation(name, -1 if self._run is None else self._run.current_step, now)
+
+    def _joined(self, name: str, began: float) -> Operation:
+        """The operation of this pause, or a new one."""
+        found = self._joining
+        if found is not None and (
+            found.name != name or (name == LOAD and began - found.ended > _LONGEST_GAP_SECONDS)
+        ):
+            self.waiting = True
+            self.settle()
+        if self._joining is None:
+            self._joining = self._new(name, began)
+        return self._joining
+
+    def _extend(
+        self, operation: Operation, began: float, ended: float, *, blocks: bool, failed: bool
+    ) -> None:
+        operation.ended = max(operation.ended, ended)
+        operation.failed |= failed
+        if blocks:
+            operation.blocked_seconds += ended - began
+        if operation is self._joining:
+            self.waiting = True
+            if failed:
+                self.settle()
+
+    def _record(self, operation: Operation) -> None:
+        if self._run is not None:
+            operation.record(self._run)
+        else:
+            self._early.append(operation)
+            self.waiting = True
+
+
+def _on_training_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _nothing() -> None: ...
+
+
+checkpoints = Checkpoints()
+"""Those of this process."""

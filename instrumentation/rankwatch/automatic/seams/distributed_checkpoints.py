@@ -1,0 +1,231 @@
+"""torch.distributed.checkpoint, by the messages that it gives to its own logger.
+
+Each function reports its start, its end and, some of them, an exception. Start and end have the same `uuid`;
+functions that call each other nest within a thread. An asynchronous save is one operation: from the call of
+`async_save`, which blocks training, until the future of the upload is done, in a thread or a process beside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic.checkpoints import LOAD, SAVE, Operation, Part, checkpoints
+from rankwatch.automatic.patching import guarded, watch
+from rankwatch.automatic.visibility import visibility
+from rankwatch.conventions import Capability, CheckpointStage
+
+_LOGGER = "c10d-NullHandler-dcp_logger"
+_OPERATIONS = {"save": SAVE, "async_save": SAVE, "load": LOAD}
+_STAGES = {
+    "_stateful_to_state_dict": CheckpointStage.STATE_DICT,
+    "stage_state_dict": CheckpointStage.STAGE,
+    "maybe_synchronize_staging": CheckpointStage.SYNCHRONIZE_STAGING,
+    "create_checkpoint_daemon_process": CheckpointStage.START_PROCESS,
+    "local_step": CheckpointStage.LOCAL_PLAN,
+    "global_step": CheckpointStage.GLOBAL_PLAN,
+    "write_data": CheckpointStage.WRITE,
+    "read_data": CheckpointStage.READ,
+    "finish_checkpoint": CheckpointStage.COMMIT,
+}
+_MOST_UPLOADS = 16
+"""Uploads that are followed at a time."""
+
+
+def targets() -> Mapping[str, Callable[[ModuleType], object]]:
+    """The logger, and the two executors of asynchronous saves, which hold the future of the upload."""
+    package = "torch.distributed.checkpoint"
+    return {
+        f"{package}.logger": _listen,
+        f"{package}.filesystem": _watch_writer,
+        f"{package}._async_thread_executor": lambda module: _watch_executor(
+            module, "_ThreadBasedAsyncCheckpointExecutor"
+        ),
+        f"{package}._async_process_executor": lambda module: _watch_executor(
+            module, "_ProcessBasedAsyncCheckpointExecutor"
+        ),
+    }
+
+
+class _Call:
+    """A function that has begun and not ended."""
+
+    def __init__(self, uuid: str, name: str) -> None:
+        self.uuid = uuid
+        self.name = name
+        self.began = checkpoints.clock()
+        self.part: Part | None = None
+        self.operation: Operation | None = None
+        """The upload that a background thread works for."""
+        self.size = 0
+
+
+class Upload:
+    """An asynchronous save that is not durable yet."""
+
+    def __init__(self, operation: Operation, identifier: str, rank: int) -> None:
+        self.operation = operation
+        self.identifier = identifier
+        self.rank = rank
+        self.future: Any = None
+
+
+class DistributedCheckpoints(logging.Handler):
+    """Turns the messages into operations and stages. It takes no lock, and none of its errors gets out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._thread = threading.local()
+        self._uploads: list[Upload] = []
+        self.handle = guarded("follow torch.distributed.checkpoint", self._handle)  # type: ignore[method-assign]
+
+    def createLock(self) -> None:  # noqa: N802 - the name that logging gives it
+        """Without a lock: the training thread must not wait for a background thread."""
+        self.lock = None
+
+    def _handle(self, record: logging.LogRecord) -> bool:
+        message = record.msg
+        if isinstance(message, dict) and "uuid" in message:
+            if message.get("event") == "start":
+                self._began(message)
+            else:
+                self._ended(message, failed=message.get("event") == "exception")
+        return True
+
+    @property
+    def _calls(self) -> list[_Call]:
+        """Those of this thread, the outermost first."""
+        calls: list[_Call] | None = getattr(self._thread, "calls", None)
+        if calls is None:
+            calls = self._thread.calls = []
+        return calls
+
+    def _began(self, message: Mapping[str, Any]) -> None:
+        name = str(message.get("func_name", ""))
+        call = _Call(message["uuid"], name)
+        operation = _OPERATIONS.get(name)
+        if operation is not None and not self._calls:
+            upload = self._upload_of_thread(message) if name == "save" else None
+            if upload is not None:
+                call.operation = upload.operation
+            else:
+                call.part = checkpoints.begin(operation, lasting=name == "async_save")
+                if name == "async_save":
+                    self._add_upload(call.part.operation, message)
+        self._calls.append(call)
+
+    def _ended(self, message: Mapping[str, Any], *, failed: bool) -> None:
+        calls = self._calls
+        if all(each.uuid != message["uuid"] for each in calls):
+            return
+        while True:  # some functions do not report their exceptions
+            call = calls.pop()
+            ended = call.uuid == message["uuid"]
+            self._close(call, failed=failed or not ended)
+            if ended:
+                return
+
+    def _close(self, call: _Call, *, failed: bool) -> None:
+        operation = self._operation(call)
+        stage = _STAGES.get(call.name)
+        if operation is not None and stage is not None:
+            operation.stage(stage, call.began, checkpoints.clock(), size=call.size, failed=failed)
+        if call.part is not None:
+            checkpoints.end(call.part, failed=failed)
+            if call.name == "async_save" and failed:
+                self._finish(call.part.operation, failed=True)
+        elif call.operation is not None:
+            self._finish(call.operation, failed=failed)
+
+    def _operation(self, call: _Call) -> Operation | None:
+        """The operation that the call, or the outermost one around it, works for."""
+        outermost = self._calls[0] if self._calls else call
+        if outermost.part is not None:
+            return outermost.part.operation
+        if outermost.operation is None and threading.current_thread() is not threading.main_thread():
+            upload = self._upload_of_thread({})
+            return None if upload is None else upload.operation
+        return outermost.operation
+
+    def wrote(self, size: int) -> None:
+        """The writer of this rank has written so many bytes; the stage that is open took part in it."""
+        for call in reversed(self._calls):
+            if call.name == "write_data":
+                call.size += size
+                return
+
+    # -- uploads ----------------------------------------------------------------------------------
+
+    def _add_upload(self, operation: Operation, message: Mapping[str, Any]) -> None:
+        upload = Upload(operation, str(message.get("checkpoint_id")), int(message.get("global_rank") or 0))
+        self._uploads = [*self._uploads, upload][-_MOST_UPLOADS:]
+
+    def _upload_of_thread(self, message: Mapping[str, Any]) -> Upload | None:
+        """The one that this background thread writes: that of the checkpoint's name, else the oldest."""
+        if threading.current_thread() is threading.main_thread():
+            return None
+        uploads = self._uploads
+        named = [each for each in uploads if each.identifier == str(message.get("checkpoint_id"))]
+        return next(iter(named or uploads), None)
+
+    def upload_began(self, future: Any) -> None:
+        """`async_save` of this thread has got the future of its upload."""
+        call = next((each for each in self._calls if each.name == "async_save"), None)
+        part = None if call is None else call.part
+        upload = next((each for each in self._uploads if part and each.operation is part.operation), None)
+        if upload is not None:
+            upload.future = future
+            done = guarded("follow an asynchronous checkpoint", lambda ended: self._uploaded(upload, ended))
+            future.add_done_callback(done)
+
+    def _uploaded(self, upload: Upload, future: Any) -> None:
+        failed = future.cancelled() or future.exception() is not None
+        if not failed and not upload.operation.size:
+            upload.operation.size = sum(_sizes(upload.identifier, upload.rank))
+        self._finish(upload.operation, failed=failed)
+
+    def _finish(self, operation: Operation, *, failed: bool) -> None:
+        self._uploads = [each for each in self._uploads if each.operation is not operation]
+        checkpoints.finish(operation, failed=failed)
+
+
+def _sizes(folder: str, rank: int) -> Iterator[int]:
+    """Of the files that a rank wrote into a folder. It lists the folder: only for background threads."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(f"__{rank}_"):
+                    yield entry.stat().st_size
+    except OSError:
+        return
+
+
+distributed_checkpoints = DistributedCheckpoints()
+"""The one of this process."""
+
+
+def _listen(module: ModuleType) -> None:
+    logger = getattr(module, "_dcp_logger", None) or logging.getLogger(_LOGGER)
+    if distributed_checkpoints not in logger.handlers:
+        logger.addHandler(distributed_checkpoints)
+    visibility.sees(Capability.CHECKPOINTS)
+
+
+def _watch_writer(module: ModuleType) -> None:
+    def wrote(_: object, result: Any, error: BaseException | None) -> None:
+        if error is None and result.done():
+            distributed_checkpoints.wrote(sum(each.size_in_bytes for each in result.value()))
+
+    watch(module._FileSystemWriter, "write_data", ended=wrote)
+
+
+def _watch_executor(module: ModuleType, name: str) -> None:
+    def executed(_: object, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            distributed_checkpoints.upload_began(result)
+
+    watch(getattr(module, name), "execute_save", ended=executed)

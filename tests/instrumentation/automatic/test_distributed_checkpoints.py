@@ -1,0 +1,159 @@
+"""torch.distributed.checkpoint in a job of two gloo ranks that knows nothing of rankwatch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.automatic.programs import Saved, errors, operations, run_program, saved
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SYNC, ASYNC, PROCESS, FAILURE, WRITER = 10, 20, 30, 40, 50
+"""Steps after which the program does what is named."""
+PROGRAM = f"""
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+class Refusing(dcp.FileSystemWriter):
+    def write_data(self, plan, planner):
+        raise OSError(28, "No space left on device")
+
+def main():
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    weight = distribute_tensor(torch.arange(4096.0).reshape(64, 64), mesh, [Shard(0)])
+    state = {{"model": {{"weight": weight}}, "step": 3}}
+    step({SYNC})
+    dcp.save(state, checkpoint_id=HERE + "/sync")
+    torch.save({{"torch": torch.get_rng_state()}}, HERE + f"/random_{{RANK}}.pt")
+    step({ASYNC})
+    upload = dcp.async_save(state, checkpoint_id=HERE + "/async")
+    step({ASYNC} + 1)
+    upload.result()
+    step({PROCESS})
+    upload = dcp.async_save(
+        state, checkpoint_id=HERE + "/process", async_checkpointer_type=AsyncCheckpointerType.PROCESS
+    )
+    step({PROCESS} + 1)
+    upload.result()
+    step({FAILURE})
+    upload = dcp.async_save(state, storage_writer=Refusing(HERE + "/failure"))
+    step({FAILURE} + 1)
+    try:
+        upload.result()
+    except BaseException as error:  # torch raises one that is no Exception
+        assert "No space left" in str(error), error
+    else:
+        raise AssertionError("no exception")
+    step({WRITER})
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(HERE + "/writer", thread_count=2))
+    dcp.load(state, checkpoint_id=HERE + "/sync")
+    step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the job has run."""
+    path = tmp_path_factory.mktemp("distributed")
+    boxes = run_program(PROGRAM, path, ranks=2)
+    assert len(boxes) == 2
+    assert [errors(each) for each in boxes] == [0, 0]
+    return path
+
+
+def _boxes(folder: Path) -> list[Path]:
+    return [folder / "boxes" / "program" / f"{rank}.blackbox" for rank in range(2)]
+
+
+def _of(box: Path, step: int) -> list[Saved]:
+    return [each for each in saved(box) if each.step == step]
+
+
+def _written(folder: Path, rank: int) -> int:
+    return sum(each.stat().st_size for each in folder.glob(f"__{rank}_*"))
+
+
+def test_operations(folder: Path) -> None:
+    """Each call is one operation on each rank, also where files of torch.save belong to it."""
+    for box in _boxes(folder):
+        assert [(each.operation, each.step, each.failed) for each in operations(box)] == [
+            ("save", SYNC, False),
+            ("save", ASYNC, False),
+            ("save", PROCESS, False),
+            ("save", FAILURE, True),
+            ("save", WRITER, False),
+            ("load", WRITER, False),
+        ]
+
+
+def test_synchronous_save(folder: Path) -> None:
+    """All stages are recorded, and the bytes of this rank's shards. Only the coordinator joins plans."""
+    for rank, box in enumerate(_boxes(folder)):
+        *stages, operation = _of(box, SYNC)
+        expected = {"state_dict", "local_plan", "write"} | ({"global_plan", "commit"} if rank == 0 else set())
+        assert {each.stage for each in stages} == expected
+        assert all(operation.start <= each.start <= each.end <= operation.end for each in stages)
+        random = (folder / f"random_{rank}.pt").stat().st_size
+        assert operation.bytes == _written(folder / "sync", rank) + random
+
+
+def test_save_in_a_thread(folder: Path) -> None:
+    """An asynchronous save is one operation, until its upload is done; it blocks only while it is called."""
+    for rank, box in enumerate(_boxes(folder)):
+        *stages, operation = _of(box, ASYNC)
+        names = {each.stage for each in stages}
+        assert {"stage", "synchronize_staging", "local_plan", "write"} <= names
+        assert operation.bytes == _written(folder / "async", rank)
+        assert 0.0 < operation.blocked_seconds < operation.end - operation.start
+        (staged,) = (each for each in stages if each.stage == "stage")
+        assert staged.end <= operation.start + operation.blocked_seconds
+        (written,) = (each for each in stages if each.stage == "write")
+        assert written.end <= operation.end
+
+
+def test_save_in_a_process(folder: Path) -> None:
+    """The process that writes is no rank; the operation ends when it has answered."""
+    for rank, box in enumerate(_boxes(folder)):
+        *stages, operation = _of(box, PROCESS)
+        assert {"stage", "start_process"} <= {each.stage for each in stages}
+        assert operation.bytes == _written(folder / "process", rank) > 0
+        assert 0.0 < operation.blocked_seconds < operation.end - operation.start
+        assert any(each.stage == "start_process" and each.end <= operation.end for each in stages)
+
+
+def test_failure_in_the_background(folder: Path) -> None:
+    """A failed upload is recorded when it fails, with the stage that failed."""
+    for box in _boxes(folder):
+        *stages, operation = _of(box, FAILURE)
+        assert operation.failed
+        assert [each.stage for each in stages if each.failed] == ["write"]
+
+
+def test_writer_of_its_own(folder: Path) -> None:
+    """A save with two threads and a load are told apart."""
+    for rank, box in enumerate(_boxes(folder)):
+        save, load = (each for each in _of(box, WRITER) if not each.stage)
+        assert save.bytes == _written(folder / "writer", rank)
+        assert {each.stage for each in _of(box, WRITER) if each.operation == "load"} >= {"read", "local_plan"}
+        assert load.blocked_seconds > 0.0
+
+
+def test_same_bytes(folder: Path, tmp_path: Path) -> None:
+    """Every shard has the same bytes with and without recording."""
+    run_program(PROGRAM, tmp_path, recorded=False, ranks=2)
+    shards = [each.relative_to(folder) for each in folder.glob("*/*.distcp")]
+    assert sum(bool(re.match(r"(sync|async|process|writer)/__[01]_", str(each))) for each in shards) >= 8
+    for shard in shards:
+        assert (tmp_path / shard).read_bytes() == (folder / shard).read_bytes()

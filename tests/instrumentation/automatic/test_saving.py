@@ -1,0 +1,123 @@
+"""Checkpoints by torch.save and torch.load, in a program that knows nothing of rankwatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.automatic.programs import Saved, errors, run_program, saved
+
+pytest.importorskip("torch")
+
+LOADED, FILE, PAUSE, NONE, FAILURE, THREAD = -1, 10, 20, 30, 40, 50
+"""Steps after which the program does what is named."""
+PROGRAM = f"""
+import io, threading
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+state = {{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}}
+
+with open(HERE + "/early.pt", "wb") as file:
+    torch.save(state, file)
+torch.save(optimizer.state_dict(), HERE + "/optimizer.pt")
+torch.load(HERE + "/early.pt")
+torch.load(HERE + "/optimizer.pt")
+
+step({FILE})
+torch.save(obj=state, f=HERE + "/ckpt.pt")
+
+step({PAUSE})
+torch.save(model.state_dict(), HERE + "/model.pt")
+torch.save(model, HERE + "/old.pt", _use_new_zipfile_serialization=False)
+torch.save({{"python": (3, 1), "torch": torch.get_rng_state()}}, HERE + "/random.pt")
+
+step({NONE})
+torch.save(torch.zeros(1000), HERE + "/data.pt")
+torch.save({{"logits": torch.zeros(10), "labels": torch.zeros(10)}}, HERE + "/predictions.pt")
+torch.save({{"torch": torch.get_rng_state()}}, HERE + "/random_alone.pt")
+torch.save(state, io.BytesIO())
+torch.load(HERE + "/data.pt")
+
+step({FAILURE})
+try:
+    torch.save(state, HERE + "/missing/ckpt.pt")
+except RuntimeError as error:
+    assert "missing" in str(error)
+else:
+    raise AssertionError("no exception")
+torch.save(state, HERE + "/ckpt.pt")
+
+step({THREAD})
+thread = threading.Thread(target=torch.save, args=(state, HERE + "/thread.pt"))
+thread.start()
+thread.join()
+step()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the program has run."""
+    path = tmp_path_factory.mktemp("saving")
+    (box,) = run_program(PROGRAM, path)
+    assert errors(box) == 0
+    return path
+
+
+def _of(folder: Path, step: int) -> list[Saved]:
+    return [each for each in saved(folder / "boxes" / "program" / "0.blackbox") if each.step == step]
+
+
+def _sizes(folder: Path, *names: str) -> int:
+    return sum((folder / each).stat().st_size for each in names)
+
+
+def test_one_file(folder: Path) -> None:
+    """A saved file is one save of the last step, with its size; all of its time blocks training."""
+    stage, operation = _of(folder, FILE)
+    assert (stage.operation, stage.stage) == ("save", "write")
+    assert (operation.operation, operation.stage, operation.failed) == ("save", "", False)
+    assert operation.bytes == _sizes(folder, "ckpt.pt")
+    assert operation.blocked_seconds == operation.end - operation.start > 0.0
+
+
+def test_files_of_one_pause(folder: Path) -> None:
+    """All files between two steps are one save with a stage each."""
+    found = _of(folder, PAUSE)
+    assert [each.stage for each in found] == ["write", "write", "write", ""]
+    assert found[-1].bytes == _sizes(folder, "model.pt", "old.pt", "random.pt")
+    assert 0.0 < found[-1].blocked_seconds < found[-1].end - found[-1].start
+
+
+def test_not_a_checkpoint(folder: Path) -> None:
+    """Predictions, tensors, random states alone and what goes into memory are no checkpoints."""
+    assert _of(folder, NONE) == []
+
+
+def test_failure(folder: Path) -> None:
+    """A save that fails is an operation of its own, and its exception reaches the program."""
+    assert [each.failed for each in _of(folder, FAILURE) if not each.stage] == [True, False]
+
+
+def test_save_in_a_thread(folder: Path) -> None:
+    """A save in another thread is an operation that blocks training for no time."""
+    stage, operation = _of(folder, THREAD)
+    assert (operation.operation, operation.blocked_seconds) == ("save", 0.0)
+    assert operation.bytes == stage.bytes == _sizes(folder, "thread.pt")
+
+
+def test_before_the_first_step(folder: Path) -> None:
+    """What happens before there is a black box is recorded once training begins; files that are loaded
+    together are one load."""
+    save, load = (each for each in _of(folder, LOADED) if not each.stage)
+    assert (save.operation, save.failed) == ("save", False)
+    assert (load.operation, load.failed) == ("load", False)
+    assert save.bytes == load.bytes == _sizes(folder, "early.pt", "optimizer.pt")
+
+
+def test_same_bytes(folder: Path, tmp_path: Path) -> None:
+    """The files have the same bytes with and without recording. The old format holds addresses of memory."""
+    run_program(PROGRAM, tmp_path, recorded=False)
+    for name in ("early.pt", "ckpt.pt", "model.pt", "random.pt", "thread.pt"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()

@@ -1,0 +1,113 @@
+"""Training programs that know nothing of rankwatch, run with and without zero-code recording."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import rankwatch.automatic
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+
+SITE = Path(rankwatch.automatic.__file__).parent / "site"
+_LIMIT_SECONDS = 150
+_PRELUDE = """
+import os, sys, time
+import torch
+torch.manual_seed(0)
+RANK, HERE = int(os.environ["RANK"]), sys.argv[1]
+if "RECORDED" in os.environ:
+    from rankwatch.automatic import recording
+    def step(number=None):
+        recording.opened().begin_step(number)
+        recording.opened().end_step()
+else:
+    def step(number=None): ...
+"""
+"""`step` stands for a step of training, so that a program can do without one."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint operation or a stage of one, from a black box."""
+
+    operation: str
+    stage: str
+    step: int
+    bytes: int
+    failed: bool
+    start: float
+    end: float
+    blocked_seconds: float
+
+
+def run_program(code: str, folder: Path, *, recorded: bool = True, ranks: int = 1) -> list[Path]:
+    """Run a program on some ranks until all have ended well; return their black boxes, rank 0 first.
+
+    The program may use `torch`, RANK, HERE (`folder`) and `step()`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "program.py"
+    script.write_text(_PRELUDE + textwrap.dedent(code))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    boxes = folder / "boxes"
+    started = []
+    for rank in range(ranks):
+        environment = {
+            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+            "RANKWATCH_DIR": str(boxes), "RANKWATCH_RUN": "program",
+        }  # fmt: skip
+        if recorded:
+            environment |= {"PYTHONPATH": str(SITE), "RECORDED": "1"}
+        started.append(
+            subprocess.Popen([sys.executable, "-W", "ignore", str(script), str(folder)], env=environment)
+        )
+    try:
+        codes = [each.wait(_LIMIT_SECONDS) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    assert codes == [0] * ranks
+    return sorted(boxes.glob("program/*.blackbox"), key=lambda each: int(each.stem))
+
+
+def saved(box: Path) -> list[Saved]:
+    """The checkpoint operations of a black box, each after its stages."""
+    reader = Reader(box)
+    try:
+        found = []
+        for each in reader.poll().records():
+            if each.kind == RecordKind.CHECKPOINT:
+                size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(each.payload)
+                name = reader.name(int(stage)) if stage else ""
+                found.append(
+                    Saved(
+                        reader.name(each.name), name, int(step), int(size), bool(failed),
+                        each.start, each.end, blocked,
+                    )
+                )  # fmt: skip
+        return found
+    finally:
+        reader.close()
+
+
+def operations(box: Path) -> list[Saved]:
+    """The operations without their stages."""
+    return [each for each in saved(box) if not each.stage]
+
+
+def errors(box: Path) -> int:
+    """Failures inside rankwatch that a black box counts."""
+    reader = Reader(box)
+    try:
+        return reader.now().errors
+    finally:
+        reader.close()
