@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "table": Command(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),
+        "trace": Command("trace", "write a run as a trace that Perfetto opens", extra="diagnosis"),
         "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
         "simulate": Command(
             "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"

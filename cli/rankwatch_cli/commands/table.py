@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
+from rankwatch_cli.step_window import HELP, parse_window
 from rankwatch_diagnosis.operations.table import OperationTable
 from rankwatch_diagnosis.operations.writing import FORMS, write_csv, write_table
 from rankwatch_diagnosis.run.operation_table import table_of_run
 from rankwatch_diagnosis.traces.reading import holds_traces, read_traces
 
-_WINDOW = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?")
 _BOXES = "black boxes"
-_STEP = re.compile(r"-?\d{1,18}")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write one table; returns 0. Raises UserError where no step is there, or the file cannot be written."""
     given = _parser().parse_args(arguments)
-    window, form = _window(given.steps), form_of(given.output, "--output")
+    window, form = parse_window(given.steps), form_of(given.output, "--output")
     directory = named_run(given.run, runs_directory(), announce=True)
     from_traces = not boxes_of(directory) and holds_traces(directory)
     table = read_traces(directory).table if from_traces else table_of_run(directory)
@@ -61,8 +58,7 @@ def _parser() -> SentenceParser:
         "--steps",
         default=":",
         metavar="A:B",
-        help="from step A up to, but not including, step B, as Python slices: 100:200, 100:, :200; "
-        "--steps=-50: takes the newest 50; N alone is one step (default: all)",
+        help=HELP,
     )
     parser.add_argument(
         "-o",
@@ -72,33 +68,6 @@ def _parser() -> SentenceParser:
         help=f"write to FILE, as its name ends: {', '.join(FORMS)} (default: CSV to standard output)",
     )
     return parser
-
-
-class _Window(NamedTuple):
-    """Step numbers as a user gives them; negative ones count from behind the newest step."""
-
-    first: int | None
-    end: int | None
-
-    def of(self, oldest: int, newest: int) -> range:
-        """The steps meant, where these are the oldest and the newest step."""
-        first, end = (
-            edge if each is None else each + newest + 1 if each < 0 else each
-            for each, edge in zip(self, (oldest, newest + 1), strict=True)
-        )
-        return range(max(0, first), end)
-
-
-def _window(text: str) -> _Window:
-    """Raises UserError for anything but A:B, A:, :B, : and N."""
-    if _STEP.fullmatch(text):
-        return _Window(int(text), None if int(text) == -1 else int(text) + 1)
-    match = _WINDOW.fullmatch(text)
-    if match is not None:
-        first, end = (None if each is None else int(each) for each in match.groups())
-        if first is None or end is None or (first < 0) != (end < 0) or first < end:
-            return _Window(first, end)
-    raise UserError(f"--steps is {text!r}, expected A:B with A below B, such as 100:200 for steps 100 to 199")
 
 
 def form_of(output: Path | None, flag: str) -> str:

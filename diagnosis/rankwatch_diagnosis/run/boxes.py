@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -68,7 +68,7 @@ class Box:
     """Unix time at which the file was changed last, other than through memory: when a copy was made."""
     records: tuple[RawRecord, ...]
     names: Mapping[int, str]
-    """Number of a name -> name, of those that records use."""
+    """Number of a name -> name, of those that records use, also in their payload."""
     missed: int
     """Records that were overwritten or torn."""
 
@@ -269,9 +269,19 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         seen_wall=seen_wall,
         changed_wall=rank.changed_wall,
         records=records,
-        names={number: rank.name(number) for number in {each.name for each in records}},
+        names={number: rank.name(number) for number in set(_name_numbers(records))},
         missed=rank.missed,
     )
+
+
+def _name_numbers(records: Iterable[RawRecord]) -> Iterator[int]:
+    """Of the names in these records: their own, stages of checkpoints, details of lifecycle events."""
+    for record in records:
+        yield record.name
+        if record.kind == RecordKind.CHECKPOINT:
+            yield layout.CHECKPOINT.unpack_from(record.payload)[2]
+        elif record.kind == RecordKind.LIFECYCLE:
+            yield layout.LIFECYCLE.unpack_from(record.payload)[1]
 
 
 def _failed_in_collective(records: Sequence[RawRecord]) -> bool:
