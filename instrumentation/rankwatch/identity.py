@@ -29,6 +29,8 @@ class Identity:
     host: str = ""
     short_name: str = ""
     """What people call the run: the name of its script or of its job. Not unique."""
+    attempt: int = 0
+    """Number of the start of the job, from 0; see `rankwatch.attempts`."""
     coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Position in each parallel dimension: name -> (index, size), e.g. {"dp": (3, 8), "pp": (0, 2)}."""
 
@@ -37,6 +39,8 @@ class Identity:
             raise IdentityError(f"rank {self.rank} does not fit a world of {self.world_size}")
         if self.local_rank < 0:
             raise IdentityError(f"local rank {self.local_rank} is negative")
+        if self.attempt < 0:
+            raise IdentityError(f"attempt {self.attempt} is negative")
         for name, (index, size) in self.coordinates.items():
             if not 0 <= index < size:
                 raise IdentityError(f"coordinate {name}: index {index} does not fit size {size}")

@@ -82,6 +82,19 @@ def started_text(*, by_launcher: bool) -> str:
     return _text(time.time() if started is None else started)
 
 
+def own_start() -> float | None:
+    """Unix time at which this process started, to a hundredth of a second; None where /proc is of no use."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+        return time.time() - age
+    return None
+
+
+def _ticks(pid: int) -> int:
+    """When a process started, in ticks since the boot. Raises OSError, ValueError or IndexError."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _word(text: str) -> str:
     return text[:_LONGEST_WORD]
 
@@ -93,7 +106,7 @@ def _text(moment: float) -> str:
 def _started(pid: int) -> int | None:
     """Unix time at which a process started, in whole numbers, so that it comes out the same everywhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = _ticks(pid)
         for line in Path("/proc/stat").read_text().splitlines():
             if line.startswith("btime "):
                 return int(line.split()[1]) + ticks // os.sysconf("SC_CLK_TCK")

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from rankwatch import lifecycle
 from rankwatch.allocator import AllocatorMemory
+from rankwatch.attempts import as_traceparent
 from rankwatch.blackbox import layout
+from rankwatch.blackbox.earlier import next_attempt
+from rankwatch.blackbox.place import own_run
 from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
 from rankwatch.conventions import PHASES, environment
@@ -126,6 +129,7 @@ def start(
             target_steps=target_steps or _target_steps(os.environ),
             run_class=as_run_class(run_class or os.environ.get(environment.RUN_CLASS, "")),
             checkpoint_interval_seconds=checkpoint_interval_seconds or _checkpoint_interval(os.environ),
+            traceparent=as_traceparent(os.environ.get(environment.TRACEPARENT, "")),
             capacity=capacity,
         )
         return _start(writer, given, names, hooks, flight_recorder)
@@ -191,7 +195,7 @@ def _start(
         run = Run(Identity(run=given.run or script_name()), writer, names, cuda_event_factory())
         publication = Publication(
             writer,
-            lambda last, ask: identify(counted, os.environ, last=last, ask=ask),
+            lambda last, ask: _identify(counted, writer.directory, last=last, ask=ask),
             partial(_published, run, writer, recorder),
         )
         known = publication.begin()
@@ -204,6 +208,14 @@ def _start(
         publication.expect(wait=place_in_torch() is not None)
     _current = weakref.ref(run)
     return run
+
+
+def _identify(given: Given, directory: Path, *, last: bool, ask: bool) -> Identity | None:
+    identity = identify(given, os.environ, last=last, ask=ask)
+    if identity is None:
+        return None
+    attempt = next_attempt(directory / own_run(directory, identity.run), identity.attempt)
+    return replace(identity, attempt=attempt)
 
 
 def _check(phases: tuple[str, ...], capacity: int, gpu: str | None) -> None:

@@ -27,6 +27,7 @@ def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
     header = latest.header
     named = (run, header.identity.short_name, header.run_class, str(latest.owner))
     yield _one("rankwatch_run_info", named, 1)
+    yield _one("rankwatch_run_attempt", (run,), header.identity.attempt)
     yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
     if header.checkpoint_interval_seconds is not None:
         yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)

@@ -77,7 +77,7 @@ def _final_state(rank: RankFollower) -> Iterator[str]:
     yield f"run {identity.run}, rank {identity.rank} of {identity.world_size}, {rank.state}"
     name = f"name {identity.short_name}, " if identity.short_name else ""
     yield f"{name}host {identity.host}, pid {header.pid}, local rank {identity.local_rank}"
-    yield f"started {_clock(header, header.started_monotonic)}"
+    yield f"attempt {identity.attempt}, started {_clock(header, header.started_monotonic)}"
     step = f"{now.steps_completed} steps completed, last number {now.step}"
     yield step + (f", one open since {_clock(header, now.step_began)}" if now.step_began else "")
     if rank.open_phase is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankwatch.attempts import as_traceparent
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import END_OF_TIME
 from rankwatch.blackbox.records import Header
@@ -45,6 +46,7 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
     if not (0.0 <= monotonic < END_OF_TIME and 0.0 <= wall < END_OF_TIME):
         raise refuse("garbage", "its clocks are impossible")
     run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
+    attempt, traceparent = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
     coordinates = {}
     for index in range(min(count, layout.MAX_COORDINATES)):
         at = layout.FIXED.size + index * layout.COORDINATE.size
@@ -58,6 +60,7 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
             local_rank=local,
             host=_text(host),
             short_name=_printable(short_name),
+            attempt=attempt,
             coordinates=coordinates,
         )
     except IdentityError as error:
@@ -73,6 +76,7 @@ def parse_header(path: Path, raw: bytes, actual_size: int) -> Header:
         run_class=_printable(run_class),
         checkpoint_interval_seconds=interval if 0.0 < interval < END_OF_TIME else None,
         capacity=capacity,
+        traceparent=as_traceparent(_printable(traceparent)),
     )
 
 

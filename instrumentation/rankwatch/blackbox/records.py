@@ -27,6 +27,8 @@ class Header:
     """Longest time between two checkpoints that the run intends."""
     capacity: int
     """Number of records in the ring."""
+    traceparent: str = ""
+    """Position in a trace of whoever started the rank; empty where there is none."""
 
     def wall(self, monotonic: float) -> float:
         """Convert a moment on the writer's monotonic clock to Unix time."""

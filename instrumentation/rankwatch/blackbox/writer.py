@@ -47,6 +47,7 @@ class Writer:
         target_steps: int | None = None,
         run_class: str = "",
         checkpoint_interval_seconds: float = 0.0,
+        traceparent: str = "",
         capacity: int = layout.DEFAULT_CAPACITY,
     ) -> None:
         self.directory = directory
@@ -57,6 +58,7 @@ class Writer:
         self._started = (time.monotonic(), time.time())
         self._capacity, self._target_steps = capacity, target_steps
         self._declared = (run_class, checkpoint_interval_seconds)
+        self._traceparent = traceparent
         try:
             self._file, self.path, self._map = _create(directory, self._size)
         except OSError as error:
@@ -235,7 +237,9 @@ class Writer:
         declared = layout.DECLARED.pack(
             run_class.encode(), interval, identity.short_name.encode("utf-8", "replace")[:64]
         )
-        return (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
+        started_by = layout.STARTED_BY.pack(identity.attempt, self._traceparent.encode())
+        head = (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
+        return head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
 
 
 def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:

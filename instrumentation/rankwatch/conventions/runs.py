@@ -13,6 +13,7 @@ RUNS = (
         (Label.RUN, Label.RUN_NAME, Label.RUN_CLASS, Label.OWNER),
         "Name of the run's script or job, its class, and the user id that owns its black boxes; always 1.",
     ),
+    gauge("rankwatch_run_attempt", "1", (Label.RUN,), "Number of the present attempt of the run, from 0."),
     gauge("rankwatch_run_world_size", "1", (Label.RUN,), "Ranks that the run has on all nodes together."),
     gauge(
         "rankwatch_run_checkpoint_interval_seconds",

@@ -1,0 +1,46 @@
+"""Which start of the job this is, and the trace of whoever started it, as the launcher's variables say.
+
+An attempt is one start of all ranks. The scheduler counts how often it has started the job, and torchrun how
+often it has started the ranks since, beginning anew with each start of the job. The number of the attempt
+joins both, so that it never repeats, and all nodes find the same one without asking each other.
+
+torchrun's count alone is not the same on all nodes: a node that is only told to restart, because another one
+failed, does not count that. So the black boxes of the node count too: see `blackbox.earlier`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rankwatch.conventions import environment
+
+MOST_ATTEMPTS = 1_000_000
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+
+
+def attempt_by(env: Mapping[str, str]) -> int:
+    """The number of the attempt, from 0, by what scheduler and launcher count. A variable that is no number
+    counts as none."""
+    started_before = _count(env, environment.ATTEMPT)
+    if started_before is None:
+        started_before = _count(env, "SLURM_RESTART_COUNT")
+    if started_before is None:
+        started_before = max(0, (_count(env, "AWS_BATCH_JOB_ATTEMPT") or 1) - 1)  # counts from 1
+    restarts = _count(env, "TORCHELASTIC_RESTART_COUNT") or 0
+    most_restarts = max(restarts, _count(env, "TORCHELASTIC_MAX_RESTARTS") or 0)
+    return min(started_before * (most_restarts + 1) + restarts, MOST_ATTEMPTS)
+
+
+def as_traceparent(text: str) -> str:
+    """The text if it is a traceparent of W3C trace context, else nothing."""
+    if _TRACEPARENT.fullmatch(text) is None:
+        return ""
+    version, trace, span, _ = text.split("-")
+    return "" if version == "ff" or trace == _NO_TRACE or span == _NO_SPAN else text
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    return min(int(text), MOST_ATTEMPTS) if text.isascii() and text.isdigit() and len(text) < 20 else None

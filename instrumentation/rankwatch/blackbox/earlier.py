@@ -1,0 +1,46 @@
+"""The attempts of a run that this node has seen before, by the black boxes that their ranks left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from rankwatch.attempts import MOST_ATTEMPTS
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.reader import Reader
+from rankwatch.errors import BlackBoxError
+from rankwatch.processes import own_start
+
+_MOST_BOXES = 512
+
+
+def next_attempt(run: Path, counted: int) -> int:
+    """The number of the attempt that begins now: the one that the launcher counts, or a later one if ranks of
+    that attempt or of a later one have run here and are gone."""
+    return max([counted, *(attempt + 1 for attempt in _ended_attempts(run) if attempt < MOST_ATTEMPTS)])
+
+
+def _ended_attempts(run: Path) -> Iterator[int]:
+    """Of ranks that recorded before this process started, and live no more.
+
+    All ranks of an attempt are started at about the same time, and record after they have imported torch."""
+    this = own_start()
+    if this is None:
+        return
+    try:
+        with os.scandir(run) as entries:
+            found = [each.path for each in islice(entries, _MOST_BOXES) if each.name.endswith(layout.SUFFIX)]
+    except OSError:
+        return  # the first rank of the run here
+    for path in found:
+        try:
+            reader = Reader(Path(path))
+        except (BlackBoxError, OSError):
+            continue
+        try:
+            if reader.header.started_wall < this and not reader.writer_alive():
+                yield reader.header.identity.attempt
+        finally:
+            reader.close()

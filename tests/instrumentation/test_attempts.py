@@ -1,0 +1,150 @@
+"""The number of an attempt: the same on all nodes, and never twice for one run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch.attempts import as_traceparent, attempt_by
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("env", "attempt"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 2),
+        ({"SLURM_RESTART_COUNT": "1"}, 1),
+        ({"AWS_BATCH_JOB_ATTEMPT": "1"}, 0),
+        ({"AWS_BATCH_JOB_ATTEMPT": "3"}, 2),
+        ({"RANKWATCH_ATTEMPT": "5", "SLURM_RESTART_COUNT": "1"}, 5),
+        ({"TORCHELASTIC_RESTART_COUNT": "x", "SLURM_RESTART_COUNT": "-1"}, 0),
+    ],
+)
+def test_counted_by_the_launcher(env: dict[str, str], attempt: int) -> None:
+    """A count that is no number is ignored: a wrong variable must not end the recording."""
+    assert attempt_by(env) == attempt
+
+
+def test_requeued_job_never_repeats_a_number() -> None:
+    """torchrun counts anew after a requeue, so its count alone would repeat."""
+    numbers = [
+        attempt_by(
+            {
+                "SLURM_RESTART_COUNT": str(starts),
+                "TORCHELASTIC_MAX_RESTARTS": "3",
+                "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            }
+        )
+        for starts, restarts in itertools.product(range(4), range(4))
+    ]
+    assert numbers == sorted(set(numbers))
+
+
+RANK = """
+import json, sys, rankwatch
+with rankwatch.start() as run:
+    for _ in range(2):
+        with run.step(): pass
+print(json.dumps(run.identity.attempt))
+"""
+
+
+def _attempt(directory: Path, **variables: str) -> int:
+    env = {
+        **os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "0",
+        "RANK": "0", "WORLD_SIZE": "1", **variables,
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", RANK], env=env, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout))
+
+
+def test_node_that_torchrun_restarts_for_another_one(tmp_path: Path) -> None:
+    """torchrun does not count a restart on a node on which no rank failed. The boxes there do."""
+    node_that_failed, other_node = tmp_path / "a", tmp_path / "b"
+    failed = [_attempt(node_that_failed, TORCHELASTIC_RESTART_COUNT=str(count)) for count in range(3)]
+    other = [_attempt(other_node, TORCHELASTIC_RESTART_COUNT="0") for _ in range(3)]
+    assert failed == other == [0, 1, 2]
+
+
+def test_living_ranks_are_of_the_present_attempt(tmp_path: Path) -> None:
+    """A rank that starts after its peers is of the same attempt."""
+    with Peer(tmp_path, 1):
+        assert _attempt(tmp_path) == 0
+
+
+class Peer:
+    """Another rank of the run, which lives during the block."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        code = (
+            "import rankwatch, sys\n"
+            f"run = rankwatch.start(run='job', rank={rank}, world_size=2, directory={str(directory)!r})\n"
+            "print('started', flush=True)\nsys.stdin.read()\n"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "started\n"
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate(timeout=60)
+
+
+def test_header_keeps_attempt_and_traceparent(tmp_path: Path) -> None:
+    """The agent reads both from the box, since it does not see the environment of a rank."""
+    writer = Writer(tmp_path, Identity(run="job", attempt=3), phases=(), traceparent=TRACEPARENT)
+    header = Reader(writer.path).header
+    assert header.identity.attempt == 3
+    assert header.traceparent == TRACEPARENT
+
+
+def test_older_box_is_of_attempt_0(tmp_path: Path) -> None:
+    """A box that is older than the field has zeros there."""
+    writer = Writer(tmp_path, Identity(run="job", attempt=3), phases=(), traceparent=TRACEPARENT)
+    at, size = layout.STARTED_BY_OFFSET, layout.STARTED_BY.size
+    writer.target[at : at + size] = bytes(size)
+    header = Reader(writer.path).header
+    assert (header.identity.attempt, header.traceparent) == (0, "")
+
+
+def test_header_fields_do_not_overlap() -> None:
+    """Fields are added in the free part of the header."""
+    coordinates = layout.FIXED.size + layout.MAX_COORDINATES * layout.COORDINATE.size
+    assert coordinates <= layout.DECLARED_OFFSET
+    assert layout.DECLARED_OFFSET + layout.DECLARED.size <= layout.STARTED_BY_OFFSET
+    assert layout.STARTED_BY_OFFSET + layout.STARTED_BY.size <= layout.HEADER_SIZE
+    assert struct.calcsize("<I64s") == layout.STARTED_BY.size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no",
+        "00-" + "0" * 32 + "-b7ad6b7169203331-01",
+        TRACEPARENT.upper(),
+        TRACEPARENT + "-x",
+        "ff" + TRACEPARENT[2:],
+    ],
+)
+def test_wrong_traceparent_counts_as_none(text: str) -> None:
+    """W3C trace context: a receiver ignores what it cannot parse."""
+    assert as_traceparent(text) == ""
+    assert as_traceparent(TRACEPARENT) == TRACEPARENT
