@@ -38,13 +38,20 @@ def stop_waiting() -> None:
 
 def _seams() -> tuple[Callable[[], Targets], ...]:
     """Every seam, and every integration that attaches by itself."""
-    from rankwatch.automatic.seams import distributed_checkpoints, process_groups, safetensors, saving
+    from rankwatch.automatic.seams import (
+        distributed_checkpoints,
+        process_groups,
+        ray_workers,
+        safetensors,
+        saving,
+    )
 
     return (
         process_groups.targets,
         saving.targets,
         distributed_checkpoints.targets,
         safetensors.targets,
+        ray_workers.targets,
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("integration", "package"), [("jax", "jax"), ("keras", "keras"), ("horovod", "horovod")]
+    ("integration", "package"),
+    [("jax", "jax"), ("keras", "keras"), ("horovod", "horovod"), ("ray_train", "ray")],
 )
 def test_one_sentence(integration: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import says in one sentence what is missing."""
