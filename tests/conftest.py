@@ -20,6 +20,7 @@ def pytest_configure() -> None:
     known = [each for each in (MEMORY_BYTES, hard) if each != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
     os.environ["RANKWATCH_SUMMARY"] = "0"  # else each rank of a test starts a process when it exits
+    os.environ["RANKWATCH_LOG_LINES"] = "0"  # else pytest's own streams are watched
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,18 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
+FRAMEWORKS = {"structlog", "loguru"}
+
+
+def marks(code: str) -> list[pytest.MarkDecorator]:
+    needed = FRAMEWORKS & set(re.findall(r"^import (\w+)", code, flags=re.MULTILINE))
+    skipped = [pytest.mark.skipif(find_spec(each) is None, reason=f"needs {each}") for each in needed]
+    return [*skipped, *([pytest.mark.frameworks] if needed else [pytest.mark.e2e] if "torch" in code else [])]
+
+
 PROGRAMS = [
-    pytest.param(code, id=f"{name}-{number}", marks=pytest.mark.e2e if "torch" in code else ())
-    for name in ("README.md", "docs/instrumentation.md")
+    pytest.param(code, id=f"{name}-{number}", marks=marks(code))
+    for name in ("README.md", "docs/instrumentation.md", "docs/logs.md")
     for number, code in enumerate(blocks(ROOT / name, "python"), start=1)
 ]
 

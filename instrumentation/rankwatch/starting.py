@@ -35,6 +35,8 @@ from rankwatch.flight_recorder import (
 )
 from rankwatch.identification import Given, identify, is_first_here
 from rankwatch.identity import Identity, as_run_class
+from rankwatch.logs import context, lines
+from rankwatch.logs.capture import keep_lines
 from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
@@ -280,8 +282,11 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: s
 def _published(run: Run, writer: Writer, recorder: bool, identity: Identity, ending: bool) -> None:
     """Install what stands beside the box, once the box has its place."""
     run.identity = identity
+    _install(run, "name the run in log lines", lambda: context.follow(identity, run._steps))
     if ending:
         return
+    if os.environ.get(environment.LOG_LINES, "1").lower() not in environment.OFF:
+        _install(run, "keep the newest lines", lambda: keep_lines(writer.path.with_suffix(lines.SUFFIX)))
     if identity.rank == 0:
         _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
     _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))

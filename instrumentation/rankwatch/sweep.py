@@ -12,7 +12,11 @@ from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.logs.lines import PREVIOUS_SUFFIX
+from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 
+SUFFIXES_BESIDE = (SOCKET_SUFFIX, TERMINATED_SUFFIX, LINES_SUFFIX, PREVIOUS_SUFFIX)
+"""Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0
 """A day: longer than an agent keeps them, and long enough to read them the next morning."""
 
@@ -28,7 +32,7 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
         try:
             last_activity, inode = _last_activity(path)
             if last_activity < time.time() - kept_seconds and remove_box(path, inode):
-                for suffix in (SOCKET_SUFFIX, TERMINATED_SUFFIX):
+                for suffix in SUFFIXES_BESIDE:
                     path.with_suffix(suffix).unlink(missing_ok=True)
                 path.parent.rmdir()
         except (OSError, BlackBoxError):

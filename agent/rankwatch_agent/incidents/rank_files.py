@@ -1,17 +1,23 @@
-"""Adds the files of each rank to a bundle: black box, flight recorder, stacks that it wrote on SIGTERM."""
+"""Adds the files of each rank to a bundle: black box, flight recorder, stacks that it wrote on SIGTERM, its
+newest log lines."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
+from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
+from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
-from rankwatch_agent.incidents.untrusted_copy import copy_file
+from rankwatch_agent.incidents.untrusted_copy import copy_file, open_untrusted
 from rankwatch_agent.training.conditions import RankCondition
 from rankwatch_agent.training.flight_recorder.ask import (
     FlightRecorderClient,
@@ -84,6 +90,28 @@ def add_flight_recorders(
         if rank.rank in clients:
             with bundle.part(_dump_name(rank)):
                 _add_answer(bundle, rank, clients[rank.rank], silent.get(rank.rank), end - monotonic())
+
+
+def add_log_lines(bundle: Bundle) -> None:
+    """Adds the newest lines of each rank, and of the process that had the rank before, as JSON."""
+    for rank in bundle.ranks:
+        for suffix in (LINES_SUFFIX, PREVIOUS_SUFFIX):
+            source, name = rank.path.with_suffix(suffix), f"logs/{rank.rank}{suffix}.jsonl"
+            if _has_content(source):
+                with bundle.part(name):
+                    bundle.folder.write(name, _json_lines(source))
+            elif suffix == LINES_SUFFIX:
+                bundle.add_missing(name, "the rank keeps no log lines")
+
+
+def _json_lines(source: Path) -> Iterator[bytes]:
+    with open_untrusted(source, EvidenceFault.LOG_LINES) as file:
+        try:
+            found = read_lines(file, source)
+        except (BlackBoxError, OSError) as error:
+            raise EvidenceError(EvidenceFault.LOG_LINES, str(error)) from None
+    for line in found:
+        yield msgspec.json.encode(line._asdict() | {"source": line.source.name.lower()}) + b"\n"
 
 
 def _dump_name(rank: RankCondition) -> str:

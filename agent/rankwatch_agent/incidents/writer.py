@@ -36,6 +36,7 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPag
 from rankwatch_agent.incidents.rank_files import (
     add_black_boxes,
     add_flight_recorders,
+    add_log_lines,
     add_terminated_stacks,
 )
 from rankwatch_agent.incidents.rank_state import (
@@ -88,6 +89,7 @@ class BundleWriter:
         add_stacks(bundle, environ=self.environ, each_seconds=self.stack_seconds, monotonic=self.monotonic)
         add_black_boxes(bundle)
         add_terminated_stacks(bundle)
+        add_log_lines(bundle)
         add_final_states(bundle)
         _add_metrics(bundle, self.history)
         look_again(bundle)

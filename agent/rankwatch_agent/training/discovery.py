@@ -18,8 +18,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.removal import remove_box
 from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
-from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.sweep import SUFFIXES_BESIDE
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.faults import BoxFaults
 from rankwatch_agent.training.follower import RankFollower
@@ -221,7 +220,7 @@ class Discovery:
         try:
             if not remove_box(path, inode):
                 return
-            for suffix in (SOCKET_SUFFIX, TERMINATED_SUFFIX):
+            for suffix in SUFFIXES_BESIDE:
                 path.with_suffix(suffix).unlink(missing_ok=True)
         except FileNotFoundError:
             return  # somebody else removed it

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
 from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (
     BLACK_BOX,
     position_series,
@@ -21,8 +22,9 @@ _STAGE, _REPLICA = "pp", "dp"
 """Names of the pipeline-parallel and of the data-parallel coordinate."""
 
 
-def run_series(run: str, ranks: Iterable[RankFollower]) -> Iterator[Series]:
+def run_series(run: str, ranks: Collection[RankFollower]) -> Iterator[Series]:
     """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
+    yield from capability_series(run, (each.now.capabilities for each in ranks))
     latest = max(ranks, key=lambda each: each.header.started_monotonic)
     header = latest.header
     named = (run, header.identity.short_name, header.run_class, str(latest.owner))

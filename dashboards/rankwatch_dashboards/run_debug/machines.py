@@ -215,6 +215,22 @@ TELEMETRY = (
         ),
     ),
     Panel(
+        title="Not visible",
+        description="What zero-code recording cannot see of the training loop, and why. Panels of it stay "
+        "empty: that is no zero. Record it by hand (docs/instrumentation.md).",
+        unit="short",
+        drawing=Drawing.STATES,
+        queries=(
+            Query(
+                expression=most(
+                    f"max by (run, capability, reason) (1 - rankwatch_run_capability_visible{{{RUN}}}) > 0"
+                ),
+                legend="{{capability}}: {{reason}}",
+            ),
+        ),
+        empty_when_healthy=True,
+    ),
+    Panel(
         title="Collectors",
         description="Outcome of each collector's last run on the nodes of the run. Failed raises "
         "RankwatchCollectorFailing; not_applicable means that the hardware is not there.",

@@ -26,6 +26,7 @@ from rankwatch_diagnosis.run.processes import (
     with_processes,
 )
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.run.visibility import Capabilities, capabilities
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
@@ -89,6 +90,8 @@ class RunVerdict:
     """Where a step goes; empty where no rank holds a whole step."""
     contention: Mapping[str, object]
     """What shows that the ranks lack CPUs; empty where they have enough."""
+    capabilities: Capabilities
+    """What zero-code recording sees of the training loop."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
     ranks_seen: tuple[Mapping[str, object], ...]
@@ -121,6 +124,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         straggler=straggler,
         loss=judge_loss(boxes),
         phases=phase_table(boxes, rows),
+        capabilities=capabilities(boxes),
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
         ranks_seen=tuple(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
-from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.sweep import SUFFIXES_BESIDE
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
 
@@ -21,7 +20,7 @@ DUMPS_FOLDER = "flight_recorder"
 MOST_FILES = 1 << 16
 """Of one folder that are looked at."""
 _RANK = re.compile(r"(\d{1,7})(?:\.[A-Za-z][A-Za-z0-9]*)*$")
-_OTHERS = (SUFFIX, SOCKET_SUFFIX, TERMINATED_SUFFIX)
+_OTHERS = (SUFFIX, *SUFFIXES_BESIDE)
 
 
 @dataclass(frozen=True, kw_only=True)

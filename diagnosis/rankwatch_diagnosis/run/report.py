@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rankwatch.conventions import Cause
+from rankwatch.conventions import Capability, Cause
 from rankwatch.settings import printable
 from rankwatch_agent.sources.rank_process import BLOCKED, ENDED, STOPPED
 from rankwatch_diagnosis.hang.verdict import State
@@ -21,6 +21,7 @@ from rankwatch_diagnosis.run.engine import (
 )
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE
 from rankwatch_diagnosis.run.time_report import time_lines
+from rankwatch_diagnosis.run.visibility import visible_lines
 from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json
@@ -47,6 +48,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "phases": verdict.phases,
         "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
+        "capabilities": {each: why or "visible" for each, why in verdict.capabilities.items()},
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
         "ranks_seen": verdict.ranks_seen,
@@ -70,6 +72,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"progress:    {_progress(verdict)}"
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
+    yield from visible_lines(verdict.capabilities)
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
     yield from _other_causes(verdict.straggler)
     if verdict.contention:
@@ -120,7 +123,8 @@ def _checkpoints(found: Mapping[str, object]) -> str:
 
 def _loss(verdict: RunVerdict) -> str:
     if verdict.loss is None:
-        return "not reported"
+        why = verdict.capabilities.get(Capability.LOSS)
+        return "not reported" if why is None else f"not visible, because {why.sentence}"
     rank, found = verdict.loss
     span = f"{found.counts.rows:,} steps of rank {rank}"
     worst = worst_anomaly(verdict)

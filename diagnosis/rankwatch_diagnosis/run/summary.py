@@ -22,6 +22,7 @@ from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler
 from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
+from rankwatch_diagnosis.run.visibility import capabilities, unseen_parts
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 MOST_LINES = 14
@@ -59,6 +60,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     straggler = judge_straggler(boxes, rows) if table else None
     yield "stalls", _stalls(straggler, _last_pause(boxes))
     yield "checkpoints", _checkpoints(boxes)
+    yield "not visible", "; ".join(unseen_parts(capabilities(boxes)))
     yield "verdict", _verdict(straggler) if table else ""
 
 

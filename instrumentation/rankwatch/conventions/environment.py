@@ -33,6 +33,10 @@ SINGLE_PROCESS = "RANKWATCH_SINGLE_PROCESS"
 recorded too, if it trains. `rankwatch run` sets it."""
 RANK_PROCESS = "RANKWATCH_RANK_PROCESS"
 """Set by a rank that zero-code recording follows, for the processes that it starts: they are no ranks."""
+LOG_LINES = "RANKWATCH_LOG_LINES"
+"""0, false, no or empty: the newest lines that a rank logs and prints are not kept beside its black box."""
+CLUSTER = "RANKWATCH_CLUSTER"
+"""The cluster that the ids of traces in log lines are made with: the agent's setting `cluster`."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 

@@ -28,6 +28,7 @@ class EvidenceFault(StrEnum):
     BLACK_BOX = "black_box"
     FLIGHT_RECORDER = "flight_recorder"
     STACKS = "stacks"
+    LOG_LINES = "log_lines"
     DUMP = "dump"
     VERDICT = "verdict"
     TOO_SOON = "too_soon"
@@ -71,7 +72,7 @@ INCIDENTS = (
         "1",
         (Label.REASON,),
         "Missing bundles and parts of bundles: no_space, size, write, black_box, "
-        "flight_recorder, stacks, dump, verdict; too_soon and busy if no bundle was tried. The manifest "
-        "of a bundle lists what it lacks.",
+        "flight_recorder, stacks, log_lines, dump, verdict; too_soon and busy if no bundle was tried. "
+        "The manifest of a bundle lists what it lacks.",
     ),
 )

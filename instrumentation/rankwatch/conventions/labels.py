@@ -44,6 +44,8 @@ class Label(StrEnum):
     """Unit of work: samples, tokens."""
     NAME = "name"
     """Name of a scalar: loss, gradient_norm, learning_rate."""
+    CAPABILITY = "capability"
+    """Something of a training loop that can be recorded: a `Capability`."""
     EXCEPTION = "exception"
     """Type of the exception that ended a rank."""
     OPERATION = "operation"

@@ -21,6 +21,13 @@ RUNS = (
         (Label.RUN,),
         "Longest time between two checkpoints that the run intends; no series where it declares none.",
     ),
+    gauge(
+        "rankwatch_run_capability_visible",
+        "1",
+        (Label.RUN, Label.CAPABILITY, Label.REASON),
+        "1 if zero-code recording sees this on all ranks of the node, 0 with the reason if a rank does not; "
+        "no series while it is not known.",
+    ),
 )
 
 RANKS = (

@@ -17,6 +17,7 @@ import pytest
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.logs.lines import FILE_BYTES
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import RootCause
@@ -73,6 +74,7 @@ def test_content_of_a_bundle(tmp_path: Path, standing: RankCondition) -> None:
     } - {"manifest.json"}
     assert missing(bundle) == {
         "flight_recorder/0.json": "the rank serves no flight recorder",
+        "logs/0.lines.jsonl": "the rank keeps no log lines",
         "stacks/0.txt": "py-spy is not on PATH",
     }
     (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
@@ -263,3 +265,32 @@ def test_silent_rank(tmp_path: Path, standing: RankCondition) -> None:
         _, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing)
     (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
     assert saved["flight_recorder_silent"] is True
+
+
+def test_log_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest lines of each rank, also of the attempt before."""
+    monkeypatch.setenv("RANKWATCH_LOG_LINES", "1")
+    code = "import logging\nlogging.basicConfig()\nlogging.error('cannot go on')\nready()\ntime.sleep(1000)"
+    with rank(tmp_path / "boxes", code):
+        pass
+    with rank(tmp_path / "boxes", code):
+        box = tmp_path / "boxes" / "job" / "0.blackbox"
+        result, bundle = write(writer(), tmp_path, boxed(box))
+    for suffix in ("lines", "lines-before"):
+        entry, _ = map(json.loads, (bundle / "logs" / f"0.{suffix}.jsonl").read_text().splitlines())
+        assert (entry["text"], entry["severity"], entry["source"]) == ("root: cannot go on", 17, "log")
+    assert not result.faults
+
+
+@pytest.mark.parametrize("content", [b"no lines", b"\0" * FILE_BYTES, None])
+def test_hostile_log_lines(tmp_path: Path, standing: RankCondition, content: bytes | None) -> None:
+    """A file that is no ring of lines, or a link to another, is not copied, and the bundle says why."""
+    path = standing.path.with_suffix(".lines")
+    if content is None:
+        path.symlink_to("/etc/passwd")
+    else:
+        path.write_bytes(content)
+    result, bundle = write(writer(), tmp_path, standing)
+    assert result.faults == {EvidenceFault.LOG_LINES: 1}
+    assert not (bundle / "logs" / "0.lines.jsonl").exists()
+    assert "logs/0.lines.jsonl" in missing(bundle)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rankwatch.conventions import METRICS, Label
+from rankwatch.conventions import METRICS, Capability, Label, Unseen
 from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collector import RanksCollector
 from support.paths import ROOT
 from support.training.ranks import rank, values
@@ -47,6 +48,13 @@ def test_collectives_and_groups() -> None:
     assert re.findall(r"\+ (\d+) A \+ (\d+) G$", PAGE.read_text(), flags=re.MULTILINE) == [
         (str(of_pair), str(of_group))
     ]
+
+
+def test_capabilities() -> None:
+    """However many reasons there are, a capability has one series for a run and node."""
+    assert f"(at most {len(Capability)}) | 1 |" in PAGE.read_text()
+    reasons = [dict.fromkeys(Capability, why) for why in Unseen]
+    assert len(list(capability_series("run", reasons))) == len(Capability)
 
 
 def test_series_of_a_rank(tmp_path: Path) -> None:

@@ -263,3 +263,22 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
     }
     assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
     assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}
+
+
+def test_what_is_visible(tmp_path: Path) -> None:
+    """One series for each capability that is known. If one rank of the node does not see it, it is not
+    visible, for the reason of most such ranks."""
+    said = "from rankwatch.conventions import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
+    why = said + "run.cannot_see(Capability.LOSS, Unseen.{})\nready()"
+    with (
+        rank(tmp_path, said + "run.sees(Capability.LOSS); ready()", number=0, world=4),
+        rank(tmp_path, why.format("TOO_OLD"), number=1, world=4),
+        rank(tmp_path, why.format("DEVICE"), number=2, world=4),
+        rank(tmp_path, why.format("DEVICE"), number=3, world=4),
+        rank(tmp_path, "ready()", run="plain"),
+    ):
+        collection = RanksCollector(directory=tmp_path).collect()
+    assert values(collection, "rankwatch_run_capability_visible") == {
+        ("job", "steps", ""): 1,
+        ("job", "loss", "device"): 0,
+    }

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import rankwatch
+from rankwatch.conventions import Capability, Unseen
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.report import as_json, lines
 from rankwatch_diagnosis.run.summary import MOST_LINES, summary_lines
 
 
@@ -90,3 +93,25 @@ def test_bounds(tmp_path: Path) -> None:
 def test_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no black box"):
         summary_lines(tmp_path)
+
+
+def test_what_is_not_visible(tmp_path: Path) -> None:
+    """Card and verdict say what zero-code recording does not see, and why; nothing where all is explicit."""
+    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False, collectives=False)
+    with run, run.step():
+        assert "not" not in parts(tmp_path)
+        run.sees(Capability.STEPS)
+        run.cannot_see(Capability.LOSS, Unseen.REPLACED)
+        run.cannot_see(Capability.WORK, Unseen.UNKNOWN_FORMAT)
+        run.cannot_see(Capability.GRADIENT_NORM, Unseen.REPLACED)
+    replaced = f"loss, gradient_norm, because {Unseen.REPLACED.sentence}"
+    unknown = f"work, because {Unseen.UNKNOWN_FORMAT.sentence}"
+    assert parts(tmp_path)["not"].startswith(f"  not visible  {replaced}; work")
+    verdict = diagnose_run(tmp_path)
+    found = list(lines(verdict))
+    at = found.index("visible:     steps")
+    assert found[at - 1] == f"loss:        not visible, because {Unseen.REPLACED.sentence}"
+    assert found[at + 1 : at + 3] == [f"not visible: {replaced}", f"             {unknown}"]
+    assert as_json(verdict)["capabilities"] == {
+        "steps": "visible", "loss": "replaced", "gradient_norm": "replaced", "work": "unknown_format",
+    }  # fmt: skip

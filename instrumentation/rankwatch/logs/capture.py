@@ -1,0 +1,131 @@
+"""Keeps what this process logs and prints: records of `logging`, and lines of standard output and error.
+
+Nothing is added to the root logger. A handler there would silence `logging.basicConfig`, and loggers that do
+not propagate (transformers, Lightning) would never reach it. Instead `Logger.callHandlers` is wrapped, as
+Sentry does it: whatever a logger lets through is kept, wherever its handlers send it. `write` of the two
+streams is wrapped on the object itself, which stays what it was: terminal, descriptor, encoding. Output of
+C code (NCCL) does not pass through them, and is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from rankwatch.logs.context import current_step
+from rankwatch.logs.json_lines import is_on_device, message_of, severity_number, stack_of
+from rankwatch.logs.lines import LONGEST_BYTES, SLOTS, LineWriter, Source
+
+_LONGEST_OUTPUT = SLOTS * LONGEST_BYTES
+"""Characters of one write that are looked at; more would not fit the file."""
+_MOST_ARGUMENTS = 32
+_writer: LineWriter | None = None
+"""Where lines go; None before the first run, and in a forked child, which is not the rank."""
+_installed = False
+_logging = threading.local()
+
+
+def keep_lines(path: Path) -> None:
+    """Keep the newest lines of this process in a new file at `path`. Raises OSError if it cannot be made."""
+    global _writer, _installed
+    _writer = LineWriter(path)
+    if not _installed:
+        _installed = True
+        os.register_at_fork(after_in_child=_forget)
+        logging.Logger.callHandlers = _watched(logging.Logger.callHandlers)  # type: ignore[assignment]
+    for stream, source in ((sys.stdout, Source.STDOUT), (sys.stderr, Source.STDERR)):
+        if stream is not None and not hasattr(stream.write, "watched_as"):
+            _watch(stream, source)
+
+
+def _forget() -> None:
+    global _writer
+    _writer = None
+
+
+def _watched(call_handlers: Callable[..., Any]) -> Callable[[logging.Logger, logging.LogRecord], None]:
+    def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:  # noqa: N802 - as in logging
+        within = getattr(_logging, "within", False)
+        _logging.within = True  # what handlers write to standard error is this record once more
+        try:
+            call_handlers(self, record)
+        finally:
+            _logging.within = within
+            if not within:
+                _keep_record(record)
+
+    return callHandlers
+
+
+def _keep_record(record: logging.LogRecord) -> None:
+    writer = _writer
+    if writer is None or record.levelno < logging.INFO:
+        return
+    _logging.within = True  # the text of an argument may come from code that logs
+    try:
+        text = f"{record.name}: {_message(record)}"
+        if record.exc_info or record.exc_text:
+            text += f"\n{stack_of(record)}"
+        severity, step = severity_number(record.levelno), current_step()
+        for line in text.split("\n")[-SLOTS:]:
+            writer.write(line, source=Source.LOG, severity=severity, step=step)
+    except Exception:  # noqa: BLE001 - a line that is not kept must not end the training
+        return
+    finally:
+        _logging.within = False
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message. A tensor on a device is not formatted: that would wait for the device."""
+    made = getattr(record, "message", None)  # by a formatter before
+    if isinstance(made, str):
+        return made
+    arguments = record.args.values() if isinstance(record.args, dict) else record.args or ()
+    if any(_holds_device_tensor(each) for each in (record.msg, *list(arguments)[:_MOST_ARGUMENTS])):
+        return str(record.msg) if isinstance(record.msg, str) else f"<{type(record.msg).__name__}>"
+    return message_of(record)
+
+
+def _holds_device_tensor(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(is_on_device(each) for each in list(value.values())[:_MOST_ARGUMENTS])
+    if isinstance(value, list | tuple):
+        return any(is_on_device(each) for each in value[:_MOST_ARGUMENTS])
+    return is_on_device(value)
+
+
+def _watch(stream: TextIO, source: Source) -> None:
+    """Keep the lines that are written to a stream. One that allows no such attribute is left alone."""
+    original = stream.write
+    begun = ""
+    """The line that has not ended yet."""
+
+    def keep(text: str) -> None:
+        nonlocal begun
+        writer = _writer
+        if writer is None or getattr(_logging, "within", False):
+            return
+        *whole, begun = (begun + text[-_LONGEST_OUTPUT:]).split("\n")
+        begun = begun[begun.rfind("\r", 0, -1) + 1 :][:LONGEST_BYTES]  # a progress bar draws over its line
+        step = current_step() if whole else -1
+        for line in whole[-SLOTS:]:
+            shown = line.rstrip("\r").rpartition("\r")[2]
+            if shown:
+                writer.write(shown, source=source, severity=0, step=step)
+
+    def write(text: str) -> int:
+        with suppress(Exception):  # as above
+            keep(text)  # first, because whoever reads it may end this process
+        return original(text)
+
+    write.watched_as = source  # type: ignore[attr-defined]
+    try:
+        stream.write = write  # type: ignore[method-assign]
+    except (AttributeError, TypeError):
+        return

@@ -1,0 +1,162 @@
+"""`logging` in JSON, one object a line, with the fields of OpenTelemetry's log records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rankwatch.logs.context import fields
+
+_SEVERITIES = ((50, 21), (40, 17), (30, 13), (20, 9), (10, 5))
+"""Least level of logging -> SeverityNumber of OpenTelemetry."""
+_TRACE_SEVERITY = 1
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Attributes that every record has; others come from `extra=`."""
+_LONGEST_TEXT = 32_768
+_MOST_ITEMS = 64
+_DEEPEST = 4
+_inside = threading.local()
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON.
+
+    timestamp (RFC 3339, UTC), severity_text, severity_number, body, logger; run, attempt, rank, node, step,
+    trace_id and span_id as `rankwatch.logs.fields` has them; and attributes, named as OpenTelemetry names
+    them: place in the code, thread, exception, and what `extra=` adds.
+
+    Raises nothing: what cannot be formatted is described.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "timestamp": _timestamp(record.created),
+            "severity_text": record.levelname,
+            "severity_number": severity_number(record.levelno),
+            "body": message_of(record)[:_LONGEST_TEXT],
+            "logger": record.name,
+            **fields(),
+            "attributes": _attributes(record),
+        }
+        return json.dumps(entry, allow_nan=False)
+
+
+class JsonHandler(logging.StreamHandler[TextIO]):
+    """Writes such lines to a stream, by default standard error.
+
+    A stream that cannot be written is not the training's problem: the line is lost and counted. A stream
+    that logs what is written to it gets no line from inside that.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self.lost = 0
+        """Lines that could not be written."""
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record."""
+        if getattr(_inside, "writing", False):
+            self.lost += 1
+            return
+        _inside.writing = True
+        try:
+            super().emit(record)
+        except RecursionError:  # StreamHandler lets it pass
+            self.lost += 1
+        finally:
+            _inside.writing = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name in logging
+        """Count the line, instead of the traceback that logging prints."""
+        self.lost += 1
+
+
+def severity_number(level: int) -> int:
+    """OpenTelemetry's number of a level of logging."""
+    return next((number for least, number in _SEVERITIES if level >= least), _TRACE_SEVERITY)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """The message; where its arguments do not fit, both as they are."""
+    try:
+        return str(record.getMessage())
+    except Exception:  # noqa: BLE001 - the code of any argument
+        return f"{_text(record.msg)} {_text(record.args)}"
+
+
+def _timestamp(seconds: float) -> str:
+    whole, microseconds = divmod(round(seconds * 1e6), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{microseconds:06d}Z"
+
+
+def _attributes(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "code.file.path": record.pathname,
+        "code.line.number": record.lineno,
+        "code.function.name": record.funcName,
+        "thread.name": record.threadName,
+    }
+    if record.exc_info and record.exc_info[0] is not None:
+        kind, error, _ = record.exc_info
+        found["exception.type"] = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        found["exception.message"] = _text(error)
+        found["exception.stacktrace"] = stack_of(record)
+    elif record.exc_text:
+        found["exception.stacktrace"] = record.exc_text
+    if record.stack_info:
+        found["code.stacktrace"] = record.stack_info
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    for name, value in list(extra.items())[:_MOST_ITEMS]:
+        found.setdefault(name, _plain(value, _DEEPEST))
+    return found
+
+
+def stack_of(record: logging.LogRecord) -> str:
+    """The traceback of a record's exception, its end if it is long; empty where there is none."""
+    if record.exc_text or not record.exc_info:
+        return record.exc_text or ""
+    try:
+        text = "".join(traceback.format_exception(*record.exc_info))
+    except Exception:  # noqa: BLE001 - the code of any exception
+        return "the traceback cannot be formatted"
+    return text[-_LONGEST_TEXT:].rstrip("\n")
+
+
+def _plain(value: object, depth: int) -> Any:
+    """The value as JSON has it, bounded."""
+    if value is None or isinstance(value, bool):
+        return value
+    if type(value) is int and abs(value) < 1 << 63:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)  # JSON has no such numbers
+    if type(value) is str:
+        return value[:_LONGEST_TEXT]
+    if depth and isinstance(value, Mapping):
+        items = list(value.items())[:_MOST_ITEMS]
+        return {_text(key): _plain(each, depth - 1) for key, each in items}
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each, depth - 1) for each in list(value)[:_MOST_ITEMS]]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    """The text of any object. That of a tensor on a device would wait for the device."""
+    if is_on_device(value):
+        return f"<tensor on {getattr(value, 'device', 'a device')}>"
+    try:
+        return str(value)[:_LONGEST_TEXT]
+    except Exception:  # noqa: BLE001 - the code of any object
+        return f"<{type(value).__name__}>"
+
+
+def is_on_device(value: object) -> bool:
+    """True for a tensor that is not in the memory of the host."""
+    return getattr(type(value), "is_cpu", None) is not None and not getattr(value, "is_cpu", True)
