@@ -65,7 +65,7 @@ def current_step() -> int:
 
 def _fields(place: _Place, step: int) -> dict[str, Any]:
     identity, cluster = place.identity, place.cluster
-    attempt = getattr(identity, "attempt", 0)
+    attempt = identity.attempt
     found: dict[str, Any] = {
         "run": identity.run,
         "attempt": attempt,
