@@ -9,11 +9,17 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 TERMINATED_SUFFIX = ".terminated"
 """File beside the black box that receives every thread's stack when SIGTERM arrives."""
+CRASHED_SUFFIX = ".crashed"
+"""The same for a signal of an error that ends the process: SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL."""
+ERROR_FILE_SUFFIX = ".error_file"
+"""File beside the black box with the path of the file into which torchrun has the rank write its error."""
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_LONGEST_PATH = 4096
 
 
 def on_exit(record: Callable[[BaseException | None], None]) -> Callable[[], None]:
@@ -75,3 +81,47 @@ class StacksOnSigterm:
         with contextlib.suppress(FileNotFoundError):
             if opened.st_size == 0 and os.path.samestat(opened, self._path.stat()):
                 self._path.unlink()
+
+
+class StacksOnCrash:
+    """Writes the stacks of all threads to `path` when a signal ends the process because of an error.
+
+    It does nothing where faulthandler is on already. A script that turns it on later gets the stacks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.unlink(missing_ok=True)
+        self._file = None if faulthandler.is_enabled() else path.open("w")
+        if self._file is not None:
+            faulthandler.enable(file=self._file, all_threads=True)
+
+    def release(self) -> None:
+        """Write nothing any more, also in a forked child, whose crash is not the rank's.
+
+        The descriptor stays open, because faulthandler keeps its number.
+        """
+        if self._file is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self._file.fileno(), inheritable=False)
+            os.close(nowhere)
+
+    def close(self) -> None:
+        """The run has ended without a crash."""
+        if self._file is not None:
+            self.release()
+            _open_files.append(self._file)
+            self._path.unlink(missing_ok=True)
+
+
+_open_files: list[object] = []
+"""Files that faulthandler may still write to."""
+
+
+def note_error_file(path: Path, env: Mapping[str, str]) -> None:
+    """Leave beside the box the path of torchrun's error file, for those who ask after the end of the rank."""
+    error_file = env.get(_ERROR_FILE, "")
+    if error_file and len(error_file) < _LONGEST_PATH:
+        path.write_text(error_file)
+    else:
+        path.unlink(missing_ok=True)

@@ -61,6 +61,9 @@ class Run:
         self.checkpoint_log = CheckpointLog(writer, self._failures)
         """For what records checkpoints without `checkpoint`."""
         self._ended = False
+        self.end_of_script: Callable[[], SystemExit | None] | None = None
+        """Set where a script that comes to its end has finished the run: returns the SystemExit of one that
+        asks for a status, else None."""
         self._conclude: Callable[..., None] = _nothing
         # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
@@ -260,7 +263,10 @@ class Run:
     @guarded("record the end")
     def exited(self, error: BaseException | None, /) -> None:
         """Record that the interpreter exits, unless the end of the run is recorded already."""
-        self._end(*_ending(error) if error is not None else (Lifecycle.EXITED,))
+        end = Lifecycle.EXITED
+        if error is None and self.end_of_script is not None and not self.unused:
+            end, error = Lifecycle.FINISHED, self.end_of_script()
+        self._end(*_ending(error) if error is not None else (end,))
 
     def replaced(self) -> bool:
         """End this run, because this process starts another one; True unless it has ended already."""
@@ -273,6 +279,11 @@ class Run:
     def current_step(self) -> int:
         """Number of the open step, else of the last one; -1 before the first."""
         return self._steps.current
+
+    @property
+    def steps_completed(self) -> int:
+        """Number of steps that have ended."""
+        return self._writer.integers[Now.STEPS_COMPLETED]
 
     @property
     def unused(self) -> bool:

@@ -290,6 +290,9 @@ def _published(run: Run, writer: Writer, recorder: bool, identity: Identity, end
     if identity.rank == 0:
         _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
     _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
+    _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
+    error_file = writer.path.with_suffix(lifecycle.ERROR_FILE_SUFFIX)
+    _install(run, "note torchrun's error file", lambda: lifecycle.note_error_file(error_file, os.environ))
     if recorder and "torch" in sys.modules:
         _install(run, "serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
 
@@ -306,6 +309,12 @@ def _watch_end(run: Run, writer: Writer) -> None:
 
 def _write_stacks(run: Run, writer: Writer) -> None:
     stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
+    lifecycle.on_fork(stacks.release)
+    run.when_ended(stacks.close)
+
+
+def _write_crash(run: Run, writer: Writer) -> None:
+    stacks = lifecycle.StacksOnCrash(writer.path.with_suffix(lifecycle.CRASHED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
 

@@ -11,11 +11,18 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 
-SUFFIXES_BESIDE = (SOCKET_SUFFIX, TERMINATED_SUFFIX, LINES_SUFFIX, PREVIOUS_SUFFIX)
+SUFFIXES_BESIDE = (
+    SOCKET_SUFFIX,
+    TERMINATED_SUFFIX,
+    CRASHED_SUFFIX,
+    ERROR_FILE_SUFFIX,
+    LINES_SUFFIX,
+    PREVIOUS_SUFFIX,
+)
 """Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0
 """A day: longer than an agent keeps them, and long enough to read them the next morning."""

@@ -217,7 +217,8 @@ def test_message_of_exception(tmp_path: Path, code: str, message: str) -> None:
     rank = RankFollower(box(tmp_path), totals)
     rank.poll(time.monotonic(), to_end=True)
     rank.close()
-    assert totals.lifecycle.message == message
+    assert totals.lifecycle.last_failure is not None
+    assert totals.lifecycle.last_failure.message == message
 
 
 def test_message_with_full_table_of_names(run: rankwatch.Run, tmp_path: Path) -> None:
@@ -229,7 +230,8 @@ def test_message_with_full_table_of_names(run: rankwatch.Run, tmp_path: Path) ->
     rank = RankFollower(box(tmp_path), totals)
     rank.poll(time.monotonic(), to_end=True)
     rank.close()
-    assert (totals.lifecycle.failures, totals.lifecycle.message) == ({"ValueError": 1}, "bad batch")
+    assert totals.lifecycle.last_failure == ("ValueError", "exception", "bad batch")
+    assert list(totals.lifecycle.failures.values()) == [1]
     assert rank.now.names_refused > 400
 
 

@@ -17,9 +17,10 @@ from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
-from rankwatch.conventions import ENDED_STATES, BoxFault, Lifecycle, RankState
+from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.training.failures import left_behind
 from rankwatch_agent.training.totals import RankTotals
 
 _STATE_OF = {
@@ -200,6 +201,12 @@ class RankFollower:
         self.state = rank_state(self.path, ended_by, alive=self.alive, stepped=stepped)
         if self.state in ENDED_STATES and self.ended_at is None:
             self.ended_at = self._end_of_life(moment)
+            if self.state is RankState.LOST and (failure := left_behind(self.path, self.owner)) is not None:
+                self.totals.take_failure(failure)
+        # One that has written torchrun's error file has failed, and only could not say so in its box.
+        failed = self.totals.lifecycle.last_failure
+        if self.state is RankState.LOST and failed is not None and failed.kind is not FailureKind.CRASH:
+            self.state = RankState.FAILED
 
     def _end_of_life(self, moment: float) -> float:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""

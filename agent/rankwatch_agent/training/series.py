@@ -90,8 +90,8 @@ class RankSeries:
         life = totals.lifecycle
         yield _one("rankwatch_rank_resumes_total", key, life.resumes)
         yield _one("rankwatch_rank_preemptions_total", key, life.preemptions)
-        for exception, count in life.failures.items():
-            yield _one("rankwatch_rank_failures_total", (*key, exception), count)
+        for failure, count in life.failures.items():
+            yield _one("rankwatch_rank_failures_total", (*key, failure.exception, failure.kind), count)
         last_sign = max(
             totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0
         )

@@ -12,6 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
 from rankwatch.settings import printable
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
+from rankwatch_agent.training.failures import Failure, kind_of
 from rankwatch_agent.training.loss import LossStatistics
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
@@ -42,9 +43,10 @@ class LifecycleTotals:
     """The event that ended the present process; None while it runs, or where it left none."""
     resumes: int = 0
     preemptions: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    message: str = ""
-    """Beginning of the message of the exception that ended the present process; printable."""
+    failures: dict[Failure, int] = field(default_factory=dict)
+    """Type and kind, without a message -> how often it has ended the rank."""
+    last_failure: Failure | None = None
+    """What ended the present process, with the beginning of its message."""
 
 
 class RankTotals:
@@ -97,13 +99,20 @@ class RankTotals:
     def begin_process(self) -> None:
         """Another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
-        self.lifecycle.message = ""
+        self.lifecycle.last_failure = None
         self.loss.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
         for names in (self._phase_names, self._scalar_names, self._units):
             names.clear()
         self.collectives.begin_process()
+
+    def take_failure(self, failure: Failure) -> None:
+        """Count what has ended the rank."""
+        exception = self.names.bound("exception", failure.exception) or "unknown"
+        key = Failure(exception, failure.kind)
+        self.lifecycle.failures[key] = self.lifecycle.failures.get(key, 0) + 1
+        self.lifecycle.last_failure = failure._replace(exception=exception)
 
     @property
     def last_good_checkpoint(self) -> tuple[float, int] | None:
@@ -217,8 +226,7 @@ class RankTotals:
         elif event == Lifecycle.PREEMPTED:
             life.preemptions += 1
         elif event == Lifecycle.FAILED:
-            kind = self.names.bound("exception", detail) or "unknown"
-            life.failures[kind] = life.failures.get(kind, 0) + 1
-            life.message = printable("".join(map(self._name_of, pieces)))
+            message = printable("".join(map(self._name_of, pieces)))
+            self.take_failure(Failure(detail, kind_of(detail, message), message))
         if event in _ENDS:
             life.ended_by = Lifecycle(event)

@@ -13,10 +13,11 @@ from pathlib import Path
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
-from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch.conventions import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
+from rankwatch_agent.training.failures import Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_diagnosis.run.folder import CopiedRanks
@@ -36,6 +37,11 @@ _OLD_SECONDS = 60.0
 """A copy made this long after the last sign of life does not show whether the run was over by then."""
 ENDED_BY_SIGNAL = frozenset({RankState.TERMINATED, RankState.INTERRUPTED})
 """States of ranks that were ended from outside."""
+_WITH_FAILURE = frozenset({RankState.FAILED, RankState.LOST})
+_OUT_OF_MEMORY = {
+    FailureKind.GPU_OUT_OF_MEMORY: "lack of GPU memory",
+    FailureKind.HOST_OUT_OF_MEMORY: "lack of host memory",
+}
 _WITHOUT_GOODBYE = frozenset({RankState.LOST, RankState.TERMINATED})
 """Ranks in these states stood in their open phase when they ended."""
 
@@ -49,10 +55,8 @@ class Box:
     state: RankState
     alive: bool
     """A process holds the lock, or held it when the box was copied."""
-    failure: str
-    """Type of the exception that ended the rank; empty where none did."""
-    failure_message: str
-    """Beginning of its message; empty where it has none, or is not known."""
+    failure: Failure | None
+    """The exception, exit status or crash that ended the rank; None where none is known."""
     failed_in_collective: bool
     """Its last collective ended with an error."""
     open_phase: tuple[str, float] | None
@@ -79,8 +83,16 @@ class Box:
 
     @property
     def ended_by(self) -> str:
-        """The exception that ended the rank, with its message; empty where none did."""
-        return ": ".join(filter(None, (self.failure, self.failure_message)))
+        """What ended the rank, with its message; empty where nothing is known."""
+        if self.failure is None:
+            return ""
+        kind, text = (
+            self.failure.kind,
+            ": ".join(filter(None, (self.failure.exception, self.failure.message))),
+        )
+        if kind is FailureKind.EXIT_STATUS:
+            return f"exit status {self.failure.message}"
+        return f"{_OUT_OF_MEMORY[kind]} ({text})" if kind in _OUT_OF_MEMORY else text
 
     @property
     def ended(self) -> bool:
@@ -259,8 +271,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         now=now,
         state=state,
         alive=alive,
-        failure=next(iter(totals.lifecycle.failures), "") if state is RankState.FAILED else "",
-        failure_message=totals.lifecycle.message if state is RankState.FAILED else "",
+        failure=totals.lifecycle.last_failure if state in _WITH_FAILURE else None,
         failed_in_collective=_failed_in_collective(records),
         open_phase=phase if state not in ENDED_STATES or state in _WITHOUT_GOODBYE else None,
         timeout=totals.timeouts.timeout(phase[0] if phase else None),

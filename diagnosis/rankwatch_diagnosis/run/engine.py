@@ -228,6 +228,8 @@ def _why(
         first = boxes.by_rank[ranks[0]]
         processes = "the process is" if len(ranks) == 1 else "the processes are"
         it = "it" if len(ranks) == 1 else f"rank {first.rank}"
+        if first.ended_by:
+            return f"{listed(ranks)}: {it} crashed by {first.ended_by}; {it} was {where_of(first)}"
         return f"{listed(ranks)}: {processes} gone without giving a reason; {it} was {where_of(first)}"
     if state is RunState.FAILED and ranks:
         failure = boxes.by_rank[ranks[0]].ended_by or "an exception"
@@ -346,8 +348,9 @@ def _seen(box: Box, boxes: Boxes, processes: Processes) -> dict[str, object]:
         "step": box.now.step,
         "steps_completed": box.now.steps_completed,
         "phase": box.open_phase[0] if box.open_phase else None,
-        "failure": box.failure or None,
-        "failure_message": box.failure_message or None,
+        "failure": box.failure and box.failure.exception,
+        "failure_kind": box.failure and box.failure.kind.value,
+        "failure_message": (box.failure and box.failure.message) or None,
         "timeout_seconds": box.timeout,
     }
     if box.rank in processes.facts:

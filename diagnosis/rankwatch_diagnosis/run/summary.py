@@ -67,11 +67,12 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
 def _headline(boxes: Boxes) -> str:
     ended = [each for each in boxes.by_rank.values() if each.state in ENDED_STATES]
     state = worst_state({each.state for each in ended} or {each.state for each in boxes.by_rank.values()})
-    failed = sorted((each for each in ended if each.failure), key=lambda each: each.failed_in_collective)
+    failed = [each for each in ended if each.failure and each.state is state]
+    failed.sort(key=lambda each: each.failed_in_collective)
     text = f"rankwatch: run {boxes.run} {state.value}"
-    if state is RankState.FAILED and failed:
-        text += f" on rank {failed[0].rank} by {failed[0].ended_by}" if boxes.world_size > 1 else ""
-        text += f" by {failed[0].ended_by}" if boxes.world_size == 1 else ""
+    if failed:
+        text += f" on rank {failed[0].rank}" if boxes.world_size > 1 else ""
+        text += f" by {failed[0].ended_by}"
     elif state in (RankState.LOST, RankState.FAILED) and boxes.world_size > 1:
         text += f" on rank {min(each.rank for each in ended if each.state is state)}"
     steps = max(each.now.steps_completed for each in boxes.by_rank.values())

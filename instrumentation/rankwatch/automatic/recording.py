@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from rankwatch.automatic import life
 from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.patching import note_displaced
 from rankwatch.automatic.visibility import visibility
@@ -44,6 +45,7 @@ def _accompany(run: Run) -> None:
     os.environ[environment.RANK_PROCESS] = f"{os.getpid()}:{_place()}"
     visibility.attach(run)
     checkpoints.attach(run)
+    life.follow(run)
     run.after_steps(_Count().stepped)
     run.when_ended(_ended)
 

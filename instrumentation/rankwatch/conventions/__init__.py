@@ -26,6 +26,7 @@ from rankwatch.conventions.vocabulary import (
     CheckpointStage,
     CollectorState,
     DriverState,
+    FailureKind,
     Lifecycle,
     RankState,
     SlowPhase,
@@ -60,4 +61,5 @@ __all__ = [
     "BoxFault",
     "CollectorState",
     "DriverState",
+    "FailureKind",
 ]

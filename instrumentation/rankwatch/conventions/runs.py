@@ -71,8 +71,9 @@ RANKS = (
     counter(
         "rankwatch_rank_failures_total",
         "1",
-        (*_RANK, Label.EXCEPTION),
-        "Times the rank was ended by an exception, by its type.",
+        (*_RANK, Label.EXCEPTION, Label.KIND),
+        "Times the rank was ended by an exception, an exit status or a crash, by the type of the exception "
+        "or the signal, and by the kind of failure.",
     ),
 )
 

@@ -122,6 +122,18 @@ class RankState(StrEnum):
 ENDED_STATES: frozenset[RankState] = frozenset(RankState) - {RankState.STARTING, RankState.RUNNING}
 
 
+class FailureKind(StrEnum):
+    """What kind of failure ended a rank."""
+
+    EXCEPTION = "exception"
+    GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
+    HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    EXIT_STATUS = "exit_status"
+    """`sys.exit` with another status than 0."""
+    CRASH = "crash"
+    """A signal of an error, such as SIGSEGV, or SIGABRT of a library that gave up."""
+
+
 class BoxFault(StrEnum):
     """What is wrong with a black box or the directory of a run."""
 

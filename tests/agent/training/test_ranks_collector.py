@@ -114,7 +114,9 @@ def test_failure_type(tmp_path: Path) -> None:
         process.wait()
         collection = collector.collect()
     assert state(collection) == {"0": "failed"}
-    assert values(collection, "rankwatch_rank_failures_total") == {("job", "0", "MemoryError"): 1.0}
+    assert values(collection, "rankwatch_rank_failures_total") == {
+        ("job", "0", "MemoryError", "host_out_of_memory"): 1.0
+    }
 
 
 def test_restarted_rank(tmp_path: Path) -> None:

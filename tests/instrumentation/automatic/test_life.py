@@ -1,0 +1,125 @@
+"""How runs of zero-code recording end, in processes that really end so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.reader import Reader
+from rankwatch.conventions import Capability
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.summary import summary_lines
+from support.training.blackbox import box
+
+BEGIN = """
+import atexit, faulthandler, os, signal, sys, threading
+from rankwatch.automatic import recording
+run = recording.opened()
+def step():
+    run.begin_step(); run.end_step()
+step()
+"""
+
+
+def ended(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A rank of zero-code recording that runs this code after a step."""
+    env = {**os.environ, "RANKWATCH_DIR": str(directory), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "headline"),
+    [
+        ("", 0, "finished"),
+        ("sys.exit()", 0, "finished"),
+        ("sys.exit(0)", 0, "finished"),
+        ("sys.exit(3)", 3, "failed by exit status 3"),
+        ("sys.exit('no data')", 1, "failed by exit status no data"),
+        ("try: sys.exit(3)\nexcept SystemExit: step()", 0, "finished"),
+        ("t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, "finished"),
+        ("raise ValueError('bad batch')", 1, "failed by ValueError: bad batch"),
+        ("raise MemoryError", 1, "failed by lack of host memory (MemoryError)"),
+        ("raise RuntimeError('CUDA error: out of memory')", 1, "failed by lack of GPU memory (RuntimeError"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "interrupted"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "terminated"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "lost"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, "lost by SIGSEGV: Segmentation fault"),
+        ("os.abort()", -signal.SIGABRT, "lost by SIGABRT: Aborted"),
+    ],
+)  # fmt: skip
+def test_end(code: str, status: int, headline: str, tmp_path: Path) -> None:
+    """The process ends as it would without us, and the card says how."""
+    process = ended(tmp_path, code)
+    assert process.returncode == status, process.stderr
+    (directory,) = tmp_path.iterdir()
+    head, *_ = summary_lines(directory)
+    assert head.startswith(f"rankwatch: run {directory.name} {headline}"), head
+    reader = Reader(box(tmp_path))
+    assert reader.now().capabilities[Capability.EXIT_CAUSE] is None
+    reader.close()
+
+
+def test_recorded_before_other_hooks(tmp_path: Path) -> None:
+    """An exception is recorded before the hook that was there, which is called and may end the process."""
+    code = "def theirs(*error): print(error[1], flush=True); os._exit(7)\n"
+    begin = BEGIN.replace("from rankwatch", code + "sys.excepthook = theirs\nfrom rankwatch", 1)
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    process = subprocess.run(
+        [sys.executable, "-c", begin + "raise ValueError('boom')"],
+        env=env, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (process.returncode, process.stdout) == (7, "boom\n")
+    (directory,) = tmp_path.iterdir()
+    assert diagnose_run(directory).why == "ended by ValueError: boom"
+
+
+def test_same_message_as_without(tmp_path: Path) -> None:
+    """The traceback that Python prints shows nothing of us."""
+    process = ended(tmp_path, "raise ValueError('boom')")
+    assert process.stderr.endswith("ValueError: boom\n") and "rankwatch/" not in process.stderr
+
+
+def test_users_handlers(tmp_path: Path) -> None:
+    """Handlers of the user for SIGTERM and crashes go on working, installed before or after."""
+    before = "signal.signal(signal.SIGTERM, lambda *_: print('theirs', flush=True))\n"
+    begin = BEGIN.replace("from rankwatch", before + "from rankwatch", 1)
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    code = begin + "os.kill(os.getpid(), signal.SIGTERM)\nfaulthandler.enable()\nos.abort()\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert process.stdout == "theirs\n" and "Fatal Python error: Aborted" in process.stderr
+
+
+def test_crash_of_a_child(tmp_path: Path) -> None:
+    """A forked child that crashes is not the rank."""
+    process = ended(tmp_path, "if os.fork() == 0: os.abort()\nos.wait()")
+    assert process.returncode == 0
+    (directory,) = tmp_path.iterdir()
+    assert " finished" in summary_lines(directory)[0]
+    assert not list(directory.glob("*.crashed"))
+
+
+def test_error_file(tmp_path: Path) -> None:
+    """A rank that cannot say how it ended has failed by what torchrun's error file says."""
+    error = tmp_path / "error.json"
+    error.write_text('{"message": {"message": "ValueError: bad batch"}}')
+    boxes = tmp_path / "boxes"
+    ended(boxes, "os._exit(1)", TORCHELASTIC_ERROR_FILE=str(error))
+    (directory,) = boxes.iterdir()
+    assert diagnose_run(directory).why == "ended by ValueError: bad batch"
+
+
+def test_nothing_is_left_of_the_hooks(tmp_path: Path) -> None:
+    code = (
+        "assert sys.excepthook is not sys.__excepthook__ and hasattr(sys.exit, '__wrapped__')\n"
+        "run.finish()\nassert sys.excepthook is sys.__excepthook__ and not hasattr(sys.exit, '__wrapped__')"
+    )
+    assert ended(tmp_path, code).returncode == 0
