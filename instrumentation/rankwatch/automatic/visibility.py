@@ -72,10 +72,13 @@ class Visibility:
         if self._said or not isinstance(run, Run) or run.identity.rank != 0 or sys.stderr is None:
             return
         self._said = True
-        unseen = [(each, why) for each in IMPORTANT if (why := self._states.get(each)) is not None]
-        if unseen:
-            parts = "; ".join(f"{each.value} (because {why.sentence})" for each, why in unseen)
-            print(f"rankwatch: training goes on, but not visible: {parts}", file=sys.stderr, flush=True)
+        by_reason: dict[Unseen, list[str]] = {}
+        for each in IMPORTANT:
+            if (why := self._states.get(each)) is not None:
+                by_reason.setdefault(why, []).append(each.value)
+        if by_reason:
+            parts = (f"{', '.join(names)}, because {why.sentence}" for why, names in by_reason.items())
+            print(f"rankwatch: not visible: {'; '.join(parts)}", file=sys.stderr, flush=True)
 
 
 visibility = Visibility()

@@ -82,8 +82,8 @@ def test_before_the_run(run: rankwatch.Run, tmp_path: Path, capsys: pytest.Captu
     }
     said = capsys.readouterr().err
     assert said == (
-        "rankwatch: training goes on, but not visible: "
-        f"data_wait (because {Unseen.NOT_CALLED.sentence}); loss (because {Unseen.REPLACED.sentence})\n"
+        f"rankwatch: not visible: data_wait, because {Unseen.NOT_CALLED.sentence}; "
+        f"loss, because {Unseen.REPLACED.sentence}\n"
     )
     reader = Reader(box(tmp_path))
     assert reader.now().errors == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.automatic import recording
+from rankwatch.automatic import installing, recording
 from rankwatch.automatic.launching import SITE, recording_environment
 from rankwatch.automatic.site import sitecustomize
 from rankwatch.launchers import RANK_VARIABLES
@@ -74,6 +74,13 @@ def test_same_places() -> None:
     """The file may not import rankwatch, so it repeats what it shares with it."""
     assert sitecustomize._RANKS == RANK_VARIABLES
     assert sitecustomize._PLACE == recording._PLACE
+
+
+def test_woken_before_what_is_watched() -> None:
+    """A module that is half imported when rankwatch wakes would be missed."""
+    watched = {name for seam in installing._seams() for name in seam()}
+    wakers = tuple(f"{each}." for each in sitecustomize._FRAMEWORKS)
+    assert [name for name in watched if not f"{name}.".startswith(wakers)] == []
 
 
 def test_readable_by_old_pythons() -> None:
@@ -199,3 +206,17 @@ def test_path_of_the_environment() -> None:
     again = recording_environment(recording_environment({"PYTHONPATH": "/a"}))
     assert again["PYTHONPATH"] == f"{SITE}:/a"
     assert recording_environment({"RANKWATCH_SINGLE_PROCESS": "0"})["RANKWATCH_SINGLE_PROCESS"] == "0"
+
+
+def test_half_imported_library(tmp_path: Path) -> None:
+    """`from accelerate import Accelerator` imports torch in the middle of what is watched."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").write_text("from accelerate import accelerator\n")
+    (tmp_path / "accelerate" / "accelerator.py").write_text("import torch\nclass Accelerator: pass\n")
+    code = (
+        "import sys\nimport rankwatch.automatic.installing as installing\n"
+        "seen = []\ninstalling._seams = lambda: (lambda: {'accelerate.accelerator': seen.append},)\n"
+        "from accelerate import accelerator\nprint(seen == [accelerator])\n"
+    )
+    ended = python(code, [library(tmp_path)])
+    assert (ended.stdout, ended.stderr) == ("True\n", "")

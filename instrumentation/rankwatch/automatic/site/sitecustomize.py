@@ -12,8 +12,12 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 _OLDEST_PYTHON = (3, 11)
 _OFF = ("", "0", "false", "no")
-_FRAMEWORKS = ("torch", "jax", "keras", "ray.train")
-"""The first import of one of these wakes rankwatch."""
+_FRAMEWORKS = (
+    "torch", "torchdata", "torchtitan", "transformers", "accelerate", "lightning", "pytorch_lightning",
+    "safetensors", "deepspeed", "ray.train", "jax", "keras",
+)  # fmt: skip
+"""The first import of one of these wakes rankwatch: of every package that it watches, because a module that
+is half imported when rankwatch begins to watch is missed."""
 _RANKS = (
     "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK",
 )  # fmt: skip
