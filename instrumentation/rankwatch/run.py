@@ -174,6 +174,11 @@ class Run:
         except Exception as error:  # noqa: BLE001 - as in `guarded`
             self._failures.note("record work", error)
 
+    @guarded("show a phase")
+    def show_phase(self, name: str, began: float) -> None:
+        """Show as open a phase that has begun at this moment. `record_phase` with the same moment ends it."""
+        self._writer.floats[Now.PHASE_BEGAN + self._writer.name_number(name)] = began
+
     @guarded("record a phase")
     def record_phase(self, name: str, began: float, ended: float) -> None:
         """Record a phase that has ended already, with its moments on the monotonic clock."""

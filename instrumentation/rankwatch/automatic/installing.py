@@ -39,7 +39,9 @@ def stop_waiting() -> None:
 def _seams() -> tuple[Callable[[], Targets], ...]:
     """Every seam, and every integration that attaches by itself."""
     from rankwatch.automatic.seams import (
+        clipping,
         distributed_checkpoints,
+        loss_scaling,
         process_groups,
         ray_workers,
         safetensors,
@@ -48,6 +50,8 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
 
     return (
         process_groups.targets,
+        loss_scaling.targets,
+        clipping.targets,
         saving.targets,
         distributed_checkpoints.targets,
         safetensors.targets,

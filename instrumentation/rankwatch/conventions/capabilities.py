@@ -45,6 +45,7 @@ class Unseen(StrEnum):
     UNKNOWN_SCALE = "unknown_scale"
     UNKNOWN_FORMAT = "unknown_format"
     EXPLICIT = "explicit"
+    SEVERAL_ELEMENTS = "several_elements"
 
     @property
     def sentence(self) -> str:
@@ -67,4 +68,5 @@ _SENTENCES = {
     Unseen.UNKNOWN_SCALE: "it is scaled by a factor that is not known",
     Unseen.UNKNOWN_FORMAT: "its structure is not one that rankwatch knows",
     Unseen.EXPLICIT: "the script calls rankwatch.start and does not record it",
+    Unseen.SEVERAL_ELEMENTS: "it is a tensor with more than one element",
 }

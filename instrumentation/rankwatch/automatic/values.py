@@ -1,0 +1,227 @@
+"""Loss, gradient norm, learning rate and loss scale of a training loop that reports none.
+
+The loss of a step is the sum of what was given to `backward` since the last optimizer step: the function
+whose gradient the optimizer applies. With one backward in a step it is that tensor, bit for bit; where the
+loop divides each micro-batch's loss by their number, it is their mean. Each optimizer has values of its own:
+the first one has `loss`, `gradient_norm` and `learning_rate`, the second one `loss_2` and so on.
+
+Nothing here waits for a device: its tensors are copied there, and `Run.scalar` fetches them later.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from rankwatch.automatic.visibility import visibility
+from rankwatch.conventions import LOSS, Capability, Unseen
+from rankwatch.disabled import DisabledRun
+from rankwatch.run import Run
+
+GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE = "gradient_norm", "learning_rate", "loss_scale"
+_MOST_OPTIMIZERS = 4
+"""Optimizers whose values are recorded. Loops with one for each layer have too many of them to look at."""
+_MOST_SCALED = 16
+_MOST_HELD = 64
+
+
+class Values:
+    """The scalars of the step that is under way. Only the training thread calls it."""
+
+    def __init__(self) -> None:
+        self._losses: list[Any] = []
+        self._clip_norms: list[Any] = []
+        self._computed_norms: list[Any] = []
+        self._held: deque[tuple[str, Any]] = deque(maxlen=_MOST_HELD)
+        self._optimizers: list[weakref.ref[Any]] = []
+        """In the order in which they first stepped. One that is gone leaves its place to the next."""
+        self._updates = 0
+        """Optimizers that have stepped in this step, or would have."""
+        self._scaled: deque[tuple[Any, Any]] = deque(maxlen=_MOST_SCALED)
+        self.finds_loss = True
+        """False while a framework's integration reports the loss."""
+
+    # -- what seams report ------------------------------------------------------------------------
+
+    def backward(self, loss: object) -> None:
+        """The tensor, or tensors, that a backward pass starts from."""
+        if not self.finds_loss:
+            return
+        for each in loss if isinstance(loss, list | tuple) else (loss,):
+            unscaled = self._unscaled(each)
+            if unscaled is not None:
+                self._add(unscaled)
+
+    def scaled(self, loss: object, result: object) -> None:
+        """A gradient scaler has multiplied the loss. The result is what `backward` will be given."""
+        if isinstance(loss, list | tuple) and isinstance(result, list | tuple):
+            for before, after in zip(loss, result, strict=False):
+                self.scaled(before, after)
+        elif _is_tensor(loss) and _is_tensor(result):
+            self._scaled.append((weakref.ref(result), loss.detach()))  # type: ignore[attr-defined]
+
+    def clips(self, norm: object) -> None:
+        """Gradients are about to be clipped by this total norm."""
+        self._clip_norms.append(norm)
+
+    def computed(self, norm: object) -> None:
+        """The norm of some gradients was computed. It counts if it is the only one, and no clip followed."""
+        self._computed_norms.append(norm)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped; None for one that a gradient scaler has kept from it."""
+        index = self._index(optimizer)
+        self._updates += 1
+        losses, self._losses = self._losses, []
+        norms = self._clip_norms or (self._computed_norms if len(self._computed_norms) == 1 else [])
+        self._clip_norms, self._computed_norms = [], []
+        if index >= _MOST_OPTIMIZERS:
+            return
+        if losses:
+            self._hold(LOSS, index, _sum(losses))
+        norm = _total_norm(norms)
+        if norm is not None:
+            self._hold(GRADIENT_NORM, index, norm)
+        if optimizer is not None:
+            rate = _readable(optimizer.param_groups[0]["lr"], Capability.LEARNING_RATE)
+            if rate is not None:
+                self._hold(LEARNING_RATE, index, rate)
+
+    def scales(self, scaler: Any) -> None:
+        """A gradient scaler is about to update its scale. Its `get_scale` would wait for the device."""
+        scale = getattr(scaler, "_scale", None)
+        value = None if scale is None else _readable(scale, Capability.LOSS_SCALE)
+        if value is not None:
+            self._held.append((LOSS_SCALE, value))
+
+    # -- what the loop asks for -------------------------------------------------------------------
+
+    def write(self, run: Run | DisabledRun) -> None:
+        """Record what is there as values of the run's current step, and begin the next one."""
+        self._updates = 0
+        held, self._held = self._held, deque(maxlen=_MOST_HELD)
+        for name, value in held:
+            run.scalar(name, value)
+
+    def forget(self) -> None:
+        """Drop what is there, for example of a step that was given up."""
+        for each in (self._losses, self._clip_norms, self._computed_norms, self._held, self._scaled):
+            each.clear()
+        self._updates = 0
+
+    # -- how --------------------------------------------------------------------------------------
+
+    def _unscaled(self, loss: Any) -> Any:
+        """The loss before a gradient scaler multiplied it; None, with a note, if it cannot be told."""
+        if not self._scaled:
+            return loss
+        found = next((before for result, before in self._scaled if result() is loss), None)
+        alive = [each for each in self._scaled if each[0]() is not None and each[0]() is not loss]
+        self._scaled = deque(alive, maxlen=_MOST_SCALED)
+        if found is None and _is_tensor(loss):
+            visibility.cannot_see(Capability.LOSS, Unseen.UNKNOWN_SCALE)
+        return found
+
+    def _add(self, loss: object) -> None:
+        value = _readable(loss, Capability.LOSS)
+        if value is None:
+            return
+        if self._losses and _device(self._losses[0]) != _device(value):
+            visibility.cannot_see(Capability.LOSS, Unseen.DEVICE)  # adding them up would wait for one of them
+        else:
+            self._losses.append(value)
+
+    def _hold(self, name: str, index: int, value: Any) -> None:
+        self._held.append((name if index == 0 else f"{name}_{index + 1}", value))
+
+    def _index(self, optimizer: Any) -> int:
+        if optimizer is None:
+            return self._updates
+        gone = _MOST_OPTIMIZERS
+        for index, each in enumerate(self._optimizers):
+            known = each()
+            if known is optimizer:
+                return index
+            if known is None:
+                gone = min(gone, index)
+        if gone < _MOST_OPTIMIZERS:
+            self._optimizers[gone] = weakref.ref(optimizer)
+            return gone
+        if len(self._optimizers) < _MOST_OPTIMIZERS:
+            self._optimizers.append(weakref.ref(optimizer))
+            return len(self._optimizers) - 1
+        return _MOST_OPTIMIZERS
+
+
+def _readable(value: Any, capability: Capability) -> Any:
+    """A float, or a copy on the device of the value; None, with a note why, if it cannot be read."""
+    if isinstance(value, float | int):
+        visibility.sees(capability)
+        return float(value)
+    why = _obstacle(value)
+    if why is not None:
+        if not visibility.has_seen(capability):
+            visibility.cannot_see(capability, why)
+        return None
+    visibility.sees(capability)
+    if hasattr(value, "to_local"):
+        value = value.to_local()
+    return float(value.item()) if value.is_cpu else value.detach().clone()
+
+
+def _obstacle(value: Any) -> Unseen | None:
+    if not _is_tensor(value):
+        return Unseen.UNKNOWN_FORMAT
+    if value.numel() != 1:
+        return Unseen.SEVERAL_ELEMENTS
+    placements: Iterable[Any] = getattr(value, "placements", ())
+    if not all(each.is_replicate() for each in placements):
+        return Unseen.COLLECTIVE
+    if value.is_cpu or value.is_cuda:
+        return None
+    return Unseen.DEVICE
+
+
+def _is_tensor(value: object) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _device(value: Any) -> Any:
+    return None if isinstance(value, float) else value.device
+
+
+def _sum(values: list[Any]) -> Any:
+    total = values[0]
+    for each in values[1:]:
+        total = total + each
+    return total
+
+
+def _total_norm(norms: list[Any]) -> Any:
+    """The norm; of gradients clipped in groups by norms of their own, the root of the sum of squares.
+
+    Groups that are clipped by one norm, such as those of several meshes, share its memory.
+    """
+    places = {_place(each): each for each in norms}
+    values = [_readable(each, Capability.GRADIENT_NORM) for each in places.values()]
+    if not values or any(each is None for each in values):
+        return None
+    if len(values) == 1:
+        return values[0]
+    if all(isinstance(each, float) for each in values):
+        return math.hypot(*values)
+    return _sum([each.reshape(()) * each.reshape(()) for each in values]).sqrt()
+
+
+def _place(value: Any) -> int:
+    local = value.to_local() if hasattr(value, "to_local") else value
+    return local.data_ptr() if _is_tensor(local) else id(value)
+
+
+values = Values()
+"""Those of this process."""

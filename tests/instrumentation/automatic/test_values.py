@@ -1,0 +1,244 @@
+"""Loss, gradient norm, learning rate and loss scale of a loop that reports none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rankwatch.automatic.values import Values
+from rankwatch.automatic.visibility import visibility
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.run import Run
+from support.automatic.programs import run_program
+
+torch = pytest.importorskip("torch")
+
+
+class Recorded:
+    """A run that keeps its scalars."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, Any]] = []
+
+    def scalar(self, name: str, value: object) -> None:
+        self.scalars.append((name, value))
+
+
+def written(values: Values) -> list[tuple[str, Any]]:
+    """What the values give for one step."""
+    run = Recorded()
+    values.write(cast(Run, run))
+    return run.scalars
+
+
+@pytest.fixture
+def values(monkeypatch: pytest.MonkeyPatch) -> Values:
+    """Values of their own, and an empty record of what is visible."""
+    monkeypatch.setattr(visibility, "_states", {})
+    return Values()
+
+
+def optimizer(rate: Any = 0.5) -> Any:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=rate)
+
+
+def test_loss_of_one_backward(values: Values) -> None:
+    """It is the loop's own, bit for bit, also where the loop changes its tensor afterwards."""
+    loss = (torch.tensor(0.1, requires_grad=True) * 3).sum()
+    own = loss.item()
+    values.backward(loss)
+    with torch.no_grad():
+        loss.zero_()
+    values.stepped(optimizer(0.25))
+    assert written(values) == [("loss", own), ("learning_rate", 0.25)]
+    assert written(values) == []
+    assert visibility.has_seen(Capability.LOSS)
+
+
+def test_accumulation(values: Values) -> None:
+    """The losses of several backward passes add up; those of a list as well."""
+    for each in (0.5, 0.25):
+        values.backward(torch.tensor(each))
+    values.backward([torch.tensor(1.0), torch.tensor(2.0)])
+    values.stepped(optimizer())
+    assert written(values)[0] == ("loss", 3.75)
+
+
+def test_two_optimizers(values: Values) -> None:
+    """Each has its own loss, norm and rate, named in the order in which they first stepped."""
+    first, second = optimizer(0.1), optimizer(0.2)
+    for losses in ((1.0, 2.0), (3.0, 4.0)):
+        values.backward(torch.tensor(losses[0]))
+        values.stepped(first)
+        values.backward(torch.tensor(losses[1]))
+        values.clips(torch.tensor(9.0))
+        values.stepped(second)
+        assert written(values) == [
+            ("loss", losses[0]),
+            ("learning_rate", 0.1),
+            ("loss_2", losses[1]),
+            ("gradient_norm_2", 9.0),
+            ("learning_rate_2", 0.2),
+        ]
+
+
+def test_two_optimizers_after_one_backward(values: Values) -> None:
+    """The loss is that of the first; the second one has no own."""
+    values.backward(torch.tensor(1.0))
+    first, second = optimizer(0.1), optimizer(0.2)
+    values.stepped(first)
+    values.stepped(second)
+    assert written(values) == [("loss", 1.0), ("learning_rate", 0.1), ("learning_rate_2", 0.2)]
+
+
+def test_many_optimizers(values: Values) -> None:
+    """Only the first four are recorded."""
+    optimizers = [optimizer(float(number + 1)) for number in range(40)]
+    for each in optimizers:
+        values.stepped(each)
+    assert [name for name, _ in written(values)] == [
+        "learning_rate", "learning_rate_2", "learning_rate_3", "learning_rate_4",
+    ]  # fmt: skip
+
+
+def test_optimizer_that_is_made_again(values: Values) -> None:
+    """It takes the place of the one that is gone."""
+    for rate in (0.1, 0.2):
+        values.stepped(optimizer(rate))
+    assert [name for name, _ in written(values)] == ["learning_rate", "learning_rate"]
+
+
+def test_skipped_step(values: Values) -> None:
+    """A step that a gradient scaler skips has a loss and a norm, but no learning rate."""
+    values.backward(torch.tensor(2.0))
+    values.clips(torch.tensor(float("inf")))
+    values.stepped(None)
+    assert written(values) == [("loss", 2.0), ("gradient_norm", float("inf"))]
+
+
+def test_scaled_loss(values: Values) -> None:
+    """The loss is what the scaler was given."""
+    loss = torch.tensor(0.3)
+    scaled = loss * 65536.0
+    values.scaled(loss, scaled)
+    values.backward(scaled)
+    values.stepped(optimizer())
+    assert written(values)[0] == ("loss", loss.item())
+
+
+def test_product_of_a_scaled_loss(values: Values) -> None:
+    """A loss that was changed after the scaler is not recorded, because its factor is not known."""
+    loss = torch.tensor(0.3)
+    scaled = loss * 65536.0
+    values.scaled(loss, scaled)
+    values.backward(scaled / 4)
+    values.stepped(optimizer())
+    assert [name for name, _ in written(values)] == ["learning_rate"]
+    assert visibility._states[Capability.LOSS] is Unseen.UNKNOWN_SCALE
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (torch.ones(3), Unseen.SEVERAL_ELEMENTS),
+        (torch.ones((), device="meta"), Unseen.DEVICE),
+        ("loss", Unseen.UNKNOWN_FORMAT),
+    ],
+)
+def test_unreadable_loss(values: Values, loss: object, why: Unseen) -> None:
+    """The record says why; nothing is read from a device."""
+    values.backward(loss)
+    values.stepped(None)
+    assert written(values) == []
+    assert visibility._states[Capability.LOSS] is why
+
+
+def test_loss_of_a_framework(values: Values) -> None:
+    """Where an integration reports the loss, backward passes do not."""
+    values.finds_loss = False
+    values.backward(torch.tensor(1.0))
+    values.stepped(None)
+    assert written(values) == []
+
+
+def test_norms_of_groups(values: Values) -> None:
+    """Groups that are clipped by their own norms have a common one; a norm that is used twice counts once."""
+    values.clips(torch.tensor(3.0))
+    values.clips(torch.tensor(4.0))
+    values.stepped(None)
+    shared = torch.tensor(3.0)
+    values.clips(shared)
+    values.clips(shared.view(()))
+    values.stepped(None)
+    assert [value for _, value in written(values)] == [5.0, 3.0]
+
+
+def test_computed_norm(values: Values) -> None:
+    """A norm that was only computed counts if it is the only one."""
+    values.computed(torch.tensor(3.0))
+    values.stepped(None)
+    for each in (1.0, 2.0):
+        values.computed(torch.tensor(each))
+    values.stepped(None)
+    assert written(values) == [("gradient_norm", 3.0)]
+
+
+def test_learning_rate_in_a_tensor(values: Values) -> None:
+    """It is read like a scalar."""
+    values.stepped(optimizer(torch.tensor(0.5)))
+    assert written(values) == [("learning_rate", 0.5)]
+
+
+def test_loss_scale(values: Values) -> None:
+    """It is read from the scaler's own tensor. Before the first use there is none."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    values.scales(scaler)
+    scaler.scale(torch.tensor(1.0))
+    values.scales(scaler)
+    assert written(values) == [("loss_scale", 8.0)]
+
+
+PROGRAM = """
+import json
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+found, own = [], []
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for way in ("clip", "with", "norm"):
+    loss = model(torch.ones(4, 8)).square().mean()
+    scaled = scaler.scale(loss)
+    scaled.backward()
+    scaler.unscale_(optimizer)
+    if way == "clip":
+        norm = clip_grad_norm_(model.parameters(), 0.1)
+    else:
+        norm = get_total_norm([each.grad for each in model.parameters()])
+        if way == "with":
+            clip_grads_with_norm_(model.parameters(), 0.1, norm)
+    own.append([loss.item(), norm.item()])
+    if "RECORDED" in os.environ:
+        from rankwatch.automatic.values import values
+        class Run:
+            def scalar(self, name, value): found.append([name, value])
+        values.backward(scaled)
+        values.stepped(optimizer)
+        values.write(Run())
+    scaler.step(optimizer)
+    scaler.update()
+json.dump([found, own], open(HERE + "/values.json", "w"))
+torch.save(model.state_dict(), HERE + "/model.pt")
+"""
+
+
+def test_seams(tmp_path: Path) -> None:
+    """Clipping and scaling are seen in torch itself, also by imported names; the training is the same."""
+    run_program(PROGRAM, tmp_path / "with")
+    found, own = json.loads((tmp_path / "with" / "values.json").read_text())
+    assert [value for name, value in found if name == "loss"] == [loss for loss, _ in own]
+    assert [value for name, value in found if name == "gradient_norm"] == [norm for _, norm in own]
+    run_program(PROGRAM, tmp_path / "without", recorded=False)
+    assert (tmp_path / "with/model.pt").read_bytes() == (tmp_path / "without/model.pt").read_bytes()
