@@ -3,6 +3,7 @@ newest log lines."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import msgspec
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
-from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch.lifecycle import CRASHED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
@@ -47,12 +48,12 @@ def add_black_boxes(bundle: Bundle) -> None:
 
 
 def add_terminated_stacks(bundle: Bundle) -> None:
-    """Copies what faulthandler wrote in ranks that received SIGTERM."""
-    for rank in bundle.ranks:
-        source = rank.path.with_suffix(TERMINATED_SUFFIX)
+    """Copies what faulthandler wrote in ranks that received SIGTERM, or crashed."""
+    for rank, suffix in itertools.product(bundle.ranks, (TERMINATED_SUFFIX, CRASHED_SUFFIX)):
+        source = rank.path.with_suffix(suffix)
         if not _has_content(source):
             continue
-        name = f"stacks/{rank.rank}{TERMINATED_SUFFIX}.txt"
+        name = f"stacks/{rank.rank}{suffix}.txt"
         with bundle.part(name):
             copy_file(source, bundle.folder, name, fault=EvidenceFault.STACKS, max_bytes=MAX_STACK_BYTES)
 

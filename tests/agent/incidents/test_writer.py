@@ -25,7 +25,7 @@ from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
 from rankwatch_agent.training.conditions import RankCondition
 from support.agent.process import DEADLINE_SECONDS, until
 from support.incidents.incidents import boxed, condition, incident, py_spy, writer
-from support.training.ranks import rank
+from support.training.ranks import go_on, rank
 from support.training.recorder import entry, reply, worker_server
 
 STAND = "steps(3)\nwith run.phase('data_wait'):\n    ready()\n    time.sleep(1000)"
@@ -265,6 +265,22 @@ def test_silent_rank(tmp_path: Path, standing: RankCondition) -> None:
         _, bundle = write(writer(recorder_seconds=0.3), tmp_path, standing)
     (saved,) = json.loads((bundle / "ranks.json").read_text())["ranks"]
     assert saved["flight_recorder_silent"] is True
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "begins"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", "0.terminated.txt", "Current thread "),
+        ("os.abort()", "0.crashed.txt", "Fatal Python error: Aborted"),
+    ],
+)
+def test_own_stacks(code: str, name: str, begins: str, tmp_path: Path) -> None:
+    """What a rank wrote itself when it received SIGTERM, or crashed."""
+    with rank(tmp_path / "boxes", f"import signal; steps(1); ready(); {code}") as process:
+        go_on(process)
+        process.wait()
+        _, bundle = write(writer(), tmp_path, boxed(tmp_path / "boxes" / "job" / "0.blackbox"))
+    assert (bundle / "stacks" / name).read_text().startswith(begins)
 
 
 def test_log_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

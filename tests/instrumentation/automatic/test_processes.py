@@ -11,6 +11,7 @@ import pytest
 
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox.reader import Reader
+from rankwatch_diagnosis.run.engine import diagnose_run
 from support.jobs.torchrun import torchrun
 
 pytest.importorskip("torch")
@@ -125,3 +126,36 @@ def test_helper_script(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
     assert awake(tmp_path) and not list(tmp_path.glob("*/*.blackbox"))
     assert not [each for each in tmp_path.iterdir() if each.name not in ("own", "witness")]
+
+
+CRASHING = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from rankwatch.automatic import recording
+dist.init_process_group("gloo")
+run = recording.opened()
+for _ in range(3):
+    run.begin_step(); dist.barrier(); run.end_step()
+if os.environ["RANK"] == "1":
+    exec(os.environ["END"])
+time.sleep(100)  # torchrun terminates it
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("os.abort()", "rank 1: it crashed by SIGABRT: Aborted"),
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", "rank 1: ended by lack of GPU memory"),
+        ("sys.exit(5)", "rank 1: ended by exit status 5"),
+    ],
+)
+def test_end_of_a_rank(end: str, why: str, tmp_path: Path) -> None:
+    """The rank that ended first is named with how it ended; the other was terminated by torchrun."""
+    script = tmp_path / "train.py"
+    script.write_text(CRASHING)
+    ended = torchrun(str(script), ranks=2, directory=tmp_path, **environment(tmp_path, END=end))
+    assert ended.returncode != 0
+    verdict = diagnose_run(tmp_path / "job")
+    assert verdict.why.startswith(why), verdict.why
+    assert {each["rank"]: each["state"] for each in verdict.ranks_seen}[0] == "terminated"
