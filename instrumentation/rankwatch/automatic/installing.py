@@ -41,6 +41,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
     from rankwatch.automatic.seams import (
         clipping,
         distributed_checkpoints,
+        frameworks,
         loss_scaling,
         process_groups,
         ray_workers,
@@ -56,6 +57,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         distributed_checkpoints.targets,
         safetensors.targets,
         ray_workers.targets,
+        frameworks.targets,
     )
 
 

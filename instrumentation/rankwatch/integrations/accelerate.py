@@ -1,0 +1,104 @@
+"""Accelerate: `save_state` as one checkpoint, the gradient norm over all ranks, and a tracker.
+
+A loop with `Accelerator` needs no line: `rankwatch run` finds its steps at the optimizer, and this module
+adds what only Accelerate knows. `Accelerator.backward` divides the loss by the number of batches of a
+step, so the recorded sum is their mean. By hand it is one line, and what the loop logs is recorded too:
+
+    from rankwatch.integrations.accelerate import RankwatchTracker
+
+    accelerator = Accelerator(log_with=[RankwatchTracker()])
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic import installing, leading, recording
+from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.patching import guarded, watch
+from rankwatch.conventions import Capability
+
+_guarded = functools.partial(guarded, "follow Accelerate")
+
+
+def patch(module: ModuleType) -> None:
+    """Let every `Accelerator` report."""
+    accelerator = module.Accelerator
+    watch(accelerator, "clip_grad_norm_", ended=_gradient_norm, shows=Capability.GRADIENT_NORM)
+    watch(accelerator, "save_state", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
+    watch(accelerator, "load_state", began=_load_began, ended=_ended)
+
+
+def patch_loaders(module: ModuleType) -> None:
+    """Record the wait of the ranks that get their batches from rank 0: they have no data loader of their
+    own."""
+    watch(
+        module.DataLoaderDispatcher,
+        "_fetch_batches",
+        began=lambda *_: leading.fetch_began(),
+        ended=lambda *_: leading.fetch_ended(),
+    )
+
+
+def _gradient_norm(token: Any, norm: Any, error: BaseException | None) -> None:
+    """The norm over all ranks, where Accelerate has put it together itself (FSDP2, DeepSpeed)."""
+    if error is None and (lead := leading.current()) is not None:
+        lead.gradient_norm(norm)
+
+
+def _save_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:
+    return checkpoints.begin(SAVE)
+
+
+def _load_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:
+    return checkpoints.begin(LOAD)
+
+
+def _ended(part: Part | None, result: Any, error: BaseException | None) -> None:
+    if part is not None:
+        checkpoints.end(part, failed=error is not None)
+
+
+class _Tracker:
+    """Records the numbers that a loop gives to `Accelerator.log`, on every rank."""
+
+    name = "rankwatch"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        installing.install()
+
+    @property
+    def tracker(self) -> Any:
+        """The run that it records into."""
+        return recording.opened()
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """A run of rankwatch has no hyperparameters."""
+
+    @_guarded
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Record each number under its name, in the step that is open or was the last."""
+        run = recording.opened()
+        for name, value in values.items():
+            if isinstance(value, int | float) or getattr(value, "numel", int)() == 1:
+                run.scalar(name, value)
+
+    @_guarded
+    def finish(self) -> None:
+        """The training is over: `Accelerator.end_training`."""
+        recording.opened().finish()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RankwatchTracker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base = importlib.import_module("accelerate.tracking").GeneralTracker
+    details = {"__module__": __name__, "__doc__": _Tracker.__doc__}
+    tracker = globals()[name] = type(name, (_Tracker, base), details)
+    return tracker

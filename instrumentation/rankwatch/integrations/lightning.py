@@ -1,0 +1,260 @@
+"""Lightning: steps, loss, evaluations and checkpoints of `Trainer.fit`, for `lightning.pytorch` and
+`pytorch_lightning`.
+
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    trainer = Trainer(max_steps=1000, callbacks=[RankwatchCallback()])
+
+`rankwatch run` adds the callback by itself. A step is a training batch, or the batches of one
+accumulation. It has the number of Lightning's `global_step` after it: the first is 1. The loss is
+`outputs["loss"]` of `on_train_batch_end`, summed over the batches of the step. With manual optimization a
+batch is one step, however many optimizers it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from rankwatch.automatic import installing, leading
+from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.leading import Lead
+from rankwatch.automatic.patching import guarded, watch
+from rankwatch.automatic.seams.saving import bytes_of
+from rankwatch.automatic.work import amounts_of
+from rankwatch.conventions import Capability
+
+NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
+"""Two packages with the same classes, which know nothing of each other."""
+_NAME = "lightning"
+_guarded = functools.partial(guarded, "follow the Trainer of Lightning")
+
+
+# -- what is patched in either namespace -------------------------------------------------------------------
+
+
+def patch_callbacks(module: ModuleType) -> None:
+    """Add the callback to every `Trainer`, unless it has it already."""
+    watch(module._CallbackConnector, "_attach_model_callbacks", ended=_attach, began=_trainer_of)
+
+
+def patch_trainer(module: ModuleType) -> None:
+    """Record the saves of checkpoints, from whatever callback or script they come."""
+    watch(
+        module.Trainer, "save_checkpoint", began=_save_began, ended=_save_ended, shows=Capability.CHECKPOINTS
+    )
+
+
+def patch_restoring(module: ModuleType) -> None:
+    """Record the load of a checkpoint."""
+    watch(module._CheckpointConnector, "resume_start", began=_load_began, ended=_load_ended)
+
+
+def patch_fetching(module: ModuleType) -> None:
+    """Record the wait for each training batch, whatever the loader is."""
+    watch(module._TrainingEpochLoop, "_on_before_fetch", ended=lambda *_: leading.fetch_began())
+    watch(module._TrainingEpochLoop, "_on_after_fetch", began=lambda *_: leading.fetch_ended())
+
+
+def _trainer_of(connector: Any) -> Any:
+    return connector.trainer
+
+
+def _attach(trainer: Any, result: Any, error: BaseException | None) -> None:
+    if error is None and not any(isinstance(each, _Callback) for each in trainer.callbacks):
+        callbacks = [__getattr__("RankwatchCallback")(), *trainer.callbacks]
+        trainer.callbacks = trainer._callback_connector._reorder_callbacks(callbacks)
+
+
+class _Save(NamedTuple):
+    trainer: Any
+    path: Any
+    part: Part
+
+
+def _save_began(trainer: Any, filepath: Any, *args: Any, **kwargs: Any) -> _Save:
+    part = checkpoints.begin(SAVE, lasting=_writes_later(trainer))
+    part.operation.step = _steps_done(trainer)  # not the step that is open, should one be
+    return _Save(trainer, filepath, part)
+
+
+def _save_ended(save: _Save | None, result: Any, error: BaseException | None) -> None:
+    if save is None:
+        return
+    trainer, path, part = save
+    if trainer.is_global_zero and not part.operation.size and error is None and not part.lasting:
+        part.operation.size = bytes_of(path)  # Lightning saves into memory, and that into the file
+    checkpoints.end(part, failed=error is not None)
+    if not part.lasting:
+        return
+    plugin = trainer.strategy.checkpoint_io
+    if error is None and plugin._executor is not None:  # one thread writes, in order
+        plugin._executor.submit(lambda: checkpoints.finish(part.operation, failed=plugin._error is not None))
+    else:
+        checkpoints.finish(part.operation, failed=error is not None)
+
+
+def _writes_later(trainer: Any) -> bool:
+    """True for `AsyncCheckpointIO`."""
+    return hasattr(trainer.strategy.checkpoint_io, "_executor")
+
+
+def _load_began(connector: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return (connector, checkpoints.begin(LOAD)) if checkpoint_path else None
+
+
+def _load_ended(token: tuple[Any, Part] | None, result: Any, error: BaseException | None) -> None:
+    if token is None:
+        return
+    connector, part = token
+    if error is None:
+        part.operation.step = connector._loaded_checkpoint.get("global_step", part.operation.step)
+    checkpoints.end(part, failed=error is not None)
+
+
+def _steps_done(trainer: Any) -> int:
+    """Lightning's `global_step` counts each optimizer of a manual optimization: then batches are counted."""
+    module = trainer.lightning_module
+    if module is None or module.automatic_optimization:
+        return int(trainer.global_step)
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _after_updates(call: Callable[..., None]) -> Any:
+    return importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(call)
+
+
+def _target(trainer: Any) -> int:
+    """Steps that the training is to reach; 0 if that is not known."""
+    if not trainer.lightning_module.automatic_optimization and trainer.max_steps > 0:
+        return 0  # it counts each optimizer
+    steps = trainer.estimated_stepping_batches
+    return int(steps) if math.isfinite(steps) else 0
+
+
+# -- the callback ------------------------------------------------------------------------------------------
+
+
+class _Callback:
+    """Reports when Lightning trains: steps, loss, evaluations, checkpoints."""
+
+    def __init__(self) -> None:
+        self._forget()
+        installing.install()
+
+    def _forget(self) -> None:
+        self._lead: Lead | None = None
+        self._loss: Any = None
+        """Sum over the batches of the open step so far."""
+        self._done = 0
+        """Number of the last step."""
+        self._optimizer_steps = 0
+        """Lightning's own count after the last step."""
+        self._updates = 0
+        """Updates by optimizers since then, in a manual optimization that goes around Lightning's own."""
+        self._hook: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # `ddp_spawn` sends the trainer with its callbacks to its ranks
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._forget()
+
+    @_guarded
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        installing.install()
+        if stage == "fit":
+            self._lead = leading.lead(_NAME)
+
+    @_guarded
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._release()
+
+    @_guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._done = _steps_done(trainer)
+        self._optimizer_steps = trainer.global_step
+        if self._lead is not None:
+            if not pl_module.automatic_optimization:
+                self._hook = _after_updates(self._updated)
+            if trainer.ckpt_path and self._done:
+                self._lead.resumed(self._done)
+            if target := _target(trainer):
+                self._lead.target(target)
+
+    @_guarded
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        lead = self._lead
+        if lead is not None:
+            if not lead.step_open:
+                lead.begin_step(self._done + 1)
+            lead.work(**amounts_of(batch))
+
+    @_guarded
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        lead = self._lead
+        if lead is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if loss is not None:
+            self._loss = loss if self._loss is None else self._loss + loss
+        if trainer.global_step != self._optimizer_steps or self._updates:
+            self._optimizer_steps, self._updates = trainer.global_step, 0
+            self._done += 1
+            if self._loss is not None:
+                lead.loss(self._loss)
+                self._loss = None
+            lead.end_step()
+
+    @_guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._lead is not None and isinstance(exception, KeyboardInterrupt):
+            self._lead.run.fail(exception)  # Lightning turns it into an exit with code 1
+        self._release()
+
+    def _updated(self, *_: Any) -> None:
+        self._updates += 1
+
+    def _release(self) -> None:
+        lead, self._lead = self._lead, None
+        self._loss = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if lead is not None:
+            lead.end_step(failed=True)
+            lead.release()
+
+    def _evaluation_began(self, trainer: Any, pl_module: Any) -> None:
+        leading.evaluation_began()
+
+    def _evaluation_ended(self, trainer: Any, pl_module: Any) -> None:
+        leading.evaluation_ended()
+
+    on_sanity_check_start = on_validation_start = _guarded(_evaluation_began)
+    on_test_start = on_predict_start = on_validation_start
+    on_sanity_check_end = on_validation_end = _guarded(_evaluation_ended)
+    on_test_end = on_predict_end = on_validation_end
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RankwatchCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    bases = [importlib.import_module(f"{each}.callbacks").Callback for each in _namespaces()]
+    details = {"__module__": __name__, "__doc__": _Callback.__doc__}
+    callback = globals()[name] = type(name, (_Callback, *bases), details)
+    return callback
+
+
+def _namespaces() -> list[str]:
+    """Those that the script uses; all that are installed if it has imported none so far."""
+    loaded = [each for each in NAMESPACES if each in sys.modules]
+    return loaded or [each for each in NAMESPACES if find_spec(each.partition(".")[0])]

@@ -1,0 +1,262 @@
+"""Hugging Face `Trainer`: its steps, loss, gradient norm, evaluations and checkpoints.
+
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[RankwatchCallback()])
+
+`rankwatch run` adds the callback by itself. A step has the number that the Trainer's own logs and
+checkpoint folders give it: the first is 1. The loss is what `training_step` returns, summed over the
+batches of the step: the number that the Trainer averages for its logs, without its filter for NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic import installing, leading
+from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.leading import Lead
+from rankwatch.automatic.patching import Function, guarded, replace, watch
+from rankwatch.automatic.work import amounts_of
+from rankwatch.conventions import Capability
+from rankwatch.integrations.frameworks import require
+
+require("transformers", integration="transformers", name="Hugging Face Transformers")
+
+_NAME = "transformers"
+_guarded = functools.partial(guarded, "follow the Trainer of Transformers")
+
+
+def patch(module: ModuleType) -> None:
+    """Let every `Trainer` of the module `transformers.trainer` report."""
+    trainer = module.Trainer
+    watch(trainer, "train", began=_train_began, ended=_train_ended, shows=Capability.STEPS)
+    _watch_calls(trainer)
+
+
+def _watch_calls(kind: type) -> None:
+    """Watch what the training loop calls on this class of Trainer, which may override it."""
+    watch(kind, "_inner_training_loop", ended=_attempt_ended)
+    watch(kind, "training_step", began=_batch_began, ended=_batch_ended, shows=Capability.LOSS)
+    replace(kind, "get_batch_samples", _timing_fetches, shows=Capability.DATA_WAIT)
+    watch(kind, "_get_grad_norm", ended=_gradient_norm, shows=Capability.GRADIENT_NORM)
+    for name in ("evaluate", "predict", "evaluation_loop"):
+        watch(kind, name, began=_evaluation_began, ended=_evaluation_ended, shows=Capability.EVALUATION)
+    for name in ("_save_checkpoint", "save_model"):
+        watch(kind, name, began=_save_began, ended=_checkpoint_ended, shows=Capability.CHECKPOINTS)
+    for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler"):
+        watch(kind, name, began=_load_began, ended=_checkpoint_ended)
+
+
+class _Training:
+    """One call of `Trainer.train`. It holds no state between two of them."""
+
+    def __init__(self, lead: Lead, trainer: Any) -> None:
+        self.lead = lead
+        self.trainer = trainer
+        self.loss: Any = None
+        """Sum over the batches of the open step so far."""
+        self.inside = False
+        """True inside `training_step`. An override of it calls the one that it overrides."""
+        self.skips = False
+        """True until the first batches after a resume are there: the wait for them includes those skipped."""
+        self.replicas = 1
+        """Ranks that work on the same batch."""
+
+    def begin(self, state: Any) -> None:
+        """The Trainer is about to fetch the first batch."""
+        if state.max_steps > 0:
+            self.lead.target(state.max_steps)
+        if state.global_step > 0:
+            self.lead.resumed(state.global_step)
+            self.skips = True
+        self.replicas = _replicas(self.trainer)
+
+    def add(self, loss: Any) -> None:
+        """Add the loss of a batch: exactly as the Trainer does, and without waiting for the device."""
+        self.loss = loss if self.loss is None else self.loss + loss
+
+    def end_step(self) -> None:
+        """The optimizer has stepped, or its step was skipped."""
+        if self.loss is not None:
+            self.lead.loss(self.loss)
+            self.loss = None
+        self.lead.end_step()
+
+    def abandon_step(self) -> None:
+        """An exception has ended the step, or the Trainer stops before its optimizer."""
+        self.loss = None
+        self.inside = False
+        self.lead.end_step(failed=True)
+
+
+_training: _Training | None = None
+"""The call of `train` that is under way. The callback holds nothing: a hyperparameter search pickles it."""
+
+
+# -- the callback ------------------------------------------------------------------------------------------
+
+
+class _Callback:
+    """Reports when a Trainer trains: steps, loss, evaluations, checkpoints."""
+
+    def __init__(self) -> None:
+        installing.install()
+
+    @_guarded
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if _training is not None:
+            _training.begin(state)
+
+    @_guarded
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if _training is not None:
+            _training.lead.begin_step(state.global_step + 1)
+
+    @_guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if _training is not None:
+            _training.end_step()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RankwatchCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    base = importlib.import_module("transformers.trainer_callback").TrainerCallback
+    details = {"__module__": __name__, "__doc__": _Callback.__doc__}
+    callback = globals()[name] = type(name, (_Callback, base), details)
+    return callback
+
+
+# -- what the Trainer calls --------------------------------------------------------------------------------
+
+
+def _train_began(trainer: Any, *args: Any, **kwargs: Any) -> _Training | None:
+    global _training
+    if _training is not None:  # a Trainer inside another one's training
+        return None
+    lead = leading.lead(_NAME)
+    if lead is None:
+        return None
+    _watch_calls(type(trainer))
+    handler = trainer.callback_handler
+    if not any(isinstance(each, _Callback) for each in handler.callbacks):
+        callback = __getattr__("RankwatchCallback")()
+        handler.callbacks.insert(0, callback)  # before others, whose time belongs to no step
+    _training = _Training(lead, trainer)
+    return _training
+
+
+def _train_ended(training: _Training | None, result: Any, error: BaseException | None) -> None:
+    global _training
+    if training is not None:
+        _training = None
+        training.abandon_step()
+        training.lead.release()
+
+
+def _attempt_ended(token: Any, result: Any, error: BaseException | None) -> None:
+    if _training is not None and error is not None:  # after out of memory it is called again
+        _training.abandon_step()
+
+
+def _batch_began(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> _Training | None:
+    training = _training
+    if training is None or training.inside or trainer is not training.trainer:
+        return None
+    training.inside = True
+    training.lead.work(**{unit: each / training.replicas for unit, each in amounts_of(inputs).items()})
+    return training
+
+
+def _batch_ended(training: _Training | None, result: Any, error: BaseException | None) -> None:
+    if training is not None:
+        training.inside = False
+        if error is None:
+            training.add(result)
+
+
+def _timing_fetches(original: Function) -> Function:
+    def get_batch_samples(self: Any, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        training = _training
+        if training is None or isinstance(epoch_iterator, _Fetches):
+            return original(self, epoch_iterator, *args, **kwargs)
+        result = original(self, _Fetches(epoch_iterator), *args, **kwargs)
+        if training.skips:
+            training.skips = False
+            _forget_waits(training)
+        return result
+
+    return get_batch_samples
+
+
+@_guarded
+def _forget_waits(training: _Training) -> None:
+    training.lead.forget_waits()
+
+
+class _Fetches(Iterator[Any]):
+    """The Trainer's iterator over batches; each `next` is a wait for data, whatever the loader is."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._began, self._ended = _guarded(leading.fetch_began), _guarded(leading.fetch_ended)
+
+    def __next__(self) -> Any:
+        self._began()
+        try:
+            return next(self._batches)
+        finally:
+            self._ended()
+
+
+def _gradient_norm(token: Any, norm: Any, error: BaseException | None) -> None:
+    if _training is not None:
+        _training.lead.gradient_norm(norm)
+
+
+def _replicas(trainer: Any) -> int:
+    sizes = (getattr(trainer, f"get_{each}_size", _one)() for each in ("tp", "cp", "sp"))
+    return functools.reduce(lambda product, size: product * size, sizes, 1)
+
+
+def _one() -> int:
+    return 1
+
+
+# -- evaluations and checkpoints, also those that a script asks for between two trainings --------------------
+
+
+def _evaluation_began(trainer: Any, *args: Any, **kwargs: Any) -> None:
+    leading.evaluation_began()
+
+
+def _evaluation_ended(token: Any, result: Any, error: BaseException | None) -> None:
+    leading.evaluation_ended()
+
+
+def _save_began(trainer: Any, *args: Any, **kwargs: Any) -> Part:
+    return checkpoints.begin(SAVE)
+
+
+def _load_began(trainer: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Part | None:
+    if checkpoint is None:
+        return None
+    part = checkpoints.begin(LOAD)
+    part.operation.step = _step_of(checkpoint, part.operation.step)
+    return part
+
+
+def _step_of(folder: Any, otherwise: int) -> int:
+    """The step in the name of a folder `checkpoint-500`."""
+    digits = str(folder).rstrip("/").rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 18 else otherwise
+
+
+def _checkpoint_ended(part: Part | None, result: Any, error: BaseException | None) -> None:
+    if part is not None:
+        checkpoints.end(part, failed=error is not None)

@@ -1,0 +1,134 @@
+"""Runs jobs with frameworks, without rankwatch, by hand and without a line, and reads what was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwatch.automatic.launching import recording_environment
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import NowBlock
+from support.jobs.torchrun import torchrun
+from support.training.blackbox import Read, read
+
+RANKS = 2
+PLAIN, HAND, ZERO = "plain", "hand", "zero"
+SCRIPTS = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that has ended."""
+
+    folder: Path
+    errors: str
+
+    def box(self, rank: int) -> Path:
+        """The black box of a rank."""
+        return self.folder / "boxes" / "job" / f"{rank}.blackbox"
+
+    def wrote(self, rank: int) -> Any:
+        """What the script itself has noted."""
+        return json.loads((self.folder / f"{rank}.json").read_text())
+
+    def records(self, rank: int) -> list[Read]:
+        """All records of a rank."""
+        return read(self.box(rank))
+
+    def now(self, rank: int) -> NowBlock:
+        """The final state of a rank."""
+        reader = Reader(self.box(rank))
+        try:
+            return reader.now()
+        finally:
+            reader.close()
+
+    def steps(self, rank: int) -> list[int]:
+        """Numbers of the recorded steps that no exception has ended."""
+        found = [each.payload for each in self.records(rank) if each.kind == RecordKind.STEP]
+        return [int(number) for number, failed in found if not failed]
+
+    def scalars(self, rank: int, name: str) -> list[tuple[int, float]]:
+        """Step and value of each record of a scalar."""
+        return [
+            (int(each.payload[1]), each.payload[0])
+            for each in self.records(rank)
+            if each.kind == RecordKind.SCALAR and each.name == name
+        ]
+
+    def work(self, rank: int, unit: str) -> list[tuple[int, float]]:
+        """Step and amount of each record of work."""
+        return [
+            (int(each.payload[1]), each.payload[0])
+            for each in self.records(rank)
+            if each.kind == RecordKind.WORK and each.name == unit
+        ]
+
+    def phases(self, rank: int, name: str) -> list[Read]:
+        """Records of a phase."""
+        return [each for each in self.records(rank) if each.kind == RecordKind.PHASE and each.name == name]
+
+    def checkpoints(self, rank: int, operation: str) -> list[tuple[int, bool]]:
+        """Step and success of each operation."""
+        found = [each for each in self.records(rank) if each.kind == RecordKind.CHECKPOINT]
+        return [
+            (int(each.payload[1]), not each.payload[3])
+            for each in found
+            if each.name == operation and not each.payload[2]
+        ]
+
+    def seconds_of_steps(self, rank: int, phase: str) -> float:
+        """Time of a phase inside steps."""
+        steps = [each for each in self.records(rank) if each.kind == RecordKind.STEP]
+        return sum(
+            each.end - each.start
+            for each in self.phases(rank, phase)
+            if any(step.start <= each.start and each.end <= step.end for step in steps)
+        )
+
+
+def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANKS) -> Job:
+    """Run a script of this folder under torchrun, once for each rank. It gets a folder, `plain` or
+    `hand`, and the arguments."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = {"RANKWATCH_DISABLE": "1"} if mode == PLAIN else {}
+    if mode == ZERO:
+        environ = {"PYTHONPATH": recording_environment(os.environ)["PYTHONPATH"]}
+    done = torchrun(
+        str(SCRIPTS / script),
+        str(folder),
+        HAND if mode == HAND else PLAIN,
+        *arguments,
+        ranks=ranks,
+        directory=folder / "boxes",
+        HF_HUB_OFFLINE="1",
+        **environ,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return Job(folder=folder, errors=done.stderr)
+
+
+def run_case(script: str, case: str, folder: Path) -> tuple[Job, Any]:
+    """Run a case of a script of this folder in one process, without a line. Also returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), case],
+        env={
+            **recording_environment(os.environ),
+            "RANKWATCH_DIR": str(folder / "boxes"),
+            "RANKWATCH_RUN": "job",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return Job(folder=folder, errors=done.stderr), json.loads(done.stdout.splitlines()[-1])
