@@ -13,6 +13,7 @@ from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, Unseen
 from rankwatch.run import Run
 from support.automatic.programs import run_program
+from support.jobs.gloo import gloo
 
 torch = pytest.importorskip("torch")
 
@@ -199,6 +200,60 @@ def test_loss_scale(values: Values) -> None:
     scaler.scale(torch.tensor(1.0))
     values.scales(scaler)
     assert written(values) == [("loss_scale", 8.0)]
+
+
+class OnDevice(torch.Tensor):  # type: ignore[name-defined, misc]
+    """A tensor that says it is on a GPU. Reading its value is an error: it would wait."""
+
+    is_cpu = False
+    is_cuda = True
+
+    def item(self) -> float:
+        raise AssertionError("the value was read")
+
+    __float__ = __bool__ = __int__ = item  # type: ignore[assignment]
+
+
+def on_device(value: float) -> Any:
+    return torch.tensor(value).as_subclass(OnDevice)
+
+
+def test_nothing_waits_for_a_device(values: Values) -> None:
+    """Values of a GPU stay there: they are copied when they are seen, and added up there."""
+    loss = on_device(0.5)
+    values.backward(loss)
+    loss.zero_()
+    values.backward(on_device(0.25))
+    values.clips(on_device(3.0))
+    values.clips(on_device(4.0))
+    stepping = optimizer()
+    stepping.param_groups[0]["lr"] = on_device(0.125)
+    values.stepped(stepping)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler._scale = on_device(8.0)
+    values.scales(scaler)
+    found = {name: value.as_subclass(torch.Tensor).item() for name, value in written(values)}
+    assert found == {"loss": 0.75, "gradient_norm": 5.0, "learning_rate": 0.125, "loss_scale": 8.0}
+
+
+def test_parts_on_several_ranks(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm of which each rank holds a part is not put together; one that all hold is read."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    with gloo():
+        mesh = init_device_mesh("cpu", (1,))
+        part, whole = (
+            DTensor.from_local(torch.tensor(3.0), mesh, [kind]) for kind in (Partial(), Replicate())
+        )
+        for name in ("full_tensor", "redistribute"):
+            monkeypatch.delattr(DTensor, name)
+        values.clips(part)
+        values.stepped(None)
+        assert visibility._states[Capability.GRADIENT_NORM] is Unseen.COLLECTIVE
+        values.clips(whole)
+        values.stepped(None)
+        assert written(values) == [("gradient_norm_2", 3.0)]
 
 
 PROGRAM = """
