@@ -52,7 +52,7 @@ def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
         return  # not rank 0; a forked child is not the rank either
     try:
         subprocess.run(
-            [sys.executable, "-P", "-m", "rankwatch_cli", "summary", os.fspath(directory)],
+            [*_interpreter(os.environ), "-m", "rankwatch_cli", "summary", os.fspath(directory)],
             env=_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,
@@ -62,6 +62,14 @@ def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:
         )
     except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the process exits, with a card or without
         return
+
+
+def _interpreter(env: Mapping[str, str]) -> list[str]:
+    """That of `rankwatch run`, which has the command. It gets no path that is meant for the training."""
+    of_command = env.get(environment.PYTHON, "")
+    if of_command in ("", sys.executable) or not Path(of_command).exists():
+        return [sys.executable, "-P"]
+    return [of_command, "-I"]
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:

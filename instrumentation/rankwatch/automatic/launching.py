@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ SITE = Path(__file__).resolve().parent / "site"
 
 
 def recording_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with what zero-code recording needs: the folder in front of PYTHONPATH, and a variable.
+    """`env` with what zero-code recording needs: the folder in front of PYTHONPATH, and two variables.
 
     Raises UsageError if PYTHONPATH cannot hold the folder.
     """
@@ -23,4 +24,9 @@ def recording_environment(env: Mapping[str, str]) -> dict[str, str]:
         raise UsageError(f"PYTHONPATH cannot hold {site}, because its name contains {os.pathsep!r}")
     others = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each != site]
     path = os.pathsep.join([site, *others] if others != [""] else [site])
-    return {environment.SINGLE_PROCESS: "1", **env, "PYTHONPATH": path}
+    return {
+        environment.SINGLE_PROCESS: "1",
+        **env,
+        environment.PYTHON: sys.executable,
+        "PYTHONPATH": path,
+    }

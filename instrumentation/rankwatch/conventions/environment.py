@@ -31,6 +31,8 @@ TARGET_STEPS = "RANKWATCH_TARGET_STEPS"
 SINGLE_PROCESS = "RANKWATCH_SINGLE_PROCESS"
 """Any value but empty, 0, false or no: below `rankwatch run`, a process that no launcher has given a rank is
 recorded too, if it trains. `rankwatch run` sets it."""
+PYTHON = "RANKWATCH_PYTHON"
+"""The interpreter of `rankwatch run`, set by it: it prints the card at exit."""
 RANK_PROCESS = "RANKWATCH_RANK_PROCESS"
 """Set by a rank that zero-code recording follows, for the processes that it starts: they are no ranks."""
 LOG_LINES = "RANKWATCH_LOG_LINES"

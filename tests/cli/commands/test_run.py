@@ -33,7 +33,12 @@ def test_command() -> None:
     """Words, status and process stay; the folder comes in front of PYTHONPATH."""
     command = [sys.executable, "-c", SHOW, "--", "a b", "*"]
     ended = run("--run", "r", "--target-steps", "7", "--", *command, PYTHONPATH="/own")
-    variables = [("RANKWATCH_RUN", "r"), ("RANKWATCH_SINGLE_PROCESS", "1"), ("RANKWATCH_TARGET_STEPS", "7")]
+    variables = [
+        ("RANKWATCH_PYTHON", sys.executable),
+        ("RANKWATCH_RUN", "r"),
+        ("RANKWATCH_SINGLE_PROCESS", "1"),
+        ("RANKWATCH_TARGET_STEPS", "7"),
+    ]
     assert ended.stdout == f"{['--', 'a b', '*']} {variables} {SITE}:/own\n"
     assert (ended.returncode, ended.stderr) == (0, "")
 

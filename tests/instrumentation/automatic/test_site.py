@@ -166,7 +166,11 @@ def other_interpreters() -> list[str]:
     """Interpreters of this machine that have no rankwatch, the oldest first."""
     roots = [Path(sys.base_prefix), *sorted(Path(sys.base_prefix).parent.glob("3.*"))]
     found = [Path("/usr/bin/python3"), *(each / "bin" / "python3" for each in roots)]
-    return [str(each) for each in dict.fromkeys(found) if each.exists()]
+    return [str(each) for each in dict.fromkeys(found) if each.exists() and not has_rankwatch(each)]
+
+
+def has_rankwatch(interpreter: Path) -> bool:
+    return any(interpreter.resolve().parents[1].glob("lib/python3*/*-packages/rankwatch*"))
 
 
 @pytest.mark.parametrize("interpreter", other_interpreters())
@@ -220,3 +224,25 @@ def test_half_imported_library(tmp_path: Path) -> None:
     )
     ended = python(code, [library(tmp_path)])
     assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+@pytest.mark.e2e
+def test_card_in_a_foreign_interpreter(tmp_path: Path) -> None:
+    """A run in an interpreter without rankwatch is recorded, and that of `rankwatch run` prints its card."""
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").write_text("")
+    code = (
+        "import keras\nfrom rankwatch.automatic import recording\nrun = recording.opened()\n"
+        "for _ in range(3):\n    run.begin_step(); run.end_step()\n"
+    )
+    interpreter = next(each for each in other_interpreters() if version_of(each) >= (3, 11))
+    variables = {"RANKWATCH_DIR": f"{tmp_path}/boxes", "RANKWATCH_RUN": "job", "RANKWATCH_SUMMARY": "1"}
+    ended = python(code, [tmp_path], interpreter, **variables)
+    assert ended.returncode == 0
+    assert "rankwatch: run job finished, 3 steps in " in ended.stderr, ended.stderr
+
+
+def version_of(interpreter: str) -> tuple[int, ...]:
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+    return tuple(map(int, done.stdout.split()))
