@@ -21,6 +21,7 @@ def pytest_configure() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
     os.environ["RANKWATCH_SUMMARY"] = "0"  # else each rank of a test starts a process when it exits
     os.environ["RANKWATCH_LOG_LINES"] = "0"  # else pytest's own streams are watched
+    os.environ["RANKWATCH_TRACKERS"] = "0"  # else each rank 0 starts a thread
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

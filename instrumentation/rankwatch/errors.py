@@ -38,3 +38,7 @@ class SettingError(RankwatchError):
 
     The message is one sentence for the user. Training reads no such settings and never sees this error.
     """
+
+
+class TrackerError(RankwatchError):
+    """An experiment tracker did not take what it was sent."""

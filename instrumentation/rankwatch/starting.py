@@ -43,6 +43,7 @@ from rankwatch.rank_gpu import RankGpu, is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
 from rankwatch.torch_world import place_in_torch
+from rankwatch.trackers.rank_zero import watch_trackers
 
 _log = logging.getLogger("rankwatch")
 
@@ -289,6 +290,7 @@ def _published(run: Run, writer: Writer, recorder: bool, identity: Identity, end
         _install(run, "keep the newest lines", lambda: keep_lines(writer.path.with_suffix(lines.SUFFIX)))
     if identity.rank == 0:
         _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
+        _install(run, "look for experiment trackers", lambda: watch_trackers(run, writer, os.environ))
     _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
     _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
     error_file = writer.path.with_suffix(lifecycle.ERROR_FILE_SUFFIX)

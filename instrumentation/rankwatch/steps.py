@@ -35,6 +35,8 @@ class Steps:
         self._resolve: Callable[[], None] = _nothing
         self.current = -1
         """Number of the open step, else of the last one; -1 before the first."""
+        self.seconds = 0.0
+        """Of all steps that have ended."""
 
     def call_after_each(self, resolve: Callable[[], None]) -> None:
         """Call `resolve` after each step, for values that a GPU delivers late."""
@@ -79,6 +81,7 @@ class Steps:
         writer = self._writer
         ended = _clock()
         writer.pair(_TAG, self._began, ended, _pack, self.current, failed)
+        self.seconds += ended - self._began
         self._began = 0.0
         floats = writer.floats
         floats[_STEP_BEGAN] = 0.0

@@ -14,6 +14,7 @@ from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
+from rankwatch.trackers.note import SUFFIX as TRACKERS_SUFFIX
 
 SUFFIXES_BESIDE = (
     SOCKET_SUFFIX,
@@ -22,6 +23,7 @@ SUFFIXES_BESIDE = (
     ERROR_FILE_SUFFIX,
     LINES_SUFFIX,
     PREVIOUS_SUFFIX,
+    TRACKERS_SUFFIX,
 )
 """Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0

@@ -39,6 +39,10 @@ LOG_LINES = "RANKWATCH_LOG_LINES"
 """0, false, no or empty: the newest lines that a rank logs and prints are not kept beside its black box."""
 CLUSTER = "RANKWATCH_CLUSTER"
 """The cluster that the ids of traces in log lines are made with: the agent's setting `cluster`."""
+TRACKERS = "RANKWATCH_TRACKERS"
+"""0, false, no or empty: rank 0 neither looks for experiment trackers nor tells them anything."""
+DASHBOARD_URL = "RANKWATCH_DASHBOARD_URL"
+"""Address of the Grafana that has rankwatch's dashboards, for the link in experiment trackers."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 

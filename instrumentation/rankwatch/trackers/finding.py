@@ -1,0 +1,120 @@
+"""Finds the trackers of a training process by what it has loaded. Imports nothing, calls no network."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from rankwatch.conventions.trackers import TrackerKind
+
+_WRITERS = (("torch.utils.tensorboard.writer", "SummaryWriter"), ("tensorboardX.writer", "SummaryWriter"))
+_SCHEMES = ("http", "https")
+
+
+class Tracker(NamedTuple):
+    """A run of a tracker."""
+
+    kind: TrackerKind
+    run: str
+    """Its id there; of TensorBoard the directory."""
+    url: str
+    """Of its page; empty where it has none, as offline."""
+    endpoint: str = ""
+    """Of MLflow: the server, if there is one."""
+
+
+class Found(NamedTuple):
+    """A tracker and the object that stands for its run, None where there is only a variable."""
+
+    tracker: Tracker
+    handle: Any
+
+
+def find(modules: Mapping[str, Any], env: Mapping[str, str], trackio_run: Any = None) -> list[Found]:
+    """The trackers' runs of this process, from any thread. trackio_run: as `current_trackio_run` found it.
+
+    What raises is left out: a module may be imported at this moment.
+    """
+    finders: tuple[Callable[[], Found | None], ...] = (
+        lambda: _mlflow(modules, env),
+        lambda: _wandb(modules),
+        lambda: _trackio(trackio_run),
+    )
+    found = []
+    for finder in finders:
+        try:
+            each = finder()
+        except Exception:  # noqa: BLE001 - code of others, in any state
+            continue
+        if each is not None:
+            found.append(each)
+    return found
+
+
+def current_trackio_run(modules: Mapping[str, Any]) -> Any:
+    """trackio's run, which only the thread that began it can see; None without one."""
+    variables = modules.get("trackio.context_vars")
+    return None if variables is None else variables.current_run.get()
+
+
+def tensorboard_writers(modules: Mapping[str, Any]) -> list[Found]:
+    """TensorBoard's writers that are alive. It looks at all objects of the process: for its exit only."""
+    kinds = tuple(
+        kind
+        for name, attribute in _WRITERS
+        if (kind := getattr(modules.get(name), attribute, None)) is not None
+    )
+    if not kinds:
+        return []
+    return [
+        Found(Tracker(TrackerKind.TENSORBOARD, str(getattr(each, "logdir", "") or each.log_dir), ""), each)
+        for each in gc.get_objects()
+        if type(each) in kinds
+    ]
+
+
+def _mlflow(modules: Mapping[str, Any], env: Mapping[str, str]) -> Found | None:
+    run, experiment, uri = env.get("MLFLOW_RUN_ID", ""), env.get("MLFLOW_EXPERIMENT_ID", ""), ""
+    module, active = modules.get("mlflow"), None
+    if module is not None:
+        for active in _active_runs(modules):
+            run, experiment = str(active.info.run_id), str(active.info.experiment_id)
+        if run:
+            uri = str(module.get_tracking_uri())
+    if not run:
+        return None
+    endpoint = without_credentials(uri or env.get("MLFLOW_TRACKING_URI", "")).rstrip("/")
+    page = f"{endpoint}/#/experiments/{quote(experiment or '0')}/runs/{quote(run)}" if endpoint else ""
+    return Found(Tracker(TrackerKind.MLFLOW, run, page, endpoint), module)
+
+
+def _active_runs(modules: Mapping[str, Any]) -> Iterator[Any]:
+    """The run that was started last, in whatever thread: `mlflow.active_run` knows those of its thread."""
+    latest = getattr(modules.get("mlflow.tracking.fluent"), "_get_latest_active_run", None)
+    active = modules["mlflow"].active_run() if latest is None else latest()
+    if active is not None:
+        yield active
+
+
+def _wandb(modules: Mapping[str, Any]) -> Found | None:
+    run = getattr(modules.get("wandb"), "run", None)
+    if run is None:
+        return None
+    return Found(Tracker(TrackerKind.WANDB, str(run.id), without_credentials(str(run.url or ""))), run)
+
+
+def _trackio(run: Any) -> Found | None:
+    if run is None:
+        return None
+    page = without_credentials(str(getattr(run, "url", None) or ""))
+    return Found(Tracker(TrackerKind.TRACKIO, f"{run.project}/{run.name}", page), run)
+
+
+def without_credentials(url: str) -> str:
+    """The URL without user and password; empty where it is none of the web."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        return ""
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,167 @@
+"""Rank 0's side of trackers: notes down which there are, and tells them at the exit how the run went."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from rankwatch.conventions.trackers import DASHBOARD_PATH, TrackerKind
+from rankwatch.errors import TrackerError
+from rankwatch.trackers.finding import Found, Tracker, current_trackio_run, find, tensorboard_writers
+from rankwatch.trackers.note import write_note
+
+EXIT_SECONDS = 5.0
+"""Longest time that all trackers together may delay the exit of the process."""
+_MODULES = ("mlflow", "wandb", "trackio", "tensorboardX", "torch.utils.tensorboard")
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between two looks: a tracker usually comes soon after the start."""
+
+
+class Facts(NamedTuple):
+    """What a tracker is told at the end."""
+
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    """At most ten."""
+    step: int
+    """Of the metrics; the last one, -1 before the first."""
+
+
+def dashboard_url(grafana: str, run: str) -> str:
+    """The page of a run in the Grafana at this address."""
+    return grafana.rstrip("/") + DASHBOARD_PATH.format(run=quote(run, safe=""))
+
+
+class TrackerWatch:
+    """Looks for trackers in a thread of its own, and writes the note at `path` when it finds some.
+
+    facts: returns what trackers are told at the exit. failed: takes what went wrong, once each.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        facts: Callable[[], Facts],
+        failed: Callable[[str, BaseException], None],
+        *,
+        exit_seconds: float = EXIT_SECONDS,
+    ) -> None:
+        self._path = path
+        self._facts = facts
+        self._failed = failed
+        self._exit_seconds = exit_seconds
+        self._pid = os.getpid()
+        self._noted: tuple[Tracker, ...] = ()
+        self._trackio_run: Any = None
+        self._steps = 0
+        self._loaded: list[str] = []
+        self._ending = threading.Event()
+        self._exiting: list[Found] | None = None
+        self._done = threading.Event()
+        path.unlink(missing_ok=True)  # of an earlier attempt
+        self._register()
+        threading.Thread(target=self._look, name="rankwatch-trackers", daemon=True).start()
+
+    def peek(self) -> None:
+        """Call after each step, on the training thread. It looks after 1, 2, 4, 8, ... steps only.
+
+        trackio's run is visible to that thread alone. Trackers close their runs at exit, and the handler that
+        was registered last is called first: ours comes before theirs.
+        """
+        self._steps += 1
+        if self._steps & (self._steps - 1):
+            return
+        loaded = [name for name in _MODULES if name in sys.modules]
+        if loaded != self._loaded:
+            self._loaded = loaded
+            self._register()
+        if "trackio.context_vars" in sys.modules:
+            self._trackio_run = current_trackio_run(sys.modules)
+
+    def _register(self) -> None:
+        atexit.unregister(self._exit)
+        atexit.register(self._exit)
+
+    def stop(self) -> None:
+        """Tell no tracker anything: another run has begun in this process."""
+        atexit.unregister(self._exit)
+        self._ending.set()
+
+    def _look(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._ending.wait(pause):
+            with suppress(Exception):  # code of others, and an odd directory: the training goes on
+                self._note(find(sys.modules, os.environ, self._trackio_run))
+            pause = min(2.0 * pause, _LONGEST_PAUSE)
+        if self._exiting is not None:
+            self._tell(self._exiting)
+        self._done.set()
+
+    def _note(self, found: list[Found]) -> None:
+        trackers = tuple(each.tracker for each in found)
+        if not trackers or trackers == self._noted:
+            return  # a tracker that has finished stays in the note: the link to it is still good
+        self._noted = trackers
+        self._register()
+        write_note(self._path, trackers)
+
+    def _exit(self) -> None:
+        """Tell the trackers that are still there how the run went. At most `exit_seconds` are waited for."""
+        if os.getpid() != self._pid:
+            return  # a forked child is not the rank
+        try:
+            run = current_trackio_run(sys.modules)
+            found = [*find(sys.modules, os.environ, run), *tensorboard_writers(sys.modules)]
+            self._exiting = found
+            self._note([each for each in found if each.tracker.kind is not TrackerKind.TENSORBOARD])
+            self._ending.set()
+            if found and not self._done.wait(self._exit_seconds):
+                raise TrackerError(f"gave up after {self._exit_seconds:g} s")
+        except Exception as error:  # noqa: BLE001 - the process exits, with trackers told or not
+            self._failed("tell the experiment trackers", error)
+
+    def _tell(self, found: list[Found]) -> None:
+        facts = self._facts()
+        for each in found:
+            try:
+                tell(each, facts, os.environ, timeout_seconds=self._exit_seconds)
+            except Exception as error:  # noqa: BLE001 - code of others
+                self._failed(f"tell {each.tracker.kind.value}", error)
+
+
+def tell(found: Found, facts: Facts, env: Mapping[str, str], *, timeout_seconds: float) -> None:
+    """Give one tracker tags and metrics, the way it has them. Raises whatever it raises."""
+    tracker, handle = found
+    step = max(0, facts.step)
+    match tracker.kind:
+        case TrackerKind.MLFLOW if tracker.endpoint:
+            from rankwatch.trackers.mlflow import MlflowServer, credentials  # an HTTP client: only here
+
+            server = MlflowServer(tracker.endpoint, headers=credentials(env), timeout_seconds=timeout_seconds)
+            server.log_batch(tracker.run, tags=facts.tags, metrics=facts.metrics, step=step)
+        case TrackerKind.MLFLOW if (
+            handle is not None
+        ):  # files or a database, which only its library can write
+            client = handle.MlflowClient()
+            for name, value in facts.metrics.items():
+                client.log_metric(tracker.run, name, value, step=step)
+            for name, text in facts.tags.items():
+                client.set_tag(tracker.run, name, text)
+        case TrackerKind.WANDB:
+            handle.config.update(dict(facts.tags), allow_val_change=True)
+            handle.summary.update(dict(facts.metrics))
+        case TrackerKind.TRACKIO:
+            handle.log({**facts.tags, **facts.metrics})
+        case TrackerKind.TENSORBOARD:
+            for name, text in facts.tags.items():
+                handle.add_text(name, text, step)
+            for name, value in facts.metrics.items():
+                handle.add_scalar(name, value, step)
+            handle.flush()
