@@ -40,6 +40,7 @@ class Evaluation:
         self._parameters: set[int] = set()
         """Ids of the parameters that were trained."""
         visibility.sees(Capability.EVALUATION)
+        run.after_steps(self.pauses)  # also called at the end of the run
 
     @property
     def open(self) -> bool:

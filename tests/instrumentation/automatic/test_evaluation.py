@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,10 @@ class Recorded:
     def __init__(self) -> None:
         self.open: float | None = None
         self.phases: list[tuple[float, float]] = []
+        self.resolvers: list[Callable[[], None]] = []
+
+    def after_steps(self, resolve: Callable[[], None]) -> None:
+        self.resolvers.append(resolve)
 
     def show_phase(self, name: str, began: float) -> None:
         assert name == "evaluation"
@@ -123,6 +128,15 @@ def test_averaged_model(script: Script) -> None:
     script.tick()
     script.evaluation.pauses()
     assert script.run.phases == [(ended - 1.0, ended)]
+
+
+def test_end_of_the_run(script: Script) -> None:
+    """An evaluation that the run ends with is recorded then."""
+    script.model.eval()
+    script.look()
+    for resolve in script.run.resolvers:
+        resolve()
+    assert script.run.phases == [(script.now - 1.0, script.now)]
 
 
 def test_wrapped_module(script: Script) -> None:

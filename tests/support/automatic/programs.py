@@ -66,7 +66,8 @@ def run_program(code: str, folder: Path, *, recorded: bool = True, ranks: int = 
             "RANKWATCH_DIR": str(boxes), "RANKWATCH_RUN": "program",
         }  # fmt: skip
         if recorded:
-            environment |= {"PYTHONPATH": str(SITE), "RECORDED": "1"}
+            path = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+            environment |= {"PYTHONPATH": path, "RECORDED": "1"}
         started.append(
             subprocess.Popen([sys.executable, "-W", "ignore", str(script), str(folder)], env=environment)
         )
