@@ -156,6 +156,14 @@ def library(directory: Path, code: str = "") -> Path:
     return directory
 
 
+def test_framework_before_the_script(tmp_path: Path) -> None:
+    """A user's sitecustomize that imports torch wakes rankwatch, too."""
+    own = sitecustomize_in(tmp_path / "own", "import torch\n")
+    code = "import sys; print('rankwatch.automatic.installing' in sys.modules)\n"
+    ended = python(code + WAITS, [library(tmp_path), own])
+    assert (ended.stdout, ended.stderr) == ("True\n0\n", "")
+
+
 def test_wakes_at_a_framework(tmp_path: Path) -> None:
     code = "import torch, sys; print('rankwatch.automatic.installing' in sys.modules, torch.__file__)\n"
     ended = python(code + WAITS, [library(tmp_path)])
@@ -191,6 +199,16 @@ def test_foreign_interpreter(interpreter: str, tmp_path: Path) -> None:
     else:
         assert ended.stderr.startswith(f"rankwatch records nothing in {interpreter}")
         assert ended.stderr.endswith("it needs Python 3.11 or newer\n") and ended.stderr.count("\n") == 1
+
+
+def test_folder_of_the_same_name(tmp_path: Path) -> None:
+    """A folder `rankwatch` of results in the path of the training is no package."""
+    results = library(tmp_path)
+    (results / "rankwatch").mkdir()
+    interpreter = other_interpreters()[-1]
+    code = "import torch, sys; print('rankwatch.automatic.installing' in sys.modules)"
+    ended = python(code, [results], interpreter)
+    assert ended.stdout == f"{version_of(interpreter) >= (3, 11)}\n"
 
 
 def test_broken_installation(tmp_path: Path) -> None:

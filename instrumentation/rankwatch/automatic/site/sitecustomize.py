@@ -113,7 +113,10 @@ def _import_rankwatch() -> None:
     import importlib.machinery
     import importlib.util
 
-    if "rankwatch" in sys.modules or importlib.util.find_spec("rankwatch") is not None:
+    if "rankwatch" in sys.modules:
+        return
+    found = importlib.util.find_spec("rankwatch")
+    if found is not None and found.origin is not None:  # not just a folder of that name
         return
     spec = importlib.machinery.PathFinder.find_spec("rankwatch", [os.path.dirname(_PACKAGE)])
     assert spec is not None and spec.loader is not None
@@ -139,10 +142,16 @@ def _run_hidden() -> None:
             sys.modules["sitecustomize"] = own
 
 
+def _begin() -> None:
+    role = _role()
+    if role and any(name in sys.modules for name in _FRAMEWORKS):
+        _wake(role)  # a .pth file has imported it
+    elif role:
+        sys.meta_path.insert(0, _Waker(role))
+
+
 if __name__ == "sitecustomize":
     try:
-        _run_hidden()
+        _begin()  # first: what is hidden may import a framework
     finally:
-        _found = _role()
-        if _found:
-            sys.meta_path.insert(0, _Waker(_found))
+        _run_hidden()
