@@ -49,6 +49,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             extra="agent",
         ),
         "run": Command("run", "start a training, any command, and record it without a change of its code"),
+        "profile": Command(
+            "profile",
+            "have the slowest next steps of a rank recorded by torch.profiler",
+            extra="diagnosis",
+        ),
         "ls": Command("ls", "list the runs of this node: state, step, age, verdict"),
         "summary": Command("summary", "print what a run did, in a few lines"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),

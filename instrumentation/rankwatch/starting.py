@@ -271,6 +271,7 @@ def _hook(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: s
     _install(run, "prepare the card", lambda: print_at_exit(lambda: _directory_of_rank_0(writer), os.environ))
     _install(run, "watch for the end of the process", lambda: _watch_end(run, writer))
     _install(run, "record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
+    _install(run, "wait for requests to profile", lambda: _profile_on_slow(run, writer))
     if "torch" not in sys.modules:
         return
     _install(run, "stay out of compiled graphs", lambda: run.when_ended(keep_out_of_graphs(run.phase)))
@@ -330,6 +331,23 @@ def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
         memory = AllocatorMemory(writer, sys.modules["torch"].cuda)
         run.after_steps(memory.resolve)
         run.when_ended(memory.sample)  # out of memory may be why it ends
+
+
+def _profile_on_slow(run: Run, writer: Writer) -> None:
+    text = os.environ.get(environment.PROFILE_ON_SLOW, "")
+    if text.lower() in environment.OFF or "torch" not in sys.modules:
+        return
+    from rankwatch.profiling import MOST_TRACES, SlowStepProfiler
+
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TRACES:
+        expected = f"expected 1 to {MOST_TRACES}"
+        _log.warning("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
+        return
+    others = os.environ.get(environment.PROFILE_REQUESTS_FROM, "").split(",")
+    trusted = [os.geteuid(), 0, writer.directory.stat().st_uid, *map(int, filter(str.strip, others))]
+    profiler = SlowStepProfiler(writer, run._steps, run._failures, count=int(text), trusted=trusted)
+    run.after_steps(profiler.step_ended)
+    run.when_ended(profiler.close)
 
 
 def _record_collectives(run: Run, writer: Writer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
+from rankwatch.profiling import SUFFIX as PROFILE_SUFFIX
+from rankwatch.profiling import remove_old_requests
 from rankwatch.trackers.note import SUFFIX as TRACKERS_SUFFIX
 
 SUFFIXES_BESIDE = (
@@ -37,10 +40,12 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
     lock.
     """
     remove_abandoned(directory)
+    remove_old_requests(directory)
     for path in directory.glob(f"*/*{layout.SUFFIX}"):
         try:
             last_activity, inode = _last_activity(path)
             if last_activity < time.time() - kept_seconds and remove_box(path, inode):
+                shutil.rmtree(path.with_suffix(PROFILE_SUFFIX), ignore_errors=True)
                 for suffix in SUFFIXES_BESIDE:
                     path.with_suffix(suffix).unlink(missing_ok=True)
                 path.parent.rmdir()

@@ -19,6 +19,7 @@ from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.dumps import DumpWatcher
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.profiles import ProfileWatcher
 from rankwatch_agent.incidents.registry import EvidenceResult, IncidentRegistry
 from rankwatch_agent.incidents.store import BundleStore
 from rankwatch_agent.incidents.writer import BundleResult, BundleWriter
@@ -131,6 +132,7 @@ class EvidenceKeeper:
         self._store = store
         self._writer = writer
         self._dumps = dumps
+        self._profiles = ProfileWatcher(monotonic=monotonic)
         self._pause_seconds = pause_seconds
         self._monotonic = monotonic
         self._wall = wall
@@ -163,6 +165,7 @@ class EvidenceKeeper:
             self._keep(incident)
         if self._dumps is not None:
             self._faults.update(self._dumps.collect(self._registry.open.values(), self._wall_offset()))
+        self._faults.update(self._profiles.collect())
 
     def _keep(self, incident: Incident) -> None:
         if self._monotonic() - incident.opened > MAX_WAIT_SECONDS:
@@ -187,8 +190,11 @@ class EvidenceKeeper:
         while len(self._last) > MAX_RUNS:
             del self._last[crowding(self._last, owner=lambda run: self._last[run].owner)]
         self._registry.set_result(incident, EvidenceResult(path, result.root_causes))
+        # Both are added later, so each gets its share of what is left.
+        free = result.free_bytes if self._dumps is None else result.free_bytes // 2
         if self._dumps is not None:
-            self._dumps.watch(incident, path, result.free_bytes)
+            self._dumps.watch(incident, path, result.free_bytes - free)
+        self._faults.update(self._profiles.ask(incident, result.root_causes, path, free))
         _log(incident, path, result)
 
     def _write(self, incident: Incident) -> tuple[Path, BundleResult]:

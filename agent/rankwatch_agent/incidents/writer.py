@@ -33,6 +33,7 @@ from rankwatch_agent.incidents.diagnosis import LIMITS as VERDICT_LIMITS
 from rankwatch_agent.incidents.episodes import Incident
 from rankwatch_agent.incidents.limited_process import Limits
 from rankwatch_agent.incidents.metrics_history import MetricsHistory, MetricsPage
+from rankwatch_agent.incidents.profiles import add_profiles
 from rankwatch_agent.incidents.rank_files import (
     add_black_boxes,
     add_flight_recorders,
@@ -90,6 +91,7 @@ class BundleWriter:
         add_black_boxes(bundle)
         add_terminated_stacks(bundle)
         add_log_lines(bundle)
+        add_profiles(bundle)
         add_final_states(bundle)
         _add_metrics(bundle, self.history)
         look_again(bundle)

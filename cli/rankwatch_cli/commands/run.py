@@ -14,6 +14,7 @@ from pathlib import Path
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.conventions import environment
 from rankwatch.errors import UsageError
+from rankwatch.profiling import MOST_TRACES
 from rankwatch.settings import SentenceParser, printable
 from rankwatch_agent.runtime.errors import UserError
 
@@ -65,6 +66,13 @@ def _parser() -> SentenceParser:
         help="longest time between two checkpoints that the run intends",
     )
     parser.add_argument("--directory", metavar="DIR", type=Path, help="of the black boxes")
+    parser.add_argument(
+        "--profile-on-slow",
+        metavar="N",
+        type=int,
+        help="let `rankwatch profile` and incidents have the N slowest of the next steps recorded by\n"
+        "torch.profiler",
+    )
     for name, text in (
         ("summary", "rank 0 prints nothing at start and at exit"),
         ("collectives", "record no collectives"),
@@ -83,6 +91,8 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
             raise UserError(f"--{option} is empty, expected a name")
     if given.target_steps is not None and given.target_steps < 1:
         raise UserError(f"--target-steps is {given.target_steps}, expected a number above 0")
+    if given.profile_on_slow is not None and not 1 <= given.profile_on_slow <= MOST_TRACES:
+        raise UserError(f"--profile-on-slow is {given.profile_on_slow}, expected 1 to {MOST_TRACES} traces")
     seconds = given.checkpoint_interval_seconds
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--checkpoint-interval-seconds is {seconds}, expected a number above 0")
@@ -92,6 +102,7 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
         (environment.TARGET_STEPS, given.target_steps),
         (environment.CHECKPOINT_INTERVAL, seconds),
         (environment.DIRECTORY, given.directory and given.directory.absolute()),
+        (environment.PROFILE_ON_SLOW, given.profile_on_slow),
         (environment.SUMMARY, "0" if given.no_summary else None),
         (environment.COLLECTIVES, "0" if given.no_collectives else None),
         (environment.FLIGHT_RECORDER, "0" if given.no_flight_recorder else None),

@@ -43,6 +43,11 @@ TRACKERS = "RANKWATCH_TRACKERS"
 """0, false, no or empty: rank 0 neither looks for experiment trackers nor tells them anything."""
 DASHBOARD_URL = "RANKWATCH_DASHBOARD_URL"
 """Address of the Grafana that has rankwatch's dashboards, for the link in experiment trackers."""
+PROFILE_ON_SLOW = "RANKWATCH_PROFILE_ON_SLOW"
+"""Traces of slow steps that a rank keeps when somebody asks for them; empty or 0: it never profiles."""
+PROFILE_REQUESTS_FROM = "RANKWATCH_PROFILE_REQUESTS_FROM"
+"""User ids, separated by commas, whose requests for traces a rank serves, beside its own user, root and the
+owner of the directory of the black boxes."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 

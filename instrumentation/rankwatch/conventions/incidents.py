@@ -29,6 +29,7 @@ class EvidenceFault(StrEnum):
     FLIGHT_RECORDER = "flight_recorder"
     STACKS = "stacks"
     LOG_LINES = "log_lines"
+    PROFILE = "profile"
     DUMP = "dump"
     VERDICT = "verdict"
     TOO_SOON = "too_soon"
@@ -71,8 +72,8 @@ INCIDENTS = (
         "rankwatch_evidence_errors_total",
         "1",
         (Label.REASON,),
-        "Missing bundles and parts of bundles: no_space, size, write, black_box, "
-        "flight_recorder, stacks, log_lines, dump, verdict; too_soon and busy if no bundle was tried. "
+        "Missing bundles and parts of bundles: no_space, size, write, black_box, flight_recorder, stacks, "
+        "log_lines, profile, dump, verdict; too_soon and busy if no bundle was tried. "
         "The manifest of a bundle lists what it lacks.",
     ),
 )

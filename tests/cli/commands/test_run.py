@@ -92,6 +92,7 @@ def test_no_such_command(command: Sequence[str], status: int, message: str, tmp_
         (["--"], "no command is given"),
         (["--target-steps", "0", "--", "true"], "--target-steps is 0, expected a number above 0"),
         (["--checkpoint-interval-seconds", "nan", "true"], "--checkpoint-interval-seconds is nan"),
+        (["--profile-on-slow", "11", "true"], "--profile-on-slow is 11, expected 1 to 10 traces"),
         (["--run", " ", "true"], "--run is empty, expected a name"),
     ],
 )
