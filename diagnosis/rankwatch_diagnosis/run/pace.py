@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
@@ -42,26 +43,45 @@ def progress(boxes: Boxes) -> dict[str, object]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
+class _Operation(NamedTuple):
+    """A checkpoint operation of one rank, without its stages."""
+
+    rank: int
+    name: str
+    step: int
+    seconds: float
+    blocking_seconds: float
+    failed: bool
+
+
 def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
-    """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives."""
+    """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives.
+
+    Operations are counted on the rank with the most: often one rank saves for all.
+    """
     good = [
         (each.wall(each.now.checkpoint_ended), each.now.checkpoint_step, each.rank)
         for each in boxes.by_rank.values()
         if each.now.checkpoint_ended
     ]
-    counts: Counter[str] = Counter()
-    failures: list[dict[str, object]] = []
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for rank, operation, step, taken, failed in _operations(boxes):
-        counts[operation] += 1
-        seconds[operation].append(taken)
-        if failed:
-            failures.append({"operation": operation, "step": step, "rank": rank})
+    by_name: dict[str, list[_Operation]] = defaultdict(list)
+    for operation in _operations(boxes):
+        by_name[operation.name].append(operation)
+    failures = [
+        {"operation": each.name, "step": each.step, "rank": each.rank}
+        for each in _operations(boxes)
+        if each.failed
+    ]
     shown: dict[str, object] = {
-        "operations": dict(counts),
+        "operations": {
+            name: max(Counter(each.rank for each in found).values()) for name, found in by_name.items()
+        },
         "failures": failures[-_MOST_SHOWN:],
         "failure_count": len(failures),
-        "seconds": {name: median(each) for name, each in seconds.items()},
+        "seconds": {name: median(each.seconds for each in found) for name, found in by_name.items()},
+        "blocking_seconds": {
+            name: median(each.blocking_seconds for each in found) for name, found in by_name.items()
+        },
     }
     if good:
         ended, step, rank = max(good)
@@ -71,15 +91,15 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
     return {name: value for name, value in shown.items() if value not in ({}, [])}
 
 
-def _operations(boxes: Boxes) -> Iterator[tuple[int, str, int, float, bool]]:
-    """Rank, operation, step, seconds and failure of each checkpoint operation; stages left out."""
+def _operations(boxes: Boxes) -> Iterator[_Operation]:
     for box in boxes.by_rank.values():
         for record in box.records:
             if record.kind == RecordKind.CHECKPOINT:
-                _, step, stage, failed, _ = layout.CHECKPOINT.unpack_from(record.payload)
+                _, step, stage, failed, blocking = layout.CHECKPOINT.unpack_from(record.payload)
                 if not stage:
-                    name = box.names.get(record.name, "")
-                    yield box.rank, name, step, record.end - record.start, bool(failed)
+                    name, seconds = box.names.get(record.name, ""), record.end - record.start
+                    blocking = min(seconds, blocking) if blocking > 0.0 else 0.0
+                    yield _Operation(box.rank, name, step, seconds, blocking, bool(failed))
 
 
 def _step_seconds(box: Box) -> float | None:

@@ -192,9 +192,11 @@ def _checkpoints(boxes: Boxes) -> str:
     if "operations" not in found and "last_good" not in found:
         return "none"
     operations = found.get("operations", {})
-    parts = [f"{count // len(boxes.by_rank) or count} x {name}" for name, count in operations.items()]
-    if "save" in found.get("seconds", {}):
-        parts.append(f"a save takes {_duration(found['seconds']['save'])}")
+    parts = [f"{count} x {name}" for name, count in operations.items()]
+    if "save" in operations:
+        seconds, blocking = (found[each]["save"] for each in ("seconds", "blocking_seconds"))
+        beside = f" and blocks training for {_duration(blocking)}" if blocking < 0.9 * seconds else ""
+        parts.append(f"a save takes {_duration(seconds)}{beside}")
     size = max((_saved_bytes(each) for each in boxes.by_rank.values()), default=0)
     if size:
         parts.append(f"{size:,} bytes")

@@ -30,6 +30,21 @@ def record(directory: Path, *, rank: int = 0, world: int = 1, pause: float = 0.0
     run.finish()
 
 
+def test_save_in_the_background(tmp_path: Path) -> None:
+    """Saves are counted on the rank that saves most; time beside training is told apart."""
+    record(tmp_path, rank=1, world=2)
+    run = rankwatch.start(
+        run="job", rank=0, world_size=2, directory=tmp_path, flight_recorder=False, collectives=False
+    )
+    assert isinstance(run, rankwatch.Run)
+    began = time.monotonic()
+    for step in range(3):
+        run.checkpoint_log.operation("save", began, began + 4.0, step=step, blocked_seconds=1.0)
+    run.finish()
+    found = parts(tmp_path)["checkpoints"]
+    assert "3 x save, a save takes 4 s and blocks training for 1 s, 0 failed" in found
+
+
 def parts(directory: Path) -> dict[str, str]:
     head, *rest = summary_lines(directory)
     return {"": head, **{line.split()[0]: line for line in rest}}
