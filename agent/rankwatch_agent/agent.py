@@ -18,10 +18,13 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.runtime.exposition import Exposition, constant_labels
 from rankwatch_agent.runtime.pages import build_probes, build_routes, build_token, warning_if_open
 from rankwatch_agent.runtime.server import MetricsServer, build_tls, join_address
+from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.runtime.supervisor import Snapshot, Supervisor
+from rankwatch_agent.training.spans.records import Traces
 
 if TYPE_CHECKING:
     from rankwatch_agent.runtime.otlp.export import OtlpExport
+    from rankwatch_agent.runtime.otlp.spans import SpanSender
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +38,24 @@ class Agent:
     """Runs for the length of its `with` block.
 
     history: receives the source of the metrics, for evidence of incidents.
+    traces: the spans to send; None where they go nowhere.
 
     Raises UserError for an address, a certificate or a token that cannot be used.
     """
 
     def __init__(
-        self, config: AgentConfig, collectors: Sequence[Collector], *, history: MetricsHistory | None = None
+        self,
+        config: AgentConfig,
+        collectors: Sequence[Collector],
+        *,
+        history: MetricsHistory | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self._config = config
         self._supervisor = Supervisor(collectors, version=__version__)
         self._otlp = _build_otlp(config, self._supervisor.snapshot)
+        self._traces = traces
+        self._sender = None if traces is None else _build_sender(config, traces.queue)
         snapshot = self._supervisor.snapshot if self._otlp is None else self._otlp.snapshot
         exposition = Exposition(constant_labels(node=config.node, cluster=config.cluster))
         if history is not None:
@@ -82,6 +93,8 @@ class Agent:
         self._supervisor.start()
         if self._otlp is not None:
             self._otlp.start()
+        if self._sender is not None:
+            self._sender.start()
         self._log_address()
         return self
 
@@ -95,6 +108,9 @@ class Agent:
         if self._otlp is not None:
             self._otlp.stop(OTLP_STOP_SECONDS)
         self._supervisor.stop(STOP_SECONDS)
+        if self._traces is not None and self._sender is not None:
+            self._traces.finish()
+            self._sender.stop(OTLP_STOP_SECONDS)
 
     def _log_address(self) -> None:
         config = self._config
@@ -141,6 +157,27 @@ def _build_otlp(config: AgentConfig, snapshot: Callable[[], Snapshot]) -> OtlpEx
     )
     resource = build_resource(node=config.node, cluster=config.cluster, version=__version__)
     return OtlpExport(snapshot, settings, resource)
+
+
+def _build_sender(config: AgentConfig, queue: SpanQueue) -> SpanSender:
+    from rankwatch_agent.runtime.otlp.endpoint import build_resource
+    from rankwatch_agent.runtime.otlp.export import OtlpSettings
+    from rankwatch_agent.runtime.otlp.span_file import SpanFile
+    from rankwatch_agent.runtime.otlp.spans import OtlpSpans, SpanSender, SpanSink
+
+    sinks: list[SpanSink] = []
+    if config.traces_endpoint:
+        settings = OtlpSettings(
+            endpoint=config.traces_endpoint,
+            interval_seconds=config.otlp_interval_seconds,
+            timeout_seconds=config.otlp_timeout_seconds,
+            headers_file=config.otlp_headers_file,
+        )
+        sinks.append(OtlpSpans(settings))
+    if config.traces_file is not None:
+        sinks.append(SpanFile(config.traces_file, config.traces_file_bytes))
+    resource = build_resource(node=config.node, cluster=config.cluster, version=__version__)
+    return SpanSender(queue, sinks, resource)
 
 
 def _write_atomically(path: Path, text: str) -> None:

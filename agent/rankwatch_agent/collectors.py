@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
+from rankwatch.conventions.incidents import IncidentKind
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
 from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.spans.records import Notes, OpenIncident, Traces
 
+MAX_SPANS = 10_000
+"""Spans that wait for their receiver, about 10 MB."""
 FIRST_READING_SECONDS = 3.0
 """How long collectors wait for the first list of GPUs. With an awake driver it takes about half a second."""
 
@@ -31,6 +37,8 @@ class Shared:
     run_conditions: RunConditions
     incidents: IncidentRegistry
     history: MetricsHistory
+    traces: Traces | None = None
+    """None where traces go nowhere."""
 
 
 def build_shared(config: AgentConfig) -> Shared:
@@ -42,7 +50,15 @@ def build_shared(config: AgentConfig) -> Shared:
         run_conditions=RunConditions(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
+        traces=_build_traces(config),
     )
+
+
+def _build_traces(config: AgentConfig) -> Traces | None:
+    wanted = config.traces_endpoint or config.traces_file is not None
+    if not wanted or "traces" not in config.enabled_collectors():
+        return None
+    return Traces(Notes(), SpanQueue(MAX_SPANS))
 
 
 def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:
@@ -68,7 +84,37 @@ def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
         max_runs=config.max_runs,
         max_names=config.max_names,
         conditions=shared.run_conditions,
+        notes=shared.traces.notes if shared.traces else None,
     )
+
+
+def _traces(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if shared.traces is None:
+        return
+    from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
+
+    collector = TracesCollector(
+        notes=shared.traces.notes,
+        queue=shared.traces.queue,
+        settings=TraceSettings(
+            cluster=config.cluster,
+            node=config.node,
+            one_in=config.traces_one_in,
+            heartbeat_seconds=config.traces_heartbeat_seconds,
+            directory=Path(config.traces_directory) if config.traces_directory else None,
+        ),
+        open_incidents=lambda: _open_incidents(shared.incidents),
+        schedule=schedule,
+    )
+    shared.traces.finish = collector.close
+    yield collector
+
+
+def _open_incidents(registry: IncidentRegistry) -> dict[str, OpenIncident]:
+    return {
+        run: OpenIncident(each.number, run, each.kind.value, each.since, each.kind is IncidentKind.LOST_RANK)
+        for run, each in registry.open.items()
+    }
 
 
 def _collectives(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
@@ -262,6 +308,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "nccl_ras": _nccl_ras,
         "incidents": _incidents,
         "evidence": _evidence,
+        "traces": _traces,
         "host": _host,
         "network": _network,
         "tcp": _tcp,

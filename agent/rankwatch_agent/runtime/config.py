@@ -35,6 +35,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "incidents": Schedule(1.0, 5.0),
         # Writing a bundle waits for ranks that hang, for py-spy and for the diagnosis.
         "evidence": Schedule(1.0, 300.0),
+        # Makes spans of what `ranks` has read; nothing where neither endpoint nor file is set.
+        "traces": Schedule(1.0, 10.0),
         "host": Schedule(5.0, 5.0),
         "network": Schedule(5.0, 5.0),
         "tcp": Schedule(5.0, 5.0),
@@ -157,6 +159,18 @@ class AgentConfig:
     """Longest time of one export in seconds, including retries."""
     otlp_headers_file: Path | None = None
     """File of NAME=VALUE lines, sent as headers with every export."""
+    traces_endpoint: str = ""
+    """URL of an OTLP/HTTP endpoint for traces (http://collector:4318/v1/traces); empty sends none."""
+    traces_file: Path | None = None
+    """File that receives traces, a line of OTLP's JSON for each batch; the file before it ends in .1."""
+    traces_file_bytes: int = 256 << 20
+    """Largest size of traces_file and the file before it together."""
+    traces_one_in: int = 500
+    """One step in so many becomes a trace without any other reason; 0 leaves only those with a reason."""
+    traces_heartbeat_seconds: float = 600.0
+    """Seconds between two spans that show a running attempt."""
+    traces_directory: str = "/var/lib/rankwatch/traces"
+    """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
     tls_certificate: Path | None = None
     """PEM file of the server's certificate chain; read again when it changes."""
     tls_key: Path | None = None
@@ -187,13 +201,17 @@ class AgentConfig:
         self._check_collectors()
         for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
             expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
+        expect(self, "traces_one_in", self.traces_one_in >= 0, "a whole number of at least 0")
+        expect(
+            self, "traces_file_bytes", self.traces_file_bytes >= 1 << 20, "a whole number of at least 1048576"
+        )
         expect(self, "evidence_bytes", self.evidence_bytes >= 1 << 20, "a whole number of at least 1048576")
         for name in _SECONDS:
             expect(self, name, 0 < getattr(self, name) < float("inf"), "a number of seconds above 0")
         expect(self, "node", bool(self.node), "a name")
         absolute = all(path.is_absolute() for path in self.checkpoint_paths)
         expect(self, "checkpoint_paths", absolute, "absolute paths")
-        for name in ("dcgm_endpoint", "otlp_endpoint"):
+        for name in ("dcgm_endpoint", "otlp_endpoint", "traces_endpoint"):
             known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
             expect(self, name, known, "a URL that begins with http:// or https://")
         paired = (self.tls_key is None) == (self.tls_certificate is None)
@@ -250,7 +268,7 @@ def _split_address(text: str) -> tuple[str, int]:
 
 _SECONDS = (
     *("request_timeout_seconds", "retention_seconds", "stall_seconds"),
-    *("otlp_interval_seconds", "otlp_timeout_seconds"),
+    *("otlp_interval_seconds", "otlp_timeout_seconds", "traces_heartbeat_seconds"),
 )
 
 

@@ -21,6 +21,7 @@ from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.series import RankSeries, run_series
+from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
 
 BOUNDS_SECONDS = (
@@ -65,6 +66,7 @@ class RanksCollector:
     max_runs: runs followed at once.
     max_names: distinct names (scalars, groups, ...) exported per kind and rank.
     conditions: takes the condition of each rank, for other collectors to read.
+    notes: takes what becomes spans; None where nobody wants traces.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -81,6 +83,7 @@ class RanksCollector:
         max_runs: int = 100,
         max_names: int = 64,
         conditions: RunConditions | None = None,
+        notes: Notes | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -94,6 +97,7 @@ class RanksCollector:
         self._durations: dict[str, StepDurations] = {}
         self._rendezvous: dict[str, RunRendezvous] = {}
         self._conditions = conditions or RunConditions()
+        self._notes = notes
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -160,7 +164,8 @@ class RanksCollector:
     def _follow(self, path: Path) -> RankFollower:
         run, _ = run_label(path, path.lstat().st_uid)
         durations = self._durations.setdefault(run, StepDurations())
-        rank = RankFollower(path, RankTotals(durations.observe, self._max_names))
+        notes = None if self._notes is None else RankNotes(self._notes)
+        rank = RankFollower(path, RankTotals(durations.observe, self._max_names, notes))
         if rank.run != run:
             rank.close()
             raise BlackBoxError(f"{path} was replaced by another user", reason=BoxFault.FOREIGN_OWNER)

@@ -21,6 +21,7 @@ from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.training.failures import left_behind
+from rankwatch_agent.training.spans.records import Process
 from rankwatch_agent.training.totals import RankTotals
 
 _STATE_OF = {
@@ -73,6 +74,7 @@ class RankFollower:
         if in_its_place:
             self.run, self.foreign = run_label(path, self.owner)
         self._missed_before = 0
+        self._note_process()
         totals.collectives.resolve_by(self._reader.name, self._groups_now)
 
     @property
@@ -160,14 +162,17 @@ class RankFollower:
             )
         with contextlib.suppress(BlackBoxError):  # the old box may be broken; the new one counts
             self._take(self._reader.poll())
+            self.now = self._reader.now()
         self._reader.close()
         self._missed_before += self._reader.missed
+        self._note_end(self._last_sign())
         self._reader = reader
         self.newest.clear()
         self.totals.begin_process()
         self.totals.collectives.resolve_by(reader.name, self._groups_now)
         self.starts += 1
         self.ended_at = None
+        self._note_process()
 
     def _groups_now(self) -> Sequence[GroupNow]:
         """The table of groups as it stands: one may have been made since this poll began."""
@@ -207,6 +212,30 @@ class RankFollower:
         failed = self.totals.lifecycle.last_failure
         if self.state is RankState.LOST and failed is not None and failed.kind is not FailureKind.CRASH:
             self.state = RankState.FAILED
+        if self.state in ENDED_STATES:
+            self._note_end(self._last_sign())
+
+    def _note_process(self) -> None:
+        """Note the present process for traces, if somebody wants them."""
+        if self.totals.notes is not None:
+            self.totals.notes.begin(Process(self.run, self._reader.header, self.owner))
+
+    def _note_end(self, moment: float) -> None:
+        """Note the end of the present process; one that left no word was ended from outside."""
+        if self.totals.notes is None:
+            return
+        life, state = self.totals.lifecycle, self.state
+        if state not in ENDED_STATES:
+            state = rank_state(self.path, life.ended_by or "", alive=False, stepped=False)
+        failed = life.last_failure
+        exception = (failed.exception, failed.message) if failed is not None else ("", "")
+        open_step = (self.now.step, self.now.step_began) if self.now.step_began else None
+        self.totals.notes.ended(state, moment, open_step, exception)
+
+    def _last_sign(self) -> float:
+        now = self.now
+        signs = (self.header.started_monotonic, self.totals.last_record, now.step_ended, now.step_began)
+        return max(*signs, *now.phases_began.values())
 
     def _end_of_life(self, moment: float) -> float:
         """When the rank ended: its last sign of life, so that a box found long after is old at once."""

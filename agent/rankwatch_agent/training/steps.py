@@ -7,7 +7,7 @@ settled when the next one arrives, or when the rank has been quiet for a moment.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
@@ -158,10 +158,22 @@ class Unsettled:
         return gone
 
 
-class StepAssembler:
-    """Totals over the steps of one rank, in seconds."""
+Settled = Callable[[int, float, float, Sequence[Interval], Sequence[Collective]], None]
+"""Takes a settled step: number, start, end, its phases, its collectives."""
 
-    def __init__(self, timeouts: LearntTimeouts, observe: Callable[[float], None]) -> None:
+
+class StepAssembler:
+    """Totals over the steps of one rank, in seconds.
+
+    observe: takes the duration of each step. settled: takes each step as a whole.
+    """
+
+    def __init__(
+        self,
+        timeouts: LearntTimeouts,
+        observe: Callable[[float], None],
+        settled: Settled | None = None,
+    ) -> None:
         self.steps = 0
         self.seconds = 0.0
         self.local_seconds = 0.0
@@ -181,6 +193,7 @@ class StepAssembler:
         self._open = OpenSteps(self.variation.add)
         self._timeouts = timeouts
         self._observe = observe
+        self._settled = settled
         self._pending: tuple[float, float, int] | None = None
         self._last_end: float | None = None
         """Of the last step that was settled."""
@@ -239,6 +252,8 @@ class StepAssembler:
         inside, outside = self.unsettled.take_phases(start, end, until)
         self._outside(outside)
         held = self.unsettled.take_collectives(start, end, until)
+        if self._settled is not None:
+            self._settled(number, start, end, inside, held)
         step = self._open.of(number)
         parts, own = split_step(start, end, inside, held)
         self.message_seconds += message_seconds(start, end, held)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, LOSS, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, EVALUATION, LOSS, Lifecycle
+from rankwatch.conventions.traces import SCALARS
 from rankwatch.settings import printable
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.failures import Failure, kind_of
 from rankwatch_agent.training.loss import LossStatistics
+from rankwatch_agent.training.spans.records import RankNotes
+from rankwatch_agent.training.split import Collective, Interval
 from rankwatch_agent.training.steps import StepAssembler
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 
@@ -53,15 +56,20 @@ class RankTotals:
     """Adds up the records of one rank.
 
     observe_step: takes the duration of each step in seconds, for the histogram of the run.
+    notes: takes steps, checkpoints and evaluations for traces.
     max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
         in `names.dropped` and otherwise ignored.
     """
 
-    def __init__(self, observe_step: Callable[[float], None], max_names: int) -> None:
+    def __init__(
+        self, observe_step: Callable[[float], None], max_names: int, notes: RankNotes | None = None
+    ) -> None:
         self.names = BoundedNames(max_names)
         self.records = 0
         self.timeouts = LearntTimeouts()
-        self.steps = StepAssembler(self.timeouts, observe_step)
+        self.notes = notes
+        """For traces; None where nobody wants them."""
+        self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
         self.loss = LossStatistics()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
@@ -154,11 +162,27 @@ class RankTotals:
             self._phase_names[tag] = name
         elif end > self.last_progress:
             self.last_progress = end
+        if name == EVALUATION and self.notes is not None:
+            self.notes.section(name, start, end)
+
+    def _note_step(
+        self,
+        number: int,
+        start: float,
+        end: float,
+        phases: Sequence[Interval],
+        collectives: Sequence[Collective],
+    ) -> None:
+        if self.notes is not None:
+            named = {name: self.scalars[name] for name in SCALARS if name in self.scalars}
+            self.notes.step(number, start, end, phases, collectives, named)
 
     def _take_step(self, _: int, start: float, end: float, raw: bytes, at: int) -> None:
         step, failed = layout.STEP.unpack_from(raw, at)
         if failed:
             self.timeouts.step_failed(end)
+        if self.notes is not None:
+            self.notes.recorded(start, failed=bool(failed))
         self.steps.step(start, end, step)
         if end > self.last_progress:
             self.last_progress = end
@@ -198,6 +222,9 @@ class RankTotals:
         if totals is None:
             self.names.dropped += 1
             return
+        if self.notes is not None:
+            text = self.names.bound("checkpoint_stage", self._name_of(stage)) if stage else ""
+            self.notes.checkpoint(operation, text, start, end, size, step, bool(failed))
         if stage:
             if text := self.names.bound("checkpoint_stage", self._name_of(stage)):
                 totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
@@ -223,6 +250,8 @@ class RankTotals:
             self.timeouts.begin_process(start)
         elif event == Lifecycle.RESUMED:
             life.resumes += 1
+            if self.notes is not None:
+                self.notes.resumed()
         elif event == Lifecycle.PREEMPTED:
             life.preemptions += 1
         elif event == Lifecycle.FAILED:

@@ -42,7 +42,7 @@ def _run(config: AgentConfig) -> int:
     shared = build_shared(config)
     collectors = build_collectors(config, shared)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
-    with Agent(config, collectors, history=shared.history), closing(shared.driver):
+    with Agent(config, collectors, history=shared.history, traces=shared.traces), closing(shared.driver):
         _serve_until_stopped(shared.driver)
     return 0
 

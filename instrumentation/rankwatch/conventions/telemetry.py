@@ -80,6 +80,24 @@ AGENT = (
 
 OTLP = (
     counter(
+        "rankwatch_spans_total",
+        "1",
+        (Label.OUTCOME,),
+        "Spans by outcome: sent, or dropped because a receiver was away for too long or there were too many.",
+    ),
+    counter(
+        "rankwatch_traced_steps_total",
+        "1",
+        (Label.REASON,),
+        "Steps of ranks that became traces, by why: failed, incident, resumed, slow, chance.",
+    ),
+    counter(
+        "rankwatch_trace_notes_dropped_total",
+        "1",
+        (),
+        "Steps and other records of ranks that were too many to be considered for traces.",
+    ),
+    counter(
         "rankwatch_otlp_batches_total",
         "1",
         (Label.OUTCOME,),

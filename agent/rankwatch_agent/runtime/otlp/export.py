@@ -55,7 +55,7 @@ class OtlpExport:
         self._collected = snapshot
         self._settings = settings
         self._resource = resource
-        self._headers = _headers(settings.headers_file)
+        self._headers = headers_source(settings.headers_file)
         self._endpoint = self._connect(self._headers())
         self._batch_counters = _BatchCounters()
         self._quiet = QuietFilter()
@@ -158,7 +158,8 @@ class _BatchCounters:
         return Collection(tuple(series))
 
 
-def _headers(path: Path | None) -> Callable[[], Mapping[str, str]]:
+def headers_source(path: Path | None) -> Callable[[], Mapping[str, str]]:
+    """Returns the headers in force, read again where the file changes; none without a file."""
     if path is None:
         return dict
     return Reread([path], lambda: load_headers(path)).current

@@ -1,0 +1,207 @@
+"""The thread that sends spans over OTLP/HTTP or to a file. Those who make spans never wait for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import requests
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+from rankwatch import __version__
+from rankwatch.conventions.traces import Attribute, SpanName
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.otlp.endpoint import QuietFilter, build_session
+from rankwatch_agent.runtime.otlp.export import OtlpSettings, headers_source
+from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = 512
+_PAUSE_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
+_EXPORTER_LOGGER = logging.getLogger(OTLPSpanExporter.__module__)
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_KINDS = {SpanName.RUN.value: SpanKind.SERVER}
+"""As in the CI/CD conventions; all other spans are internal."""
+
+
+class Outcome(Enum):
+    """What became of a batch."""
+
+    SENT = auto()
+    REFUSED = auto()
+    """The receiver does not have it: it may be sent again."""
+    LOST = auto()
+    """The receiver may have it: to send it again could give it every span twice."""
+
+
+class SpanSink(Protocol):
+    """Takes batches of spans. One thread calls it."""
+
+    def send(self, spans: Sequence[ReadableSpan]) -> Outcome:
+        """Hand over a batch; never raises."""
+        ...
+
+    def close(self) -> None:
+        """End a call of `send` soon."""
+        ...
+
+
+class SpanSender:
+    """Empties the queue into the sinks.
+
+    A batch that a receiver refused is kept, as far as the queue has room, and sent again later. The thread
+    is a daemon: a receiver that hangs does not keep the process from exiting.
+    """
+
+    def __init__(self, queue: SpanQueue, sinks: Sequence[SpanSink], resource: Resource) -> None:
+        self._queue, self._sinks, self._resource = queue, sinks, resource
+        self._scope = InstrumentationScope("rankwatch", __version__)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="otlp-spans", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Send what is left, as far as the time goes."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+        for sink in self._sinks:
+            sink.close()
+
+    def _run(self) -> None:
+        quiet = QuietFilter()
+        _EXPORTER_LOGGER.addFilter(quiet)
+        try:
+            while not self._stopping.is_set():
+                if self._queue.wait(_PAUSE_SECONDS) and not self._send_batch():
+                    self._stopping.wait(_RETRY_SECONDS)
+            while len(self._queue) and self._send_batch():
+                pass
+        finally:
+            _EXPORTER_LOGGER.removeFilter(quiet)
+
+    def _send_batch(self) -> bool:
+        """Send one batch; False if it failed."""
+        batch = self._queue.take(MAX_BATCH)
+        if not batch:
+            return True
+        spans = [as_sdk_span(each, self._resource, self._scope) for each in batch]
+        outcomes = [sink.send(spans) for sink in self._sinks]
+        if all(each is Outcome.SENT for each in outcomes):
+            self._queue.count(sent=len(batch))
+            return True
+        # With two sinks, one of which has it, a second try would give it every span twice.
+        if all(each is Outcome.REFUSED for each in outcomes):
+            self._queue.give_back(batch)
+        else:
+            self._queue.count(dropped=len(batch))
+        return False
+
+
+def as_sdk_span(span: TraceSpan, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+    """The span in the SDK's terms."""
+    failed = (
+        Status(StatusCode.ERROR, span.error or None) if span.error is not None else Status(StatusCode.UNSET)
+    )
+    return ReadableSpan(
+        name=span.name,
+        context=_context(span.trace, span.span),
+        parent=_context(span.trace, span.parent) if span.parent else None,
+        resource=resource,
+        attributes=dict(span.attributes),
+        links=[Link(_context(each.trace, each.span), {Attribute.LINK.value: each.to}) for each in span.links],
+        kind=_KINDS.get(span.name, SpanKind.INTERNAL),
+        status=failed,
+        start_time=max(0, span.start),
+        end_time=max(0, span.start, span.end),
+        instrumentation_scope=scope,
+    )
+
+
+def _context(trace: int, span: int) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=_SAMPLED)
+
+
+class OtlpSpans:
+    """Sends batches to an OTLP/HTTP endpoint, with the settings of the metrics."""
+
+    def __init__(self, settings: OtlpSettings) -> None:
+        self._settings = settings
+        self._current_headers = headers_source(settings.headers_file)
+        self._headers = self._current_headers()
+        self._adapter = _Attempts()
+        self._exporter = self._connect()
+        self._log_limit = LogLimit()
+
+    def send(self, spans: Sequence[ReadableSpan]) -> Outcome:
+        """Send one batch, within the timeout."""
+        if (headers := self._current_headers()) != self._headers:
+            self._headers = headers
+            previous, self._exporter = self._exporter, self._connect()
+            previous.shutdown()  # type: ignore[no-untyped-call]
+        self._adapter.perhaps_received = False
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            return Outcome.SENT
+        if self._log_limit.allows("failed"):
+            # The address without user name and password.
+            host = urlsplit(self._settings.endpoint).netloc.rpartition("@")[2]
+            logger.warning("could not send spans over OTLP to %s", host)
+        return Outcome.LOST if self._adapter.perhaps_received else Outcome.REFUSED
+
+    def close(self) -> None:
+        """End a waiting retry and the idle connection."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _connect(self) -> OTLPSpanExporter:
+        session = build_session()
+        self._adapter = _Attempts()
+        session.mount("http://", self._adapter)
+        session.mount("https://", self._adapter)
+        return OTLPSpanExporter(
+            endpoint=self._settings.endpoint,
+            headers=dict(self._headers),
+            timeout=self._settings.timeout_seconds,
+            compression=Compression.Gzip,
+            session=session,
+        )
+
+
+class _Attempts(requests.adapters.HTTPAdapter):
+    """Notes whether the receiver may have taken a batch although no answer says so.
+
+    The exporter tries again after any broken connection. This lets it do so only where none was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.perhaps_received = False
+
+    def send(self, *args: object, **options: object) -> requests.Response:
+        """Send one request."""
+        try:
+            return super().send(*args, **options)  # type: ignore[arg-type]
+        except requests.ConnectionError as error:
+            reason = getattr(error.args[0] if error.args else None, "reason", None)
+            if isinstance(reason, NewConnectionError | ConnectTimeoutError):
+                raise
+            self.perhaps_received = True
+            raise requests.RequestException(f"the connection broke off: {error}") from error
+        except requests.Timeout:
+            self.perhaps_received = True
+            raise

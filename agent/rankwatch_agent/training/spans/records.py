@@ -1,0 +1,221 @@
+"""What the collector `ranks` notes for traces while it reads black boxes, and the bounded list of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.blackbox.records import Header
+from rankwatch.conventions import RankState
+from rankwatch_agent.runtime.spans import SpanQueue
+from rankwatch_agent.training.split import Collective, Interval
+
+MAX_NOTES = 20_000
+"""Notes that wait: about a minute of 16 ranks with 20 steps a second."""
+MAX_PHASES = 256
+"""Phases and collectives of a step that are kept."""
+_MAX_RECORDED = 64
+
+
+class Process(NamedTuple):
+    """One process of a rank. Its times become Unix time by `wall`."""
+
+    run: str
+    """As labels name it."""
+    header: Header
+    owner: int
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.header.identity.rank
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+        return self.header.identity.attempt
+
+    def wall(self, monotonic: float) -> int:
+        """Nanoseconds of Unix time. The same for every agent that reads the box."""
+        return int(self.header.wall(monotonic) * 1e9)
+
+
+class Began(NamedTuple):
+    """A process was found."""
+
+    process: Process
+
+
+class StepDone(NamedTuple):
+    """A step was settled. Moments are monotonic, in seconds."""
+
+    process: Process
+    number: int
+    start: float
+    end: float
+    failed: bool
+    phases: Sequence[Interval]
+    collectives: Sequence[Collective]
+    scalars: Mapping[str, float]
+
+
+class SectionDone(NamedTuple):
+    """An evaluation ended."""
+
+    process: Process
+    name: str
+    start: float
+    end: float
+
+
+class CheckpointDone(NamedTuple):
+    """A checkpoint operation ended, or one stage of it."""
+
+    process: Process
+    operation: str
+    stage: str
+    """Empty for the whole operation."""
+    start: float
+    end: float
+    bytes: int
+    step: int
+    failed: bool
+
+
+class Resumed(NamedTuple):
+    """The rank loaded a checkpoint and goes on."""
+
+    process: Process
+
+
+class Ended(NamedTuple):
+    """A process is over."""
+
+    process: Process
+    state: RankState
+    moment: float
+    """Its last sign of life."""
+    open_step: tuple[int, float] | None
+    """Number and start of a step that it did not finish."""
+    exception: tuple[str, str]
+    """Type and message of the exception that ended it; empty where there is none."""
+
+
+class OpenIncident(NamedTuple):
+    """An incident that is open. Moments are monotonic seconds."""
+
+    number: int
+    run: str
+    kind: str
+    since: float
+    lost_rank: bool
+
+
+Note = Began | StepDone | SectionDone | CheckpointDone | Resumed | Ended
+
+
+def _nothing() -> None:
+    """There is nothing to finish."""
+
+
+class Notes:
+    """Notes that wait for the traces to be made. Adding never waits. Thread-safe."""
+
+    def __init__(self, most: int = MAX_NOTES) -> None:
+        self.dropped = 0
+        self._most = most
+        self._lock = threading.Lock()
+        self._notes: list[Note] = []
+
+    def add(self, note: Note) -> None:
+        """Add a note; one that has no place is dropped and counted."""
+        with self._lock:
+            # The beginning and the end of a process are few, and all else hangs on them.
+            if len(self._notes) < self._most or isinstance(note, Began | Ended):
+                self._notes.append(note)
+            else:
+                self.dropped += 1
+
+    def take(self) -> list[Note]:
+        """Remove and return all notes, in order."""
+        with self._lock:
+            taken, self._notes = self._notes, []
+            return taken
+
+
+@dataclass
+class Traces:
+    """What those share that note, make and send traces."""
+
+    notes: Notes
+    queue: SpanQueue
+    finish: Callable[[], None] = _nothing
+    """Makes the spans of what is still held, at the end of the agent."""
+
+
+class RankNotes:
+    """Notes of one rank, across its processes. Called by those that follow its black box."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._process: Process | None = None
+        self._recorded: dict[float, tuple[Process, bool]] = {}
+        """Start of a step that is not settled -> its process, and whether it failed."""
+        self._ended = False
+
+    def begin(self, process: Process) -> None:
+        """Another process has taken the rank."""
+        self._process = process
+        self._ended = False
+        self._notes.add(Began(process))
+
+    def recorded(self, start: float, *, failed: bool) -> None:
+        """A step was recorded. It is settled later, perhaps once another process has taken the rank."""
+        if self._process is not None and len(self._recorded) < _MAX_RECORDED:
+            self._recorded[start] = (self._process, failed)
+
+    def step(
+        self,
+        number: int,
+        start: float,
+        end: float,
+        phases: Sequence[Interval],
+        collectives: Sequence[Collective],
+        scalars: Mapping[str, float],
+    ) -> None:
+        """A step was settled."""
+        process, failed = self._recorded.pop(start, (self._process, False))
+        if process is not None:
+            last = (phases[-MAX_PHASES:], collectives[-MAX_PHASES:])
+            self._notes.add(StepDone(process, number, start, end, failed, *last, dict(scalars)))
+
+    def section(self, name: str, start: float, end: float) -> None:
+        """A phase outside of steps ended."""
+        if self._process is not None:
+            self._notes.add(SectionDone(self._process, name, start, end))
+
+    def checkpoint(
+        self, operation: str, stage: str, start: float, end: float, size: int, step: int, failed: bool
+    ) -> None:
+        """A checkpoint operation, or a stage of it, ended."""
+        if self._process is not None:
+            self._notes.add(CheckpointDone(self._process, operation, stage, start, end, size, step, failed))
+
+    def resumed(self) -> None:
+        """The rank loaded a checkpoint."""
+        if self._process is not None:
+            self._notes.add(Resumed(self._process))
+
+    def ended(
+        self,
+        state: RankState,
+        moment: float,
+        open_step: tuple[int, float] | None,
+        exception: tuple[str, str],
+    ) -> None:
+        """The process is over; only the first call for a process counts."""
+        if self._process is not None and not self._ended:
+            self._ended = True
+            self._notes.add(Ended(self._process, state, moment, open_step, exception))

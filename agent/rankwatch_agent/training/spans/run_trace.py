@@ -1,0 +1,387 @@
+"""The trace of a run: the run, its attempts, and what is worth a span over months: checkpoints, evaluations,
+incidents, and a heartbeat each ten minutes.
+
+Exactly one node sends each span. What belongs to an attempt comes from the node that has its rank 0; the span
+of the run from the node that had rank 0 in attempt 0. A failed checkpoint is sent by the node of its rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rankwatch import trace_ids
+from rankwatch.conventions import RankState
+from rankwatch.conventions.traces import Attribute, LinkTo, Result, SpanName
+from rankwatch_agent.runtime.spans import SpanLink, TraceSpan, Value
+from rankwatch_agent.training.follower import worst_state
+from rankwatch_agent.training.spans.attributes import of_attempt, of_rank, of_run
+from rankwatch_agent.training.spans.records import CheckpointDone, Ended, Process, SectionDone, StepDone
+from rankwatch_agent.training.spans.state import AttemptState, RunState
+from rankwatch_agent.training.spans.step_trace import attempt_span
+
+RUN_END_SECONDS = 300.0
+"""A run that did not finish is over after so long without a living rank: it may be started again."""
+MAX_LINKS = 128
+"""Links to steps in one heartbeat."""
+_LATER_SECONDS = 3.0
+"""How much longer the end of an attempt waits than its last steps, so that it links to them."""
+_MAX_STAGES = 32
+_MAX_RANKS = 512
+_RESULTS = {
+    RankState.FINISHED: Result.SUCCESS,
+    RankState.EXITED: Result.SUCCESS,
+    RankState.FAILED: Result.FAILURE,
+    RankState.INTERRUPTED: Result.CANCELLATION,
+    RankState.PREEMPTED: Result.CANCELLATION,
+    RankState.TERMINATED: Result.ERROR,
+    RankState.LOST: Result.ERROR,
+}
+_NS = 1_000_000_000
+
+
+@dataclass
+class _Attempt:
+    """An attempt whose rank 0 is here."""
+
+    process: Process
+    ended: Ended | None = None
+    ended_seen: float = math.inf
+    heartbeat: int = 0
+    """Number of the heartbeat that is next."""
+    steps: int = 0
+    last_step: int = -1
+    links: dict[int, SpanLink] = field(default_factory=dict)
+    """By trace."""
+    stages: list[CheckpointDone] = field(default_factory=list)
+
+
+class RunTrace:
+    """The trace of one run, as far as this node sends it.
+
+    send: takes spans. state: what was sent before, which this keeps up to date.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        run: str,
+        state: RunState,
+        *,
+        send: Callable[[TraceSpan], None],
+        heartbeat_seconds: float,
+        hold_seconds: float,
+    ) -> None:
+        self._cluster, self._run, self._state, self._send = cluster, run, state, send
+        self._trace = trace_ids.run_trace(cluster, run)
+        self._root = trace_ids.span(self._trace, SpanName.RUN.value)
+        self._heartbeat_ns = max(1, int(heartbeat_seconds * _NS))
+        self._hold = hold_seconds + _LATER_SECONDS
+        self._attempts: dict[int, _Attempt] = {}
+        self._ranks: dict[int, tuple[int, RankState | None]] = {}
+        """Rank -> its attempt, and its state once it ended."""
+        self._process: Process | None = None
+        self._idle_since = math.inf
+        self._last = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no rank of it lives here."""
+        return self._idle_since < math.inf
+
+    # -- what the notes say -----------------------------------------------------------------------
+
+    def began(self, process: Process) -> None:
+        """A process of the run was found."""
+        self._process = process
+        self._idle_since = math.inf
+        if len(self._ranks) < _MAX_RANKS or process.rank in self._ranks:
+            self._ranks[process.rank] = (process.attempt, None)
+        if process.rank != 0 or process.attempt in self._attempts:
+            return
+        started = process.wall(process.header.started_monotonic)
+        self._attempts[process.attempt] = attempt = _Attempt(process)
+        known = self._state.attempts.setdefault(process.attempt, AttemptState(started, started))
+        attempt.heartbeat = known.started // self._heartbeat_ns
+        if process.attempt == 0 and self._state.started is None:
+            self._state.started, self._state.scheduler = started, process.header.traceparent
+            self._send(self._span(SpanName.RUN_STARTED, 0, self._root, started, started, of_run(process, {})))
+        self._send_abandoned(process)
+
+    def step(self, step: StepDone) -> None:
+        """A step of a rank was settled."""
+        attempt = self._mine(step.process)
+        if attempt is not None:
+            attempt.steps += 1
+            attempt.last_step = step.number
+            self._alive(step.process, step.end)
+
+    def sampled(self, link: SpanLink, attempt: int) -> None:
+        """A step of a rank became a trace. One link for each trace suffices."""
+        mine = self._attempts.get(attempt)
+        if mine is not None and len(mine.links) < MAX_LINKS:
+            mine.links.setdefault(link.trace, link)
+
+    def section(self, section: SectionDone) -> None:
+        """An evaluation ended."""
+        if self._mine(section.process) is None:
+            return
+        start, end = section.process.wall(section.start), section.process.wall(section.end)
+        values: dict[Attribute, Value] = {}
+        self._send(
+            self._of_attempt(section.process, section.name, start, end, of_rank(section.process, values))
+        )
+        self._alive(section.process, section.end)
+
+    def checkpoint(self, done: CheckpointDone) -> None:
+        """A checkpoint operation or a stage of it ended; stages come before their operation."""
+        attempt = self._mine(done.process)
+        if done.stage:
+            if attempt is not None and len(attempt.stages) < _MAX_STAGES:
+                attempt.stages.append(done)
+            return
+        stages, own = [], attempt is not None
+        if attempt is not None:
+            fitting = (done.operation, done.step)
+            stages = [each for each in attempt.stages if (each.operation, each.step) == fitting]
+            attempt.stages = []
+            self._alive(done.process, done.end)
+        if own or done.failed:
+            self._send_checkpoint(done, stages)
+
+    def ended(self, end: Ended, moment: float) -> None:
+        """A process of the run is over."""
+        process = end.process
+        if self._ranks.get(process.rank, (0, None))[0] == process.attempt:
+            self._ranks[process.rank] = (process.attempt, end.state)
+        attempt = self._mine(process)
+        if attempt is not None and attempt.ended is None:
+            attempt.ended, attempt.ended_seen = end, moment
+            self._alive(process, end.moment)
+        self._last = max(self._last, process.wall(end.moment))
+        if all(state is not None for _, state in self._ranks.values()):
+            self._idle_since = moment
+
+    def incident(self, number: int, kind: str, node: str, start: int, end: int, *, lost: bool) -> None:
+        """An incident is over. Every node sees a stall, and one of them sends it: that of rank 0."""
+        process = self._process
+        latest = max((attempt for attempt, _ in self._ranks.values()), default=0)
+        if process is None or not (lost or latest in self._attempts):
+            return
+        values: dict[Attribute, Value] = {Attribute.INCIDENT_KIND: kind, Attribute.NODE: node}
+        trace, parent = attempt_span(self._cluster, self._run, latest)
+        span = trace_ids.span(trace, SpanName.INCIDENT.value, latest, node, start)
+        attributes = of_attempt(process, values)
+        self._send(TraceSpan(trace, span, parent, SpanName.INCIDENT, start, end, attributes, error=kind))
+
+    # -- what time brings -------------------------------------------------------------------------
+
+    def tick(self, moment: float, now: int) -> None:
+        """Send the heartbeats that are due, attempts that are over, and the run once it is over.
+
+        moment: monotonic seconds of this agent. now: nanoseconds of Unix time.
+        """
+        for number, attempt in list(self._attempts.items()):
+            if self._state.attempts[number].sent:
+                del self._attempts[number]  # by the agent before this one
+            elif attempt.ended is None:
+                self._send_heartbeats(attempt, now)
+            elif moment - attempt.ended_seen >= self._hold:
+                self._send_attempt(number, attempt, attempt.ended)
+        if self._is_over(moment):
+            self._send_run()
+        if self._idle_since == math.inf:
+            self._state.seen = now
+
+    def _is_over(self, moment: float) -> bool:
+        state = self._state
+        if state.started is None or state.sent or self._idle_since == math.inf or self._attempts:
+            return False
+        idle = moment - self._idle_since
+        return idle >= (self._hold if self._result() is Result.SUCCESS else RUN_END_SECONDS)
+
+    def _result(self) -> Result:
+        latest = max((attempt for attempt, _ in self._ranks.values()), default=0)
+        states = [state for attempt, state in self._ranks.values() if attempt == latest and state is not None]
+        return _RESULTS.get(worst_state(states), Result.ERROR) if states else Result.ERROR
+
+    # -- spans ------------------------------------------------------------------------------------
+
+    def _send_heartbeats(self, attempt: _Attempt, now: int) -> None:
+        while (attempt.heartbeat + 1) * self._heartbeat_ns <= now - int(self._hold * _NS):
+            self._send_heartbeat(attempt, (attempt.heartbeat + 1) * self._heartbeat_ns)
+
+    def _send_heartbeat(self, attempt: _Attempt, end: int) -> None:
+        process = attempt.process
+        started = self._state.attempts[process.attempt].started
+        start = max(started, attempt.heartbeat * self._heartbeat_ns)
+        values: dict[Attribute, Value] = {Attribute.STEPS: attempt.steps, Attribute.STEP: attempt.last_step}
+        trace, parent = attempt_span(self._cluster, self._run, process.attempt)
+        span = trace_ids.span(trace, SpanName.HEARTBEAT.value, process.attempt, attempt.heartbeat)
+        attributes, links = of_rank(process, values), tuple(attempt.links.values())
+        end = max(start, end)
+        self._send(TraceSpan(trace, span, parent, SpanName.HEARTBEAT, start, end, attributes, links))
+        attempt.heartbeat += 1
+        attempt.steps = 0
+        attempt.links = {}
+
+    def _send_attempt(self, number: int, attempt: _Attempt, ended: Ended) -> None:
+        process = attempt.process
+        end = process.wall(ended.moment)
+        while (attempt.heartbeat + 1) * self._heartbeat_ns < end:
+            self._send_heartbeat(attempt, (attempt.heartbeat + 1) * self._heartbeat_ns)
+        self._send_heartbeat(attempt, end)
+        states = [ended.state, *(state for at, state in self._ranks.values() if at == number and state)]
+        state = worst_state(states)
+        values: dict[Attribute, Value] = {
+            Attribute.STATE: state.value,
+            Attribute.RESULT: _RESULTS.get(state, Result.ERROR).value,
+            Attribute.EXCEPTION_TYPE: ended.exception[0],
+            Attribute.EXCEPTION_MESSAGE: ended.exception[1],
+        }
+        self._finish_attempt(process, end, values)
+        del self._attempts[number]
+
+    def _finish_attempt(self, process: Process, end: int, values: Mapping[Attribute, Value]) -> None:
+        state = self._state.attempts[process.attempt]
+        state.sent, state.last = True, end
+        links = _scheduler_links(process.header.traceparent)
+        values = {**values, **_scheduler_trace(links)}
+        error = None if values.get(Attribute.RESULT) == Result.SUCCESS.value else str(values[Attribute.STATE])
+        trace, span = attempt_span(self._cluster, self._run, process.attempt)
+        attributes = of_attempt(process, values)
+        self._send(
+            TraceSpan(
+                trace,
+                span,
+                self._root,
+                SpanName.ATTEMPT,
+                state.started,
+                max(state.started, end),
+                attributes,
+                links,
+                error,
+                parental=True,
+            )
+        )
+
+    def _send_abandoned(self, process: Process) -> None:
+        """Send the attempts before this one that the agent before this one had not sent, and whose boxes are
+        gone."""
+        for number, state in self._state.attempts.items():
+            if number < process.attempt and not state.sent and number not in self._attempts:
+                state.sent = True
+                trace, span = attempt_span(self._cluster, self._run, number)
+                lost = RankState.LOST.value
+                values: dict[Attribute, Value] = {Attribute.ATTEMPT: number, Attribute.STATE: lost}
+                attributes = of_attempt(process, {**values, Attribute.RESULT: Result.ERROR.value})
+                self._send(
+                    TraceSpan(
+                        trace,
+                        span,
+                        self._root,
+                        SpanName.ATTEMPT,
+                        state.started,
+                        state.last,
+                        attributes,
+                        error=lost,
+                        parental=True,
+                    )
+                )
+
+    def _send_run(self) -> None:
+        state, process = self._state, self._process
+        if process is None or state.started is None:
+            return
+        state.sent = True
+        result = self._result()
+        links = _scheduler_links(state.scheduler)
+        values: dict[Attribute, Value] = {Attribute.RESULT: result.value, **_scheduler_trace(links)}
+        end = max(state.started, self._last, *(each.last for each in state.attempts.values()))
+        error = None if result is Result.SUCCESS else result.value
+        self._send(
+            TraceSpan(
+                self._trace,
+                self._root,
+                0,
+                SpanName.RUN,
+                state.started,
+                end,
+                of_run(process, values),
+                links,
+                error,
+                parental=True,
+            )
+        )
+
+    def _send_checkpoint(self, done: CheckpointDone, stages: list[CheckpointDone]) -> None:
+        name = f"{SpanName.CHECKPOINT}.{done.operation}"
+        parent = self._of_attempt(done.process, name, *_walls(done), _checkpoint_attributes(done))
+        self._send(parent._replace(error="" if done.failed else None, parental=bool(stages)))
+        for number, stage in enumerate(stages):
+            span = trace_ids.span(parent.trace, parent.span, "stage", number, stage.stage)
+            start, end = _walls(stage)
+            error = "" if stage.failed else None
+            attributes = _checkpoint_attributes(stage)
+            self._send(
+                TraceSpan(
+                    parent.trace,
+                    span,
+                    parent.span,
+                    f"{name}.{stage.stage}",
+                    start,
+                    end,
+                    attributes,
+                    error=error,
+                )
+            )
+
+    def _of_attempt(
+        self, process: Process, name: str, start: int, end: int, attributes: Mapping[str, Value]
+    ) -> TraceSpan:
+        """A span of a rank below its attempt."""
+        trace, parent = attempt_span(self._cluster, self._run, process.attempt)
+        span = trace_ids.span(trace, name, process.attempt, process.rank, start)
+        return TraceSpan(trace, span, parent, name, start, end, attributes)
+
+    def _span(
+        self, name: SpanName, number: int, parent: int, start: int, end: int, attributes: Mapping[str, Value]
+    ) -> TraceSpan:
+        span = trace_ids.span(self._trace, name.value, number)
+        return TraceSpan(self._trace, span, parent, name, start, end, attributes)
+
+    def _mine(self, process: Process) -> _Attempt | None:
+        return self._attempts.get(process.attempt) if process.rank == 0 else None
+
+    def _alive(self, process: Process, moment: float) -> None:
+        wall = process.wall(moment)
+        state = self._state.attempts[process.attempt]
+        state.last = max(state.last, wall)
+        self._last = max(self._last, wall)
+
+
+def _walls(done: CheckpointDone) -> tuple[int, int]:
+    return done.process.wall(done.start), done.process.wall(done.end)
+
+
+def _checkpoint_attributes(done: CheckpointDone) -> dict[str, Value]:
+    values: dict[Attribute, Value] = {
+        Attribute.CHECKPOINT_OPERATION: done.operation,
+        Attribute.CHECKPOINT_STAGE: done.stage,
+        Attribute.STEP: done.step,
+    }
+    if done.bytes:
+        values[Attribute.CHECKPOINT_SIZE] = min(done.bytes, 2**62)
+    return of_rank(done.process, values)
+
+
+def _scheduler_links(traceparent: str) -> tuple[SpanLink, ...]:
+    if not traceparent:
+        return ()
+    _, trace, span, _ = traceparent.split("-")
+    return (SpanLink(int(trace, 16), int(span, 16), LinkTo.SCHEDULER),)
+
+
+def _scheduler_trace(links: tuple[SpanLink, ...]) -> dict[Attribute, Value]:
+    return {Attribute.SCHEDULER_TRACE: trace_ids.trace_text(links[0].trace)} if links else {}

@@ -1,0 +1,166 @@
+"""Holds the steps of the last seconds until it is known whether they become traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median_low
+from typing import NamedTuple
+
+from rankwatch.conventions.traces import Sampled
+from rankwatch_agent.training.spans.records import StepDone
+from rankwatch_agent.training.spans.sampling import Pace, by_chance
+
+MAX_HELD = 20_000
+"""Steps of ranks that are held; beyond, the oldest are decided early."""
+_MAX_DECIDED = 256
+"""Steps of a run whose decision is remembered, for ranks that are read late."""
+MAX_SAMPLED_A_MINUTE = 120
+"""Steps of one run sampled in a minute, of any reason, so that a run whose steps all fail, or that claims so,
+does not take the place of the others."""
+MAX_OF_INCIDENT = 20
+"""Steps sampled only because of one incident."""
+
+_Key = tuple[int, int]
+"""Attempt and step."""
+
+
+class _Held(NamedTuple):
+    until: float
+    """Monotonic time of this agent at which it is decided."""
+    ranks: list[StepDone]
+
+
+class _RunSteps:
+    """The steps of one run."""
+
+    def __init__(self) -> None:
+        self.held: dict[_Key, _Held] = {}
+        self.decided: dict[_Key, Sampled | None] = {}
+        self.resumed: set[tuple[int, int]] = set()
+        """(attempt, rank) whose next step is the first after a start or a load."""
+        self.pace = Pace()
+        self.minute = (0.0, 0)
+        """Start of the present minute, and steps sampled in it."""
+        self.of_incidents = 0
+        self.reasons: dict[_Key, Sampled] = {}
+        """Of steps that are not decided, what is known before."""
+
+
+class HeldSteps:
+    """Decides about steps once `hold_seconds` have passed since their first rank was read.
+
+    incident_since: Unix time in nanoseconds from which a run has an incident; None where it has none.
+    sampled: takes the ranks of a step that becomes a trace, at once or one after the other.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        one_in: int,
+        hold_seconds: float,
+        incidents: Mapping[str, int],
+        sampled: Callable[[StepDone, Sampled], None],
+    ) -> None:
+        self.dropped = 0
+        """Ranks' steps that were not sampled because the run had too many."""
+        self._cluster, self._one_in, self._hold = cluster, one_in, hold_seconds
+        self._incidents = incidents
+        self._sampled = sampled
+        self._runs: dict[str, _RunSteps] = {}
+        self._count = 0
+
+    def begins(self, run: str, attempt: int, rank: int, *, resumed: bool) -> None:
+        """A process began, or loaded a checkpoint."""
+        if resumed:
+            self._of(run).resumed.add((attempt, rank))
+
+    def add(self, step: StepDone, moment: float) -> None:
+        """Hold a step of a rank; `moment` is monotonic."""
+        run = self._of(step.process.run)
+        key = (step.process.attempt, step.number)
+        rank = (step.process.attempt, step.process.rank)
+        if step.failed:
+            run.reasons[key] = Sampled.FAILED
+        elif rank in run.resumed:
+            run.reasons.setdefault(key, Sampled.RESUMED)
+        run.resumed.discard(rank)
+        if key in run.decided and key not in run.held:
+            why = run.decided[key] or run.reasons.pop(key, None)
+            if why is not None:
+                self._sampled(step, why)
+            return
+        held = run.held.get(key)
+        if held is None:
+            held = run.held[key] = _Held(moment + self._hold, [])
+        held.ranks.append(step)
+        self._count += 1
+
+    def decide(self, moment: float, *, all_of_them: bool = False) -> None:
+        """Decide about all steps that were held for long enough."""
+        for run in self._runs.values():
+            for key in list(self._due(run, moment, all_of_them)):
+                self._decide(run, key, moment)
+
+    def forget(self, runs: set[str]) -> None:
+        """Forget all runs but these."""
+        for run in self._runs.keys() - runs:
+            self._count -= sum(len(each.ranks) for each in self._runs[run].held.values())
+            del self._runs[run]
+
+    def _of(self, run: str) -> _RunSteps:
+        return self._runs.setdefault(run, _RunSteps())
+
+    def _due(self, run: _RunSteps, moment: float, all_of_them: bool) -> Iterator[_Key]:
+        """In the order of arrival, which is that of the steps."""
+        early = self._count > MAX_HELD
+        for key, held in run.held.items():
+            if not (all_of_them or early or held.until <= moment):
+                return
+            yield key
+
+    def _decide(self, run: _RunSteps, key: _Key, moment: float) -> None:
+        ranks = run.held.pop(key).ranks
+        self._count -= len(ranks)
+        why = self._reason(run, key, ranks)
+        if why is not None and not self._has_room(run, moment):
+            self.dropped += len(ranks)
+            why = None
+        run.decided[key] = why
+        if len(run.decided) > _MAX_DECIDED:
+            del run.decided[next(iter(run.decided))]
+        if why is not None:
+            for step in ranks:
+                self._sampled(step, why)
+
+    def _reason(self, run: _RunSteps, key: _Key, ranks: list[StepDone]) -> Sampled | None:
+        # The low median: one odd rank of a node, which was read twice or hangs, must not decide alone.
+        slow = run.pace.add(median_low([each.end - each.start for each in ranks]))
+        why = run.reasons.pop(key, None)
+        if why is Sampled.FAILED:
+            return why
+        if self._in_incident(run, ranks[0]):
+            return Sampled.INCIDENT
+        if why is not None:
+            return why
+        if slow:
+            return Sampled.SLOW
+        chosen = by_chance(self._cluster, ranks[0].process.run, key[1], self._one_in)
+        return Sampled.CHANCE if chosen else None
+
+    def _in_incident(self, run: _RunSteps, step: StepDone) -> bool:
+        since = self._incidents.get(step.process.run)
+        if since is None:
+            run.of_incidents = 0
+            return False
+        if step.process.wall(step.end) < since or run.of_incidents >= MAX_OF_INCIDENT:
+            return False
+        run.of_incidents += 1
+        return True
+
+    def _has_room(self, run: _RunSteps, moment: float) -> bool:
+        since, count = run.minute
+        if moment - since >= 60.0:
+            since, count = moment, 0
+        run.minute = (since, count + 1)
+        return count < MAX_SAMPLED_A_MINUTE

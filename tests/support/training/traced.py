@@ -1,0 +1,118 @@
+"""Real ranks that record, and the part of an agent that makes their spans, as one node of a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rankwatch_agent.runtime.collector import Collection, Schedule
+from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
+from rankwatch_agent.training.spans.records import Notes, OpenIncident
+from rankwatch_agent.training.steps import SETTLE_SECONDS
+
+RANK = """
+import sys, time, rankwatch
+rank, world, steps, how = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+with rankwatch.start(run="job", rank=rank, world_size=world) as run:
+    if how == "resumed":
+        run.resumed(0)
+    for number in range(steps):
+        with run.step(number):
+            with run.phase("forward"):
+                time.sleep(0.05 if how == "slow" and number == steps - 5 else 0.001)
+            run.scalar("loss", 2.5)
+        if how == "lost" and number == steps - 2:
+            run.begin_step(number + 1)
+            import os
+            os._exit(1)
+    with run.checkpoint("save", step=steps - 1) as save:
+        with save.stage("write"):
+            time.sleep(0.001)
+        save.bytes = 10
+    with run.evaluation():
+        time.sleep(0.001)
+    if how == "failed":
+        with run.step(steps):
+            raise ValueError("no luck")
+"""
+
+
+def train(directory: Path, *, ranks: int = 1, first: int = 0, world: int = 1, steps: int = 3, how: str = "ok",
+          **variables: str) -> None:  # fmt: skip
+    """Run some ranks of an attempt to their end."""
+    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_SUMMARY": "0", **variables}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(world), str(steps), how],
+            env=env,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(first, first + ranks)
+    ]
+    for each in started:
+        each.wait(timeout=60)
+
+
+class Node:
+    """The part of an agent that makes spans. Its moments go on by `pass_time` only."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        state: Path | None = None,
+        one_in: int = 1,
+        hold_seconds: float = 1.0,
+        node: str = "n0",
+        incidents: Callable[[], Mapping[str, OpenIncident]] = dict,
+    ) -> None:
+        self.notes, self.queue = Notes(), SpanQueue(100_000)
+        self._ahead = 0.0
+        self._ranks = RanksCollector(directory=directory, notes=self.notes, monotonic=self._monotonic)
+        # The first agent of a test is older than the ranks. A next one is younger, and knows what was sent.
+        restarted = state is not None and (state / "sent.json").exists()
+        started = time.time() - (0.0 if restarted else 3600.0)
+        built = False
+        self.traces = TracesCollector(
+            notes=self.notes,
+            queue=self.queue,
+            settings=TraceSettings(
+                cluster="c",
+                node=node,
+                one_in=one_in,
+                heartbeat_seconds=600.0,
+                hold_seconds=hold_seconds,
+                directory=state,
+            ),
+            open_incidents=incidents,
+            schedule=Schedule(1.0, 10.0),
+            monotonic=self._monotonic,
+            wall=lambda: time.time() + self._ahead if built else started,
+        )
+        built = True
+        self.sent: list[TraceSpan] = []
+
+    def _monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def read(self) -> Collection:
+        """Read the boxes once, and make the spans."""
+        self._ranks.collect()
+        collection = self.traces.collect()
+        self.sent += self.queue.take(100_000)
+        return collection
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, second by second."""
+        for _ in range(int(seconds)):
+            self._ahead += max(1.0, SETTLE_SECONDS)
+            self.read()
+
+    def named(self, name: str) -> list[TraceSpan]:
+        return [each for each in self.sent if each.name == name]
