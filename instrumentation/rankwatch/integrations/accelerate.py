@@ -20,6 +20,9 @@ from rankwatch.automatic import installing, leading, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.conventions import Capability
+from rankwatch.integrations.frameworks import require
+
+require("accelerate", integration="accelerate", name="Accelerate")
 
 _guarded = functools.partial(guarded, "follow Accelerate")
 
@@ -63,7 +66,7 @@ def _ended(part: Part | None, result: Any, error: BaseException | None) -> None:
 
 
 class _Tracker:
-    """Records the numbers that a loop gives to `Accelerator.log`, on every rank."""
+    """Records the numbers that a loop gives to `Accelerator.log`, on rank 0 only."""
 
     name = "rankwatch"
     requires_logging_directory = False
@@ -89,10 +92,8 @@ class _Tracker:
             if isinstance(value, int | float) or getattr(value, "numel", int)() == 1:
                 run.scalar(name, value)
 
-    @_guarded
     def finish(self) -> None:
-        """The training is over: `Accelerator.end_training`."""
-        recording.opened().finish()
+        """Only rank 0 is told that the training is over. The run ends on each rank when its process does."""
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,10 @@ from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.seams.saving import bytes_of
 from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability
+from rankwatch.integrations.frameworks import require
+
+if find_spec("pytorch_lightning") is None:
+    require("lightning", integration="lightning", name="Lightning")
 
 NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 """Two packages with the same classes, which know nothing of each other."""

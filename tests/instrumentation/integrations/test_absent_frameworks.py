@@ -10,7 +10,15 @@ import pytest
 
 @pytest.mark.parametrize(
     ("integration", "package"),
-    [("jax", "jax"), ("keras", "keras"), ("horovod", "horovod"), ("ray_train", "ray")],
+    [
+        ("jax", "jax"),
+        ("keras", "keras"),
+        ("horovod", "horovod"),
+        ("ray_train", "ray"),
+        ("transformers", "transformers"),
+        ("accelerate", "accelerate"),
+        ("lightning", "lightning"),
+    ],
 )
 def test_one_sentence(integration: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import says in one sentence what is missing."""
@@ -18,6 +26,6 @@ def test_one_sentence(integration: str, package: str, monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "rankwatch.integrations.frameworks", raising=False)
     monkeypatch.delitem(sys.modules, f"rankwatch.integrations.{integration}", raising=False)
     with pytest.raises(
-        ImportError, match=f"^[^\n]* needs [A-Z][A-Za-z]+, and {package} is not installed here$"
+        ImportError, match=f"^[^\n]* needs [A-Z][A-Za-z ]+, and {package} is not installed here$"
     ):
         importlib.import_module(f"rankwatch.integrations.{integration}")

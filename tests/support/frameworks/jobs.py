@@ -28,6 +28,7 @@ class Job:
 
     folder: Path
     errors: str
+    mode: str = ZERO
 
     def box(self, rank: int) -> Path:
         """The black box of a rank."""
@@ -111,7 +112,7 @@ def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANK
         **environ,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return Job(folder=folder, errors=done.stderr)
+    return Job(folder=folder, errors=done.stderr, mode=mode)
 
 
 def run_case(script: str, case: str, folder: Path) -> tuple[Job, Any]:
