@@ -34,8 +34,13 @@ demo: setup ## slow one rank of a real run down and print the alert that names i
 test: setup ## all tests but those of other frameworks
 	$(PYTEST) --numprocesses 2 --dist loadfile -m "not frameworks"
 
-test-frameworks: setup $(VENV)/.frameworks ## the tests with Hugging Face, Lightning, Ray, Keras, JAX
+test-frameworks: setup $(VENV)/.frameworks .tools/mlflow/.complete ## the tests with Hugging Face, Lightning, Ray, Keras, JAX
 	$(PYTEST) --numprocesses 2 --dist loadfile -m frameworks
+
+.tools/mlflow/.complete: # a server of its own environment: its many dependencies are none of ours
+	$(PYTHON) -m venv .tools/mlflow
+	.tools/mlflow/bin/pip install --quiet mlflow==3.17.2
+	touch $@
 
 $(VENV)/.frameworks: pyproject.toml constraints.txt $(VENV)/.complete
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[frameworks]'

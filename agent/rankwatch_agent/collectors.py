@@ -20,6 +20,7 @@ from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
 from rankwatch_agent.training.conditions import RunConditions
 from rankwatch_agent.training.spans.records import Notes, OpenIncident, Traces
+from rankwatch_agent.training.tracked_runs import TrackedRuns
 
 MAX_SPANS = 10_000
 """Spans that wait for their receiver, about 10 MB."""
@@ -35,6 +36,7 @@ class Shared:
     inventory: GpuInventory
     xids: XidCounter
     run_conditions: RunConditions
+    tracked_runs: TrackedRuns
     incidents: IncidentRegistry
     history: MetricsHistory
     traces: Traces | None = None
@@ -48,6 +50,7 @@ def build_shared(config: AgentConfig) -> Shared:
         inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
         xids=XidCounter(load_table(config.xid_table)),
         run_conditions=RunConditions(),
+        tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
         traces=_build_traces(config),
@@ -85,6 +88,7 @@ def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
         max_names=config.max_names,
         conditions=shared.run_conditions,
         notes=shared.traces.notes if shared.traces else None,
+        tracked=shared.tracked_runs,
     )
 
 
@@ -152,6 +156,12 @@ def _evidence(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterat
     from rankwatch_agent.incidents.evidence import build_evidence
 
     yield build_evidence(config, registry=shared.incidents, history=shared.history)
+
+
+def _trackers(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.incidents.trackers import build_trackers
+
+    yield build_trackers(config, runs=shared.tracked_runs, registry=shared.incidents)
 
 
 def _host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
@@ -309,6 +319,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "incidents": _incidents,
         "evidence": _evidence,
         "traces": _traces,
+        "trackers": _trackers,
         "host": _host,
         "network": _network,
         "tcp": _tcp,

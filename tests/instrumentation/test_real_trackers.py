@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from rankwatch.errors import TrackerError
 from rankwatch.trackers.finding import find
 from rankwatch.trackers.note import parse_note
 from rankwatch.trackers.watching import Facts, tell
-from support.trackers.mlflow import mlflow_server
+from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.trackers import build_trackers
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.tracked_runs import TrackedRuns
+from support.agent.process import until
+from support.trackers.mlflow import Mlflow, mlflow_server
+from support.training.ranks import rank
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
 
@@ -27,6 +35,12 @@ START = (
 )
 STEPS = "for _ in range(4):\n    with run.step(): time.sleep(0.01)\n"
 NOTED = "while not note.exists(): time.sleep(0.01)\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as started:
+        yield started
 
 
 def ran(directory: Path, code: str, **variables: str) -> None:
@@ -50,19 +64,39 @@ def needs(library: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-def test_mlflow_server(tmp_path: Path) -> None:
+def test_mlflow_server(server: Mlflow) -> None:
     """Tags and metrics are in the run of a real server, at their step."""
-    with mlflow_server(tmp_path) as server:
-        run = server.begin_run()
-        env = {"MLFLOW_RUN_ID": run, "MLFLOW_TRACKING_URI": server.endpoint}
-        (found,) = find({}, env)
-        facts = Facts({"rankwatch.run": "job", "rankwatch.goodput": "0.9"}, {"rankwatch/goodput": 0.9}, 3)
-        tell(found, facts, env, timeout_seconds=60.0)
-        with pytest.raises(TrackerError, match="status 404"):
-            gone = found._replace(tracker=found.tracker._replace(run="0" * 32))
-            tell(gone, facts, env, timeout_seconds=60.0)
-        assert server.tags(run).items() >= facts.tags.items()
-        assert server.metrics(run) == {"rankwatch/goodput": (0.9, 3)}
+    run = server.begin_run()
+    env = {"MLFLOW_RUN_ID": run, "MLFLOW_TRACKING_URI": server.endpoint}
+    (found,) = find({}, env)
+    facts = Facts({"rankwatch.run": "job", "rankwatch.goodput": "0.9"}, {"rankwatch/goodput": 0.9}, 3)
+    tell(found, facts, env, timeout_seconds=60.0)
+    with pytest.raises(TrackerError, match="status 404"):
+        gone = found._replace(tracker=found.tracker._replace(run="0" * 32))
+        tell(gone, facts, env, timeout_seconds=60.0)
+    assert server.tags(run).items() >= facts.tags.items()
+    assert server.metrics(run) == {"rankwatch/goodput": (0.9, 3)}
+
+
+def test_agent_and_mlflow(tmp_path: Path, server: Mlflow) -> None:
+    """The agent's tags and metrics are in the run too, after the steps of a real rank."""
+    run = server.begin_run()
+    variables = {"MLFLOW_RUN_ID": run, "MLFLOW_TRACKING_URI": server.endpoint, "RANKWATCH_TRACKERS": "1"}
+    before = f"os.environ.update({variables!r})"
+    runs = TrackedRuns()
+    ranks = RanksCollector(directory=tmp_path / "boxes", tracked=runs)
+    config = AgentConfig(mlflow_endpoint=server.endpoint)
+    trackers = build_trackers(config, runs=runs, registry=IncidentRegistry())
+
+    def told() -> bool:
+        ranks.collect()
+        trackers.collect()
+        return bool(server.metrics(run))
+
+    with rank(tmp_path / "boxes", "steps(5, 0.01)\nready()", before=before):
+        until(told, "MLflow has the agent's metrics")
+    assert server.tags(run)["rankwatch.run"] == "job"
+    assert "rankwatch/data_wait_share" in server.metrics(run)
 
 
 def test_wandb_offline(tmp_path: Path) -> None:

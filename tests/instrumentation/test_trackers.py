@@ -143,6 +143,15 @@ def test_wrong_run_id() -> None:
         server.log_batch("../x", tags={}, metrics={}, step=0)
 
 
+def test_mlflow_in_the_process() -> None:
+    """The active run of MLflow's library, with its page, without the password of the server."""
+    started = SimpleNamespace(info=SimpleNamespace(run_id="a" * 32, experiment_id="7"))
+    uri = "http://user:secret@mlflow:5000/"
+    mlflow = SimpleNamespace(get_tracking_uri=lambda: uri, active_run=lambda: started)
+    (found,) = find({"mlflow": mlflow}, {})
+    assert found.tracker.url == f"http://mlflow:5000/#/experiments/7/runs/{'a' * 32}"
+
+
 def test_credentials() -> None:
     """As MLflow's own client: user and password come before the token."""
     assert credentials({}) == {}

@@ -37,6 +37,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "evidence": Schedule(1.0, 300.0),
         # Makes spans of what `ranks` has read; nothing where neither endpoint nor file is set.
         "traces": Schedule(1.0, 10.0),
+        # At most six metrics of a run go to its tracker each time.
+        "trackers": Schedule(60.0, 20.0),
         "host": Schedule(5.0, 5.0),
         "network": Schedule(5.0, 5.0),
         "tcp": Schedule(5.0, 5.0),
@@ -171,6 +173,12 @@ class AgentConfig:
     """Seconds between two spans that show a running attempt."""
     traces_directory: str = "/var/lib/rankwatch/traces"
     """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
+    mlflow_endpoint: str = ""
+    """URL of the MLflow server that is told about the runs which it tracks; empty tells nobody."""
+    mlflow_headers_file: Path | None = None
+    """File of NAME=VALUE lines, sent as headers with every request to MLflow."""
+    dashboard_url: str = ""
+    """Address of the Grafana with rankwatch's dashboards, for the link in MLflow; empty leaves it out."""
     tls_certificate: Path | None = None
     """PEM file of the server's certificate chain; read again when it changes."""
     tls_key: Path | None = None
@@ -211,7 +219,7 @@ class AgentConfig:
         expect(self, "node", bool(self.node), "a name")
         absolute = all(path.is_absolute() for path in self.checkpoint_paths)
         expect(self, "checkpoint_paths", absolute, "absolute paths")
-        for name in ("dcgm_endpoint", "otlp_endpoint", "traces_endpoint"):
+        for name in ("dcgm_endpoint", "otlp_endpoint", "traces_endpoint", "mlflow_endpoint", "dashboard_url"):
             known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
             expect(self, name, known, "a URL that begins with http:// or https://")
         paired = (self.tls_key is None) == (self.tls_certificate is None)

@@ -23,6 +23,7 @@ from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.tracked_runs import TrackedRuns
 
 BOUNDS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
@@ -66,6 +67,7 @@ class RanksCollector:
     max_runs: runs followed at once.
     max_names: distinct names (scalars, groups, ...) exported per kind and rank.
     conditions: takes the condition of each rank, for other collectors to read.
+    tracked: likewise the runs that use an experiment tracker.
     notes: takes what becomes spans; None where nobody wants traces.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
@@ -83,6 +85,7 @@ class RanksCollector:
         max_runs: int = 100,
         max_names: int = 64,
         conditions: RunConditions | None = None,
+        tracked: TrackedRuns | None = None,
         notes: Notes | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
@@ -98,6 +101,7 @@ class RanksCollector:
         self._rendezvous: dict[str, RunRendezvous] = {}
         self._conditions = conditions or RunConditions()
         self._notes = notes
+        self._tracked = tracked or TrackedRuns()
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -116,6 +120,7 @@ class RanksCollector:
         for rank in discovery.read_ranks():
             runs.setdefault(rank.run, []).append(rank)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
+        self._tracked.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._compare_ranks(runs)
         series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
@@ -153,7 +158,7 @@ class RanksCollector:
         parts: list[_Part] = []
         for run, ranks in runs.items():
             first = ranks[0]
-            parts.append(_Part(first, partial(run_series, run, ranks)))
+            parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
         for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):

@@ -22,12 +22,12 @@ _STAGE, _REPLICA = "pp", "dp"
 """Names of the pipeline-parallel and of the data-parallel coordinate."""
 
 
-def run_series(run: str, ranks: Collection[RankFollower]) -> Iterator[Series]:
+def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
     """What the run declares of itself. The rank that started last speaks for it: it may be a new attempt."""
     yield from capability_series(run, (each.now.capabilities for each in ranks))
     latest = max(ranks, key=lambda each: each.header.started_monotonic)
     header = latest.header
-    named = (run, header.identity.short_name, header.run_class, str(latest.owner))
+    named = (run, header.identity.short_name, header.run_class, str(latest.owner), tracker_url)
     yield _one("rankwatch_run_info", named, 1)
     yield _one("rankwatch_run_attempt", (run,), header.identity.attempt)
     yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)

@@ -22,6 +22,8 @@ class Label(StrEnum):
     """Class of a run, as RANKWATCH_RUN_CLASS gives it; empty where none is given."""
     OWNER = "owner"
     """User id that owns the black boxes of a run, by the kernel."""
+    TRACKER_URL = "tracker_url"
+    """Page of a run in its experiment tracker, http or https; empty where it has none."""
     RANK = "rank"
     """Global rank, 0 <= rank < world size."""
     LOCAL_RANK = "local_rank"

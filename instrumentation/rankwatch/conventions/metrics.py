@@ -13,7 +13,7 @@ from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
 from rankwatch.conventions.runs import CHECKPOINTS, MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
-from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP
+from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP, TRACKERS
 
 METRICS: tuple[Metric, ...] = (
     *RUNS,
@@ -29,6 +29,7 @@ METRICS: tuple[Metric, ...] = (
     *BLACK_BOXES,
     *AGENT,
     *OTLP,
+    *TRACKERS,
     *HOST,
     *NETWORK,
     *DISK,

@@ -78,6 +78,15 @@ AGENT = (
     ),
 )
 
+TRACKERS = (
+    counter(
+        "rankwatch_tracker_requests_total",
+        "1",
+        (Label.OUTCOME,),
+        "Requests to the MLflow server of the settings by outcome (success, failure). None is repeated.",
+    ),
+)
+
 OTLP = (
     counter(
         "rankwatch_spans_total",

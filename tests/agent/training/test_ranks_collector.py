@@ -260,8 +260,8 @@ def test_what_a_run_declares(tmp_path: Path) -> None:
         collection = RanksCollector(directory=tmp_path).collect()
     owner = str(os.geteuid())
     assert values(collection, "rankwatch_run_info") == {
-        ("job", "python", "production", owner): 1,
-        ("plain", "python", "", owner): 1,
+        ("job", "python", "production", owner, ""): 1,
+        ("plain", "python", "", owner, ""): 1,
     }
     assert values(collection, "rankwatch_run_world_size") == {("job",): 4, ("plain",): 2}
     assert values(collection, "rankwatch_run_checkpoint_interval_seconds") == {("job",): 60}

@@ -102,7 +102,7 @@ def stand_in(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             answer(self)
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - as in the base class

@@ -1,0 +1,127 @@
+"""The runs whose rank 0 is on this node and uses an experiment tracker, and their figures for it.
+
+What rank 0 wrote about its trackers is untrusted, like its black box.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rankwatch.conventions import COMMUNICATION, DATA_WAIT
+from rankwatch.trackers.finding import Tracker
+from rankwatch.trackers.note import MOST_BYTES, SUFFIX, parse_note
+from rankwatch_agent.runtime.untrusted import open_regular
+from rankwatch_agent.training.follower import RankFollower
+
+
+class Figures(NamedTuple):
+    """What rank 0 has done while the agent watched."""
+
+    moment: float
+    """Monotonic."""
+    running_seconds: float
+    """Since the start of the first process of the run that the agent saw."""
+    last_step: int
+    steps: int
+    seconds: float
+    """Of these steps."""
+    data_wait_seconds: float
+    communication_seconds: float
+    late_steps: int
+
+
+class TrackedRun(NamedTuple):
+    """A run with a tracker."""
+
+    run: str
+    owner: int
+    """User id."""
+    trackers: tuple[Tracker, ...]
+    figures: Figures
+
+
+class _Note(NamedTuple):
+    changed: tuple[int, int]
+    """Inode and mtime."""
+    trackers: tuple[Tracker, ...]
+
+
+class TrackedRuns:
+    """The newest state of each, replaced as a whole: one thread updates it, any thread reads."""
+
+    def __init__(self) -> None:
+        self._runs: Mapping[str, TrackedRun] = MappingProxyType({})
+        self._notes: dict[Path, _Note] = {}
+        self._began: dict[str, float] = {}
+
+    @property
+    def runs(self) -> Mapping[str, TrackedRun]:
+        """By name."""
+        return self._runs
+
+    def url(self, run: str) -> str:
+        """The page of the run in its tracker; empty where there is none."""
+        tracked = self._runs.get(run)
+        pages = (each.url for each in tracked.trackers if each.url) if tracked is not None else iter(())
+        return next(pages, "")
+
+    def update(self, ranks: Iterable[RankFollower], moment: float) -> None:
+        """Take the state of all ranks of this node. `moment` is monotonic."""
+        first_ranks = [each for each in ranks if each.header.identity.rank == 0]
+        self._notes = {each.path: self._read(each.path, each.owner) for each in first_ranks}
+        tracked = {each.run: each for each in first_ranks if self._notes[each.path].trackers}
+        self._began = {
+            run: min(self._began.get(run, moment), rank.header.started_monotonic)
+            for run, rank in tracked.items()
+        }
+        self._runs = MappingProxyType(
+            {
+                run: TrackedRun(
+                    run, rank.owner, self._notes[rank.path].trackers, _figures(rank, moment, self._began[run])
+                )
+                for run, rank in tracked.items()
+            }
+        )
+
+    def _read(self, box: Path, owner: int) -> _Note:
+        """The note beside a box, read again only where it has changed."""
+        path = box.with_suffix(SUFFIX)
+        try:
+            status = path.lstat()
+            changed = (status.st_ino, status.st_mtime_ns)
+            known = self._notes.get(box)
+            if known is not None and known.changed == changed:
+                return known
+            return _Note(changed, _load(path, owner))
+        except (OSError, ValueError):  # there is none, or it is no file
+            return _Note((0, 0), ())
+
+
+def _load(path: Path, owner: int) -> tuple[Tracker, ...]:
+    """The trackers in a note; none where it is not the owner's, or too large. Raises OSError, ValueError."""
+    file = open_regular(path)
+    try:
+        status = os.fstat(file)
+        if status.st_uid != owner or status.st_size > MOST_BYTES:
+            return ()
+        return parse_note(os.pread(file, MOST_BYTES, 0))
+    finally:
+        os.close(file)
+
+
+def _figures(rank: RankFollower, moment: float, began: float) -> Figures:
+    steps = rank.totals.steps
+    return Figures(
+        moment=moment,
+        running_seconds=max(0.0, moment - began),
+        last_step=steps.last_step,
+        steps=steps.steps,
+        seconds=steps.seconds,
+        data_wait_seconds=steps.phase_seconds.get(DATA_WAIT, 0.0),
+        communication_seconds=steps.phase_seconds.get(COMMUNICATION, 0.0),
+        late_steps=steps.variation.late_steps,
+    )
