@@ -27,6 +27,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "agent": ".agent",
         "node": ".node",
         "traces": ".traces",
+        "zero-code": ".zero_code",
     }
 )
 """Part -> the module with its `measure(quick=...)`; imported only when chosen."""

@@ -33,6 +33,8 @@ class Result:
 
     title: str
     rows: tuple[Row, ...]
+    overview: tuple[tuple[str, ...], ...] = ()
+    """A table of its own above the rows, its head first."""
     notes: tuple[str, ...] = ()
     """Sentences a reader needs to judge the figures."""
     samples: Mapping[str, object] = field(default_factory=dict)
@@ -52,7 +54,8 @@ def as_markdown(result: Result) -> str:
     """The result as Markdown: title, table and notes."""
     lines = [(*row[:4], _VERDICTS[row.met]) for row in result.rows]
     notes = "".join(f"- {note}\n" for note in result.notes)
-    return f"## {result.title}\n\n{_table((_HEAD, *lines))}\n{notes}"
+    overview = f"{_table(result.overview)}\n" if result.overview else ""
+    return f"## {result.title}\n\n{overview}{_table((_HEAD, *lines))}\n{notes}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,95 @@
+"""What a black box holds of a training loop, in the terms of the loop's own stopwatch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import RawRecord
+from rankwatch.conventions import Capability, Unseen
+
+
+class Recorded(NamedTuple):
+    """The contents of one black box."""
+
+    steps: list[tuple[int, float, float]]
+    """Number, begin and end, in the order of their ends."""
+    intervals: list[tuple[str, float, float]]
+    """The phases: name, begin and end."""
+    losses: dict[int, list[float]]
+    """By step."""
+    scalars: dict[str, list[tuple[int, float]]]
+    work: dict[str, float]
+    """Sums by unit."""
+    checkpoints: list[tuple[int, float, float]]
+    """Completed saves: step, begin, end."""
+    capabilities: Mapping[Capability, Unseen | None]
+    errors: int
+    steps_completed: int
+    ended_by: str
+
+
+def recorded(path: Path) -> Recorded:
+    """Read a black box whose ring has not been overwritten."""
+    reader = Reader(path)
+    try:
+        records = [each for columns in reader.read_to_end() for each in columns.records()]
+        by_kind: dict[int, list[RawRecord]] = defaultdict(list)
+        for each in records:
+            by_kind[each.kind].append(each)
+        now = reader.now()
+        scalars: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for each in by_kind[RecordKind.SCALAR]:
+            value, step = layout.SCALAR.unpack_from(each.payload)
+            scalars[reader.name(each.name)].append((step, value))
+        work: dict[str, float] = defaultdict(float)
+        for each in by_kind[RecordKind.WORK]:
+            work[reader.name(each.name)] += layout.WORK.unpack_from(each.payload)[0]
+        losses: dict[int, list[float]] = defaultdict(list)
+        for step, value in scalars["loss"]:
+            losses[step].append(value)
+        return Recorded(
+            [
+                (layout.STEP.unpack_from(each.payload)[0], each.start, each.end)
+                for each in by_kind[RecordKind.STEP]
+            ],
+            [(reader.name(each.name), each.start, each.end) for each in by_kind[RecordKind.PHASE]],
+            dict(losses),
+            dict(scalars),
+            dict(work),
+            [each for each in map(_save(reader), by_kind[RecordKind.CHECKPOINT]) if each is not None],
+            now.capabilities,
+            now.errors,
+            now.steps_completed,
+            now.ended_by,
+        )
+    finally:
+        reader.close()
+
+
+def _save(reader: Reader):  # type: ignore[no-untyped-def]
+    def read(each: RawRecord) -> tuple[int, float, float] | None:
+        _, step, stage, failed = layout.CHECKPOINT.unpack_from(each.payload)[:4]
+        whole = stage == 0 and not failed and reader.name(each.name) == "save"
+        return (step, each.start, each.end) if whole else None
+
+    return read
+
+
+def self_seconds(intervals: Iterable[Sequence[object]]) -> dict[str, float]:
+    """Seconds of each name, without the time of other intervals inside of its own."""
+    totals: dict[str, float] = defaultdict(float)
+    open_: list[tuple[str, float]] = []
+    for name, began, ended in sorted(intervals, key=lambda each: (each[1], -each[2])):  # type: ignore
+        while open_ and open_[-1][1] <= began:
+            open_.pop()
+        totals[name] += ended - began
+        if open_:
+            totals[open_[-1][0]] -= min(ended, open_[-1][1]) - began
+        open_.append((name, ended))
+    return dict(totals)
