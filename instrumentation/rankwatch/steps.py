@@ -73,13 +73,13 @@ class Steps:
         writer.integers[_STEP] = step
         writer.floats[_STEP_BEGAN] = began
 
-    def end(self, *, failed: bool = False) -> None:
-        """Close the open step and write its record."""
+    def end(self, *, failed: bool = False, at: float = 0.0) -> None:
+        """Close the open step and write its record. at: when it ended, if that was earlier than now."""
         if not self._began:
             self._failures.misuse("no step is open: begin one first")
             return
         writer = self._writer
-        ended = _clock()
+        ended = at or _clock()
         writer.pair(_TAG, self._began, ended, _pack, self.current, failed)
         self.seconds += ended - self._began
         self._began = 0.0
@@ -89,6 +89,27 @@ class Steps:
         writer.integers[_STEPS_COMPLETED] += 1
         self._failures.strict = False
         self._resolve()
+
+    def abandon(self) -> None:
+        """Forget the open step, if there is one: its number is given again."""
+        if self._began:
+            self._began = 0.0
+            self.current -= 1
+            self._writer.integers[_STEP] = self.current
+            self._writer.floats[_STEP_BEGAN] = 0.0
+
+    def show_ended(self, moment: float) -> None:
+        """Let the now block show the open step as ended at this moment. It stays open: `end` may follow, or
+        more work of the same step, which `show_open` shows."""
+        floats = self._writer.floats
+        floats[_STEP_BEGAN] = 0.0
+        floats[_STEP_ENDED] = moment
+
+    def show_open(self, following_since: float = 0.0) -> None:
+        """Let the now block show the open step again, or a following one that has begun at this moment."""
+        writer = self._writer
+        writer.integers[_STEP] = self.current + 1 if following_since else self.current
+        writer.floats[_STEP_BEGAN] = following_since or self._began
 
     def _whole(self, number: object, otherwise: int) -> int:
         """Return the number of a step as an int. If it is no whole number, report that and return

@@ -39,10 +39,15 @@ def stop_waiting() -> None:
 def _seams() -> tuple[Callable[[], Targets], ...]:
     """Every seam, and every integration that attaches by itself."""
     from rankwatch.automatic.seams import (
+        autograd,
         clipping,
+        data_loading,
         distributed_checkpoints,
         frameworks,
+        gradient_scaling,
         loss_scaling,
+        modules,
+        optimizers,
         process_groups,
         ray_workers,
         safetensors,
@@ -51,6 +56,11 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
 
     return (
         process_groups.targets,
+        data_loading.targets,
+        modules.targets,
+        autograd.targets,
+        optimizers.targets,
+        gradient_scaling.targets,
         loss_scaling.targets,
         clipping.targets,
         saving.targets,

@@ -6,6 +6,7 @@ One framework leads at a time. While it does, the seams of torch only add phases
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rankwatch.automatic import recording
@@ -99,6 +100,14 @@ class Lead:
 
 
 _lead: Lead | None = None
+
+
+def _nothing() -> None: ...
+
+
+give_way: Callable[[], object] = _nothing
+"""Called before a framework begins to lead, so that guesses about steps end. `rankwatch.automatic.loop` sets
+it."""
 _said = False
 
 
@@ -111,6 +120,7 @@ def lead(name: str) -> Lead | None:
         return None
     run = recording.opened()
     if _lead is None and isinstance(run, Run):
+        give_way()
         _lead = Lead(name, run)
         values.finds_loss = False
     return _lead

@@ -86,8 +86,9 @@ class Values:
         norm = _total_norm(norms)
         if norm is not None:
             self._hold(GRADIENT_NORM, index, norm)
-        if optimizer is not None:
-            rate = _readable(optimizer.param_groups[0]["lr"], Capability.LEARNING_RATE)
+        rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
+        if rate is not None:
+            rate = _readable(rate, Capability.LEARNING_RATE)
             if rate is not None:
                 self._hold(LEARNING_RATE, index, rate)
 

@@ -46,6 +46,7 @@ class Unseen(StrEnum):
     UNKNOWN_FORMAT = "unknown_format"
     EXPLICIT = "explicit"
     SEVERAL_ELEMENTS = "several_elements"
+    IN_BACKWARD = "in_backward"
 
     @property
     def sentence(self) -> str:
@@ -69,4 +70,5 @@ _SENTENCES = {
     Unseen.UNKNOWN_FORMAT: "its structure is not one that rankwatch knows",
     Unseen.EXPLICIT: "the script calls rankwatch.start and does not record it",
     Unseen.SEVERAL_ELEMENTS: "it is a tensor with more than one element",
+    Unseen.IN_BACKWARD: "the optimizers step inside the backward pass",
 }

@@ -279,7 +279,6 @@ for way in ("clip", "with", "norm"):
         from rankwatch.automatic.values import values
         class Run:
             def scalar(self, name, value): found.append([name, value])
-        values.backward(scaled)
         values.stepped(optimizer)
         values.write(Run())
     scaler.step(optimizer)

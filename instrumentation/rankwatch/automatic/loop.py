@@ -1,0 +1,394 @@
+"""The training loop of this process, as the seams of torch show it: events in, steps and phases out.
+
+Each seam calls the method of its event on the thread where it happens. Events of other threads than the
+training one count only where an optimizer steps. The first backward pass or optimizer step opens the run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rankwatch import lifecycle
+from rankwatch.automatic import leading, recording
+from rankwatch.automatic.checkpoints import checkpoints
+from rankwatch.automatic.evaluation import Evaluation
+from rankwatch.automatic.iterations import Iterations, role_of
+from rankwatch.automatic.phases import Phases
+from rankwatch.automatic.threads import TrainingThread
+from rankwatch.automatic.values import values
+from rankwatch.automatic.visibility import visibility
+from rankwatch.automatic.waits import Waits
+from rankwatch.automatic.work import amounts_of
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.disabled import DisabledRun
+from rankwatch.run import Run
+
+_BACKWARDS_WITHOUT_STEP = 1000
+"""Backward passes without any step of an optimizer after which the loop counts as one without."""
+
+
+class Loop:
+    """What the training thread does, from event to event.
+
+    open_run: opens the run, or returns the one that is open.
+    """
+
+    def __init__(
+        self,
+        open_run: Callable[[], Run | DisabledRun] = recording.opened,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_run = open_run
+        self._clock = clock
+        self._off = False
+        self._thread = TrainingThread()
+        self._waits = Waits()
+        self._run: Run | None = None
+        self._phases: Phases | None = None
+        self._evaluation: Evaluation | None = None
+        self._without_gradient = False
+        """The forward pass that is running computes no gradient."""
+        self._iterations: Iterations | None = None
+        self._evaluated_iterator: Any = None
+        """Iterator of the batch that the last forward pass without gradient was given."""
+        self._fetching = False
+        self._in_forward = False
+        self._in_backward = False
+        self._stepping: list[int] = []
+        """Ids of the optimizers whose `step` is running, the outermost first."""
+        self._updated = False
+        """One of them has really stepped; a gradient scaler may keep it from it."""
+        self._elsewhere: dict[int, float] = {}
+        """Optimizers that have stepped in other threads, or inside of a backward pass, and when."""
+        self._forward_began = 0.0
+        """Begin of the first of the forward passes that nothing but forward passes followed; 0 for none."""
+        self._forward_ended = 0.0
+        self._backwards = 0
+        self.updates = 0
+        """Steps of optimizers so far."""
+
+    # -- data -------------------------------------------------------------------------------------
+
+    def fetch_began(self) -> float:
+        """The loop asks for a batch. Returns what `fetch_ended` needs; 0 if it is no wait of its own."""
+        if self._off or self._fetching or not self._thread.is_here() or _is_led():
+            return 0.0
+        if self._in_forward or self._in_backward:
+            return 0.0
+        self._fetching = True
+        self._end_forward()
+        if self._iterations is not None and not self._stepping:
+            self._count_elsewhere()
+            self._iterations.fetches()
+        moment = self._clock()
+        if self._phases is not None:
+            self._phases.data_wait.show(moment)
+        return moment
+
+    def fetch_ended(self, began: float, iterator: object, batch: object, error: BaseException | None) -> None:
+        """The batch is there, or an error: StopIteration where there is none left."""
+        if not began or self._off:
+            return
+        ended = self._clock()
+        self._fetching = False
+        if self._phases is not None:
+            self._phases.data_wait.show(0.0)
+        if self._evaluation is not None and self._evaluation.waiting:
+            self._evaluation.fetched()
+            self._drop_waits_of_evaluation()
+        if error is None:
+            self._waits.add(began, ended, iterator, _report(amounts_of, batch) or {})
+        elif isinstance(error, StopIteration):
+            self._waits.exhausted(began, ended, iterator)
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def forward_began(self, module: Any) -> bool:
+        """A module is called, by no other module. True if `forward_ended` must follow."""
+        if self._off or self._in_forward or self._in_backward or not self._thread.is_here():
+            return False
+        self._in_forward = True
+        self._without_gradient = not sys.modules["torch"].is_grad_enabled()
+        if not self._without_gradient:
+            self._begin_forward(module)
+        elif self._evaluation is not None and not self._stepping and not _is_led():
+            self._evaluation.forward_began(module, self._waits.last_began)
+            self._evaluated_iterator = self._waits.last_iterator()
+            self._drop_waits_of_evaluation()
+        return True
+
+    def forward_ended(self) -> None:
+        """It has returned, or raised."""
+        self._in_forward = False
+        if not self._without_gradient:
+            self._forward_ended = self._clock()
+        elif self._evaluation is not None:
+            self._evaluation.forward_ended()
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    def backward_began(self, loss: object) -> bool:
+        """A backward pass begins. True if `backward_ended` must follow."""
+        if self._off or self._in_backward or not self._thread.trains_here():
+            return False
+        moment = self._clock()
+        if not self._is_recorded() or self._phases is None:
+            return False
+        self._fetching = self._in_forward = False
+        self._in_backward = True
+        if not _is_led():
+            self._trains(moment)
+        self._end_forward(moment)
+        self._phases.backward.begin(self._clock())
+        self._count_backward()
+        _report(values.backward, loss)
+        return True
+
+    def backward_ended(self) -> None:
+        """It has returned, or raised."""
+        self._in_backward = False
+        if self._off or self._phases is None:
+            return
+        moment = self._clock()
+        self._phases.backward.end(moment)
+        visibility.sees(Capability.BACKWARD)
+        if self._elsewhere:
+            visibility.cannot_see(Capability.OPTIMIZER, Unseen.IN_BACKWARD)
+            self._count_elsewhere(moment)
+
+    # -- optimizer --------------------------------------------------------------------------------
+
+    def optimizer_began(self, optimizer: Any, caller: object = None) -> None:
+        """An optimizer is about to step. caller: the gradient scaler that decides whether it will."""
+        if self._off:
+            return
+        key = id(optimizer if caller is None else caller)
+        if self._in_backward or not self._thread.trains_here():
+            return
+        if not self._is_recorded():
+            return
+        if key in self._stepping:
+            self._forget_stepping()  # it cannot step inside itself: the last time it raised
+        self._updated = caller is None
+        if not self._stepping:
+            self._optimizers_begin(optimizer)
+        self._stepping.append(key)
+
+    def optimizer_ended(self, optimizer: Any, caller: object = None) -> None:
+        """It has stepped. With a caller: or it was kept from it, or raised."""
+        if self._off:
+            return
+        key = id(optimizer if caller is None else caller)
+        if key not in self._stepping:
+            self._step_elsewhere(optimizer)
+            return
+        del self._stepping[self._stepping.index(key) :]
+        if not self._stepping and self._phases is not None and self._iterations is not None:
+            moment = self._clock()
+            self._end_forward()
+            if self._phases.optimizer.began:
+                self._phases.optimizer.end(moment)
+            visibility.sees(Capability.OPTIMIZER)
+            self.updates += 1
+            if not _is_led():
+                self._iterations.stepped(role_of(optimizer), moment)
+            _report(values.stepped, optimizer if self._updated else None)
+            if _is_led():
+                _report(values.write, self._run)
+
+    def update_began(self, scaler: object) -> bool:
+        """A gradient scaler updates its scale. True if `update_ended` must follow."""
+        if self._off or self._stepping or self._phases is None or not self._thread.is_here():
+            return False
+        _report(values.scales, scaler)
+        self._end_forward()
+        self._phases.optimizer.begin(self._clock())
+        return True
+
+    def update_ended(self) -> None:
+        """It has updated it. That belongs to the optimizers before."""
+        if self._phases is None or self._iterations is None or not self._phases.optimizer.began:
+            return
+        moment = self._clock()
+        self._phases.optimizer.end(moment)
+        if self._iterations.pending:
+            self._iterations.extend(moment)
+
+    # -- between steps ----------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """A checkpoint or an evaluation begins: a step whose optimizers have stepped is over."""
+        if self._iterations is not None and not self._stepping and not self._in_backward:
+            self._end_forward()
+            self._count_elsewhere()
+            if self._evaluation is not None:
+                self._evaluation.pauses()
+            self._iterations.close()
+
+    def give_way(self) -> None:
+        """A framework leads from now on. A step that was guessed and has not ended is not recorded."""
+        self.pause()
+        self._waits.clear()
+        if self._iterations is not None:
+            self._iterations.abandon()
+
+    # -- how --------------------------------------------------------------------------------------
+
+    def _is_recorded(self) -> bool:
+        """True if there is a run; the first call opens it."""
+        if self._phases is None and not self._off:
+            run = self._open_run()
+            if isinstance(run, Run):
+                self._attach(run)
+            else:
+                self._off = True
+        return not self._off
+
+    def _attach(self, run: Run) -> None:
+        self._run = run
+        self._phases = Phases(run)
+        self._iterations = Iterations(run._steps, self._step_ends)
+        self._evaluation = Evaluation(run)
+        checkpoints.begins = self.pause
+        leading.give_way = self.give_way
+        run.after_steps(self._run_may_end)
+        run.when_ended(self.stop)
+        lifecycle.on_fork(self.stop)
+        if self._forward_began:
+            self._phases.forward.begin(self._forward_began)
+
+    def stop(self) -> None:
+        """Record nothing any more: the run has ended, or this is a forked child."""
+        self._off = True
+
+    def _run_may_end(self) -> None:
+        """Called after each step and at the end of the run, whose last step may be pending."""
+        if self._iterations is not None and not self._off:
+            self._count_elsewhere()
+            self._iterations.close()
+
+    def _step_ends(self) -> None:
+        assert self._run is not None
+        _report(values.write, self._run)
+        visibility.sees(Capability.STEPS)
+
+    def _trains(self, moment: float) -> None:
+        """Training goes on at this moment, so the waits before were for training."""
+        assert self._iterations is not None
+        if self._elsewhere:
+            self._count_elsewhere()
+        if checkpoints.waiting:
+            checkpoints.settle()
+        if self._evaluation is not None and self._evaluation.waiting:
+            self._evaluation.trains()
+        begins = self._iterations.trains(moment)
+        if not begins and not self._waits:
+            return
+        waits = self._waits.take()
+        if begins:
+            self._iterations.begin(min(waits[0].began if waits else moment, self._forward_began or moment))
+        for wait in waits:
+            assert self._phases is not None and self._run is not None
+            self._phases.data_wait.record(wait.began, wait.ended)
+            if wait.amounts:
+                self._run.work(**wait.amounts)
+            visibility.sees(Capability.DATA_WAIT)
+
+    def _drop_waits_of_evaluation(self) -> None:
+        """Forget the waits for batches that were evaluated. One for training before them is over, too."""
+        if self._evaluation is not None and self._evaluation.open:
+            self._waits.drop(self._evaluated_iterator)
+            self._end_forward()
+
+    def _begin_forward(self, module: Any) -> None:
+        moment = self._clock()
+        if self._phases is not None and self._backwards and not _is_led():
+            assert self._evaluation is not None
+            self._evaluation.trains(module)
+            self._trains(moment)
+        if not self._forward_began:
+            self._forward_began = moment
+            if self._phases is not None:
+                self._phases.forward.begin(moment)
+
+    def _end_forward(self, moment: float = 0.0) -> None:
+        """The forward phase is over: at its last module's return, or at this moment if a backward pass
+        begins, because the loss is computed between."""
+        began, self._forward_began = self._forward_began, 0.0
+        if began and self._phases is not None:
+            if not self._phases.forward.began:
+                self._phases.forward.begin(began)
+            self._phases.forward.end(moment or self._forward_ended)
+            visibility.sees(Capability.FORWARD)
+
+    def _optimizers_begin(self, optimizer: Any) -> None:
+        assert self._phases is not None
+        assert self._iterations is not None
+        moment = self._clock()
+        self._fetching = False
+        if not _is_led():
+            self._count_elsewhere()
+            self._iterations.steps(role_of(optimizer))
+            if not self._iterations.pending:
+                self._trains(moment)
+        self._end_forward()
+        self._phases.optimizer.begin(moment)
+
+    def _forget_stepping(self) -> None:
+        self._stepping.clear()
+        if self._phases is not None:
+            self._phases.optimizer.abandon()
+
+    def _step_elsewhere(self, optimizer: Any) -> None:
+        """An optimizer has stepped inside of a backward pass, or in another thread."""
+        self._elsewhere[role_of(optimizer)] = self._clock()
+        if not self._in_backward and self._phases is not None and not self._thread.is_here():
+            visibility.cannot_see(Capability.OPTIMIZER, Unseen.OTHER_THREAD)
+            self._thread.stepped_elsewhere()
+
+    def _count_elsewhere(self, moment: float = 0.0) -> None:
+        if not self._elsewhere or self._iterations is None:
+            return
+        steps, self._elsewhere = self._elsewhere, {}
+        if _is_led():
+            return
+        for role in steps:
+            self._iterations.steps(role)
+            if not self._iterations.open:
+                self._iterations.begin(moment or steps[role])
+        latest = max(steps.values())
+        for role in steps:
+            self._iterations.stepped(role, moment or latest)
+
+    def _count_backward(self) -> None:
+        self._backwards += 1
+        if self._backwards == _BACKWARDS_WITHOUT_STEP and not visibility.has_seen(Capability.STEPS):
+            visibility.cannot_see(Capability.STEPS, Unseen.NOT_CALLED)
+
+
+def _report(call: Callable[[Any], Any], what: Any) -> Any:
+    """Let others read the values of an event. Steps and phases do not depend on it."""
+    try:
+        return call(what)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
+        visibility.failed("read values of the loop", error)
+        return None
+
+
+def _is_led() -> bool:
+    """True while a framework knows its steps, batches and loss itself."""
+    return leading.current() is not None
+
+
+_loop: Loop | None = None
+
+
+def current() -> Loop:
+    """The loop of this process."""
+    global _loop
+    if _loop is None:
+        _loop = Loop()
+    return _loop

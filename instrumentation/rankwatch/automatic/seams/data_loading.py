@@ -1,0 +1,36 @@
+"""Waits for batches of torch's data loaders, with any kind of workers, and of torchdata's stateful ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic import loop
+from rankwatch.automatic.patching import watch
+from rankwatch.conventions import Capability
+
+
+def targets() -> Mapping[str, Callable[[ModuleType], object]]:
+    """The base classes of their iterators."""
+    return {
+        "torch.utils.data.dataloader": _patch_iterators,
+        "torchdata.stateful_dataloader.stateful_dataloader": _patch_iterators,
+    }
+
+
+def _patch_iterators(module: ModuleType) -> None:
+    for name in ("_BaseDataLoaderIter", "_StatefulBaseDataLoaderIter"):
+        iterator = getattr(module, name, None)
+        if iterator is not None and "__next__" in vars(iterator):
+            watch(iterator, "__next__", began=_began, ended=_ended, shows=Capability.DATA_WAIT)
+
+
+def _began(iterator: Any) -> tuple[float, Any]:
+    return loop.current().fetch_began(), iterator
+
+
+def _ended(token: tuple[float, Any], batch: object, error: BaseException | None) -> None:
+    began, iterator = token
+    if began:
+        loop.current().fetch_ended(began, iterator, batch, error)

@@ -1,0 +1,122 @@
+"""Forward passes of root modules: those that no other module calls.
+
+No hook sees only them, and hooks for all modules would slow each one down. So the classes of the root modules
+are learned during the first steps: `torch.nn.Module.__call__` is replaced until the first module is called,
+and put back before the call goes on. Then the class of that module gets a `__call__` that reports. Subclasses
+inherit it; below a root module it costs one test.
+
+The compiler sees neither: it traces what is below the call. The modules themselves do not change, so saved
+ones load without rankwatch. That holds for cloudpickle too, which saves the classes of a script by value.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import operator
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic import loop
+from rankwatch.automatic.patching import guarded, replace
+from rankwatch.conventions import Capability
+
+_MOST_CLASSES = 32
+"""Classes of root modules that are learned."""
+_UPDATES = 3
+"""Optimizer steps after which no further class is learned."""
+
+
+def targets() -> Mapping[str, Callable[[ModuleType], object]]:
+    """torch's base class of modules."""
+    return {"torch.compiler": _patch}
+
+
+def _patch(module: ModuleType) -> None:
+    torch = importlib.import_module("torch.nn.modules.module")
+    RootModules(torch.Module, module.is_compiling).learn()
+
+
+class _Event:
+    """A function that becomes one of the standard library where a class is saved by value."""
+
+    def __init__(self, call: Callable[[Any], Any]) -> None:
+        self._call = call
+
+    def __call__(self, module: Any) -> Any:
+        return self._call(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (operator.is_, None)
+
+
+def _reporting(call: Callable[..., Any], compiling: Any, began: Any, ended: Any) -> Any:
+    """A `__call__` that reports. It uses no global name, so that it can be saved by value."""
+
+    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiling() or not began(self):
+            return call(self, *args, **kwargs)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            ended(self)
+
+    return reporting
+
+
+def _inherited(base: Any) -> Callable[..., Any]:
+    """The `__call__` of the base class, whatever it is by then: tracers replace it for a while."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return base.__call__(self, *args, **kwargs)
+
+    return call
+
+
+class RootModules:
+    """Learns which classes are called as root modules, and watches those."""
+
+    def __init__(self, base: Any, compiling: Callable[[], bool]) -> None:
+        self._base = base
+        self._compiling = compiling
+        self._original = base.__call__
+        self._learner: Any = None
+        """What the base class has for a `__call__` while the next root module is waited for."""
+        self._classes: set[type] = set()
+        # Saved by value, `began` is `partial(is_, None)`: false for each module, so nothing is reported.
+        self._began = _Event(guarded("watch the beginning of forward passes", self._call_began))
+        self._ended = _Event(guarded("watch the end of forward passes", self._call_ended))
+
+    def learn(self) -> None:
+        """Wait for the next call of a module."""
+        if self._base.__call__ is not self._original:
+            return  # another library has replaced it, for now or for good
+        learner = _reporting(self._original, self._compiling, self._began, self._ended)
+        self._learner = self._base.__call__ = functools.wraps(self._original)(learner)
+
+    def _put_back(self) -> None:
+        if self._learner is not None and self._base.__call__ is self._learner:
+            self._base.__call__ = self._original
+        self._learner = None
+
+    def _call_began(self, module: Any) -> bool:
+        if self._learner is not None:
+            self._put_back()
+        began = loop.current().forward_began(module)
+        if began and type(module) not in self._classes and len(self._classes) < _MOST_CLASSES:
+            self._watch(type(module))
+        return began
+
+    def _call_ended(self, module: Any) -> None:
+        running = loop.current()
+        running.forward_ended()
+        if running.updates < _UPDATES and len(self._classes) < _MOST_CLASSES:
+            self.learn()
+
+    def _watch(self, kind: Any) -> None:
+        self._classes.add(kind)
+        own = kind.__call__
+        call = _inherited(self._base) if own is self._original else own
+        wrapper = _reporting(call, self._compiling, self._began, self._ended)
+        replace(kind, "__call__", lambda original: wrapper, shows=Capability.FORWARD)

@@ -1,0 +1,226 @@
+"""Steps and phases of loops that call nothing of rankwatch, with real torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.training.recorded import Recorded
+
+FORWARD, BACKWARD, OPTIMIZER, WAIT = "forward", "backward", "optimizer", "data_wait"
+PLAIN = [FORWARD, BACKWARD, OPTIMIZER]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def loss_of(network: nn.Module) -> Tensor:
+    loss: Tensor = network(torch.ones(2, 4)).square().mean()
+    return loss
+
+
+def loader(batches: int = 3) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(2 * batches, 4)), batch_size=2)
+
+
+def test_plain_loop(recorded: Recorded) -> None:
+    """Each batch is a step that begins with the wait for it."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for (batch,) in loader():
+        optimizer.zero_grad()
+        network(batch).mean().backward()
+        optimizer.step()
+    assert recorded.steps() == [[WAIT, *PLAIN]] * 3
+
+
+def test_accumulation(recorded: Recorded) -> None:
+    """Several batches make one step."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for number, (batch,) in enumerate(loader(4)):
+        network(batch).mean().backward()
+        if number % 2:
+            optimizer.step()
+    assert recorded.steps() == [[WAIT, FORWARD, BACKWARD, WAIT, *PLAIN]] * 2
+
+
+def test_no_loader(recorded: Recorded) -> None:
+    """Without a data loader a step ends where training goes on."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(4):
+        loss_of(network).backward()
+        optimizer.step()
+    assert recorded.steps() == [PLAIN] * 4
+
+
+def gan(batches: Iterator[Any] | None) -> None:
+    generator, critic = model(), model()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, critic)]
+    for _ in range(3):
+        if batches is not None:
+            next(batches)
+        for network, optimizer in zip((critic, generator), reversed(optimizers), strict=True):
+            loss_of(network).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_gan(recorded: Recorded, with_loader: bool) -> None:
+    """Two optimizers in one iteration make one step, with and without a loader."""
+    gan(iter(loader()) if with_loader else None)
+    assert recorded.steps() == [([WAIT] if with_loader else []) + PLAIN * 2] * 3
+
+
+def closure(network: nn.Module, optimizer: Any, steps: int) -> None:
+    def compute() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(network)
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(compute)
+
+
+def test_closure(recorded: Recorded) -> None:
+    """Forward and backward lie inside of the optimizer's step, as Lightning has it."""
+    network = model()
+    closure(network, torch.optim.SGD(network.parameters(), lr=0.1), 3)
+    assert recorded.steps() == [[OPTIMIZER, FORWARD, BACKWARD]] * 3
+
+
+def test_lbfgs(recorded: Recorded) -> None:
+    """An optimizer that calls its closure many times makes one step."""
+    network = model()
+    closure(network, torch.optim.LBFGS(network.parameters(), max_iter=3), 2)
+    steps = recorded.steps()
+    assert len(steps) == 2
+    assert all(each[0] == OPTIMIZER and each.count(OPTIMIZER) == 1 for each in steps)
+
+
+def muon_and_adam(network: Any) -> Callable[[], None]:
+    optimizers = [
+        torch.optim.SGD(network[0].parameters(), lr=0.1),
+        torch.optim.Adam(network[2].parameters()),
+    ]
+
+    def step() -> None:
+        for each in optimizers:
+            each.step()
+
+    return step
+
+
+class OwnStep(torch.optim.SGD):
+    """A subclass with its own `step`."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.add_(each.grad, alpha=-0.1)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        self.inner.step()
+
+
+CASES: dict[str, Callable[[Any], Callable[[], object]]] = {
+    "for each": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, foreach=False).step,
+    "foreach": lambda net: torch.optim.AdamW(net.parameters(), foreach=True).step,
+    "fused": lambda net: torch.optim.AdamW(net.parameters(), fused=True).step,
+    "own step": lambda net: OwnStep(net.parameters(), lr=0.1).step,
+    "nested": lambda net: Wrapping(torch.optim.SGD(net.parameters(), lr=0.1)).step,
+    "several": muon_and_adam,
+    "new for each step": lambda net: lambda: torch.optim.SGD(net.parameters(), lr=0.1).step(),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_optimizers(recorded: Recorded, case: str) -> None:
+    """Every kind of optimizer makes one step of each iteration."""
+    network = model()
+    step = CASES[case](network)
+    for _ in range(3):
+        loss_of(network).backward()
+        step()
+    steps = recorded.steps()
+    assert [list(dict.fromkeys(each)) for each in steps] == [PLAIN] * 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_skipped_steps(recorded: Recorded, fused: bool) -> None:
+    """An iteration whose step a gradient scaler skips is a step all the same."""
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters(), fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number in range(4):
+        optimizer.zero_grad()
+        factor = float("inf") if number == 1 else 1.0
+        scaler.scale(loss_of(network) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    steps = recorded.steps()
+    assert [list(dict.fromkeys(each)) for each in steps] == [PLAIN] * 4
+
+
+def test_optimizers_inside_backward(recorded: Recorded) -> None:
+    """One optimizer for each parameter, stepping as soon as its gradient is there: one step each backward."""
+    network = model()
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in network.parameters()}
+
+    def step(parameter: nn.Parameter) -> None:
+        optimizers[parameter].step()
+
+    for each in network.parameters():
+        each.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        loss_of(network).backward()
+    assert recorded.steps() == [[FORWARD, BACKWARD]] * 3
+
+
+def test_failed_step(recorded: Recorded) -> None:
+    """An exception of the optimizer reaches the loop; the next step is recorded as always."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def fail() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        optimizer.step(fail)
+    for (batch,) in loader(2):
+        network(batch).mean().backward()
+        optimizer.step()
+    assert [each[-4:] for each in recorded.steps()] == [[WAIT, *PLAIN]] * 2
+
+
+def test_double_backward(recorded: Recorded) -> None:
+    """A gradient penalty calls `autograd.grad`, and a retained graph is used twice: still one step."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for (batch,) in loader(2):
+        loss = F.mse_loss(network(batch), torch.zeros(2, 1))
+        (gradient,) = torch.autograd.grad(loss, network[0].weight, create_graph=True)  # type: ignore[index]
+        loss.backward(retain_graph=True)
+        (loss + gradient.square().sum()).backward()
+        optimizer.step()
+    assert recorded.steps() == [[WAIT, FORWARD, BACKWARD, BACKWARD, OPTIMIZER]] * 2
