@@ -18,6 +18,7 @@ from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
+from rankwatch_diagnosis.run.visibility import visible_lines
 
 _MOST_RECORDS = 1 << 24
 """More than any ring holds."""
@@ -91,6 +92,11 @@ def _final_state(rank: RankFollower) -> Iterator[str]:
             f"GPU memory: tensors hold {held.allocated:,} bytes (at most {held.peak:,}), the allocator "
             f"{held.reserved:,}; {held.retries} retries, {held.out_of_memory} times out of memory"
         )
+    yield from visible_lines(now.capabilities)
+    failure = rank.totals.lifecycle.last_failure
+    if failure is not None:
+        text = ": ".join(filter(None, (failure.exception, failure.message)))
+        yield f"ended by {text} ({failure.kind})"
     yield f"{now.errors} errors inside rankwatch, {rank.missed} records missed"
     if now.names_refused:
         yield f"{now.names_refused} uses of names for which the table of {layout.NAME_COUNT - 1} has no place"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import rankwatch
+from rankwatch.conventions import Unseen
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.blackbox import main
-from support.training.ranks import rank
+from support.training.ranks import go_on, rank
 
 
 def test_living_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +43,19 @@ def test_copy_of_a_failed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "lifecycle failed ValueError: bad batch" in printed
     assert "number 0, ended by an exception" in printed
     assert "loss not reported" in printed
+
+
+def test_crashed_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is visible of its loop, and the signal that ended it."""
+    said = "from rankwatch.conventions import Capability, Unseen\nrun.sees(Capability.STEPS)\n"
+    said += "run.cannot_see(Capability.LOSS, Unseen.DEVICE)\nready()\nos.abort()"
+    with rank(tmp_path, said) as process:
+        go_on(process)
+        process.wait()
+    assert main([str(tmp_path / "job" / "0.blackbox")]) == 0
+    printed = capsys.readouterr().out
+    assert "ended by SIGABRT: Aborted (crash)\n" in printed
+    assert f"visible:     steps\nnot visible: loss, because {Unseen.DEVICE.sentence}\n" in printed
 
 
 def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
