@@ -106,6 +106,10 @@ def test_schema_refuses(path: str, value: Any, sentence: str) -> None:
             "could not use settings.otlp_endpoint: expected networkPolicy.egress.rules that admit it",
         ),
         (
+            {"settings": {"mlflow_endpoint": "https://mlflow.example"}},
+            "could not use settings.mlflow_endpoint: expected networkPolicy.egress.rules that admit it",
+        ),
+        (
             {"settings": {"nccl_ras_address": ["auto", "node7:28028"]}},
             "could not use settings.nccl_ras_address: expected networkPolicy.egress.rules that admit it",
         ),
