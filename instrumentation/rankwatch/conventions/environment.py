@@ -48,6 +48,9 @@ PROFILE_ON_SLOW = "RANKWATCH_PROFILE_ON_SLOW"
 PROFILE_REQUESTS_FROM = "RANKWATCH_PROFILE_REQUESTS_FROM"
 """User ids, separated by commas, whose requests for traces a rank serves, beside its own user, root and the
 owner of the directory of the black boxes."""
+TORCHTITAN_HANDLERS = "TITAN_STRUCT_LOGGER_HANDLERS"
+"""torchtitan's own: functions that it calls with its structured logger. Zero-code recording names one of ours
+where nobody has set it."""
 OFF = ("", "0", "false", "no")
 """Values, in lower case, that turn a switch off."""
 

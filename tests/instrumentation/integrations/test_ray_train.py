@@ -37,10 +37,12 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/own")
     monkeypatch.setenv("RANKWATCH_DIR", "/boxes")
     monkeypatch.setenv("RANKWATCH_RANK_PROCESS", "17:,,")
-    monkeypatch.delenv("RANKWATCH_SUMMARY", raising=False)
+    for name in ("RANKWATCH_SUMMARY", "RANKWATCH_LOG_LINES", "RANKWATCH_TRACKERS"):  # of tests/conftest.py
+        monkeypatch.delenv(name, raising=False)
     assert ray_train.environment(run="pretrain") == {
         "PYTHONPATH": f"{SITE}{os.pathsep}/own",
         "RANKWATCH_DIR": "/boxes",
+        "RANKWATCH_PYTHON": sys.executable,
         "RANKWATCH_RUN": "pretrain",
         "RANKWATCH_SINGLE_PROCESS": "1",
     }

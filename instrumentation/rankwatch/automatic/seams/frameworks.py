@@ -10,6 +10,7 @@ _PATCHES = {
     "transformers.trainer": ("transformers", "patch"),
     "accelerate.accelerator": ("accelerate", "patch"),
     "accelerate.data_loader": ("accelerate", "patch_loaders"),
+    "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
     **{
         f"{namespace}.{module}": ("lightning", patch)
         for namespace in ("lightning.pytorch", "pytorch_lightning")
