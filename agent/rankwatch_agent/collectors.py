@@ -19,6 +19,7 @@ from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
 from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.spans.records import Notes, OpenIncident, Traces
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
@@ -61,7 +62,7 @@ def _build_traces(config: AgentConfig) -> Traces | None:
     wanted = config.traces_endpoint or config.traces_file is not None
     if not wanted or "traces" not in config.enabled_collectors():
         return None
-    return Traces(Notes(), SpanQueue(MAX_SPANS))
+    return Traces(Notes(), SpanQueue(MAX_SPANS), Exemplars())
 
 
 def build_collectors(config: AgentConfig, shared: Shared) -> list[Collector]:
@@ -89,6 +90,7 @@ def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
         conditions=shared.run_conditions,
         notes=shared.traces.notes if shared.traces else None,
         tracked=shared.tracked_runs,
+        exemplars=shared.traces.exemplars if shared.traces else None,
     )
 
 
@@ -100,6 +102,7 @@ def _traces(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator
     collector = TracesCollector(
         notes=shared.traces.notes,
         queue=shared.traces.queue,
+        exemplars=shared.traces.exemplars,
         settings=TraceSettings(
             cluster=config.cluster,
             node=config.node,

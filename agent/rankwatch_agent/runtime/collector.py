@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rankwatch.conventions import Metric
@@ -24,6 +25,16 @@ class Series(NamedTuple):
     value: float
 
 
+class Exemplar(NamedTuple):
+    """A measurement of a histogram that is in a trace."""
+
+    trace: int
+    span: int
+    value: float
+    moment: float
+    """Unix time in seconds."""
+
+
 class Histogram(NamedTuple):
     """One histogram: cumulative counts by upper bound, of which the last is +Inf, and the sum."""
 
@@ -31,6 +42,8 @@ class Histogram(NamedTuple):
     labels: tuple[str, ...]
     buckets: tuple[tuple[float, int], ...]
     sum: float
+    exemplars: Mapping[int, Exemplar] = MappingProxyType({})
+    """Number of a bucket -> a measurement that fell into it, and into none below."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from rankwatch.conventions import Kind, Label, Metric
-from rankwatch_agent.runtime.collector import Collection, Histogram
+from rankwatch.trace_ids import span_text, trace_text
+from rankwatch_agent.runtime.collector import Collection, Exemplar, Histogram
 from rankwatch_agent.runtime.supervisor import Snapshot
 
 MAX_FORMATS = 4
@@ -159,11 +160,12 @@ class LineEncoder:
     def _lines(self, family: Family) -> Iterable[str]:
         starts, name = self._starts, family.name
         seen = set()
-        for suffix, labels, value in family.points:
+        in_openmetrics = bool(self._end)
+        for suffix, labels, value, exemplar in family.points:
             start = starts[name, suffix, labels]
             if start not in seen:
                 seen.add(start)
-                yield f"{start}{format_number(value)}\n"
+                yield f"{start}{format_number(value)}{exemplar if in_openmetrics else ''}\n"
 
     def _remember(self, family: Family) -> None:
         """Remember the header of the family and the start of every new line."""
@@ -181,7 +183,7 @@ class LineEncoder:
 
     def _prometheus_metric(self, family: Family, points: Iterable[Point]) -> PrometheusMetric:
         metric = PrometheusMetric(family.name, family.help, family.type, family.unit)
-        for suffix, labels, _ in points:
+        for suffix, labels, *_ in points:
             names = (*family.labels, "le") if suffix == "_bucket" else family.labels
             values = map(fit_label_value, labels)
             metric.add_sample(
@@ -206,6 +208,8 @@ class Point(NamedTuple):
     suffix: str
     labels: tuple[str, ...]
     value: float
+    exemplar: str = ""
+    """What follows the value in OpenMetrics; the text format has no place for it."""
 
 
 class Family(NamedTuple):
@@ -244,10 +248,19 @@ def _family(metric: Metric) -> Family:
 def _histogram_points(histogram: Histogram) -> Iterable[Point]:
     """Cumulative buckets with their bound as the last label value, then count and sum."""
     labels = histogram.labels
-    for bound, count in histogram.buckets:
-        yield Point("_bucket", (*labels, format_number(bound)), count)
+    for number, (bound, count) in enumerate(histogram.buckets):
+        exemplar = histogram.exemplars.get(number)
+        text = "" if exemplar is None else _exemplar_text(exemplar)
+        yield Point("_bucket", (*labels, format_number(bound)), count, text)
     yield Point("_count", labels, histogram.buckets[-1][1])
     yield Point("_sum", labels, histogram.sum)
+
+
+def _exemplar_text(exemplar: Exemplar) -> str:
+    """Its labels have 62 characters; OpenMetrics allows 128."""
+    trace, span = trace_text(exemplar.trace), span_text(exemplar.span)
+    value = format_number(exemplar.value)
+    return f' # {{span_id="{span}",trace_id="{trace}"}} {value} {exemplar.moment:.3f}'
 
 
 class _ProcessMetrics:

@@ -240,7 +240,7 @@ def _check(collection: Collection) -> None:
             raise AgentError(f"could not use a sample of {metric.name}: its value is {value!r:.200}")
         if isinstance(value, int) and abs(value) > _LARGEST:
             raise AgentError(f"could not use a sample of {metric.name}: its value is too large")
-    for metric, labels, buckets, _ in collection.histograms:
+    for metric, labels, buckets, *_ in collection.histograms:
         if len(labels) != len(metric.labels) or not buckets or buckets[-1][0] != float("inf"):
             raise AgentError(
                 f"could not use a histogram of {metric.name}: labels {labels!r:.200}, or buckets"

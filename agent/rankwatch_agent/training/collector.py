@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,43 +17,19 @@ from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
+from rankwatch_agent.training.exemplars import STEP, Durations, Exemplars
 from rankwatch_agent.training.follower import RankFollower, run_label
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
-BOUNDS_SECONDS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
-)  # fmt: skip
-"""Upper bounds from a 5 ms toy step to one that takes minutes; each about 2.2 times the one before."""
-
+_STEPS = metric("rankwatch_step_duration_seconds")
+_SAVES = metric("rankwatch_checkpoint_duration_seconds")
 MAX_SERIES = 30_000
 """Series from black boxes at one time: 256 ranks of the reference trainer."""
 _MAX_WAITING, _MIN_WAITING = 1 << 17, 64
 """Records of each kind that wait for others, over all ranks, and those that each rank may always keep."""
-
-
-class StepDurations:
-    """The histogram of step durations of one run on this node, over all of its ranks."""
-
-    def __init__(self) -> None:
-        self.sum = 0.0
-        self._counts = [0] * (len(BOUNDS_SECONDS) + 1)
-
-    def observe(self, seconds: float) -> None:
-        """Count one step."""
-        self._counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
-        self.sum += seconds
-
-    def buckets(self) -> tuple[tuple[float, int], ...]:
-        """Cumulative counts by upper bound; the last bound is infinite."""
-        total = 0
-        found = []
-        for bound, count in zip((*BOUNDS_SECONDS, math.inf), self._counts, strict=True):
-            total += count
-            found.append((bound, total))
-        return tuple(found)
 
 
 class RanksCollector:
@@ -69,6 +43,7 @@ class RanksCollector:
     conditions: takes the condition of each rank, for other collectors to read.
     tracked: likewise the runs that use an experiment tracker.
     notes: takes what becomes spans; None where nobody wants traces.
+    exemplars: the traces that belong to measurements.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -87,6 +62,7 @@ class RanksCollector:
         conditions: RunConditions | None = None,
         tracked: TrackedRuns | None = None,
         notes: Notes | None = None,
+        exemplars: Exemplars | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -97,11 +73,14 @@ class RanksCollector:
         self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
-        self._durations: dict[str, StepDurations] = {}
+        self._durations: dict[str, Durations] = {}
+        self._checkpoints: dict[str, dict[str, Durations]] = {}
+        """Run -> operation -> its durations."""
         self._rendezvous: dict[str, RunRendezvous] = {}
         self._conditions = conditions or RunConditions()
         self._notes = notes
         self._tracked = tracked or TrackedRuns()
+        self._exemplars = exemplars or Exemplars()
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -168,26 +147,38 @@ class RanksCollector:
 
     def _follow(self, path: Path) -> RankFollower:
         run, _ = run_label(path, path.lstat().st_uid)
-        durations = self._durations.setdefault(run, StepDurations())
+        durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
-        rank = RankFollower(path, RankTotals(durations.observe, self._max_names, notes))
+        checkpoints = partial(self._observe_checkpoint, run)
+        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints)
+        rank = RankFollower(path, totals)
         if rank.run != run:
             rank.close()
             raise BlackBoxError(f"{path} was replaced by another user", reason=BoxFault.FOREIGN_OWNER)
         return rank
 
+    def _observe_checkpoint(self, run: str, operation: str, seconds: float) -> None:
+        self._checkpoints.setdefault(run, {}).setdefault(operation, Durations()).observe(seconds)
+
     def _histograms(self, runs: Container[str]) -> list[Histogram]:
         followed = {rank.run for rank in self._discovery.ranks.values()}
         for run in self._durations.keys() - followed:
             del self._durations[run]
+            self._checkpoints.pop(run, None)
         for run in self._rendezvous.keys() - followed:
             del self._rendezvous[run]
-        declared = metric("rankwatch_step_duration_seconds")
-        return [
-            Histogram(declared, (run,), durations.buckets(), durations.sum)
-            for run, durations in self._durations.items()
+        found = [
+            Histogram(_STEPS, (run,), each.buckets(), each.sum, self._exemplars.of(run, STEP))
+            for run, each in self._durations.items()
             if run in runs
         ]
+        for run, operations in self._checkpoints.items():
+            found += [
+                Histogram(_SAVES, (run, name), each.buckets(), each.sum, self._exemplars.of(run, name))
+                for name, each in operations.items()
+                if run in runs
+            ]
+        return found
 
 
 class _Part(NamedTuple):

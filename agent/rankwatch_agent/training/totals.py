@@ -56,17 +56,23 @@ class RankTotals:
     """Adds up the records of one rank.
 
     observe_step: takes the duration of each step in seconds, for the histogram of the run.
+    observe_checkpoint: takes each checkpoint operation with its duration in seconds.
     notes: takes steps, checkpoints and evaluations for traces.
     max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
         in `names.dropped` and otherwise ignored.
     """
 
     def __init__(
-        self, observe_step: Callable[[float], None], max_names: int, notes: RankNotes | None = None
+        self,
+        observe_step: Callable[[float], None],
+        max_names: int,
+        notes: RankNotes | None = None,
+        observe_checkpoint: Callable[[str, float], None] | None = None,
     ) -> None:
         self.names = BoundedNames(max_names)
         self.records = 0
         self.timeouts = LearntTimeouts()
+        self._observe_checkpoint = observe_checkpoint
         self.notes = notes
         """For traces; None where nobody wants them."""
         self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
@@ -230,6 +236,8 @@ class RankTotals:
                 totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
             return
         totals.seconds += end - start
+        if self._observe_checkpoint is not None:
+            self._observe_checkpoint(operation, end - start)
         if blocked > 0.0:
             totals.blocking_seconds += min(blocked, end - start)
         if failed:

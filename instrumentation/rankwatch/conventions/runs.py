@@ -240,6 +240,13 @@ SCALARS = (
 )
 
 CHECKPOINTS = (
+    Metric(
+        name="rankwatch_checkpoint_duration_seconds",
+        kind=Kind.HISTOGRAM,
+        unit="seconds",
+        labels=(Label.RUN, Label.OPERATION),
+        help="Duration of checkpoint operations (save, verify, load) of all ranks of the run on this node.",
+    ),
     counter(
         "rankwatch_checkpoint_operations_total",
         "1",

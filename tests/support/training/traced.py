@@ -12,6 +12,7 @@ from pathlib import Path
 from rankwatch_agent.runtime.collector import Collection, Schedule
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.spans.collector import TracesCollector, TraceSettings
 from rankwatch_agent.training.spans.records import Notes, OpenIncident
 from rankwatch_agent.training.steps import SETTLE_SECONDS
@@ -72,9 +73,11 @@ class Node:
         node: str = "n0",
         incidents: Callable[[], Mapping[str, OpenIncident]] = dict,
     ) -> None:
-        self.notes, self.queue = Notes(), SpanQueue(100_000)
+        self.notes, self.queue, exemplars = Notes(), SpanQueue(100_000), Exemplars()
         self._ahead = 0.0
-        self._ranks = RanksCollector(directory=directory, notes=self.notes, monotonic=self._monotonic)
+        self._ranks = RanksCollector(
+            directory=directory, notes=self.notes, exemplars=exemplars, monotonic=self._monotonic
+        )
         # The first agent of a test is older than the ranks. A next one is younger, and knows what was sent.
         restarted = state is not None and (state / "sent.json").exists()
         started = time.time() - (0.0 if restarted else 3600.0)
@@ -82,6 +85,7 @@ class Node:
         self.traces = TracesCollector(
             notes=self.notes,
             queue=self.queue,
+            exemplars=exemplars,
             settings=TraceSettings(
                 cluster="c",
                 node=node,
@@ -103,8 +107,8 @@ class Node:
 
     def read(self) -> Collection:
         """Read the boxes once, and make the spans."""
-        self._ranks.collect()
-        collection = self.traces.collect()
+        collection = self._ranks.collect()
+        self.traces.collect()
         self.sent += self.queue.take(100_000)
         return collection
 

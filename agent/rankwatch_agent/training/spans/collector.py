@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rankwatch.conventions import metric
 from rankwatch.conventions.traces import LinkTo, Sampled
-from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
+from rankwatch_agent.training.exemplars import STEP, Exemplars
 from rankwatch_agent.training.spans.records import (
     Began,
     CheckpointDone,
@@ -56,7 +57,8 @@ class TraceSettings:
 class TracesCollector:
     """Makes spans once a second.
 
-    notes: filled by the collector `ranks`. queue: emptied by the thread that sends.
+    notes: filled by the collector `ranks`. queue: emptied by the thread that sends. exemplars: exported by
+        the collector `ranks`.
     open_incidents: the incidents of this node that are open now.
     """
 
@@ -67,6 +69,7 @@ class TracesCollector:
         *,
         notes: Notes,
         queue: SpanQueue,
+        exemplars: Exemplars,
         settings: TraceSettings,
         open_incidents: Callable[[], Mapping[str, OpenIncident]],
         schedule: Schedule,
@@ -75,6 +78,7 @@ class TracesCollector:
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._notes, self._queue, self._settings = notes, queue, settings
+        self._exemplars = exemplars
         self._open_incidents = open_incidents
         self._monotonic, self._wall = monotonic, wall
         self._state = TraceState(settings.directory, int(wall() * 1e9))
@@ -135,7 +139,9 @@ class TracesCollector:
             case SectionDone():
                 run.section(note)
             case CheckpointDone():
-                run.checkpoint(note)
+                span = run.checkpoint(note)
+                if span is not None:
+                    self._note_exemplar(process.run, note.operation, span)
             case Ended():
                 self._end(note, run, moment)
 
@@ -169,9 +175,14 @@ class TracesCollector:
         spans = list(step_spans(self._settings.cluster, step, why))
         for span in spans:
             self._send(span)
+        self._note_exemplar(step.process.run, STEP, spans[0])
         run = self._runs.get(step.process.run)
         if run is not None:
             run.sampled(SpanLink(spans[0].trace, spans[0].span, LinkTo.STEP), step.process.attempt)
+
+    def _note_exemplar(self, run: str, operation: str, span: TraceSpan) -> None:
+        seconds = (span.end - span.start) / 1e9
+        self._exemplars.note(run, operation, Exemplar(span.trace, span.span, seconds, span.end / 1e9))
 
     def _send(self, span: TraceSpan) -> None:
         """Take a span for the sender, unless an agent before this one has sent it.

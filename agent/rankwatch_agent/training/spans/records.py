@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import RankState
 from rankwatch_agent.runtime.spans import SpanQueue
+from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.split import Collective, Interval
 
 MAX_NOTES = 20_000
@@ -151,6 +152,7 @@ class Traces:
 
     notes: Notes
     queue: SpanQueue
+    exemplars: Exemplars
     finish: Callable[[], None] = _nothing
     """Makes the spans of what is still held, at the end of the agent."""
 

@@ -134,21 +134,23 @@ class RunTrace:
         )
         self._alive(section.process, section.end)
 
-    def checkpoint(self, done: CheckpointDone) -> None:
-        """A checkpoint operation or a stage of it ended; stages come before their operation."""
+    def checkpoint(self, done: CheckpointDone) -> TraceSpan | None:
+        """A checkpoint operation or a stage of it ended; stages come before their operation.
+
+        Returns the span of the operation, if this node sends it.
+        """
         attempt = self._mine(done.process)
         if done.stage:
             if attempt is not None and len(attempt.stages) < _MAX_STAGES:
                 attempt.stages.append(done)
-            return
+            return None
         stages, own = [], attempt is not None
         if attempt is not None:
             fitting = (done.operation, done.step)
             stages = [each for each in attempt.stages if (each.operation, each.step) == fitting]
             attempt.stages = []
             self._alive(done.process, done.end)
-        if own or done.failed:
-            self._send_checkpoint(done, stages)
+        return self._send_checkpoint(done, stages) if own or done.failed else None
 
     def ended(self, end: Ended, moment: float) -> None:
         """A process of the run is over."""
@@ -315,7 +317,7 @@ class RunTrace:
             )
         )
 
-    def _send_checkpoint(self, done: CheckpointDone, stages: list[CheckpointDone]) -> None:
+    def _send_checkpoint(self, done: CheckpointDone, stages: list[CheckpointDone]) -> TraceSpan:
         name = f"{SpanName.CHECKPOINT}.{done.operation}"
         parent = self._of_attempt(done.process, name, *_walls(done), _checkpoint_attributes(done))
         self._send(parent._replace(error="" if done.failed else None, parental=bool(stages)))
@@ -336,6 +338,7 @@ class RunTrace:
                     error=error,
                 )
             )
+        return parent
 
     def _of_attempt(
         self, process: Process, name: str, start: int, end: int, attributes: Mapping[str, Value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch.trace_ids import rank_step_span, run_trace, step_trace, trace_text
+from rankwatch_agent.runtime.exposition import Exposition
 from rankwatch_agent.runtime.spans import TraceSpan
+from rankwatch_agent.runtime.supervisor import Snapshot
 from rankwatch_agent.training.spans.records import OpenIncident
 from support.training.traced import Node, train
 
@@ -223,3 +226,32 @@ def test_late_rank_joins_the_trace(tmp_path: Path) -> None:
     steps = Counter(each.trace for each in node.named("step"))
     assert sum(steps.values()) == 6
     check([each for each in node.sent if each.name in ("step", "forward")])
+
+
+def test_exemplars(tmp_path: Path) -> None:
+    """Histograms name the newest trace in each bucket, to an OpenMetrics scrape only."""
+    train(tmp_path)
+    node = Node(tmp_path)
+    node.read()
+    node.pass_time(8)
+    collection = node.read()
+    found = {each.metric.name: each for each in collection.histograms}
+    steps, saves = found["rankwatch_step_duration_seconds"], found["rankwatch_checkpoint_duration_seconds"]
+    sent = {(each.trace, each.span): each for each in node.sent}
+    for histogram, name in ((steps, "step"), (saves, "checkpoint.save")):
+        assert histogram.exemplars
+        for number, exemplar in histogram.exemplars.items():
+            assert sent[exemplar.trace, exemplar.span].name == name
+            bounds = (0.0, *(bound for bound, _ in histogram.buckets))
+            assert bounds[number] < exemplar.value <= bounds[number + 1]
+    exposition = Exposition({"node": "n0"})
+    snapshot = Snapshot((collection,), ())
+    openmetrics, text = (
+        exposition.render(snapshot, accept=accept, accept_encoding="").body.decode()
+        for accept in ("application/openmetrics-text; version=1.0.0", "text/plain")
+    )
+    pattern = r'_bucket\{.*\} \d+\.0 # (\{span_id="[0-9a-f]{16}",trace_id="[0-9a-f]{32}"\}) \d\S* \d+\.\d{3}$'
+    labels = re.findall(pattern, openmetrics, re.MULTILINE)
+    assert len(labels) == len(steps.exemplars) + len(saves.exemplars)
+    assert all(len(each) <= 128 for each in labels)
+    assert "trace_id" not in text
