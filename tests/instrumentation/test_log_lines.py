@@ -125,6 +125,20 @@ def test_next_attempt(tmp_path: Path) -> None:
     assert [line.text for line in kept(tmp_path, lines.PREVIOUS_SUFFIX)] == ["first"]
 
 
+def test_end_of_the_interpreter(tmp_path: Path) -> None:
+    """What is printed and logged while modules are taken apart goes on, kept or not."""
+    code = (
+        "class Late:\n"
+        "    def __init__(self): self.print, self.log = print, logging.getLogger('late').warning\n"
+        "    def __del__(self): self.print('printed late'); self.log('logged late')\n"
+        "import rankwatch.logs.capture as module\nmodule.kept_alive = Late()\nsys.late = Late()\n"
+    )
+    done = ran(tmp_path, code)
+    assert done.returncode == 0
+    assert "printed late" in done.stdout
+    assert "Exception ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("value", ["0", "no", ""])
 def test_turned_off(tmp_path: Path, value: str) -> None:
     """Then nothing is kept and nothing is wrapped."""

@@ -30,6 +30,8 @@ from rankwatch_agent.training.tracked_runs import Figures, TrackedRun, TrackedRu
 logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
+LEAST_SECONDS = 60.0 * len(TrackerMetric) / 10.0
+"""Between two points of a run's metrics, whatever the interval: no more than ten values a minute."""
 PASS_SECONDS = 12.0
 """For all runs of one pass. Those that it does not reach are the first of the next one."""
 _REQUESTS = metric("rankwatch_tracker_requests_total")
@@ -119,7 +121,8 @@ class TrackersCollector:
         began = self._monotonic()
         before, told = self._sent.get(tracked.run, (None, {}))
         tags = self._tags(tracked)
-        metrics = metrics_since(before, tracked.figures)
+        early = before is not None and tracked.figures.moment - before.moment < LEAST_SECONDS
+        metrics = {} if early else metrics_since(before, tracked.figures)
         if not metrics and tags == told:
             return 0.0
         server = MlflowServer(self._endpoint, headers=self._headers(), timeout_seconds=REQUEST_SECONDS)
@@ -132,7 +135,7 @@ class TrackersCollector:
             if self._log_limit.allows(str(error)):
                 logger.warning("run %s is not told to its tracker: %s", tracked.run, error)
         # Also after a failure: what was not taken is not worth a queue.
-        self._sent[tracked.run] = (tracked.figures, tags)
+        self._sent[tracked.run] = (before if before is not None and early else tracked.figures, tags)
         return self._monotonic() - began
 
     def _tags(self, tracked: TrackedRun) -> dict[str, str]:

@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,15 +49,18 @@ def _forget() -> None:
 
 
 def _watched(call_handlers: Callable[..., Any]) -> Callable[[logging.Logger, logging.LogRecord], None]:
+    # Variables of the closure: those of the module may be gone while the interpreter ends.
+    state, keep = _logging, _keep_record
+
     def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:  # noqa: N802 - as in logging
-        within = getattr(_logging, "within", False)
-        _logging.within = True  # what handlers write to standard error is this record once more
+        within = getattr(state, "within", False)
+        state.within = True  # what handlers write to standard error is this record once more
         try:
             call_handlers(self, record)
         finally:
-            _logging.within = within
+            state.within = within
             if not within:
-                _keep_record(record)
+                keep(record)
 
     return callHandlers
 
@@ -120,8 +122,10 @@ def _watch(stream: TextIO, source: Source) -> None:
                 writer.write(shown, source=source, severity=0, step=step)
 
     def write(text: str) -> int:
-        with suppress(Exception):  # as above
+        try:
             keep(text)  # first, because whoever reads it may end this process
+        except Exception:  # noqa: BLE001 - as above
+            return original(text)
         return original(text)
 
     write.watched_as = source  # type: ignore[attr-defined]

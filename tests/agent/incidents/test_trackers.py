@@ -111,6 +111,18 @@ def test_news_of_a_run() -> None:
     assert len(TrackerMetric) <= 10
 
 
+def test_short_interval() -> None:
+    """However often the collector runs, a run gets at most ten values a minute."""
+    server, runs = Server(), Tracked()
+    with stand_in(server) as endpoint:
+        made = collector(runs, endpoint)
+        for moment in range(100, 221, 5):
+            runs.set(endpoint, figures(float(moment), moment // 5), "job")
+            made.collect()
+    values_sent = sum(len(each["metrics"]) for each in server.sent)
+    assert 0 < values_sent <= 2 * 10 + len(TrackerMetric)
+
+
 def test_last_incident() -> None:
     """It is a tag, with the ranks that the evidence names, and stays after the incident has ended."""
     server, runs, registry = Server(), Tracked(), IncidentRegistry()
