@@ -6,6 +6,7 @@ torchtitan's trainer itself needs a nightly build of PyTorch, so its loop is rep
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import subprocess
@@ -139,6 +140,13 @@ def test_real_logger(handlers: str, tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and "rankwatch could not" not in done.stderr, done.stderr
-    check_steps(read(box(tmp_path / "boxes")))
+    records = read(box(tmp_path / "boxes"))
+    check_steps(records)
+    losses = json.loads(done.stdout.splitlines()[-1])
+    recorded = [each.payload[0] for each in of(records, RecordKind.SCALAR, "loss")]
+    assert recorded == pytest.approx([a + b for a, b in zip(losses[::2], losses[1::2], strict=True)])
+    assert len(of(records, RecordKind.SCALAR, "gradient_norm")) == 5
+    for phase, count in (("forward", 10), ("backward", 10), ("optimizer", 5)):
+        assert len(of(records, RecordKind.PHASE, phase)) == count, phase
     lines = [each.read_text() for each in tmp_path.glob("structured_logs/*.jsonl")]
     assert [each.count('"step_end"') for each in lines] == ([] if handlers else [5])

@@ -55,8 +55,9 @@ def train(
     accumulation: int = 1,
     validate_every: int = 0,
     work: Callable[[], object] = lambda: None,
+    update: Callable[[], object] = lambda: None,
 ) -> None:
-    """`Trainer.train`. `work` stands for forward and backward.
+    """`Trainer.train`. `work` stands for forward and backward, `update` for the optimizer.
 
     span, scalar, set_step: the functions of a structured logger.
     """
@@ -68,7 +69,7 @@ def train(
             with span("gc_collect"):
                 pass
             try:
-                _train_step(span, scalar, batches, accumulation, work)
+                _train_step(span, scalar, batches, accumulation, work, update)
             except DataloaderExhaustedError:
                 break
             with span("checkpoint_save"):
@@ -81,7 +82,12 @@ def train(
 
 
 def _train_step(
-    span: Span, scalar: Scalar, batches: Iterator[int], accumulation: int, work: Callable[[], object]
+    span: Span,
+    scalar: Scalar,
+    batches: Iterator[int],
+    accumulation: int,
+    work: Callable[[], object],
+    update: Callable[[], object],
 ) -> None:
     tokens = 0
     for _ in range(accumulation):
@@ -95,6 +101,6 @@ def _train_step(
         with span("fwd_bwd"):
             work()
     with span("optim"):
-        pass
+        update()
     with span("collect_dist_metrics"):
         scalar({"global_valid_tokens": tokens * 2})
