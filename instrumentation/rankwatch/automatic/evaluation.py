@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,19 @@ from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import EVALUATION, Capability
 from rankwatch.run import Run
 
+_MOST_EARLY = 16
+"""Evaluations that are kept until the run is open."""
+
 
 class Evaluation:
-    """The evaluations of one run. Only the training thread calls it."""
+    """The evaluations of this process. Only the training thread calls it.
 
-    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run = run
+    Those before the run is open, such as a check before the first step, are recorded once it is.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run: Run | None = None
+        self._early: deque[tuple[float, float]] = deque(maxlen=_MOST_EARLY)
         self._clock = clock
         self._began = 0.0
         """Of the open evaluation; 0 while none is open."""
@@ -39,7 +47,15 @@ class Evaluation:
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters: set[int] = set()
         """Ids of the parameters that were trained."""
+
+    def attach(self, run: Run) -> None:
+        """Record into this run from now on, also what was evaluated before."""
+        self._run = run
         visibility.sees(Capability.EVALUATION)
+        while self._early:
+            run.record_phase(EVALUATION, *self._early.popleft())
+        if self.open:
+            run.show_phase(EVALUATION, self._began)
         run.after_steps(self.pauses)  # also called at the end of the run
 
     @property
@@ -94,11 +110,16 @@ class Evaluation:
 
     def _begin(self, began: float) -> None:
         self._candidate, self._began = 0.0, began
-        self._run.show_phase(EVALUATION, began)
+        if self._run is not None:
+            self._run.show_phase(EVALUATION, began)
 
     def _end(self) -> None:
         if self.open:
-            self._run.record_phase(EVALUATION, self._began, max(self._began, self._last))
+            phase = (self._began, max(self._began, self._last))
+            if self._run is not None:
+                self._run.record_phase(EVALUATION, *phase)
+            else:
+                self._early.append(phase)
         self._began = self._candidate = 0.0
 
     def _learn(self, module: Any) -> None:

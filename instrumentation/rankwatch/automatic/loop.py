@@ -48,7 +48,7 @@ class Loop:
         self._waits = Waits()
         self._run: Run | None = None
         self._phases: Phases | None = None
-        self._evaluation: Evaluation | None = None
+        self._evaluation = Evaluation(clock)
         self._without_gradient = False
         """The forward pass that is running computes no gradient."""
         self._iterations: Iterations | None = None
@@ -96,7 +96,7 @@ class Loop:
         self._fetching = False
         if self._phases is not None:
             self._phases.data_wait.show(0.0)
-        if self._evaluation is not None and self._evaluation.waiting:
+        if self._evaluation.waiting:
             self._evaluation.fetched()
             self._drop_waits_of_evaluation()
         if error is None:
@@ -114,7 +114,7 @@ class Loop:
         self._without_gradient = not sys.modules["torch"].is_grad_enabled()
         if not self._without_gradient:
             self._begin_forward(module)
-        elif self._evaluation is not None and not self._stepping and not _is_led():
+        elif not self._stepping and not _is_led():
             self._evaluation.forward_began(module, self._waits.last_began)
             self._evaluated_iterator = self._waits.last_iterator()
             self._drop_waits_of_evaluation()
@@ -125,7 +125,7 @@ class Loop:
         self._in_forward = False
         if not self._without_gradient:
             self._forward_ended = self._clock()
-        elif self._evaluation is not None:
+        else:
             self._evaluation.forward_ended()
 
     # -- backward ---------------------------------------------------------------------------------
@@ -224,8 +224,7 @@ class Loop:
         if self._iterations is not None and not self._stepping and not self._in_backward:
             self._end_forward()
             self._count_elsewhere()
-            if self._evaluation is not None:
-                self._evaluation.pauses()
+            self._evaluation.pauses()
             self._iterations.close()
 
     def give_way(self) -> None:
@@ -251,7 +250,7 @@ class Loop:
         self._run = run
         self._phases = Phases(run)
         self._iterations = Iterations(run._steps, self._step_ends)
-        self._evaluation = Evaluation(run)
+        self._evaluation.attach(run)
         checkpoints.begins = self.pause
         leading.give_way = self.give_way
         run.after_steps(self._run_may_end)
@@ -282,7 +281,7 @@ class Loop:
             self._count_elsewhere()
         if checkpoints.waiting:
             checkpoints.settle()
-        if self._evaluation is not None and self._evaluation.waiting:
+        if self._evaluation.waiting:
             self._evaluation.trains()
         begins = self._iterations.trains(moment)
         if not begins and not self._waits:
@@ -299,16 +298,16 @@ class Loop:
 
     def _drop_waits_of_evaluation(self) -> None:
         """Forget the waits for batches that were evaluated. One for training before them is over, too."""
-        if self._evaluation is not None and self._evaluation.open:
+        if self._evaluation.open:
             self._waits.drop(self._evaluated_iterator)
             self._end_forward()
 
     def _begin_forward(self, module: Any) -> None:
         moment = self._clock()
-        if self._phases is not None and self._backwards and not _is_led():
-            assert self._evaluation is not None
+        if not _is_led():
             self._evaluation.trains(module)
-            self._trains(moment)
+            if self._phases is not None and self._backwards:
+                self._trains(moment)
         if not self._forward_began:
             self._forward_began = moment
             if self._phases is not None:

@@ -39,7 +39,8 @@ class Script:
     def __init__(self) -> None:
         self.run = Recorded()
         self.now = 0.0
-        self.evaluation = Evaluation(cast(Run, self.run), lambda: self.now)
+        self.evaluation = Evaluation(lambda: self.now)
+        self.evaluation.attach(cast(Run, self.run))
         self.model = torch.nn.Linear(1, 1)
 
     def tick(self) -> float:
@@ -157,6 +158,19 @@ def test_before_the_first_step() -> None:
     script.look()
     script.train()
     assert script.run.phases == [(1.0, 4.0)]
+
+
+def test_before_the_run_is_open() -> None:
+    """What was evaluated before is recorded as soon as there is a run."""
+    script = Script()
+    run, script.run = script.run, Recorded()
+    script.evaluation = Evaluation(lambda: script.now)
+    script.model.eval()
+    script.look()
+    script.train()
+    run.open = 1.0
+    script.evaluation.attach(cast(Run, run))
+    assert run.phases == [(1.0, 2.0)]
 
 
 def test_teacher_in_the_first_step() -> None:
