@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rankwatch.automatic import recording
-from rankwatch.automatic.values import GRADIENT_NORM, values
+from rankwatch.automatic.values import values
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import DATA_WAIT, EVALUATION, LOSS, Capability, Unseen
+from rankwatch.conventions import DATA_WAIT, EVALUATION, LOSS, Capability
 from rankwatch.run import Run
 
 
@@ -25,7 +25,7 @@ class Lead:
         self.step_open = False
         self._waiting_since = 0.0
         """Begin of the first wait for a batch since the last step; 0 for none."""
-        self._values: dict[str, Any] = {}
+        self._loss: Any = None
         self._amounts: dict[str, float] = {}
 
     def target(self, steps: int) -> None:
@@ -48,12 +48,12 @@ class Lead:
     def end_step(self, *, failed: bool = False) -> None:
         """The step ends, if one is open. failed: it was not carried out."""
         self._waiting_since = 0.0
-        found, self._values = self._values, {}
+        loss, self._loss = self._loss, None
         amounts, self._amounts = self._amounts, {}
         if not self.step_open:
             return
-        for name, value in found.items():
-            self.run.scalar(name, value)
+        if loss is not None:
+            self.run.scalar(LOSS, loss)
         self.run.work(**amounts)
         self.step_open = False
         self.run._steps.end(failed=failed)
@@ -61,16 +61,8 @@ class Lead:
 
     def loss(self, value: Any) -> None:
         """The loss of the step that is open."""
-        self._values[LOSS] = value
+        self._loss = value
         visibility.sees(Capability.LOSS)
-
-    def gradient_norm(self, norm: Any) -> None:
-        """The gradient norm of the step that is open. Parts of it that lie on other ranks are not fetched."""
-        if hasattr(norm, "full_tensor"):
-            visibility.cannot_see(Capability.GRADIENT_NORM, Unseen.COLLECTIVE)
-        elif norm is not None:
-            self._values[GRADIENT_NORM] = norm
-            visibility.sees(Capability.GRADIENT_NORM)
 
     def work(self, **amounts: float) -> None:
         """Work of a batch of the step that is open."""
@@ -146,22 +138,22 @@ class _Nested:
     """Calls of a framework that may contain each other: only the outermost counts."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.depth = 0
         self.owner: Any = None
         """Whom the outermost call belongs to, as `enter` was told; None if nobody records it."""
 
     def enter(self, owner: Any) -> bool:
         """A call begins. True if its beginning is to be recorded."""
-        self._depth += 1
-        if self._depth > 1:
+        self.depth += 1
+        if self.depth > 1:
             return False
         self.owner = owner
         return owner is not None
 
     def leave(self) -> bool:
         """A call ends. True if its end is to be recorded."""
-        self._depth = max(0, self._depth - 1)
-        return self._depth == 0 and self.owner is not None
+        self.depth = max(0, self.depth - 1)
+        return self.depth == 0 and self.owner is not None
 
 
 _fetch = _Nested()
@@ -170,7 +162,7 @@ _evaluation = _Nested()
 
 def fetch_began() -> None:
     """The framework asks its loader for a training batch."""
-    if _fetch.enter(_lead):
+    if _fetch.enter(None if _evaluation.depth else _lead):
         _fetch.owner.run.phase(DATA_WAIT).__enter__()
 
 

@@ -1,4 +1,4 @@
-"""Accelerate: `save_state` as one checkpoint, the gradient norm over all ranks, and a tracker.
+"""Accelerate: `save_state` as one checkpoint, batches that rank 0 reads for all, and a tracker.
 
 A loop with `Accelerator` needs no line: `rankwatch run` finds its steps at the optimizer, and this module
 adds what only Accelerate knows. `Accelerator.backward` divides the loss by the number of batches of a
@@ -30,7 +30,6 @@ _guarded = functools.partial(guarded, "follow Accelerate")
 def patch(module: ModuleType) -> None:
     """Let every `Accelerator` report."""
     accelerator = module.Accelerator
-    watch(accelerator, "clip_grad_norm_", ended=_gradient_norm, shows=Capability.GRADIENT_NORM)
     watch(accelerator, "save_state", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
     watch(accelerator, "load_state", began=_load_began, ended=_ended)
 
@@ -44,12 +43,6 @@ def patch_loaders(module: ModuleType) -> None:
         began=lambda *_: leading.fetch_began(),
         ended=lambda *_: leading.fetch_ended(),
     )
-
-
-def _gradient_norm(token: Any, norm: Any, error: BaseException | None) -> None:
-    """The norm over all ranks, where Accelerate has put it together itself (FSDP2, DeepSpeed)."""
-    if error is None and (lead := leading.current()) is not None:
-        lead.gradient_norm(norm)
 
 
 def _save_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:

@@ -43,7 +43,6 @@ def _watch_calls(kind: type) -> None:
     watch(kind, "_inner_training_loop", ended=_attempt_ended)
     watch(kind, "training_step", began=_batch_began, ended=_batch_ended, shows=Capability.LOSS)
     replace(kind, "get_batch_samples", _timing_fetches, shows=Capability.DATA_WAIT)
-    watch(kind, "_get_grad_norm", ended=_gradient_norm, shows=Capability.GRADIENT_NORM)
     for name in ("evaluate", "predict", "evaluation_loop"):
         watch(kind, name, began=_evaluation_began, ended=_evaluation_ended, shows=Capability.EVALUATION)
     for name in ("_save_checkpoint", "save_model"):
@@ -212,11 +211,6 @@ class _Fetches(Iterator[Any]):
             return next(self._batches)
         finally:
             self._ended()
-
-
-def _gradient_norm(token: Any, norm: Any, error: BaseException | None) -> None:
-    if _training is not None:
-        _training.lead.gradient_norm(norm)
 
 
 def _replicas(trainer: Any) -> int:
