@@ -115,12 +115,13 @@ def lead(name: str) -> Lead | None:
         give_way()
         _lead = Lead(name, run)
         values.finds_loss = False
+        values.forget_optimizers()
     return _lead
 
 
-def current() -> Lead | None:
-    """The framework that leads; None where none does."""
-    return _lead
+def leads() -> bool:
+    """True while a framework leads, or evaluates on its own account."""
+    return _lead is not None or _evaluation.depth > 0
 
 
 def _say_second(name: str, leading: Lead) -> None:
@@ -177,6 +178,8 @@ def fetch_ended() -> None:
 
 def evaluation_began() -> None:
     """The framework begins to evaluate, also outside of a training. Such a call opens no run."""
+    if _lead is None:
+        give_way()
     if _evaluation.enter(recording.opened() if recording.is_open() else None):
         _evaluation.owner.evaluation().__enter__()
 

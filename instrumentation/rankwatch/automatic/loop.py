@@ -379,7 +379,7 @@ def _report(call: Callable[[Any], Any], what: Any) -> Any:
 
 def _is_led() -> bool:
     """True while a framework knows its steps, batches and loss itself."""
-    return leading.current() is not None
+    return leading.leads()
 
 
 _loop: Loop | None = None

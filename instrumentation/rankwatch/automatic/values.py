@@ -114,6 +114,11 @@ class Values:
             each.clear()
         self._updates = 0
 
+    def forget_optimizers(self) -> None:
+        """Another training begins. Optimizers of the one before may still exist, but its own count anew."""
+        self.forget()
+        self._optimizers.clear()
+
     # -- how --------------------------------------------------------------------------------------
 
     def _unscaled(self, loss: Any) -> Any:

@@ -16,7 +16,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rankwatch.automatic import installing, leading, recording
+from rankwatch.automatic import installing, loop, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.conventions import Capability
@@ -37,12 +37,19 @@ def patch(module: ModuleType) -> None:
 def patch_loaders(module: ModuleType) -> None:
     """Record the wait of the ranks that get their batches from rank 0: they have no data loader of their
     own."""
-    watch(
-        module.DataLoaderDispatcher,
-        "_fetch_batches",
-        began=lambda *_: leading.fetch_began(),
-        ended=lambda *_: leading.fetch_ended(),
-    )
+    watch(module.DataLoaderDispatcher, "_fetch_batches", began=_fetch_began, ended=_fetch_ended)
+
+
+def _fetch_began(loader: Any, iterator: Any) -> tuple[float, Any]:
+    return loop.current().fetch_began(), loader
+
+
+def _fetch_ended(token: tuple[float, Any], result: Any, error: BaseException | None) -> None:
+    began, loader = token
+    if error is None and result[1][1]:
+        error = StopIteration()
+    # Rank 0 has the batches of all ranks here, the others have none, so the work of one rank is not known.
+    loop.current().fetch_ended(began, loader, None, error)
 
 
 def _save_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:

@@ -71,6 +71,14 @@ def test_checkpoints(job: Job) -> None:
     assert all(each.payload[0] > 0 for each in saved)
 
 
+def test_phases(job: Job) -> None:
+    """Forward, backward and optimizer of every step come from the seams of torch."""
+    for rank in range(RANKS):
+        for phase in ("forward", "backward", "optimizer"):
+            assert job.seconds_of_steps(rank, phase) > 0.0
+        assert {number for number, _ in job.scalars(rank, "learning_rate")} == set(job.steps(rank))
+
+
 def test_evaluations(job: Job) -> None:
     """The sanity check and each validation, none of them inside a step."""
     for rank in range(RANKS):

@@ -92,6 +92,14 @@ def test_checkpoints(job: Job) -> None:
         assert job.checkpoints(rank, "load") == [(script.SAVE_STEPS, True)]
 
 
+def test_phases(job: Job) -> None:
+    """Forward, backward and optimizer of every step come from the seams of torch."""
+    for rank in range(RANKS):
+        for phase in ("forward", "backward", "optimizer"):
+            assert job.seconds_of_steps(rank, phase) > 0.0
+        assert {number for number, _ in job.scalars(rank, "learning_rate")} == set(job.steps(rank))
+
+
 def test_evaluations(job: Job) -> None:
     """Evaluations of the Trainer and the one between two trainings, none of them inside a step."""
     each_training = 2  # at step 3, and at the end
