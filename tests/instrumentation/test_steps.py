@@ -112,6 +112,7 @@ def test_disabled_run() -> None:
             "show_phase",
             "record_phase",
             "current_step",
+            "steps_completed",
         ):
             continue  # for `rankwatch.start` and zero-code recording
         ours, theirs = getattr(rankwatch.Run, name), getattr(rankwatch.DisabledRun, name)
