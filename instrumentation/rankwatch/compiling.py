@@ -10,6 +10,7 @@ The other methods ask `is_compiling`, which also has a substitute.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,6 +31,25 @@ def keep_out_of_graphs(phase: Callable[[str], object]) -> Callable[[], None]:
     Returns a function that stops waiting for the compiler.
     """
     return when_imported({_COMPILER: lambda compiler: _substitute(phase)})
+
+
+def keep_from_compiler(function: object, *, calls: bool) -> None:
+    """Let the compiler execute this function as it is. It looks at each frame that runs below a compiled
+    function with breaks in its graph, such as a whole training step.
+
+    calls: also what the function calls.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None or "torch" not in sys.modules:
+        return
+    try:
+        frames: Any = importlib.import_module("torch._C._dynamo.eval_frame")
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip if calls else default))
+        if calls:
+            function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    except (ImportError, AttributeError, TypeError):  # before torch 2.7
+        return
 
 
 def _substitute(phase: Callable[[str], object]) -> None:

@@ -66,6 +66,8 @@ class Loop:
         self._forward_began = 0.0
         """Begin of the first of the forward passes that nothing but forward passes followed; 0 for none."""
         self._forward_ended = 0.0
+        self._loss_computed = False
+        """The last of them has returned the loss."""
         self._backwards = 0
         self.updates = 0
         """Steps of optimizers so far."""
@@ -120,11 +122,12 @@ class Loop:
             self._drop_waits_of_evaluation()
         return True
 
-    def forward_ended(self) -> None:
-        """It has returned, or raised."""
+    def forward_ended(self, loss_computed: bool = False) -> None:
+        """It has returned, or raised. loss_computed: what it returned holds the loss."""
         self._in_forward = False
         if not self._without_gradient:
             self._forward_ended = self._clock()
+            self._loss_computed = loss_computed
         else:
             self._evaluation.forward_ended()
 
@@ -141,7 +144,7 @@ class Loop:
         self._in_backward = True
         if not _is_led():
             self._trains(moment)
-        self._end_forward(moment)
+        self._end_forward(0.0 if self._loss_computed else moment)
         self._phases.backward.begin(self._clock())
         self._count_backward()
         _report(values.backward, loss)
@@ -314,8 +317,8 @@ class Loop:
                 self._phases.forward.begin(moment)
 
     def _end_forward(self, moment: float = 0.0) -> None:
-        """The forward phase is over: at its last module's return, or at this moment if a backward pass
-        begins, because the loss is computed between."""
+        """The forward phase is over: at its last module's return, or at this moment if a backward pass begins
+        and the loss was computed between."""
         began, self._forward_began = self._forward_began, 0.0
         if began and self._phases is not None:
             if not self._phases.forward.began:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from rankwatch.automatic.visibility import visibility
+from rankwatch.compiling import keep_from_compiler
 from rankwatch.conventions import Capability, Unseen
 
 MOST_FAILURES = 3
@@ -175,8 +176,10 @@ def _replace(
 def _watching(
     began: Began | None, ended: Ended | None, original: Function, replacement: Replacement
 ) -> Function:
+    compiling = _compiling()
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not replacement.active:
+        if compiling() or not replacement.active:
             return original(*args, **kwargs)
         token = None
         if began is not None:
@@ -194,7 +197,16 @@ def _watching(
         _end(ended, replacement, token, result, None)
         return result
 
+    keep_from_compiler(call, calls=False)
+    for each in (began, _end):
+        keep_from_compiler(each, calls=True)
     return call
+
+
+def _compiling() -> Callable[[], bool]:
+    """torch's own function, which the compiler knows; inside a graph nothing is watched."""
+    compiler: Any = sys.modules.get("torch.compiler")
+    return getattr(compiler, "is_compiling", None) or bool
 
 
 def _end(
@@ -220,4 +232,5 @@ def guarded(what: str, function: F) -> F:
                 place.failed(error)
         return None
 
+    keep_from_compiler(call, calls=True)
     return call  # type: ignore[return-value]

@@ -20,6 +20,7 @@ from typing import Any
 
 from rankwatch.automatic import loop
 from rankwatch.automatic.patching import guarded, replace
+from rankwatch.compiling import keep_from_compiler
 from rankwatch.conventions import Capability
 
 _MOST_CLASSES = 32
@@ -44,8 +45,8 @@ class _Event:
     def __init__(self, call: Callable[[Any], Any]) -> None:
         self._call = call
 
-    def __call__(self, module: Any) -> Any:
-        return self._call(module)
+    def __call__(self, value: Any) -> Any:
+        return self._call(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (operator.is_, None)
@@ -57,10 +58,12 @@ def _reporting(call: Callable[..., Any], compiling: Any, began: Any, ended: Any)
     def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if compiling() or not began(self):
             return call(self, *args, **kwargs)
+        result = None
         try:
-            return call(self, *args, **kwargs)
+            result = call(self, *args, **kwargs)
+            return result
         finally:
-            ended(self)
+            ended(result)
 
     return reporting
 
@@ -84,6 +87,8 @@ class RootModules:
         self._learner: Any = None
         """What the base class has for a `__call__` while the next root module is waited for."""
         self._classes: set[type] = set()
+        for each in (_Event.__call__, _reporting(base, compiling, base, base)):
+            keep_from_compiler(each, calls=each is _Event.__call__)
         # Saved by value, `began` is `partial(is_, None)`: false for each module, so nothing is reported.
         self._began = _Event(guarded("watch the beginning of forward passes", self._call_began))
         self._ended = _Event(guarded("watch the end of forward passes", self._call_ended))
@@ -108,9 +113,9 @@ class RootModules:
             self._watch(type(module))
         return began
 
-    def _call_ended(self, module: Any) -> None:
+    def _call_ended(self, result: Any) -> None:
         running = loop.current()
-        running.forward_ended()
+        running.forward_ended(_holds_loss(result))
         if running.updates < _UPDATES and len(self._classes) < _MOST_CLASSES:
             self.learn()
 
@@ -120,3 +125,11 @@ class RootModules:
         call = _inherited(self._base) if own is self._original else own
         wrapper = _reporting(call, self._compiling, self._began, self._ended)
         replace(kind, "__call__", lambda original: wrapper, shows=Capability.FORWARD)
+
+
+def _holds_loss(result: Any) -> bool:
+    """True if a module returned a scalar that has a gradient: alone, in a tuple, or as `loss`."""
+    if isinstance(result, Mapping):
+        result = result.get("loss")
+    parts = result if isinstance(result, (tuple, list)) else (result,)
+    return any(getattr(each, "ndim", 1) == 0 and getattr(each, "requires_grad", False) for each in parts[:8])
