@@ -13,6 +13,7 @@ shows what is probable: no open step, and a following one as soon as training go
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,8 @@ class Iterations:
         self._open = False
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this iteration."""
-        self._known: set[int] = set()
-        """Optimizers that have stepped in any."""
+        self._known: dict[int, weakref.ref[Any] | None] = {}
+        """Optimizers that have stepped in any, each with what it trains."""
         self._repeats = False
         self._ended = 0.0
         self._following_since = 0.0
@@ -57,7 +58,7 @@ class Iterations:
             undecided = not self._following_since
             if undecided:
                 self._following_since = moment
-            if self._repeats and self._known <= self._stepped:
+            if self._repeats and self._all_stepped():
                 self.close()
             elif undecided:
                 self._steps.show_open(moment)
@@ -79,18 +80,29 @@ class Iterations:
             self._following_since = 0.0
             self._steps.show_open()
 
-    def stepped(self, optimizer: int, moment: float) -> None:
-        """It has stepped."""
-        if len(self._known) >= _MOST_OPTIMIZERS:
-            self._known.clear()
+    def stepped(self, optimizer: int, moment: float, trained: object = None) -> None:
+        """It has stepped. trained: once it is gone, the optimizer is not waited for."""
         self._stepped.add(optimizer)
-        self._known.add(optimizer)
+        if optimizer not in self._known:
+            if len(self._known) >= _MOST_OPTIMIZERS:
+                self._known.clear()
+            self._known[optimizer] = None if trained is None else weakref.ref(trained)
         self.extend(moment)
 
     def extend(self, moment: float) -> None:
         """What ends now belongs to the optimizers that have stepped."""
         self._ended = moment
         self._steps.show_ended(moment)
+
+    def _all_stepped(self) -> bool:
+        """True if each optimizer whose parameters are still there has stepped in this iteration."""
+        missing = [each for each in self._known if each not in self._stepped]
+        for each in missing:
+            trained = self._known[each]
+            if trained is None or trained() is not None:
+                return False
+            del self._known[each]
+        return True
 
     def fetches(self) -> None:
         """The loop waits for a batch: the iteration is over if an optimizer has stepped in it."""
@@ -119,10 +131,10 @@ class Iterations:
             self._steps.show_open(self._following_since)
 
 
-def role_of(optimizer: Any) -> int:
-    """A number for what the optimizer trains: the id of its first parameter. A loop may make new optimizers
-    for the same parameters again and again."""
+def trained_by(optimizer: Any) -> Any:
+    """The first parameter of an optimizer, else the optimizer. Its id stands for the optimizer: a loop
+    may make new ones for the same parameters again and again."""
     try:
-        return id(optimizer.param_groups[0]["params"][0])
+        return optimizer.param_groups[0]["params"][0]
     except (AttributeError, LookupError, TypeError):
-        return id(optimizer)
+        return optimizer

@@ -15,7 +15,7 @@ from rankwatch import lifecycle
 from rankwatch.automatic import leading, recording
 from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.evaluation import Evaluation
-from rankwatch.automatic.iterations import Iterations, role_of
+from rankwatch.automatic.iterations import Iterations, trained_by
 from rankwatch.automatic.phases import Phases
 from rankwatch.automatic.threads import TrainingThread
 from rankwatch.automatic.values import values
@@ -197,7 +197,8 @@ class Loop:
             visibility.sees(Capability.OPTIMIZER)
             self.updates += 1
             if not _is_led():
-                self._iterations.stepped(role_of(optimizer), moment)
+                trained = trained_by(optimizer)
+                self._iterations.stepped(id(trained), moment, trained)
             _report(values.stepped, optimizer if self._updated else None)
             if _is_led():
                 _report(values.write, self._run)
@@ -333,7 +334,7 @@ class Loop:
         self._fetching = False
         if not _is_led():
             self._count_elsewhere()
-            self._iterations.steps(role_of(optimizer))
+            self._iterations.steps(id(trained_by(optimizer)))
             if not self._iterations.pending:
                 self._trains(moment)
         self._end_forward()
@@ -346,7 +347,7 @@ class Loop:
 
     def _step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer has stepped inside of a backward pass, or in another thread."""
-        self._elsewhere[role_of(optimizer)] = self._clock()
+        self._elsewhere[id(trained_by(optimizer))] = self._clock()
         if not self._in_backward and self._phases is not None and not self._thread.is_here():
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.OTHER_THREAD)
             self._thread.stepped_elsewhere()
