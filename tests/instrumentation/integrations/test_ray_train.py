@@ -71,7 +71,8 @@ def test_outside_of_a_worker() -> None:
 
 @pytest.mark.e2e
 def test_training(tmp_path: Path) -> None:
-    """Below `rankwatch run` every worker is woken, and is a rank of a run named after the `RunConfig`."""
+    """Below `rankwatch run` every worker is woken, and is a rank of a run named after the `RunConfig`,
+    whether its loop calls rankwatch or not."""
     boxes = tmp_path / "boxes"
     env = {
         **os.environ,
@@ -88,6 +89,8 @@ def test_training(tmp_path: Path) -> None:
     expected = {"variables": {"OWN": "stays", "RANKWATCH_RUN": "trained"}, "woken": True}
     assert seen == [expected, expected]
     found = sorted(boxes.glob("*/*.blackbox"))
-    assert [str(each.relative_to(boxes)) for each in found] == ["trained/0.blackbox", "trained/1.blackbox"]
+    assert [str(each.relative_to(boxes).with_suffix("")) for each in found] == [
+        f"{name}/{rank}" for name in ("plain", "trained") for rank in range(2)
+    ]
     for each in found:
         assert [step.payload[0] for step in of_kind(each, RecordKind.STEP)] == [0, 1, 2]

@@ -1,7 +1,7 @@
 """A training with Ray Train on two workers of one small Ray of its own.
 
-ray_training.py FOLDER: the loop makes the explicit calls. Before that each worker leaves what it sees of
-rankwatch in FOLDER/RANK.json.
+ray_training.py FOLDER: two trainings. The loop of the first one calls nothing of rankwatch. The second one
+makes the explicit calls; before them each worker leaves what it sees of rankwatch in FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ import ray
 import torch
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+
+
+def plain_loop(config: dict[str, str]) -> None:
+    """Runs in a worker, and knows nothing of rankwatch."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in torch.utils.data.DataLoader(torch.ones(6, 4), batch_size=2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
 
 
 def loop(config: dict[str, str]) -> None:
@@ -45,13 +55,15 @@ def main(folder: str) -> None:
         configure_logging=False,
         log_to_driver=False,
     )
-    config = RunConfig(
-        name="trained",
-        storage_path=f"{folder}/results",
-        worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OWN": "stays"}},
-    )
-    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
-    TorchTrainer(loop, train_loop_config={"folder": folder}, scaling_config=scaling, run_config=config).fit()
+    for name, train in (("plain", plain_loop), ("trained", loop)):
+        config = RunConfig(
+            name=name,
+            storage_path=f"{folder}/results",
+            worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "OWN": "stays"}},
+        )
+        scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
+        given = {"folder": folder}
+        TorchTrainer(train, train_loop_config=given, scaling_config=scaling, run_config=config).fit()
     ray.shutdown()
 
 
