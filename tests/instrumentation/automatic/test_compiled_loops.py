@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 STEPS, KINDS = 4, ("function", "module", "in place", "after a step", "part", "optimizer", "whole")
 COMPILED = """
-import json
+import gc, json
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -34,6 +34,7 @@ def trained(kind):
     torch.manual_seed(0)
     torch._dynamo.reset()
     counters.clear()
+    gc.collect()  # the optimizer of a model that is gone is not waited for
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     def compiled(what): return torch.compile(what, backend="eager", fullgraph=True)

@@ -22,6 +22,8 @@ from support.training.blackbox import box, of_kind
 
 pytest.importorskip("torch")
 
+import torch
+
 
 class Batches:
     """Stands for an iterator of a data loader."""
@@ -193,6 +195,7 @@ def test_count(fresh: Callable[[], tuple[rankwatch.Run, Path]], shape: dict[str,
     assert counted(run, folder) == shape["steps"]
 
 
+MODULE = torch.nn.Linear(1, 1)
 EVENTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), max_size=40)
 
 
@@ -210,7 +213,7 @@ def test_any_order(fresh: Callable[[], tuple[rankwatch.Run, Path]], events: list
             case 1:
                 loop.fetch_ended(began, training.batches, None, StopIteration() if which else None)
             case 2:
-                loop.forward_began(SimpleNamespace(training=True, parameters=list).__class__)
+                loop.forward_began(MODULE)
             case 3:
                 loop.forward_ended(bool(which))
             case 4:
