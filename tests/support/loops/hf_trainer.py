@@ -31,9 +31,8 @@ def examples(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    with witness.watch("data_wait") if model.training else nullcontext():
-        pause()
-        return {key: torch.stack([each[key] for each in batch]) for key in batch[0]}
+    pause()
+    return {key: torch.stack([each[key] for each in batch]) for key in batch[0]}
 
 
 class Witnessing(TrainerCallback):  # type: ignore[misc]
@@ -91,12 +90,17 @@ trainer = Trainer(
 parts: list[float] = []
 """Of this rank's loss in the step, one for each accumulated batch. The log holds the mean of all ranks."""
 _backward, _evaluate, _save = trainer.accelerator.backward, trainer.evaluate, trainer._save_checkpoint
+_get_batch_samples = trainer.get_batch_samples
 
 
 def backward(loss: torch.Tensor, **kwargs: Any) -> None:
     parts.append(loss.item())
     with witness.phase("backward"):
         _backward(loss, **kwargs)
+
+
+def get_batch_samples(epoch_iterator: Any, *args: Any) -> Any:
+    return _get_batch_samples(witness.batches(epoch_iterator), *args)
 
 
 def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -110,5 +114,6 @@ def save(*args: Any, **kwargs: Any) -> Any:
 
 
 trainer.accelerator.backward, trainer.evaluate, trainer._save_checkpoint = backward, evaluate, save
+trainer.get_batch_samples = get_batch_samples
 trainer.train()
 witness.finish(model)
