@@ -55,6 +55,8 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
     running = now - began
     if metric.name.endswith("timestamp_seconds"):
         return now
+    if metric.name == "rankwatch_run_capability_visible":
+        return 0.0
     if metric.kind is not Kind.COUNTER:
         return 1.0 + 0.1 * int(labels.get("rank", 0))
     if metric.name == "rankwatch_steps_total":

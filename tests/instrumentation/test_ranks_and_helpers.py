@@ -13,6 +13,7 @@ import pytest
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import Header
+from rankwatch.lifecycle import ERROR_FILE_SUFFIX
 from support.paths import ROOT
 from support.servers.prometheus import reserved_port
 from support.training.blackbox import box, of_kind
@@ -38,10 +39,10 @@ def python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def headers(directory: Path) -> list[Header]:
-    """The headers of all boxes, by rank. Nothing else is left in the directory."""
+    """The headers of all boxes, by rank. Beside them only torchrun's error files are left noted."""
     found = []
     for path in directory.rglob("*"):
-        if path.is_file():
+        if path.is_file() and path.suffix != ERROR_FILE_SUFFIX:
             reader = Reader(path)
             assert reader.now().steps_completed == 3
             found.append(reader.header)

@@ -209,6 +209,7 @@ class Loop:
             return False
         _report(values.scales, scaler)
         self._end_forward()
+        self._count_elsewhere()
         self._phases.optimizer.begin(self._clock())
         return True
 

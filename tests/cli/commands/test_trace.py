@@ -203,7 +203,7 @@ def test_wrong_use(
 
 def test_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that has not made a step has a trace, of its start; a window of its steps is a mistake."""
-    run = rankwatch.start(run="job", directory=tmp_path)
+    run = rankwatch.start(run="job", directory=tmp_path, rank=0)
     assert [each["name"] for each in events_of(tmp_path / "job", tmp_path / "out.json")][-1] == "started"
     assert main(["trace", str(tmp_path / "job"), "--chrome", "-", "--steps", "1"]) == 2
     assert "holds no complete step yet" in capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_nothing(tmp_path: Path) -> None:
 
 def test_what_is_not_visible(tmp_path: Path) -> None:
     """Card and verdict say what zero-code recording does not see, and why; nothing where all is explicit."""
-    run = rankwatch.start(run="job", directory=tmp_path, flight_recorder=False, collectives=False)
+    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
     with run, run.step():
         assert "not" not in parts(tmp_path)
         run.sees(Capability.STEPS)

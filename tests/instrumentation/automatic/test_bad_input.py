@@ -27,4 +27,5 @@ def test_another_release(
     failures: list[Exception] = []
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
     when_imported({name: patch}, lambda _, error: failures.append(error))
-    assert all(type(each) is AttributeError for each in failures)
+    # The second: the seam of a framework that is not installed here asks for a module of it.
+    assert all(type(each) in (AttributeError, ModuleNotFoundError) for each in failures)

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from rankwatch.conventions import Capability
-from support.frameworks import transformers_trainer as script
 from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
 pytest.importorskip("transformers")
+script = pytest.importorskip("support.frameworks.transformers_trainer")
 pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
 _FIRST = list(range(1, script.STEPS + 1))
 _RESUMED = list(range(script.SAVE_STEPS + 1, script.STEPS + 1))
