@@ -57,8 +57,8 @@ class Loop:
         self._fetching = False
         self._in_forward = False
         self._in_backward = False
-        self._stepping: list[int] = []
-        """Ids of the optimizers whose `step` is running, the outermost first."""
+        self.stepping: list[int] = []
+        """Ids of the optimizers whose `step` is running, or has raised, the outermost first."""
         self._updated = False
         """One of them has really stepped; a gradient scaler may keep it from it."""
         self._elsewhere: dict[int, float] = {}
@@ -82,7 +82,7 @@ class Loop:
             return 0.0
         self._fetching = True
         self._end_forward()
-        if self._iterations is not None and not self._stepping:
+        if self._iterations is not None and not self.stepping:
             self._count_elsewhere()
             self._iterations.fetches()
         moment = self._clock()
@@ -116,7 +116,7 @@ class Loop:
         self._without_gradient = not sys.modules["torch"].is_grad_enabled()
         if not self._without_gradient:
             self._begin_forward(module)
-        elif not self._stepping and not _is_led():
+        elif not self.stepping and not _is_led():
             self._evaluation.forward_began(module, self._waits.last_began)
             self._evaluated_iterator = self._waits.last_iterator()
             self._drop_waits_of_evaluation()
@@ -173,23 +173,21 @@ class Loop:
             return
         if not self._is_recorded():
             return
-        if key in self._stepping:
-            self._forget_stepping()  # it cannot step inside itself: the last time it raised
         self._updated = caller is None
-        if not self._stepping:
+        if not self.stepping:
             self._optimizers_begin(optimizer)
-        self._stepping.append(key)
+        self.stepping.append(key)
 
     def optimizer_ended(self, optimizer: Any, caller: object = None) -> None:
         """It has stepped. With a caller: or it was kept from it, or raised."""
         if self._off:
             return
         key = id(optimizer if caller is None else caller)
-        if key not in self._stepping:
+        if key not in self.stepping:
             self._step_elsewhere(optimizer)
             return
-        del self._stepping[self._stepping.index(key) :]
-        if not self._stepping and self._phases is not None and self._iterations is not None:
+        del self.stepping[self.stepping.index(key) :]
+        if not self.stepping and self._phases is not None and self._iterations is not None:
             moment = self._clock()
             self._end_forward()
             if self._phases.optimizer.began:
@@ -205,7 +203,7 @@ class Loop:
 
     def update_began(self, scaler: object) -> bool:
         """A gradient scaler updates its scale. True if `update_ended` must follow."""
-        if self._off or self._stepping or self._phases is None or not self._thread.is_here():
+        if self._off or self.stepping or self._phases is None or not self._thread.is_here():
             return False
         _report(values.scales, scaler)
         self._end_forward()
@@ -226,7 +224,7 @@ class Loop:
 
     def pause(self) -> None:
         """A checkpoint or an evaluation begins: a step whose optimizers have stepped is over."""
-        if self._iterations is not None and not self._stepping and not self._in_backward:
+        if self._iterations is not None and not self.stepping and not self._in_backward:
             self._end_forward()
             self._count_elsewhere()
             self._evaluation.pauses()
@@ -341,8 +339,9 @@ class Loop:
         self._end_forward()
         self._phases.optimizer.begin(moment)
 
-    def _forget_stepping(self) -> None:
-        self._stepping.clear()
+    def optimizers_raised(self) -> None:
+        """No optimizer is stepping any more: those that were have raised."""
+        self.stepping.clear()
         if self._phases is not None:
             self._phases.optimizer.abandon()
 

@@ -213,6 +213,23 @@ def test_failed_step(recorded: Recorded) -> None:
     assert [each[-4:] for each in recorded.steps()] == [[WAIT, *PLAIN]] * 2
 
 
+def test_other_optimizer_after_failed_step(recorded: Recorded) -> None:
+    """A loop that lacks memory may go on with a new model and optimizer, whose steps count."""
+    failing = torch.optim.SGD(model().parameters(), lr=0.1)
+
+    def fail() -> float:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        failing.step(fail)
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for (batch,) in loader(2):
+        network(batch).mean().backward()
+        optimizer.step()
+    assert [each[-4:] for each in recorded.steps()] == [[WAIT, *PLAIN]] * 2
+
+
 def test_double_backward(recorded: Recorded) -> None:
     """A gradient penalty calls `autograd.grad`, and a retained graph is used twice: still one step."""
     network = model()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankwatch.automatic import loop
 from rankwatch.automatic.patching import watch
+from rankwatch.automatic.seams.optimizers import is_inside_step
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
@@ -25,7 +26,10 @@ def _patch(scaler: type) -> None:
 
 
 def _step_began(scaler: Any, optimizer: Any, *args: object, **kwargs: object) -> tuple[Any, Any]:
-    loop.current().optimizer_began(optimizer, scaler)
+    running = loop.current()
+    if running.stepping and not is_inside_step(own_frames=0):
+        running.optimizers_raised()
+    running.optimizer_began(optimizer, scaler)
     return scaler, optimizer
 
 

@@ -3,8 +3,9 @@ for compiled ones."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from rankwatch.automatic import loop
@@ -13,6 +14,9 @@ from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, Unseen
 
 _PRE, _POST = "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"
+_STEPS = (("wrapper", "torch/optim/optimizer.py"), ("step", "torch/amp/grad_scaler.py"))
+"""Functions that are on the stack while an optimizer steps: part of the name, which the compiler extends, and
+end of the file."""
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
@@ -31,8 +35,25 @@ def _register(module: ModuleType) -> None:
 
 
 def _began(optimizer: Any, args: object, kwargs: object) -> None:
-    loop.current().optimizer_began(optimizer)
+    running = loop.current()
+    if running.stepping and not is_inside_step(own_frames=1):
+        running.optimizers_raised()
+    running.optimizer_began(optimizer)
 
 
 def _ended(optimizer: Any, args: object, kwargs: object) -> None:
     loop.current().optimizer_ended(optimizer)
+
+
+def is_inside_step(own_frames: int) -> bool:
+    """True if the caller runs inside the step of an optimizer or a gradient scaler, by the stack: a step that
+    raises calls no hook at its end. own_frames: those of the step that begins now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if any(name in code.co_name and code.co_filename.endswith(file) for name, file in _STEPS):
+            own_frames -= 1
+            if own_frames < 0:
+                return True
+        frame = frame.f_back
+    return False
