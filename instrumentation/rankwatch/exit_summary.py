@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankwatch.conventions import environment
+from rankwatch.variables import is_on
 
 DEADLINE_SECONDS = 5.0
 """Longest time that the card may delay the exit of the process."""
@@ -23,7 +24,7 @@ _STDERR = 2
 
 def announce(directory: Path, env: Mapping[str, str]) -> None:
     """Say where a run records and how to look at it. directory: of the black boxes of the run."""
-    if _is_off(env):
+    if not is_on(environment.SUMMARY, env):
         return
     base = Path(env.get(environment.DIRECTORY) or environment.DEFAULT_DIRECTORY)
     name = directory.name if directory.parent == base else directory
@@ -37,13 +38,9 @@ def print_at_exit(directory: Callable[[], Path | None], env: Mapping[str, str]) 
 
     directory: returns that of the run's black boxes, None if this process prints no card.
     """
-    if not _is_off(env):
+    if is_on(environment.SUMMARY, env):
         atexit.unregister(_print_card)
         atexit.register(_print_card, directory, os.getpid())
-
-
-def _is_off(env: Mapping[str, str]) -> bool:
-    return env.get(environment.SUMMARY, "1").lower() in environment.OFF
 
 
 def _print_card(of_run: Callable[[], Path | None], pid: int) -> None:

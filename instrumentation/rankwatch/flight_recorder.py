@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankwatch.conventions import environment
+from rankwatch.variables import is_on
 
 SUFFIX = ".sock"
 _SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its NUL
@@ -48,7 +49,7 @@ def enable_nccl_timing(env: MutableMapping[str, str]) -> None:
     because its events would end the overlap of communication and computation (pytorch/pytorch#143890). It
     also stays as the user has set it, by PyTorch's own variable or by RANKWATCH_NCCL_TIMING=0.
     """
-    wanted = env.get(environment.NCCL_TIMING, "1").lower() not in environment.OFF
+    wanted = is_on(environment.NCCL_TIMING, env)
     decided = "NCCL_ENABLE_TIMING" in env  # the older name
     if wanted and not decided and env.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() != "1":
         env.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")

@@ -28,8 +28,6 @@ _log = logging.getLogger("rankwatch")
 SUFFIX = ".profile"
 """Suffix of the directory beside the black box that holds the rank's traces."""
 TRACE_SUFFIX = ".json.gz"
-MOST_TRACES = 10
-"""Traces that a request may keep."""
 MOST_REQUESTS = 4
 """Requests that a rank serves in its life."""
 MOST_BYTES = 32 << 20

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch import profiling
+from rankwatch import profiling, variables
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch_agent.incidents.bundle import Bundle, BundleFolder, EvidenceError
 from rankwatch_agent.incidents.episodes import Incident
@@ -28,7 +28,7 @@ WATCH_SECONDS = 1800.0
 """Time after an incident in which traces of its ranks are added."""
 MOST_RANKS = 4
 """Ranks asked for one incident."""
-MOST_TRACES = profiling.MOST_TRACES * profiling.MOST_REQUESTS
+MOST_TRACES = variables.MOST_PROFILES * profiling.MOST_REQUESTS
 """Of one rank in a bundle."""
 
 

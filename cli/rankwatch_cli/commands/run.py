@@ -14,8 +14,8 @@ from pathlib import Path
 from rankwatch.automatic.launching import recording_environment
 from rankwatch.conventions import environment
 from rankwatch.errors import UsageError
-from rankwatch.profiling import MOST_TRACES
 from rankwatch.settings import SentenceParser, printable
+from rankwatch.variables import MOST_PROFILES, is_disabled
 from rankwatch_agent.runtime.errors import UserError
 
 NOT_FOUND_STATUS = 127
@@ -91,8 +91,8 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
             raise UserError(f"--{option} is empty, expected a name")
     if given.target_steps is not None and given.target_steps < 1:
         raise UserError(f"--target-steps is {given.target_steps}, expected a number above 0")
-    if given.profile_on_slow is not None and not 1 <= given.profile_on_slow <= MOST_TRACES:
-        raise UserError(f"--profile-on-slow is {given.profile_on_slow}, expected 1 to {MOST_TRACES} traces")
+    if given.profile_on_slow is not None and not 1 <= given.profile_on_slow <= MOST_PROFILES:
+        raise UserError(f"--profile-on-slow is {given.profile_on_slow}, expected 1 to {MOST_PROFILES} traces")
     seconds = given.checkpoint_interval_seconds
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--checkpoint-interval-seconds is {seconds}, expected a number above 0")
@@ -114,7 +114,7 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def _obstacles(program: str | None, command: Sequence[str]) -> Iterator[str]:
     """Why a Python that this command starts will not find rankwatch, as far as its words show it."""
-    if os.environ.get(environment.DISABLE, "").lower() not in environment.OFF:
+    if is_disabled(os.environ):
         yield f"{environment.DISABLE} is set"
     words = [*_shebang(program), *command]
     for at, word in enumerate(words):

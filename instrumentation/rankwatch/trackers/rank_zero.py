@@ -12,6 +12,7 @@ from rankwatch.conventions.trackers import TrackerMetric, TrackerTag
 from rankwatch.run import Run
 from rankwatch.trackers.note import SUFFIX
 from rankwatch.trackers.watching import Facts, TrackerWatch, dashboard_url
+from rankwatch.variables import is_on
 
 _watch: TrackerWatch | None = None
 """Of the run that this process started last."""
@@ -23,7 +24,7 @@ def watch_trackers(run: Run, writer: Writer, env: Mapping[str, str]) -> None:
     if _watch is not None:
         _watch.stop()
         _watch = None
-    if env.get(environment.TRACKERS, "1").lower() in environment.OFF:
+    if not is_on(environment.TRACKERS, env):
         return
     grafana = env.get(environment.DASHBOARD_URL, "")
     began = time.monotonic()

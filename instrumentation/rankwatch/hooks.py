@@ -1,0 +1,147 @@
+"""What a run installs in its process: what ends with it, and what stands beside its black box."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rankwatch import lifecycle, variables
+from rankwatch.allocator import AllocatorMemory
+from rankwatch.blackbox.writer import Writer
+from rankwatch.compiling import keep_out_of_graphs
+from rankwatch.conventions import environment
+from rankwatch.exit_summary import announce, print_at_exit
+from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
+from rankwatch.flight_recorder import (
+    FlightRecorderServer,
+    enable_nccl_timing,
+    records_all_backends,
+    reserve_entries,
+)
+from rankwatch.identity import Identity
+from rankwatch.logs import context, lines
+from rankwatch.logs.capture import keep_lines
+from rankwatch.rank_gpu import RankGpu
+from rankwatch.run import Run
+from rankwatch.trackers.rank_zero import watch_trackers
+
+_log = logging.getLogger("rankwatch")
+
+
+def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool, gpu: str | None) -> None:
+    """Install what must be there before the first process group, whatever the rank."""
+    # before the next: the card is to show the end that it records
+    _install(run, "prepare the card", lambda: print_at_exit(lambda: _directory_of_rank_0(writer), os.environ))
+    _install(run, "watch for the end of the process", lambda: _watch_end(run, writer))
+    _install(run, "record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
+    _install(run, "wait for requests to profile", lambda: _profile_on_slow(run, writer))
+    if "torch" not in sys.modules:
+        return
+    _install(run, "stay out of compiled graphs", lambda: run.when_ended(keep_out_of_graphs(run.phase)))
+    if collectives:
+        _install(run, "record collectives", lambda: _record_collectives(run, writer))
+    if recorder:
+        _install(run, "prepare the flight recorder", lambda: _prepare_flight_recorder(run))
+
+
+def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Identity, ending: bool) -> None:
+    """Install what stands beside the box, once the box has its place."""
+    run.identity = identity
+    _install(run, "name the run in log lines", lambda: context.follow(identity, run._steps))
+    if ending:
+        return
+    if variables.is_on(environment.LOG_LINES, os.environ):
+        _install(run, "keep the newest lines", lambda: keep_lines(writer.path.with_suffix(lines.SUFFIX)))
+    if identity.rank == 0:
+        _install(run, "announce the run", lambda: announce(writer.path.parent, os.environ))
+        _install(run, "look for experiment trackers", lambda: watch_trackers(run, writer, os.environ))
+    _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
+    _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
+    error_file = writer.path.with_suffix(lifecycle.ERROR_FILE_SUFFIX)
+    _install(run, "note torchrun's error file", lambda: lifecycle.note_error_file(error_file, os.environ))
+    if recorder and "torch" in sys.modules:
+        _install(run, "serve the flight recorder", lambda: _serve_flight_recorder(run, writer))
+
+
+def _install(run: Run, what: str, action: Callable[[], None]) -> None:
+    """Install a hook. One that fails does not affect the others."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - torch's private interfaces may do anything
+        run._failures.note(what, error)
+
+
+def _directory_of_rank_0(writer: Writer) -> Path | None:
+    return writer.path.parent if writer.identity is not None and writer.identity.rank == 0 else None
+
+
+def _watch_end(run: Run, writer: Writer) -> None:
+    run.when_ended(lifecycle.on_exit(run.exited))
+    lifecycle.on_fork(run.silence)
+    run.when_ended(writer.unlock)
+
+
+def _write_stacks(run: Run, writer: Writer) -> None:
+    stacks = lifecycle.StacksOnSigterm(writer.path.with_suffix(lifecycle.TERMINATED_SUFFIX))
+    lifecycle.on_fork(stacks.release)
+    run.when_ended(stacks.close)
+
+
+def _write_crash(run: Run, writer: Writer) -> None:
+    stacks = lifecycle.StacksOnCrash(writer.path.with_suffix(lifecycle.CRASHED_SUFFIX))
+    lifecycle.on_fork(stacks.release)
+    run.when_ended(stacks.close)
+
+
+def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:
+    if gpu is not None:
+        writer.set_gpu(gpu)
+    elif run.device is not None:
+        run.after_steps(RankGpu(writer, sys.modules["torch"].cuda).resolve)
+    if run.device is not None:
+        memory = AllocatorMemory(writer, sys.modules["torch"].cuda)
+        run.after_steps(memory.resolve)
+        run.when_ended(memory.sample)  # out of memory may be why it ends
+
+
+def _profile_on_slow(run: Run, writer: Writer) -> None:
+    if "torch" not in sys.modules or not (count := variables.profile_on_slow(os.environ)):
+        return
+    from rankwatch.profiling import SlowStepProfiler
+
+    others = os.environ.get(environment.PROFILE_REQUESTS_FROM, "").split(",")
+    trusted = [os.geteuid(), 0, writer.directory.stat().st_uid, *map(int, filter(str.strip, others))]
+    profiler = SlowStepProfiler(writer, run._steps, run._failures, count=count, trusted=trusted)
+    run.after_steps(profiler.step_ended)
+    run.when_ended(profiler.close)
+
+
+def _record_collectives(run: Run, writer: Writer) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        from rankwatch.collectives import CollectiveHook
+
+        arrive = run.device.arrive if run.device else None
+        hook = CollectiveHook(writer, run._failures, arrive)
+        lifecycle.on_fork(hook.forget)
+        run.when_ended(hook.remove)
+
+
+def _prepare_flight_recorder(run: Run) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        reserve_entries(os.environ, of_all_backends=records_all_backends())
+        if run.device is not None:
+            enable_nccl_timing(os.environ)
+
+
+def _serve_flight_recorder(run: Run, writer: Writer) -> None:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        run.when_ended(FlightRecorderServer(writer.path.with_suffix(SOCKET_SUFFIX)).close)

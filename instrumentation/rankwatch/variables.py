@@ -1,0 +1,57 @@
+"""What the environment says of a run. A value that cannot be used is ignored, with one warning."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from rankwatch.conventions import environment
+
+_log = logging.getLogger("rankwatch")
+MOST_PROFILES = 10
+"""Traces of slow steps that a rank keeps at most."""
+
+
+def is_on(switch: str, env: Mapping[str, str]) -> bool:
+    """True unless the variable turns off what is on by default."""
+    return env.get(switch, "1").lower() not in environment.OFF
+
+
+def is_disabled(env: Mapping[str, str]) -> bool:
+    """True if nothing at all is to be recorded."""
+    return env.get(environment.DISABLE, "").lower() not in environment.OFF
+
+
+def checkpoint_interval(env: Mapping[str, str]) -> float:
+    """The declared interval in seconds; 0 where there is none."""
+    text = env.get(environment.CHECKPOINT_INTERVAL, "")
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if 0 <= seconds < math.inf:
+        return seconds
+    _log.warning("%s is %.100r, expected seconds: it is ignored", environment.CHECKPOINT_INTERVAL, text)
+    return 0.0
+
+
+def target_steps(env: Mapping[str, str]) -> int | None:
+    """The declared number of steps; None where there is none."""
+    text = env.get(environment.TARGET_STEPS, "")
+    if not text or (text.isdecimal() and 0 < int(text) < 10**15):
+        return int(text) if text else None
+    _log.warning("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
+    return None
+
+
+def profile_on_slow(env: Mapping[str, str]) -> int:
+    """How many traces of slow steps a rank may keep; 0: it never profiles."""
+    text = env.get(environment.PROFILE_ON_SLOW, "")
+    if text.lower() in environment.OFF:
+        return 0
+    if text.isdecimal() and 1 <= int(text) <= MOST_PROFILES:
+        return int(text)
+    expected = f"expected 1 to {MOST_PROFILES}"
+    _log.warning("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
+    return 0
