@@ -14,7 +14,9 @@ from typing import Any
 from rankwatch import lifecycle
 from rankwatch.automatic import leading, recording
 from rankwatch.automatic.checkpoints import checkpoints
+from rankwatch.automatic.elsewhere import Elsewhere
 from rankwatch.automatic.evaluation import Evaluation
+from rankwatch.automatic.forward import Forward
 from rankwatch.automatic.iterations import Iterations, trained_by
 from rankwatch.automatic.phases import Phases
 from rankwatch.automatic.threads import TrainingThread
@@ -49,25 +51,17 @@ class Loop:
         self._run: Run | None = None
         self._phases: Phases | None = None
         self._evaluation = Evaluation(clock)
-        self._without_gradient = False
-        """The forward pass that is running computes no gradient."""
         self._iterations: Iterations | None = None
         self._evaluated_iterator: Any = None
         """Iterator of the batch that the last forward pass without gradient was given."""
         self._fetching = False
-        self._in_forward = False
+        self._forward = Forward(clock)
         self._in_backward = False
         self.stepping: list[int] = []
         """Ids of the optimizers whose `step` is running, or has raised, the outermost first."""
         self._updated = False
         """One of them has really stepped; a gradient scaler may keep it from it."""
-        self._elsewhere: dict[int, float] = {}
-        """Optimizers that have stepped in other threads, or inside of a backward pass, and when."""
-        self._forward_began = 0.0
-        """Begin of the first of the forward passes that nothing but forward passes followed; 0 for none."""
-        self._forward_ended = 0.0
-        self._loss_computed = False
-        """The last of them has returned the loss."""
+        self._elsewhere = Elsewhere()
         self._backwards = 0
         self.updates = 0
         """Steps of optimizers so far."""
@@ -78,10 +72,10 @@ class Loop:
         """The loop asks for a batch. Returns what `fetch_ended` needs; 0 if it is no wait of its own."""
         if self._off or self._fetching or not self._thread.is_here() or _is_led():
             return 0.0
-        if self._in_forward or self._in_backward:
+        if self._forward.running or self._in_backward:
             return 0.0
         self._fetching = True
-        self._end_forward()
+        self._forward.end()
         if self._iterations is not None and not self.stepping:
             self._count_elsewhere()
             self._iterations.fetches()
@@ -110,13 +104,13 @@ class Loop:
 
     def forward_began(self, module: Any) -> bool:
         """A module is called, by no other module. True if `forward_ended` must follow."""
-        if self._off or self._in_forward or self._in_backward or not self._thread.is_here():
+        if self._off or self._forward.running or self._in_backward or not self._thread.is_here():
             return False
-        self._in_forward = True
-        self._without_gradient = not sys.modules["torch"].is_grad_enabled()
-        if not self._without_gradient:
+        if sys.modules["torch"].is_grad_enabled():
             self._begin_forward(module)
-        elif not self.stepping and not _is_led():
+            return True
+        self._forward.enter()
+        if not self.stepping and not _is_led():
             self._evaluation.forward_began(module, self._waits.last_began)
             self._evaluated_iterator = self._waits.last_iterator()
             self._drop_waits_of_evaluation()
@@ -124,11 +118,7 @@ class Loop:
 
     def forward_ended(self, loss_computed: bool = False) -> None:
         """It has returned, or raised. loss_computed: what it returned holds the loss."""
-        self._in_forward = False
-        if not self._without_gradient:
-            self._forward_ended = self._clock()
-            self._loss_computed = loss_computed
-        else:
+        if self._forward.leave(loss_computed):
             self._evaluation.forward_ended()
 
     # -- backward ---------------------------------------------------------------------------------
@@ -140,11 +130,11 @@ class Loop:
         moment = self._clock()
         if not self._is_recorded() or self._phases is None:
             return False
-        self._fetching = self._in_forward = False
+        self._fetching = False
         self._in_backward = True
         if not _is_led():
             self._trains(moment)
-        self._end_forward(0.0 if self._loss_computed else moment)
+        self._forward.backward_began(moment)
         self._phases.backward.begin(self._clock())
         self._count_backward()
         _report(values.backward, loss)
@@ -157,6 +147,7 @@ class Loop:
             return
         moment = self._clock()
         self._phases.backward.end(moment)
+        self._forward.backward_ended()
         visibility.sees(Capability.BACKWARD)
         if self._elsewhere:
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.IN_BACKWARD)
@@ -189,7 +180,7 @@ class Loop:
         del self.stepping[self.stepping.index(key) :]
         if not self.stepping and self._phases is not None and self._iterations is not None:
             moment = self._clock()
-            self._end_forward()
+            self._forward.end()
             if self._phases.optimizer.began:
                 self._phases.optimizer.end(moment)
             visibility.sees(Capability.OPTIMIZER)
@@ -206,7 +197,7 @@ class Loop:
         if self._off or self.stepping or self._phases is None or not self._thread.is_here():
             return False
         _report(values.scales, scaler)
-        self._end_forward()
+        self._forward.end()
         self._count_elsewhere()
         self._phases.optimizer.begin(self._clock())
         return True
@@ -225,7 +216,7 @@ class Loop:
     def pause(self) -> None:
         """A checkpoint or an evaluation begins: a step whose optimizers have stepped is over."""
         if self._iterations is not None and not self.stepping and not self._in_backward:
-            self._end_forward()
+            self._forward.end()
             self._count_elsewhere()
             self._evaluation.pauses()
             self._iterations.close()
@@ -259,8 +250,7 @@ class Loop:
         run.after_steps(self._run_may_end)
         run.when_ended(self.stop)
         lifecycle.on_fork(self.stop)
-        if self._forward_began:
-            self._phases.forward.begin(self._forward_began)
+        self._forward.attach(self._phases.forward)
 
     def stop(self) -> None:
         """Record nothing any more: the run has ended, or this is a forked child."""
@@ -291,7 +281,7 @@ class Loop:
             return
         waits = self._waits.take()
         if begins:
-            self._iterations.begin(min(waits[0].began if waits else moment, self._forward_began or moment))
+            self._iterations.begin(min(waits[0].began if waits else moment, self._forward.began or moment))
         for wait in waits:
             assert self._phases is not None and self._run is not None
             self._phases.data_wait.record(wait.began, wait.ended)
@@ -303,7 +293,7 @@ class Loop:
         """Forget the waits for batches that were evaluated. One for training before them is over, too."""
         if self._evaluation.open:
             self._waits.drop(self._evaluated_iterator)
-            self._end_forward()
+            self._forward.end()
 
     def _begin_forward(self, module: Any) -> None:
         moment = self._clock()
@@ -311,20 +301,7 @@ class Loop:
             self._evaluation.trains(module)
             if self._phases is not None and self._backwards:
                 self._trains(moment)
-        if not self._forward_began:
-            self._forward_began = moment
-            if self._phases is not None:
-                self._phases.forward.begin(moment)
-
-    def _end_forward(self, moment: float = 0.0) -> None:
-        """The forward phase is over: at its last module's return, or at this moment if a backward pass begins
-        and the loss was computed between."""
-        began, self._forward_began = self._forward_began, 0.0
-        if began and self._phases is not None:
-            if not self._phases.forward.began:
-                self._phases.forward.begin(began)
-            self._phases.forward.end(moment or self._forward_ended)
-            visibility.sees(Capability.FORWARD)
+        self._forward.begin(moment)
 
     def _optimizers_begin(self, optimizer: Any) -> None:
         assert self._phases is not None
@@ -336,7 +313,7 @@ class Loop:
             self._iterations.steps(id(trained_by(optimizer)))
             if not self._iterations.pending:
                 self._trains(moment)
-        self._end_forward()
+        self._forward.end()
         self._phases.optimizer.begin(moment)
 
     def optimizers_raised(self) -> None:
@@ -347,24 +324,14 @@ class Loop:
 
     def _step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer has stepped inside of a backward pass, or in another thread."""
-        self._elsewhere[id(trained_by(optimizer))] = self._clock()
+        self._elsewhere.stepped(id(trained_by(optimizer)), self._clock())
         if not self._in_backward and self._phases is not None and not self._thread.is_here():
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.OTHER_THREAD)
             self._thread.stepped_elsewhere()
 
     def _count_elsewhere(self, moment: float = 0.0) -> None:
-        if not self._elsewhere or self._iterations is None:
-            return
-        steps, self._elsewhere = self._elsewhere, {}
-        if _is_led():
-            return
-        for role in steps:
-            self._iterations.steps(role)
-            if not self._iterations.open:
-                self._iterations.begin(moment or steps[role])
-        latest = max(steps.values())
-        for role in steps:
-            self._iterations.stepped(role, moment or latest)
+        if self._elsewhere and self._iterations is not None:
+            self._elsewhere.count(None if _is_led() else self._iterations, moment)
 
     def _count_backward(self) -> None:
         self._backwards += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.automatic import loop, patching
+from rankwatch.automatic import forward, loop, patching
 from support.training.recorded import Recorded
 
 
@@ -23,6 +23,7 @@ def recorded(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from rankwatch.automatic.seams import autograd, data_loading, gradient_scaling, modules
     from rankwatch.automatic.seams import optimizers as optimizer_hooks
 
+    monkeypatch.setattr(forward, "look", forward.look)
     monkeypatch.setattr(loop, "_loop", loop.Loop(lambda: run))
     hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
     before = [each.copy() for each in hooks]

@@ -241,3 +241,17 @@ def test_double_backward(recorded: Recorded) -> None:
         (loss + gradient.square().sum()).backward()
         optimizer.step()
     assert recorded.steps() == [[WAIT, FORWARD, BACKWARD, BACKWARD, OPTIMIZER]] * 2
+
+
+class Late(nn.Linear):
+    """A module of a class that no other test uses."""
+
+
+def test_model_of_another_class(recorded: Recorded) -> None:
+    """A model of a class that is first called late has a forward phase from its second step on."""
+    for network, steps in ((model(), 5), (Late(4, 1), 3)):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for (batch,) in loader(steps):
+            network(batch).mean().backward()
+            optimizer.step()
+    assert recorded.steps() == [[WAIT, *PLAIN]] * 5 + [[WAIT, BACKWARD, OPTIMIZER]] + [[WAIT, *PLAIN]] * 2

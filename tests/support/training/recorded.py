@@ -29,3 +29,7 @@ class Recorded:
             for step in records
             if step.kind.name == "STEP"
         ]
+
+    def backwards_in_time(self) -> list[Read]:
+        """Records that end before they begin, of which there must be none; this ends the run."""
+        return [each for each in self.records() if each.end < each.start]

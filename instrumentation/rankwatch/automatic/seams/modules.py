@@ -3,7 +3,8 @@
 No hook sees only them, and hooks for all modules would slow each one down. So the classes of the root modules
 are learned during the first steps: `torch.nn.Module.__call__` is replaced until the first module is called,
 and put back before the call goes on. Then the class of that module gets a `__call__` that reports. Subclasses
-inherit it; below a root module it costs one test.
+inherit it; below a root module it costs one test. Later the same happens where a backward pass follows no
+forward pass that was seen: a model of another class is trained then.
 
 The compiler sees neither: it traces what is below the call. The modules themselves do not change, so saved
 ones load without rankwatch. That holds for cloudpickle too, which saves the classes of a script by value.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from rankwatch.automatic import loop
+from rankwatch.automatic import forward, loop
 from rankwatch.automatic.patching import guarded, replace
 from rankwatch.compiling import keep_from_compiler
 from rankwatch.conventions import Capability
@@ -26,7 +27,9 @@ from rankwatch.conventions import Capability
 _MOST_CLASSES = 32
 """Classes of root modules that are learned."""
 _UPDATES = 3
-"""Optimizer steps after which no further class is learned."""
+"""Optimizer steps during which classes are learned in any case."""
+_CALLS = 8
+"""Calls of root modules for which they are learned later, where a forward pass was not seen."""
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
@@ -36,7 +39,9 @@ def targets() -> Mapping[str, Callable[[ModuleType], object]]:
 
 def _patch(module: ModuleType) -> None:
     torch = importlib.import_module("torch.nn.modules.module")
-    RootModules(torch.Module, module.is_compiling).learn()
+    modules = RootModules(torch.Module, module.is_compiling)
+    modules.learn()
+    forward.look = modules.look
 
 
 class _Event:
@@ -87,6 +92,8 @@ class RootModules:
         self._learner: Any = None
         """What the base class has for a `__call__` while the next root module is waited for."""
         self._classes: set[type] = set()
+        self._unseen = 0
+        self._calls_left = 0
         for each in (_Event.__call__, _reporting(base, compiling, base, base)):
             keep_from_compiler(each, calls=each is _Event.__call__)
         # Saved by value, `began` is `partial(is_, None)`: false for each module, so nothing is reported.
@@ -99,6 +106,14 @@ class RootModules:
             return  # another library has replaced it, for now or for good
         learner = _reporting(self._original, self._compiling, self._began, self._ended)
         self._learner = self._base.__call__ = functools.wraps(self._original)(learner)
+
+    def look(self) -> None:
+        """A forward pass was not seen. Loops where that is so in each step look ever more seldom."""
+        self._unseen += 1
+        if self._unseen & (self._unseen - 1) == 0 and len(self._classes) < _MOST_CLASSES:
+            self._calls_left = _CALLS
+            if self._learner is None:
+                self.learn()
 
     def _put_back(self) -> None:
         if self._learner is not None and self._base.__call__ is self._learner:
@@ -116,8 +131,10 @@ class RootModules:
     def _call_ended(self, result: Any) -> None:
         running = loop.current()
         running.forward_ended(_holds_loss(result))
-        if running.updates < _UPDATES and len(self._classes) < _MOST_CLASSES:
-            self.learn()
+        if (running.updates < _UPDATES or self._calls_left) and len(self._classes) < _MOST_CLASSES:
+            self._calls_left = max(0, self._calls_left - 1)
+            if self._learner is None:
+                self.learn()
 
     def _watch(self, kind: Any) -> None:
         self._classes.add(kind)
