@@ -35,6 +35,9 @@ class Steps:
         self._resolve: Callable[[], None] = _nothing
         self.current = -1
         """Number of the open step, else of the last one; -1 before the first."""
+        self.repeats = 0
+        """How often the numbers have begun again, as in a loop that counts the steps of each epoch from 0."""
+        self._last_ended = -_FIRST_TOO_LARGE
         self.seconds = 0.0
         """Of all steps that have ended."""
 
@@ -67,6 +70,8 @@ class Steps:
             self.end()
         following = self.current + 1
         self.current = step = following if number is None else self._whole(number, following)
+        if step <= self._last_ended:
+            self.repeats += 1
         self._began = began = self._waiting_since or _clock()
         self._waiting_since = 0.0
         writer = self._writer
@@ -82,6 +87,7 @@ class Steps:
         ended = at or _clock()
         writer.pair(_TAG, self._began, ended, _pack, self.current, failed)
         self.seconds += ended - self._began
+        self._last_ended = self.current
         self._began = 0.0
         floats = writer.floats
         floats[_STEP_BEGAN] = 0.0
@@ -94,6 +100,7 @@ class Steps:
         """Forget the open step, if there is one: its number is given again."""
         if self._began:
             self._began = 0.0
+            self.repeats -= self.current <= self._last_ended
             self.current -= 1
             self._writer.integers[_STEP] = self.current
             self._writer.floats[_STEP_BEGAN] = 0.0

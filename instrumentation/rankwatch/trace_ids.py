@@ -17,9 +17,13 @@ def run_trace(cluster: str, run: str) -> int:
     return _number(_TRACE_BYTES, "run", cluster, run)
 
 
-def step_trace(cluster: str, run: str, attempt: int, step: int) -> int:
-    """The trace of one step, on all ranks. A step that a later attempt repeats has another one."""
-    return _number(_TRACE_BYTES, "step", cluster, run, attempt, step)
+def step_trace(cluster: str, run: str, attempt: int, step: int, repeat: int = 0) -> int:
+    """The trace of one step, on all ranks. A step that a later attempt repeats has another one.
+
+    repeat: how often the numbers have begun again within the attempt, as in a loop that counts the steps of
+        each epoch from 0.
+    """
+    return _number(_TRACE_BYTES, "step", cluster, run, attempt, step, *((repeat,) if repeat else ()))
 
 
 def span(trace: int, *what: str | int) -> int:

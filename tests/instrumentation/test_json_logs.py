@@ -62,6 +62,22 @@ def test_fields_of_a_step(run: rankwatch.Run, sink: Sink, monkeypatch: pytest.Mo
     assert abs(datetime.fromisoformat(entry["timestamp"]).timestamp() - datetime.now().timestamp()) < 60
 
 
+def test_numbers_begin_again(run: rankwatch.Run) -> None:
+    """Lines of a loop that counts the steps of each epoch from 0 name the trace that the agent makes of each
+    step. A step that was abandoned does not count."""
+    found = []
+    for epoch in range(3):
+        for number in range(2):
+            if number == 0 and epoch:
+                run.begin_step(0)
+                run._steps.abandon()
+            with run.step(number):
+                found.append(fields()["trace_id"])
+    attempt = run.identity.attempt
+    expected = [step_trace("", "test", attempt, number, epoch) for epoch in range(3) for number in range(2)]
+    assert found == [*map(trace_text, expected)]
+
+
 def test_before_the_first_step(run: rankwatch.Run, sink: Sink) -> None:
     """A line of no step carries the trace of the run, and no span."""
     sink.logger.error("start")

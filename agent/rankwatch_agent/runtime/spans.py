@@ -19,6 +19,14 @@ class SpanLink(NamedTuple):
     """What it leads to."""
 
 
+class SpanEvent(NamedTuple):
+    """Something that happened within a span. The moment is in nanoseconds of Unix time."""
+
+    name: str
+    moment: int
+    attributes: Mapping[str, Value]
+
+
 class TraceSpan(NamedTuple):
     """One span. Moments are nanoseconds of Unix time."""
 
@@ -35,6 +43,7 @@ class TraceSpan(NamedTuple):
     """What failed; empty if it failed without a word, None if it did not."""
     parental: bool = False
     """Other spans have it as parent: of too many spans it goes last."""
+    events: tuple[SpanEvent, ...] = ()
 
 
 class SpanQueue:

@@ -14,6 +14,8 @@ from rankwatch.trace_ids import rank_step_span, run_trace, span_text, step_trace
 class _Steps(Protocol):
     current: int
     """Number of the open step, else of the last one; -1 before the first."""
+    repeats: int
+    """How often the numbers have begun again."""
 
 
 class _Place(NamedTuple):
@@ -26,7 +28,7 @@ class _Place(NamedTuple):
 
 
 _place: _Place | None = None
-_cached: tuple[_Place | None, int, dict[str, Any]] = (None, -1, {})
+_cached: tuple[_Place | None, tuple[int, int], dict[str, Any]] = (None, (-1, 0), {})
 """The fields of a step: a loop may write many lines in one."""
 
 
@@ -49,10 +51,11 @@ def fields() -> dict[str, Any]:
     place = _place
     if place is None:
         return {}
-    step = current_step()
+    steps = place.steps()
+    step = (-1, 0) if steps is None else (steps.current, steps.repeats)
     of_place, of_step, found = _cached
     if of_place is not place or of_step != step:
-        found = _fields(place, step)
+        found = _fields(place, *step)
         _cached = (place, step, found)
     return dict(found)
 
@@ -63,7 +66,7 @@ def current_step() -> int:
     return -1 if steps is None else steps.current
 
 
-def _fields(place: _Place, step: int) -> dict[str, Any]:
+def _fields(place: _Place, step: int, repeat: int) -> dict[str, Any]:
     identity, cluster = place.identity, place.cluster
     attempt = identity.attempt
     found: dict[str, Any] = {
@@ -74,6 +77,6 @@ def _fields(place: _Place, step: int) -> dict[str, Any]:
     }
     if step < 0:
         return found | {"trace_id": trace_text(run_trace(cluster, identity.run))}
-    trace = step_trace(cluster, identity.run, attempt, step)
+    trace = step_trace(cluster, identity.run, attempt, step, repeat)
     span = span_text(rank_step_span(trace, identity.rank))
     return found | {"step": step, "trace_id": trace_text(trace), "span_id": span}

@@ -13,7 +13,7 @@ import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -126,6 +126,7 @@ def as_sdk_span(span: TraceSpan, resource: Resource, scope: InstrumentationScope
         resource=resource,
         attributes=dict(span.attributes),
         links=[Link(_context(each.trace, each.span), {Attribute.LINK.value: each.to}) for each in span.links],
+        events=[Event(each.name, dict(each.attributes), each.moment) for each in span.events],
         kind=_KINDS.get(span.name, SpanKind.INTERNAL),
         status=failed,
         start_time=max(0, span.start),

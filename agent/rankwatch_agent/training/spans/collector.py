@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rankwatch.conventions import metric
 from rankwatch.conventions.traces import LinkTo, Sampled
+from rankwatch.settings import printable
 from rankwatch_agent.runtime.collector import Collection, Exemplar, Schedule, Series
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from rankwatch_agent.training.exemplars import STEP, Exemplars
@@ -96,6 +97,7 @@ class TracesCollector:
             hold_seconds=settings.hold_seconds,
             incidents=self._incident_since,
             sampled=self._sample,
+            state=self._state,
         )
 
     def collect(self) -> Collection:
@@ -150,7 +152,8 @@ class TracesCollector:
         if note.open_step is not None:
             number, began = note.open_step
             end = max(began, note.moment)
-            self._steps.add(StepDone(note.process, number, began, end, True, (), (), {}), moment)
+            step = StepDone(note.process, number, began, end, True, (), (), {})
+            self._steps.add(step, moment, unfinished=True)
 
     def _run(self, run: str, moment: float) -> RunTrace | None:
         found = self._runs.get(run)
@@ -178,7 +181,7 @@ class TracesCollector:
         self._note_exemplar(step.process.run, STEP, spans[0])
         run = self._runs.get(step.process.run)
         if run is not None:
-            run.sampled(SpanLink(spans[0].trace, spans[0].span, LinkTo.STEP), step.process.attempt)
+            run.sampled(step, why, SpanLink(spans[0].trace, spans[0].span, LinkTo.STEP))
 
     def _note_exemplar(self, run: str, operation: str, span: TraceSpan) -> None:
         seconds = (span.end - span.start) / 1e9
@@ -189,6 +192,8 @@ class TracesCollector:
 
         Attempts and runs are sent after their end, and have a state of their own.
         """
+        if not span.name.isprintable():
+            span = span._replace(name=printable(span.name))
         if span.end <= self._until and not (span.parental and span.name in ("run", "attempt")):
             return
         if len(self._made) >= MAX_SPANS_OF_PASS and not span.parental:

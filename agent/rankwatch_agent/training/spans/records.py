@@ -18,6 +18,8 @@ MAX_NOTES = 20_000
 MAX_PHASES = 256
 """Phases and collectives of a step that are kept."""
 _MAX_RECORDED = 64
+_END_OF_TIME = 9e9
+"""Seconds of Unix time. Two clocks of a box that lies add up to more than 64 bits of nanoseconds hold."""
 
 
 class Process(NamedTuple):
@@ -39,8 +41,8 @@ class Process(NamedTuple):
         return self.header.identity.attempt
 
     def wall(self, monotonic: float) -> int:
-        """Nanoseconds of Unix time. The same for every agent that reads the box."""
-        return int(self.header.wall(monotonic) * 1e9)
+        """Nanoseconds of Unix time, which OTLP can carry. The same for every agent that reads the box."""
+        return int(min(max(0.0, self.header.wall(monotonic)), _END_OF_TIME) * 1e9)
 
 
 class Began(NamedTuple):
@@ -60,6 +62,8 @@ class StepDone(NamedTuple):
     phases: Sequence[Interval]
     collectives: Sequence[Collective]
     scalars: Mapping[str, float]
+    repeat: int = 0
+    """How often the numbers of the attempt's steps have begun again before it."""
 
 
 class SectionDone(NamedTuple):

@@ -8,23 +8,22 @@ of the run from the node that had rank 0 in attempt 0. A failed checkpoint is se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch import trace_ids
 from rankwatch.conventions import RankState
-from rankwatch.conventions.traces import Attribute, LinkTo, Result, SpanName
-from rankwatch_agent.runtime.spans import SpanLink, TraceSpan, Value
+from rankwatch.conventions.traces import ALIASES, Attribute, LinkTo, Result, Sampled, SpanName
+from rankwatch_agent.runtime.spans import SpanEvent, SpanLink, TraceSpan, Value
 from rankwatch_agent.training.follower import worst_state
-from rankwatch_agent.training.spans.attributes import of_attempt, of_rank, of_run
+from rankwatch_agent.training.spans.attributes import fit, of_attempt, of_rank, of_run
+from rankwatch_agent.training.spans.heartbeats import Heartbeat, Heartbeats
 from rankwatch_agent.training.spans.records import CheckpointDone, Ended, Process, SectionDone, StepDone
 from rankwatch_agent.training.spans.state import AttemptState, RunState
 from rankwatch_agent.training.spans.step_trace import attempt_span
 
 RUN_END_SECONDS = 300.0
 """A run that did not finish is over after so long without a living rank: it may be started again."""
-MAX_LINKS = 128
-"""Links to steps in one heartbeat."""
 _LATER_SECONDS = 3.0
 """How much longer the end of an attempt waits than its last steps, so that it links to them."""
 _MAX_STAGES = 32
@@ -46,14 +45,9 @@ class _Attempt:
     """An attempt whose rank 0 is here."""
 
     process: Process
+    heartbeats: Heartbeats
     ended: Ended | None = None
     ended_seen: float = math.inf
-    heartbeat: int = 0
-    """Number of the heartbeat that is next."""
-    steps: int = 0
-    last_step: int = -1
-    links: dict[int, SpanLink] = field(default_factory=dict)
-    """By trace."""
     stages: list[CheckpointDone] = field(default_factory=list)
 
 
@@ -101,9 +95,8 @@ class RunTrace:
         if process.rank != 0 or process.attempt in self._attempts:
             return
         started = process.wall(process.header.started_monotonic)
-        self._attempts[process.attempt] = attempt = _Attempt(process)
-        known = self._state.attempts.setdefault(process.attempt, AttemptState(started, started))
-        attempt.heartbeat = known.started // self._heartbeat_ns
+        known = self._state.attempt(process.attempt, started)
+        self._attempts[process.attempt] = _Attempt(process, Heartbeats(known.started, self._heartbeat_ns))
         if process.attempt == 0 and self._state.started is None:
             self._state.started, self._state.scheduler = started, process.header.traceparent
             self._send(self._span(SpanName.RUN_STARTED, 0, self._root, started, started, of_run(process, {})))
@@ -113,15 +106,23 @@ class RunTrace:
         """A step of a rank was settled."""
         attempt = self._mine(step.process)
         if attempt is not None:
-            attempt.steps += 1
-            attempt.last_step = step.number
+            attempt.heartbeats.step(step.number, step.process.wall(step.end))
             self._alive(step.process, step.end)
 
-    def sampled(self, link: SpanLink, attempt: int) -> None:
-        """A step of a rank became a trace. One link for each trace suffices."""
-        mine = self._attempts.get(attempt)
-        if mine is not None and len(mine.links) < MAX_LINKS:
-            mine.links.setdefault(link.trace, link)
+    def sampled(self, step: StepDone, why: Sampled, link: SpanLink) -> None:
+        """A step of a rank became a trace."""
+        attempt = self._attempts.get(step.process.attempt)
+        if attempt is None:
+            return
+        end = step.process.wall(step.end)
+        first = attempt.heartbeats.link(link, end)
+        if first and why is not Sampled.CHANCE:
+            values: dict[Attribute, Value] = {
+                Attribute.RANK: step.process.rank,
+                Attribute.STEP: step.number,
+                Attribute.SAMPLED: why.value,
+            }
+            attempt.heartbeats.event(SpanEvent(SpanName.STEP, end, fit(values, ALIASES)))
 
     def section(self, section: SectionDone) -> None:
         """An evaluation ended."""
@@ -171,6 +172,7 @@ class RunTrace:
         latest = max((attempt for attempt, _ in self._ranks.values()), default=0)
         if process is None or not (lost or latest in self._attempts):
             return
+        start = min(start, end)  # the clock may have been set back
         values: dict[Attribute, Value] = {Attribute.INCIDENT_KIND: kind, Attribute.NODE: node}
         trace, parent = attempt_span(self._cluster, self._run, latest)
         span = trace_ids.span(trace, SpanName.INCIDENT.value, latest, node, start)
@@ -188,7 +190,7 @@ class RunTrace:
             if self._state.attempts[number].sent:
                 del self._attempts[number]  # by the agent before this one
             elif attempt.ended is None:
-                self._send_heartbeats(attempt, now)
+                self._send_heartbeats(attempt, attempt.heartbeats.due(now - int(self._hold * _NS)))
             elif moment - attempt.ended_seen >= self._hold:
                 self._send_attempt(number, attempt, attempt.ended)
         if self._is_over(moment):
@@ -210,30 +212,30 @@ class RunTrace:
 
     # -- spans ------------------------------------------------------------------------------------
 
-    def _send_heartbeats(self, attempt: _Attempt, now: int) -> None:
-        while (attempt.heartbeat + 1) * self._heartbeat_ns <= now - int(self._hold * _NS):
-            self._send_heartbeat(attempt, (attempt.heartbeat + 1) * self._heartbeat_ns)
-
-    def _send_heartbeat(self, attempt: _Attempt, end: int) -> None:
+    def _send_heartbeats(self, attempt: _Attempt, heartbeats: Iterable[Heartbeat]) -> None:
         process = attempt.process
-        started = self._state.attempts[process.attempt].started
-        start = max(started, attempt.heartbeat * self._heartbeat_ns)
-        values: dict[Attribute, Value] = {Attribute.STEPS: attempt.steps, Attribute.STEP: attempt.last_step}
         trace, parent = attempt_span(self._cluster, self._run, process.attempt)
-        span = trace_ids.span(trace, SpanName.HEARTBEAT.value, process.attempt, attempt.heartbeat)
-        attributes, links = of_rank(process, values), tuple(attempt.links.values())
-        end = max(start, end)
-        self._send(TraceSpan(trace, span, parent, SpanName.HEARTBEAT, start, end, attributes, links))
-        attempt.heartbeat += 1
-        attempt.steps = 0
-        attempt.links = {}
+        for number, start, end, last_step, found in heartbeats:
+            span = trace_ids.span(trace, SpanName.HEARTBEAT.value, process.attempt, number)
+            values: dict[Attribute, Value] = {Attribute.STEPS: found.steps, Attribute.STEP: last_step}
+            self._send(
+                TraceSpan(
+                    trace,
+                    span,
+                    parent,
+                    SpanName.HEARTBEAT,
+                    start,
+                    end,
+                    of_rank(process, values),
+                    tuple(found.links.values()),
+                    events=tuple(found.events),
+                )
+            )
 
     def _send_attempt(self, number: int, attempt: _Attempt, ended: Ended) -> None:
         process = attempt.process
         end = process.wall(ended.moment)
-        while (attempt.heartbeat + 1) * self._heartbeat_ns < end:
-            self._send_heartbeat(attempt, (attempt.heartbeat + 1) * self._heartbeat_ns)
-        self._send_heartbeat(attempt, end)
+        self._send_heartbeats(attempt, attempt.heartbeats.last(end))
         states = [ended.state, *(state for at, state in self._ranks.values() if at == number and state)]
         state = worst_state(states)
         values: dict[Attribute, Value] = {
@@ -246,13 +248,33 @@ class RunTrace:
         del self._attempts[number]
 
     def _finish_attempt(self, process: Process, end: int, values: Mapping[Attribute, Value]) -> None:
-        state = self._state.attempts[process.attempt]
-        state.sent, state.last = True, end
         links = _scheduler_links(process.header.traceparent)
-        values = {**values, **_scheduler_trace(links)}
         error = None if values.get(Attribute.RESULT) == Result.SUCCESS.value else str(values[Attribute.STATE])
-        trace, span = attempt_span(self._cluster, self._run, process.attempt)
-        attributes = of_attempt(process, values)
+        attributes = of_attempt(process, {**values, **_scheduler_trace(links)})
+        state = self._state.attempts[process.attempt]
+        state.last = max(state.started, end)
+        self._send_attempt_span(process.attempt, state, attributes, links, error)
+
+    def _send_abandoned(self, process: Process) -> None:
+        """Send the attempts before this one that the agent before this one had not sent, and whose boxes are
+        gone."""
+        for number, state in self._state.attempts.items():
+            if number < process.attempt and not state.sent and number not in self._attempts:
+                lost = RankState.LOST.value
+                values: dict[Attribute, Value] = {Attribute.ATTEMPT: number, Attribute.STATE: lost}
+                attributes = of_attempt(process, {**values, Attribute.RESULT: Result.ERROR.value})
+                self._send_attempt_span(number, state, attributes, (), lost)
+
+    def _send_attempt_span(
+        self,
+        number: int,
+        state: AttemptState,
+        attributes: Mapping[str, Value],
+        links: tuple[SpanLink, ...],
+        error: str | None,
+    ) -> None:
+        state.sent = True
+        trace, span = attempt_span(self._cluster, self._run, number)
         self._send(
             TraceSpan(
                 trace,
@@ -260,37 +282,13 @@ class RunTrace:
                 self._root,
                 SpanName.ATTEMPT,
                 state.started,
-                max(state.started, end),
+                max(state.started, state.last),
                 attributes,
                 links,
                 error,
                 parental=True,
             )
         )
-
-    def _send_abandoned(self, process: Process) -> None:
-        """Send the attempts before this one that the agent before this one had not sent, and whose boxes are
-        gone."""
-        for number, state in self._state.attempts.items():
-            if number < process.attempt and not state.sent and number not in self._attempts:
-                state.sent = True
-                trace, span = attempt_span(self._cluster, self._run, number)
-                lost = RankState.LOST.value
-                values: dict[Attribute, Value] = {Attribute.ATTEMPT: number, Attribute.STATE: lost}
-                attributes = of_attempt(process, {**values, Attribute.RESULT: Result.ERROR.value})
-                self._send(
-                    TraceSpan(
-                        trace,
-                        span,
-                        self._root,
-                        SpanName.ATTEMPT,
-                        state.started,
-                        state.last,
-                        attributes,
-                        error=lost,
-                        parental=True,
-                    )
-                )
 
     def _send_run(self) -> None:
         state, process = self._state, self._process

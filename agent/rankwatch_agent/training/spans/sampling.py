@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from hashlib import blake2b
+from itertools import accumulate, repeat
+from operator import mul
 
 SPAN_STEPS = 256
 """Steps that show what is normal."""
@@ -20,6 +22,8 @@ LATE_RATIO = 1.25
 """A slow step is also so much longer than the median: without outliers the slowest 5 % are normal."""
 _GRID = 2.0**0.25
 """Thresholds are powers of this. Those of two nodes differ only if one lies between the exact ones."""
+_POWERS = tuple(accumulate(repeat(_GRID, 220), mul, initial=1e-6))
+"""From a microsecond to more than a thousand years."""
 
 
 def by_chance(cluster: str, run: str, step: int, one_in: int) -> bool:
@@ -61,7 +65,4 @@ def coarse(seconds: float) -> float:
     """The next power of 2^(1/4), so that two nodes with nearly the same durations have the same threshold."""
     if seconds <= 0.0:
         return 0.0
-    grid = 1e-6
-    while grid < seconds:
-        grid *= _GRID
-    return grid
+    return _POWERS[min(bisect_left(_POWERS, seconds), len(_POWERS) - 1)]

@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _MAX_BYTES = 4 << 20
 _MAX_RUNS = 1000
 _MAX_ATTEMPTS = 1000
+_MAX_REPEATED = 100
 
 
 @dataclass
@@ -39,6 +40,24 @@ class RunState:
     """TRACEPARENT of attempt 0."""
     sent: bool = False
     attempts: dict[int, AttemptState] = field(default_factory=dict)
+    repeats: dict[int, int] = field(default_factory=dict)
+    """Attempt -> how often the numbers of its steps have begun again."""
+
+    def attempt(self, number: int, started: int) -> AttemptState:
+        """The state of an attempt, made where there is none. Of too many the oldest that was sent goes."""
+        found = self.attempts.get(number)
+        if found is None:
+            if len(self.attempts) >= _MAX_ATTEMPTS:
+                done = (each for each, state in self.attempts.items() if state.sent)
+                self.attempts.pop(next(done, next(iter(self.attempts))))
+            found = self.attempts[number] = AttemptState(started, started)
+        return found
+
+    def repeated(self, attempt: int, repeat: int) -> None:
+        """The numbers of the steps of an attempt have begun again so often."""
+        self.repeats[attempt] = max(repeat, self.repeats.get(attempt, 0))
+        if len(self.repeats) > _MAX_REPEATED:
+            del self.repeats[next(iter(self.repeats))]
 
 
 class TraceState:
@@ -91,4 +110,5 @@ class TraceState:
 
 def _run(found: dict[str, Any]) -> RunState:
     attempts = {int(number): AttemptState(**each) for number, each in found.pop("attempts").items()}
-    return RunState(**found, attempts=dict(list(attempts.items())[-_MAX_ATTEMPTS:]))
+    repeats = {int(number): int(count) for number, count in found.pop("repeats", {}).items()}
+    return RunState(**found, attempts=dict(list(attempts.items())[-_MAX_ATTEMPTS:]), repeats=repeats)

@@ -29,7 +29,7 @@ def attempt_span(cluster: str, run: str, attempt: int) -> tuple[int, int]:
 def step_spans(cluster: str, step: StepDone, why: Sampled) -> Iterator[TraceSpan]:
     """The spans of one rank's step: itself, then its phases."""
     process = step.process
-    trace = trace_ids.step_trace(cluster, process.run, process.attempt, step.number)
+    trace = trace_ids.step_trace(cluster, process.run, process.attempt, step.number, step.repeat)
     own = trace_ids.rank_step_span(trace, process.rank)
     values: dict[Attribute, Value] = {
         Attribute.STEP: step.number,

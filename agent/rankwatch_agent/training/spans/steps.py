@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankwatch.conventions.traces import Sampled
 from rankwatch_agent.training.spans.records import StepDone
 from rankwatch_agent.training.spans.sampling import Pace, by_chance
+from rankwatch_agent.training.spans.state import RunState, TraceState
 
 MAX_HELD = 20_000
 """Steps of ranks that are held; beyond, the oldest are decided early."""
@@ -20,8 +21,12 @@ does not take the place of the others."""
 MAX_OF_INCIDENT = 20
 """Steps sampled only because of one incident."""
 
-_Key = tuple[int, int]
-"""Attempt and step."""
+_MAX_RANKS = 1024
+"""Processes of a run whose last step is remembered."""
+_Key = tuple[int, int, int]
+"""Attempt, how often its numbers have begun again, and step."""
+_Rank = tuple[int, int]
+"""Attempt and rank."""
 
 
 class _Held(NamedTuple):
@@ -30,14 +35,23 @@ class _Held(NamedTuple):
     ranks: list[StepDone]
 
 
+class _Last(NamedTuple):
+    """The last step of a rank."""
+
+    number: int
+    start: float
+    repeat: int
+
+
 class _RunSteps:
     """The steps of one run."""
 
     def __init__(self) -> None:
         self.held: dict[_Key, _Held] = {}
         self.decided: dict[_Key, Sampled | None] = {}
-        self.resumed: set[tuple[int, int]] = set()
-        """(attempt, rank) whose next step is the first after a start or a load."""
+        self.resumed: dict[_Rank, None] = {}
+        """Those whose next step is the first after a start or a load."""
+        self.last: dict[_Rank, _Last] = {}
         self.pace = Pace()
         self.minute = (0.0, 0)
         """Start of the present minute, and steps sampled in it."""
@@ -45,12 +59,38 @@ class _RunSteps:
         self.reasons: dict[_Key, Sampled] = {}
         """Of steps that are not decided, what is known before."""
 
+    def repeat(self, step: StepDone, known: RunState | None, until: int) -> int | None:
+        """How often the numbers have begun again before this step; None if the step was there before.
+
+        known: what the agent before this one has counted. until: the Unix time of that, in nanoseconds.
+        """
+        rank = (step.process.attempt, step.process.rank)
+        last = self.last.get(rank)
+        if last is None:
+            return 0 if known is None else known.repeats.get(rank[0], 0)
+        if step.start == last.start and step.number == last.number:
+            return None
+        again = step.number <= last.number and step.process.wall(step.end) > until
+        return last.repeat + again
+
+    def remember(self, step: StepDone, repeat: int) -> None:
+        """This is now the last step of its rank."""
+        self.last[step.process.attempt, step.process.rank] = _Last(step.number, step.start, repeat)
+        _bound(self.last, _MAX_RANKS)
+
+
+def _bound(found: dict[Any, Any], most: int) -> None:
+    """Forget the oldest."""
+    while len(found) > most:
+        del found[next(iter(found))]
+
 
 class HeldSteps:
     """Decides about steps once `hold_seconds` have passed since their first rank was read.
 
     incident_since: Unix time in nanoseconds from which a run has an incident; None where it has none.
     sampled: takes the ranks of a step that becomes a trace, at once or one after the other.
+    state: how often the numbers of steps have begun again, which outlives the agent.
     """
 
     def __init__(
@@ -61,30 +101,42 @@ class HeldSteps:
         hold_seconds: float,
         incidents: Mapping[str, int],
         sampled: Callable[[StepDone, Sampled], None],
+        state: TraceState,
     ) -> None:
         self.dropped = 0
         """Ranks' steps that were not sampled because the run had too many."""
         self._cluster, self._one_in, self._hold = cluster, one_in, hold_seconds
         self._incidents = incidents
         self._sampled = sampled
+        self._state, self._until = state, state.until
         self._runs: dict[str, _RunSteps] = {}
         self._count = 0
 
     def begins(self, run: str, attempt: int, rank: int, *, resumed: bool) -> None:
         """A process began, or loaded a checkpoint."""
         if resumed:
-            self._of(run).resumed.add((attempt, rank))
+            found = self._of(run).resumed
+            found[attempt, rank] = None
+            _bound(found, _MAX_RANKS)
 
-    def add(self, step: StepDone, moment: float) -> None:
-        """Hold a step of a rank; `moment` is monotonic."""
-        run = self._of(step.process.run)
-        key = (step.process.attempt, step.number)
-        rank = (step.process.attempt, step.process.rank)
-        if step.failed:
-            run.reasons[key] = Sampled.FAILED
-        elif rank in run.resumed:
-            run.reasons.setdefault(key, Sampled.RESUMED)
-        run.resumed.discard(rank)
+    def add(self, step: StepDone, moment: float, *, unfinished: bool = False) -> None:
+        """Hold a step of a rank; `moment` is monotonic.
+
+        unfinished: its process ended within it. Steps before it may still come.
+        """
+        run, process = self._of(step.process.run), step.process
+        known = self._state.runs.get(process.run)
+        repeat = run.repeat(step, known, self._until)
+        if repeat is None:
+            return
+        if not unfinished:
+            run.remember(step, repeat)
+        if repeat:
+            step = step._replace(repeat=repeat)
+            if known is not None:
+                known.repeated(process.attempt, repeat)
+        key = (process.attempt, repeat, step.number)
+        self._note_reason(run, key, step)
         if key in run.decided and key not in run.held:
             why = run.decided[key] or run.reasons.pop(key, None)
             if why is not None:
@@ -93,8 +145,18 @@ class HeldSteps:
         held = run.held.get(key)
         if held is None:
             held = run.held[key] = _Held(moment + self._hold, [])
-        held.ranks.append(step)
-        self._count += 1
+        if not any(each.process.rank == process.rank for each in held.ranks):
+            held.ranks.append(step)
+            self._count += 1
+
+    def _note_reason(self, run: _RunSteps, key: _Key, step: StepDone) -> None:
+        rank = (step.process.attempt, step.process.rank)
+        if step.failed:
+            run.reasons[key] = Sampled.FAILED
+        elif rank in run.resumed:
+            run.reasons.setdefault(key, Sampled.RESUMED)
+        _bound(run.reasons, MAX_HELD)
+        run.resumed.pop(rank, None)
 
     def decide(self, moment: float, *, all_of_them: bool = False) -> None:
         """Decide about all steps that were held for long enough."""
@@ -127,8 +189,7 @@ class HeldSteps:
             self.dropped += len(ranks)
             why = None
         run.decided[key] = why
-        if len(run.decided) > _MAX_DECIDED:
-            del run.decided[next(iter(run.decided))]
+        _bound(run.decided, _MAX_DECIDED)
         if why is not None:
             for step in ranks:
                 self._sampled(step, why)
@@ -145,7 +206,7 @@ class HeldSteps:
             return why
         if slow:
             return Sampled.SLOW
-        chosen = by_chance(self._cluster, ranks[0].process.run, key[1], self._one_in)
+        chosen = by_chance(self._cluster, ranks[0].process.run, key[-1], self._one_in)
         return Sampled.CHANCE if chosen else None
 
     def _in_incident(self, run: _RunSteps, step: StepDone) -> bool:
