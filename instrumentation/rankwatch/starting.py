@@ -151,6 +151,12 @@ def start_automatically() -> Run | DisabledRun:
     return run
 
 
+def run_of_script() -> Run | None:
+    """The run that the script itself has started, while it goes on."""
+    run = _current() if _by_hand and _current is not None else None
+    return None if run is None or run._ended else run
+
+
 def _end_previous() -> None:
     global _runs
     previous = _current() if _current is not None else None

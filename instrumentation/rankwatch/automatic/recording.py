@@ -1,6 +1,7 @@
 """The run of zero-code recording. The first event of training opens it; helper scripts leave no file.
 
-A run that the script itself starts wins: zero-code recording then stands down in this process.
+A run that the script itself starts wins: zero-code recording then stands down in this process, unless the
+script adds the callback of a framework.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rankwatch.conventions import environment
 from rankwatch.disabled import DisabledRun
 from rankwatch.launchers import RANK_VARIABLES
 from rankwatch.run import Run
-from rankwatch.starting import start_automatically
+from rankwatch.starting import run_of_script, start_automatically
 
 _STEPS_BEFORE = 20
 """Steps after which rank 0 says what is not visible. By then each hook has had its chance."""
@@ -34,6 +35,20 @@ def opened() -> Run | DisabledRun:
         if isinstance(_run, Run):
             _accompany(_run)
     return _run
+
+
+def join_script() -> bool:
+    """Record into the run that the script itself has started, because the script asks for it. True if that is
+    new. The script ends the run."""
+    global _run
+    run = run_of_script()
+    if run is None or run is _run:
+        return False
+    _run = run
+    visibility.attach(run)
+    checkpoints.attach(run)
+    run.when_ended(_ended)
+    return True
 
 
 def is_open() -> bool:

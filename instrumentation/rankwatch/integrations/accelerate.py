@@ -20,7 +20,8 @@ from rankwatch.automatic import installing, loop, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import require
+from rankwatch.integrations.frameworks import class_when_used, require
+from rankwatch.starting import run_of_script
 
 require("accelerate", integration="accelerate", name="Accelerate")
 
@@ -78,8 +79,8 @@ class _Tracker:
 
     @property
     def tracker(self) -> Any:
-        """The run that it records into."""
-        return recording.opened()
+        """The run that it records into: that of the script, if it has started one."""
+        return run_of_script() or recording.opened()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """A run of rankwatch has no hyperparameters."""
@@ -87,7 +88,7 @@ class _Tracker:
     @_guarded
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         """Record each number under its name, in the step that is open or was the last."""
-        run = recording.opened()
+        run = self.tracker
         for name, value in values.items():
             if isinstance(value, int | float) or getattr(value, "numel", int)() == 1:
                 run.scalar(name, value)
@@ -96,10 +97,8 @@ class _Tracker:
         """Only rank 0 is told that the training is over. The run ends on each rank when its process does."""
 
 
-def __getattr__(name: str) -> Any:
-    if name != "RankwatchTracker":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    base = importlib.import_module("accelerate.tracking").GeneralTracker
-    details = {"__module__": __name__, "__doc__": _Tracker.__doc__}
-    tracker = globals()[name] = type(name, (_Tracker, base), details)
-    return tracker
+def _bases() -> list[type]:
+    return [importlib.import_module("accelerate.tracking").GeneralTracker]
+
+
+__getattr__ = class_when_used(__name__, "RankwatchTracker", _Tracker, _bases)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from typing import Any
 
+from rankwatch.automatic import leading, loop, recording
+from rankwatch.automatic.leading import Lead
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
@@ -15,6 +20,29 @@ def require(package: str, *, integration: str, name: str) -> None:
             f"rankwatch.integrations.{integration} needs {name}, and {package} is not installed here",
             name=package,
         )
+
+
+def class_when_used(module: str, name: str, own: type, bases: Callable[[], Iterable[type]]) -> Any:
+    """`__getattr__` of a module that has a class of this name, which inherits from classes of a framework.
+
+    It is made when somebody asks for it: the import of an integration imports no framework.
+    """
+
+    @functools.cache
+    def found(asked: str) -> type:
+        if asked != name:
+            raise AttributeError(f"module {module!r} has no attribute {asked!r}")
+        return type(name, (own, *bases()), {"__module__": module, "__doc__": own.__doc__})
+
+    return found
+
+
+def take_lead(name: str, *, added: bool) -> Lead | None:
+    """Let a framework lead, see `rankwatch.automatic.leading.lead`. added: the script itself has added the
+    callback, so the run that the script has started is meant as well."""
+    if added and recording.join_script():
+        loop._loop = None  # what it has seen belongs to no run
+    return leading.lead(name)
 
 
 class StepsByStart:

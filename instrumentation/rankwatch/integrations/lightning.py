@@ -8,7 +8,8 @@
 `rankwatch run` adds the callback by itself. A step is a training batch, or the batches of one
 accumulation. It has the number of Lightning's `global_step` after it: the first is 1. The loss is
 `outputs["loss"]` of `on_train_batch_end`, summed over the batches of the step. With manual optimization a
-batch is one step, however many optimizers it has.
+batch is one step, however many optimizers it has; if its `training_step` returns no loss, the losses are what
+`backward` is given.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.leading import Lead
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.seams.saving import bytes_of
+from rankwatch.automatic.values import values
 from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import require
+from rankwatch.integrations.frameworks import class_when_used, require, take_lead
 
-if find_spec("pytorch_lightning") is None:
+if not any(find_spec(each) for each in ("pytorch_lightning", "lightning_fabric")):
     require("lightning", integration="lightning", name="Lightning")
 
 NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
@@ -66,13 +68,45 @@ def patch_fetching(module: ModuleType) -> None:
     watch(module._TrainingEpochLoop, "_on_after_fetch", began=lambda *_: leading.fetch_ended())
 
 
+def patch_fabric(module: ModuleType) -> None:
+    """Record the checkpoints of Fabric. The rest of its loops is found as in any other loop."""
+    fabric = module.Fabric
+    watch(fabric, "save", began=_fabric_save_began, ended=_fabric_save_ended, shows=Capability.CHECKPOINTS)
+    for name in ("load", "load_raw"):
+        watch(fabric, name, began=lambda *_, **__: checkpoints.begin(LOAD), ended=_fabric_load_ended)
+
+
+def _fabric_save_began(fabric: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Part]:
+    return fabric, path, checkpoints.begin(SAVE)
+
+
+def _fabric_save_ended(save: tuple[Any, Any, Part] | None, result: Any, error: BaseException | None) -> None:
+    if save is not None:
+        fabric, path, part = save
+        _add_size(part, path, written=fabric.is_global_zero and error is None)
+        checkpoints.end(part, failed=error is not None)
+
+
+def _fabric_load_ended(part: Part | None, result: Any, error: BaseException | None) -> None:
+    if part is not None:
+        checkpoints.end(part, failed=error is not None)
+
+
+def _add_size(part: Part, path: Any, *, written: bool) -> None:
+    """Lightning saves into memory, and that into the file: torch has told no size."""
+    if written and not part.operation.size:
+        part.operation.size = bytes_of(path)
+
+
 def _trainer_of(connector: Any) -> Any:
     return connector.trainer
 
 
 def _attach(trainer: Any, result: Any, error: BaseException | None) -> None:
     if error is None and not any(isinstance(each, _Callback) for each in trainer.callbacks):
-        callbacks = [__getattr__("RankwatchCallback")(), *trainer.callbacks]
+        callback = __getattr__("RankwatchCallback")()
+        callback.added = False
+        callbacks = [callback, *trainer.callbacks]
         trainer.callbacks = trainer._callback_connector._reorder_callbacks(callbacks)
 
 
@@ -92,8 +126,7 @@ def _save_ended(save: _Save | None, result: Any, error: BaseException | None) ->
     if save is None:
         return
     trainer, path, part = save
-    if trainer.is_global_zero and not part.operation.size and error is None and not part.lasting:
-        part.operation.size = bytes_of(path)  # Lightning saves into memory, and that into the file
+    _add_size(part, path, written=trainer.is_global_zero and error is None and not part.lasting)
     checkpoints.end(part, failed=error is not None)
     if not part.lasting:
         return
@@ -138,6 +171,8 @@ def _target(trainer: Any) -> int:
     """Steps that the training is to reach; 0 if that is not known."""
     if not trainer.lightning_module.automatic_optimization and trainer.max_steps > 0:
         return 0  # it counts each optimizer
+    if any(len(getattr(each, "scheduling", ())) > 1 for each in trainer.callbacks):
+        return 0  # Lightning's number is that for the accumulation of the first epoch
     steps = trainer.estimated_stepping_batches
     return int(steps) if math.isfinite(steps) else 0
 
@@ -147,6 +182,9 @@ def _target(trainer: Any) -> int:
 
 class _Callback:
     """Reports when Lightning trains: steps, loss, evaluations, checkpoints."""
+
+    added = True
+    """By the script. False if rankwatch has added it."""
 
     def __init__(self) -> None:
         self._forget()
@@ -165,16 +203,17 @@ class _Callback:
         self._hook: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # `ddp_spawn` sends the trainer with its callbacks to its ranks
+        return {"added": self.added}  # `ddp_spawn` sends the trainer with its callbacks to its ranks
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self.added = state.get("added", True)
         self._forget()
 
     @_guarded
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         installing.install()
         if stage == "fit":
-            self._lead = leading.lead(_NAME)
+            self._lead = take_lead(_NAME, added=self.added)
 
     @_guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -208,7 +247,9 @@ class _Callback:
         if lead is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if loss is not None:
+        if loss is None:
+            values.finds_loss = not pl_module.automatic_optimization  # from now on
+        else:
             self._loss = loss if self._loss is None else self._loss + loss
         if trainer.global_step != self._optimizer_steps or self._updates:
             self._optimizer_steps, self._updates = trainer.global_step, 0
@@ -249,16 +290,14 @@ class _Callback:
     on_test_end = on_predict_end = on_validation_end
 
 
-def __getattr__(name: str) -> Any:
-    if name != "RankwatchCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    bases = [importlib.import_module(f"{each}.callbacks").Callback for each in _namespaces()]
-    details = {"__module__": __name__, "__doc__": _Callback.__doc__}
-    callback = globals()[name] = type(name, (_Callback, *bases), details)
-    return callback
+def _bases() -> list[type]:
+    return [importlib.import_module(f"{each}.callbacks").Callback for each in _namespaces()]
 
 
 def _namespaces() -> list[str]:
     """Those that the script uses; all that are installed if it has imported none so far."""
     loaded = [each for each in NAMESPACES if each in sys.modules]
     return loaded or [each for each in NAMESPACES if find_spec(each.partition(".")[0])]
+
+
+__getattr__ = class_when_used(__name__, "RankwatchCallback", _Callback, _bases)

@@ -23,7 +23,7 @@ from rankwatch.automatic.leading import Lead
 from rankwatch.automatic.patching import Function, guarded, replace, watch
 from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import require
+from rankwatch.integrations.frameworks import class_when_used, require, take_lead
 
 require("transformers", integration="transformers", name="Hugging Face Transformers")
 
@@ -52,9 +52,9 @@ def _watch_calls(kind: type) -> None:
 
 
 class _Training:
-    """One call of `Trainer.train`. It holds no state between two of them."""
+    """One call of `Trainer.train` that has called `on_train_begin`. It holds no state between two of them."""
 
-    def __init__(self, lead: Lead, trainer: Any) -> None:
+    def __init__(self, lead: Lead, trainer: Any, state: Any) -> None:
         self.lead = lead
         self.trainer = trainer
         self.loss: Any = None
@@ -63,17 +63,13 @@ class _Training:
         """True inside `training_step`. An override of it calls the one that it overrides."""
         self.skips = False
         """True until the first batches after a resume are there: the wait for them includes those skipped."""
-        self.replicas = 1
+        self.replicas = _replicas(trainer)
         """Ranks that work on the same batch."""
-
-    def begin(self, state: Any) -> None:
-        """The Trainer is about to fetch the first batch."""
         if state.max_steps > 0:
             self.lead.target(state.max_steps)
         if state.global_step > 0:
             self.lead.resumed(state.global_step)
             self.skips = True
-        self.replicas = _replicas(self.trainer)
 
     def add(self, loss: Any) -> None:
         """Add the loss of a batch: exactly as the Trainer does, and without waiting for the device."""
@@ -92,9 +88,16 @@ class _Training:
         self.inside = False
         self.lead.end_step(failed=True)
 
+    def release(self) -> None:
+        """The Trainer leads no more."""
+        self.abandon_step()
+        self.lead.release()
 
+
+_trainer: Any = None
+"""The Trainer whose `train` is under way: the outermost one."""
 _training: _Training | None = None
-"""The call of `train` that is under way. The callback holds nothing: a hyperparameter search pickles it."""
+"""Its training, if it leads. The callback holds nothing: a hyperparameter search pickles it."""
 
 
 # -- the callback ------------------------------------------------------------------------------------------
@@ -103,13 +106,19 @@ _training: _Training | None = None
 class _Callback:
     """Reports when a Trainer trains: steps, loss, evaluations, checkpoints."""
 
+    added = True
+    """By the script. False if rankwatch has added it."""
+
     def __init__(self) -> None:
         installing.install()
 
     @_guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if _training is not None:
-            _training.begin(state)
+        """The Trainer is about to fetch the first batch. After out of memory it begins once more."""
+        global _training
+        if _trainer is not None and state is _trainer.state:
+            found = take_lead(_NAME, added=self.added)
+            _training = None if found is None else _Training(found, _trainer, state)
 
     @_guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -122,40 +131,42 @@ class _Callback:
             _training.end_step()
 
 
-def __getattr__(name: str) -> Any:
-    if name != "RankwatchCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    base = importlib.import_module("transformers.trainer_callback").TrainerCallback
-    details = {"__module__": __name__, "__doc__": _Callback.__doc__}
-    callback = globals()[name] = type(name, (_Callback, base), details)
-    return callback
+def _bases() -> list[type]:
+    return [importlib.import_module("transformers.trainer_callback").TrainerCallback]
+
+
+__getattr__ = class_when_used(__name__, "RankwatchCallback", _Callback, _bases)
 
 
 # -- what the Trainer calls --------------------------------------------------------------------------------
 
 
-def _train_began(trainer: Any, *args: Any, **kwargs: Any) -> _Training | None:
-    global _training
-    if _training is not None:  # a Trainer inside another one's training
-        return None
-    lead = leading.lead(_NAME)
-    if lead is None:
+def _train_began(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    global _trainer
+    if _trainer is not None:  # a Trainer inside another one's training
         return None
     _watch_calls(type(trainer))
     handler = trainer.callback_handler
     if not any(isinstance(each, _Callback) for each in handler.callbacks):
         callback = __getattr__("RankwatchCallback")()
+        callback.added = False
         handler.callbacks.insert(0, callback)  # before others, whose time belongs to no step
-    _training = _Training(lead, trainer)
-    return _training
+    _trainer = trainer
+    return trainer
 
 
-def _train_ended(training: _Training | None, result: Any, error: BaseException | None) -> None:
+def _train_ended(trainer: Any, result: Any, error: BaseException | None) -> None:
+    global _trainer
+    if trainer is not None:
+        _trainer = None
+        _release()
+
+
+def _release() -> None:
     global _training
+    training, _training = _training, None
     if training is not None:
-        _training = None
-        training.abandon_step()
-        training.lead.release()
+        training.release()
 
 
 def _attempt_ended(token: Any, result: Any, error: BaseException | None) -> None:
@@ -166,6 +177,9 @@ def _attempt_ended(token: Any, result: Any, error: BaseException | None) -> None
 def _batch_began(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> _Training | None:
     training = _training
     if training is None or training.inside or trainer is not training.trainer:
+        return None
+    if not training.lead.step_open:  # a loop of its own, which calls no `on_step_begin`
+        _release()
         return None
     training.inside = True
     training.lead.work(**{unit: each / training.replicas for unit, each in amounts_of(inputs).items()})

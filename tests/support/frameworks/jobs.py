@@ -115,21 +115,25 @@ def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANK
     return Job(folder=folder, errors=done.stderr, mode=mode)
 
 
-def run_case(script: str, case: str, folder: Path) -> tuple[Job, Any]:
-    """Run a case of a script of this folder in one process, without a line. Also returns what it printed."""
+def run_cases(script: str, folder: Path, *cases: str) -> dict[str, tuple[Job, Any]]:
+    """Run cases of a script of this folder without a line, each in a fork of one process that has imported
+    the framework. Gives each case's job, and what the case returned."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), case],
+        [sys.executable, str(SCRIPTS / script), str(folder), *cases],
         env={
-            **recording_environment(os.environ),
-            "RANKWATCH_DIR": str(folder / "boxes"),
-            "RANKWATCH_RUN": "job",
+            **recording_environment({**os.environ, "PYTHONPATH": str(SCRIPTS.parents[1])}),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return Job(folder=folder, errors=done.stderr), json.loads(done.stdout.splitlines()[-1])
+    found = {}
+    for case in cases:
+        job = Job(folder=folder / case, errors=(folder / case / "errors").read_text())
+        answer = folder / case / "answer.json"
+        found[case] = (job, json.loads(answer.read_text()) if answer.exists() else None)
+    return found

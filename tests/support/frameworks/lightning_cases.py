@@ -1,14 +1,12 @@
 """Trainings with Lightning that go another way than most, each case by name.
 
-lightning_cases.py CASE: what the script itself saw goes to standard output as JSON.
+lightning_cases.py FOLDER CASE...: see `answer_cases`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import sys
 import tempfile
 import warnings
 from typing import Any
@@ -17,6 +15,8 @@ import lightning.pytorch as lightning
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, IterableDataset
+
+from support.frameworks.cases import answer_cases
 
 ROWS = 6
 
@@ -116,7 +116,145 @@ def spawn() -> Any:
     return ROWS // 2
 
 
+def twice() -> Any:
+    """`fit` of one Trainer goes on where the first one ended."""
+    made = trainer(max_epochs=1)
+    module, loader = Module(), DataLoader(Rows(), batch_size=2)
+    made.fit(module, loader)
+    made.fit_loop.max_epochs = 2
+    made.fit(module, loader)
+    return made.global_step
+
+
+def resumed() -> Any:
+    """`fit` from a checkpoint, by another Trainer."""
+    first = trainer(enable_checkpointing=True)
+    first.fit(Module(), DataLoader(Rows(), batch_size=2))
+    again = trainer(max_epochs=2)
+    again.fit(Module(), DataLoader(Rows(), batch_size=2), ckpt_path=first.checkpoint_callback.best_model_path)
+    return again.global_step
+
+
+class Data(lightning.LightningDataModule):  # type: ignore[misc]
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), batch_size=1)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Evaluated(Module):
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.layer(batch)
+
+    test_step = predict_step = validation_step
+
+
+def evaluated() -> Any:
+    """A data module, whose batches are tested before the training, and validated, tested and predicted after
+    it."""
+    made, module, data = trainer(num_sanity_val_steps=0), Evaluated(), Data()
+    made.test(module, data)
+    made.fit(module, data)
+    made.validate(module, data)
+    made.test(module, data)
+    made.predict(module, data)
+    return made.global_step
+
+
+def scheduled() -> Any:
+    """Steps of one batch in the first epoch, and of four in the second, whose last one has two."""
+    schedule = lightning.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
+    made = trainer(max_epochs=2, callbacks=[schedule])
+    made.fit(Module(), DataLoader([torch.full((3,), 0.5)] * ROWS, batch_size=1))
+    return made.global_step
+
+
+def barebones() -> Any:
+    """Lightning without all that may cost time."""
+    made = lightning.Trainer(barebones=True, max_epochs=1, accelerator="cpu", devices=1)
+    made.fit(Module(), DataLoader(Rows(), batch_size=2))
+    return made.global_step
+
+
+class Adversaries(Module):
+    """Two optimizers by hand, the second one on every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        for optimizer in self.optimizers()[: 1 + index % 2]:
+            optimizer.zero_grad()
+            self.manual_backward((self.layer(batch) + self.other(batch)).sum() ** 2)
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(each.parameters(), lr=1e-3) for each in (self.layer, self.other)]
+
+
+def adversaries() -> Any:
+    trainer().fit(Adversaries(), DataLoader(Rows(), batch_size=1))
+    return ROWS
+
+
+def uncaught() -> Any:
+    trainer().fit(Broken(), DataLoader(Rows(), batch_size=1))
+
+
+def own_run() -> Any:
+    """A script that starts its run itself, and adds the callback."""
+    import rankwatch
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    with rankwatch.start(run="job") as run:
+        made = trainer(callbacks=[RankwatchCallback()])
+        made.fit(Module(), DataLoader(Rows(), batch_size=2))
+        run.scalar("mine", 1.0)
+    return made.global_step
+
+
+def found_rate() -> Any:
+    """The search for a learning rate trains, and then puts everything back."""
+    from lightning.pytorch.tuner import Tuner
+
+    class Searched(Module):
+        lr = 1e-3
+
+    made, module = trainer(), Searched()
+    loader = DataLoader([torch.full((3,), 0.5)] * ROWS, batch_size=1)
+    Tuner(made).lr_find(module, loader, num_training=5)
+    made.fit(module, loader)
+    return made.global_step
+
+
+def fabric() -> Any:
+    """A loop of one's own with Fabric, which leads nothing."""
+    from lightning.fabric import Fabric
+
+    made = Fabric(accelerator="cpu", devices=1)
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = made.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    loader = made.setup_dataloaders(DataLoader(Rows(), batch_size=1))
+    losses = []
+    for index, batch in enumerate(loader):
+        accumulates = index % 2 == 0
+        with made.no_backward_sync(model, enabled=accumulates):
+            loss = model(batch).sum() ** 2
+            made.backward(loss / 2)
+        losses.append(loss.item() / 2)
+        if not accumulates:
+            made.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    path = tempfile.mkdtemp() + "/state.ckpt"
+    made.save(path, {"model": model, "optimizer": optimizer})
+    made.load(path, {"model": model, "optimizer": optimizer})
+    return losses
+
+
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    print(json.dumps(globals()[sys.argv[1]]()))
+    answer_cases(globals())

@@ -1,19 +1,19 @@
 """Trainings with the Trainer of Transformers that go another way than most: one process, each case by name.
 
-transformers_cases.py CASE: what the script itself saw goes to standard output as JSON.
+transformers_cases.py FOLDER CASE...: see `answer_cases`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import tempfile
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainerCallback, TrainingArguments
+
+from support.frameworks.cases import answer_cases
 
 SIZE = 16
 
@@ -37,10 +37,15 @@ class Model(torch.nn.Module):
 
 
 def arguments(kind: type[TrainingArguments] = TrainingArguments, **options: Any) -> Any:
+    usual = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+    }
     return kind(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-        logging_strategy="no", **({"max_steps": 3, "per_device_train_batch_size": 4} | options),
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True, **(usual | options)
+    )
 
 
 def out_of_memory() -> Any:
@@ -139,5 +144,115 @@ def by_hand() -> Any:
     return len(found)
 
 
+def own_train() -> Any:
+    """A Trainer whose `train` asks nobody."""
+
+    class Own(Trainer):
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            self.create_optimizer()
+            for step, inputs in enumerate(self.get_train_dataloader()):
+                with self.compute_loss_context_manager():
+                    self.compute_loss(self.model, inputs).backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.state.global_step = step + 1
+
+    trainer = Own(Model(), arguments(), train_dataset=Rows())
+    trainer.train()
+    return trainer.state.global_step
+
+
+def own_loop() -> Any:
+    """A Trainer whose inner loop calls `training_step`, and only those events that it needs itself."""
+
+    class Own(Trainer):
+        def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+            self.create_optimizer()
+            self.current_gradient_accumulation_steps = 1
+            self.callback_handler.on_train_begin(self.args, self.state, self.control)
+            for step, inputs in enumerate(self.get_train_dataloader()):
+                self.training_step(self.model, inputs)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.state.global_step = step + 1
+                self.callback_handler.on_step_end(self.args, self.state, self.control)
+
+    trainer = Own(Model(), arguments(), train_dataset=Rows())
+    trainer.train()
+    return trainer.state.global_step
+
+
+def own_run() -> Any:
+    """A script that starts its run itself, and adds the callback."""
+    import rankwatch
+    from rankwatch.integrations.transformers import RankwatchCallback
+
+    with rankwatch.start(run="job") as run:
+        for _ in range(2):
+            trainer = Trainer(Model(), arguments(), train_dataset=Rows(), callbacks=[RankwatchCallback()])
+            trainer.train()
+        run.scalar("mine", 1.0)
+    return trainer.state.global_step
+
+
+def own_run_first() -> Any:
+    """The same without the callback: explicit calls win."""
+    import rankwatch
+
+    with rankwatch.start(run="job") as run:
+        Trainer(Model(), arguments(), train_dataset=Rows()).train()
+        with run.step():
+            pass
+    return 1
+
+
+def search() -> Any:
+    """Several trainings by one Trainer, as a search for hyperparameters has."""
+    trainer = Trainer(
+        args=arguments(max_steps=2), train_dataset=Rows(), eval_dataset=Rows(), model_init=Model
+    )
+    for trial in range(3):
+        trainer.train(trial={"learning_rate": 1e-3 * (1 + trial)})
+        trainer.evaluate()
+    return trainer.state.global_step
+
+
+def resumed() -> Any:
+    """A training that goes on from its checkpoint, twice the steps."""
+    where = arguments(save_strategy="steps", save_steps=2, max_steps=2)
+    Trainer(Model(), where, train_dataset=Rows()).train()
+    where.max_steps = 4
+    trainer = Trainer(Model(), where, train_dataset=Rows())
+    trainer.train(resume_from_checkpoint=True)
+    return trainer.state.global_step
+
+
+def incomplete() -> Any:
+    """Two epochs of four batches, three to a step: the last step of an epoch has one."""
+    chosen = arguments(
+        gradient_accumulation_steps=3, num_train_epochs=2, max_steps=-1, logging_strategy="steps",
+        logging_steps=1000, bf16=True,
+    )  # fmt: skip
+    trainer = Trainer(Model(), chosen, train_dataset=Rows())
+    trainer.train()
+    return trainer.state.global_step
+
+
+def compiled() -> Any:
+    chosen = arguments(torch_compile=True, torch_compile_backend="aot_eager")
+    trainer = Trainer(Model(), chosen, train_dataset=Rows())
+    trainer.train()
+    return trainer.state.global_step
+
+
+def workers() -> Any:
+    """Batches of two workers, with an evaluation and a prediction of their own."""
+    chosen = arguments(dataloader_num_workers=2, eval_strategy="steps", eval_steps=2)
+    trainer = Trainer(Model(), chosen, train_dataset=Rows(), eval_dataset=Rows())
+    trainer.train()
+    trainer.predict(Rows())
+    return trainer.state.global_step
+
+
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))
+    answer_cases(globals())

@@ -11,6 +11,8 @@ _PATCHES = {
     "accelerate.accelerator": ("accelerate", "patch"),
     "accelerate.data_loader": ("accelerate", "patch_loaders"),
     "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
+    "lightning.fabric.fabric": ("lightning", "patch_fabric"),
+    "lightning_fabric.fabric": ("lightning", "patch_fabric"),
     **{
         f"{namespace}.{module}": ("lightning", patch)
         for namespace in ("lightning.pytorch", "pytorch_lightning")

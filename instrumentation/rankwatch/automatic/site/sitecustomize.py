@@ -13,8 +13,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 _OLDEST_PYTHON = (3, 11)
 _OFF = ("", "0", "false", "no")
 _FRAMEWORKS = (
-    "torch", "torchdata", "torchtitan", "transformers", "accelerate", "lightning", "pytorch_lightning",
-    "safetensors", "deepspeed", "ray.train", "jax", "keras",
+    "torch", "torchdata", "torchtitan", "transformers", "accelerate", "lightning", "lightning_fabric",
+    "pytorch_lightning", "safetensors", "deepspeed", "ray.train", "jax", "keras",
 )  # fmt: skip
 """The first import of one of these wakes rankwatch: of every package that it watches, because a module that
 is half imported when rankwatch begins to watch is missed."""
