@@ -28,6 +28,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "node": ".node",
         "traces": ".traces",
         "zero-code": ".zero_code",
+        "zero-code-cost": ".zero_code_cost",
     }
 )
 """Part -> the module with its `measure(quick=...)`; imported only when chosen."""

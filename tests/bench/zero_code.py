@@ -1,8 +1,7 @@
 """Part `zero-code`: seven training loops recorded without a line of code, beside their own stopwatches.
 
 Each loop runs bare, with explicit hooks and below `rankwatch run`. Each recording is compared with the
-stopwatch of the same process, so that a busy machine slows both. The cost of zero-code beyond explicit hooks
-is CPU time of the process per step; runs alternate as ABBA.
+stopwatch of the same process, so that a busy machine slows both.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -19,35 +17,13 @@ from support.loops.comparison import PHASES, count, losses, misplaced_steps, sam
 from support.loops.running import LOOPS, Loop, Outcome, Way, run_loop
 
 from .processes import temporary_directory
-from .result import BenchError, Result, Row, limited
-from .spread import spread
+from .result import BenchError, Result, Row
 
 ROUNDS = 3
 QUICK_ROUNDS = 1
 PHASE_DIFFERENCE = 0.03
 WAIT_DIFFERENCE = 0.05
 _WAIT = "data_wait"
-
-
-class Cost(NamedTuple):
-    """Two lengths of a step for which the added CPU time is measured."""
-
-    loop: str
-    title: str
-    pause_ms: float
-    steps: int
-    warmup: int
-    most_seconds: float
-    """Most CPU time per step that zero-code may take beyond explicit hooks."""
-
-
-COSTS = (
-    Cost("scaled_fp16", "100 ms steps, scaler", 32.0, 80, 16, 0.001),
-    Cost("scaled_fp16", "shortest steps, scaler", 0.0, 1600, 200, 150e-6),
-    Cost("hf_trainer", "shortest steps, Hugging Face", 0.0, 300, 50, 150e-6),
-    Cost("lightning_fit", "shortest steps, Lightning", 0.0, 300, 50, 150e-6),
-)
-_ABBA = (Way.EXPLICIT, Way.ZERO_CODE, Way.ZERO_CODE, Way.EXPLICIT)
 
 
 class Round(NamedTuple):
@@ -66,15 +42,13 @@ def measure(*, quick: bool) -> Result:
         if _installed(loop)
     }
     lines = [_line(LOOPS[name], found) for name, found in rounds.items()]
-    costs = {cost.title: _alternate(cost, QUICK_ROUNDS if quick else ROUNDS) for cost in COSTS}
     rows = [row for name, found in rounds.items() for row in _judged(LOOPS[name], found)]
-    rows += [row for cost in COSTS for row in _cost_rows(cost, costs[cost.title])]
     return Result(
         title="Zero-code: seven loops without a line of code",
         rows=tuple(rows),
         overview=(_HEAD, *lines),
         notes=_NOTES,
-        samples={"cpu_seconds_per_step": costs, "rounds": {each: _samples(rounds[each]) for each in rounds}},
+        samples={each: _samples(rounds[each]) for each in rounds},
     )
 
 
@@ -192,51 +166,6 @@ def _samples(rounds: Sequence[Round]) -> list[Mapping[str, object]]:
         {way: shares(getattr(each, way), (*PHASES, _WAIT)) for way in ("explicit", "zero_code")}
         for each in rounds
     ]
-
-
-# -- cost -----------------------------------------------------------------------------------------
-
-
-def _alternate(cost: Cost, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """CPU and wall seconds per step, by way: one figure of each run."""
-    found: dict[str, dict[str, list[float]]] = {
-        str(way): {"cpu": [], "wall": []} for way in (Way.EXPLICIT, Way.ZERO_CODE)
-    }
-    loop = LOOPS[cost.loop]
-    if not _installed(loop):
-        return found
-    for way in _ABBA * rounds:
-        with temporary_directory() as name:
-            outcome = _run(loop._replace(ranks=1), way, Path(name) / way, cost.steps, cost.pause_ms)
-        ends = outcome.witnessed[0].step_ends[cost.warmup :]
-        for each, position in (("wall", 0), ("cpu", 1)):
-            steps = [after[position] - before[position] for before, after in pairwise(ends)]
-            found[way][each].append(median(steps))
-        print(f"{cost.title}: {_us(found[way]['cpu'][-1])} of CPU a step, {way}", file=sys.stderr, flush=True)
-    return found
-
-
-def _cost_rows(cost: Cost, found: Mapping[str, Mapping[str, list[float]]]) -> list[Row]:
-    explicit, zero = found[Way.EXPLICIT], found[Way.ZERO_CODE]
-    if not zero["cpu"]:
-        return []
-    added = [ours - theirs for ours, theirs in zip(zero["cpu"], explicit["cpu"], strict=True)]
-    summary = spread(added)
-    wall = median(zero["wall"]) - median(explicit["wall"])
-    return [
-        Row(
-            f"{cost.title}: explicit hooks",
-            f"{_us(median(explicit['wall']))} a step, {_us(median(explicit['cpu']))} of CPU",
-        ),
-        limited(
-            f"{cost.title}: added CPU time", summary.median, cost.most_seconds, _us, summary.extremes(_us)
-        ),
-        Row(f"{cost.title}: longer step", _us(wall)),
-    ]
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us"
 
 
 def _percent(share: float) -> str:
