@@ -74,12 +74,12 @@ class Loop:
             return 0.0
         if self._forward.running or self._in_backward:
             return 0.0
+        moment = self._clock()  # what is done here delays the batch, as a stopwatch would say
         self._fetching = True
         self._forward.end()
         if self._iterations is not None and not self.stepping:
             self._count_elsewhere()
             self._iterations.fetches()
-        moment = self._clock()
         if self._phases is not None:
             self._phases.data_wait.show(moment)
         return moment

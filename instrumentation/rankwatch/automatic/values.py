@@ -10,6 +10,7 @@ Nothing here waits for a device: its tensors are copied there, and `Run.scalar` 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import weakref
@@ -34,6 +35,8 @@ class Values:
 
     def __init__(self) -> None:
         self._losses: list[Any] = []
+        self._in_64_bits = False
+        """One of them is a number of 64 bits."""
         self._clip_norms: list[Any] = []
         self._computed_norms: list[Any] = []
         self._held: deque[tuple[str, Any]] = deque(maxlen=_MOST_HELD)
@@ -77,12 +80,13 @@ class Values:
         index = self._index(optimizer)
         self._updates += 1
         losses, self._losses = self._losses, []
+        in_64_bits, self._in_64_bits = self._in_64_bits, False
         norms = self._clip_norms or (self._computed_norms if len(self._computed_norms) == 1 else [])
         self._clip_norms, self._computed_norms = [], []
         if index >= _MOST_OPTIMIZERS:
             return
         if losses:
-            self._hold(LOSS, index, _sum(losses))
+            self._hold(LOSS, index, _sum(losses, in_32_bits=not in_64_bits))
         norm = _total_norm(norms)
         if norm is not None:
             self._hold(GRADIENT_NORM, index, norm)
@@ -140,6 +144,7 @@ class Values:
             visibility.cannot_see(Capability.LOSS, Unseen.DEVICE)  # adding them up would wait for one of them
         else:
             self._losses.append(value)
+            self._in_64_bits |= not _is_tensor(loss) or loss.element_size() > 4  # type: ignore[attr-defined]
 
     def _hold(self, name: str, index: int, value: Any) -> None:
         self._held.append((name if index == 0 else f"{name}_{index + 1}", value))
@@ -201,10 +206,13 @@ def _device(value: Any) -> Any:
     return None if isinstance(value, float) else value.device
 
 
-def _sum(values: list[Any]) -> Any:
+def _sum(values: list[Any], *, in_32_bits: bool = False) -> Any:
+    """in_32_bits: what a loop gets, bit for bit, that adds up its tensors as they come."""
     total = values[0]
     for each in values[1:]:
         total = total + each
+        if in_32_bits and isinstance(total, float):
+            total = ctypes.c_float(total).value
     return total
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from rankwatch.automatic import installing, loop, recording
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import guarded, watch
+from rankwatch.automatic.seams import data_loading
 from rankwatch.conventions import Capability
 from rankwatch.integrations.frameworks import class_when_used, require
 from rankwatch.starting import run_of_script
@@ -36,9 +37,32 @@ def patch(module: ModuleType) -> None:
 
 
 def patch_loaders(module: ModuleType) -> None:
-    """Record the wait of the ranks that get their batches from rank 0: they have no data loader of their
-    own."""
+    """Let the wait for the first batch of an epoch begin where ranks synchronize their random states. Record
+    the wait of the ranks that get their batches from rank 0: they have no data loader of their own."""
+    watch(module, "synchronize_rng_states", began=lambda *_, **__: data_loading.asked())
     watch(module.DataLoaderDispatcher, "_fetch_batches", began=_fetch_began, ended=_fetch_ended)
+
+
+def patch_optimizers(module: ModuleType) -> None:
+    """Let a step of an optimizer begin with what Accelerate does before it. Optimizers of other engines, such
+    as DeepSpeed, have a `step` of their own."""
+    watch(module.AcceleratedOptimizer, "step", began=_step_began, ended=_step_ended)
+
+
+def _step_began(accelerated: Any, *args: Any, **kwargs: Any) -> Any:
+    if not accelerated.gradient_state.sync_gradients:
+        return None  # it will not step: gradients are accumulated
+    loop.current().optimizer_began(accelerated.optimizer, accelerated)
+    return accelerated
+
+
+def _step_ended(accelerated: Any, result: Any, error: BaseException | None) -> None:
+    if accelerated is None:
+        return
+    if error is None:
+        loop.current().optimizer_ended(accelerated.optimizer, accelerated)
+    else:
+        loop.current().optimizers_raised()
 
 
 def _fetch_began(loader: Any, iterator: Any) -> tuple[float, Any]:

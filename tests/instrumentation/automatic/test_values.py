@@ -68,6 +68,20 @@ def test_accumulation(values: Values) -> None:
     assert written(values)[0] == ("loss", 3.75)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_precision_of_accumulation(values: Values, dtype: torch.dtype) -> None:
+    """The sum has the bits that a loop gets which adds up the tensors in this order."""
+    losses = torch.tensor([0.1, 0.2, 0.7, 1e-3, 3.3], dtype=dtype)
+    own = losses[0].clone()
+    for each in losses:
+        values.backward(each)
+    for each in losses[1:]:
+        own += each
+    values.stepped(optimizer())
+    assert written(values)[0] == ("loss", own.item())
+    assert own.item() != float(losses.double().sum()) or dtype is torch.float64
+
+
 def test_two_optimizers(values: Values) -> None:
     """Each has its own loss, norm and rate, named in the order in which they first stepped."""
     first, second = optimizer(0.1), optimizer(0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -26,8 +27,22 @@ def _patch_iterators(module: ModuleType) -> None:
             watch(iterator, "__next__", began=_began, ended=_ended, shows=Capability.DATA_WAIT)
 
 
+_asked = 0.0
+"""When a framework's loader was asked for the batch that it is about to ask torch's loader for; else 0."""
+
+
+def asked() -> None:
+    """A framework's loader was asked for a batch. What it does before it asks torch's belongs to the wait."""
+    global _asked
+    _asked = time.monotonic()
+
+
 def _began(iterator: Any) -> tuple[float, Any]:
-    return loop.current().fetch_began(), iterator
+    global _asked
+    began = loop.current().fetch_began()
+    if _asked:
+        began, _asked = began and _asked, 0.0
+    return began, iterator
 
 
 def _ended(token: tuple[float, Any], batch: object, error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ _PATCHES = {
     "transformers.trainer": ("transformers", "patch"),
     "accelerate.accelerator": ("accelerate", "patch"),
     "accelerate.data_loader": ("accelerate", "patch_loaders"),
+    "accelerate.optimizer": ("accelerate", "patch_optimizers"),
     "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
     "lightning.fabric.fabric": ("lightning", "patch_fabric"),
     "lightning_fabric.fabric": ("lightning", "patch_fabric"),

@@ -14,7 +14,11 @@ from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, Unseen
 
 _PRE, _POST = "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"
-_STEPS = (("wrapper", "torch/optim/optimizer.py"), ("step", "torch/amp/grad_scaler.py"))
+_STEPS = (
+    ("wrapper", "torch/optim/optimizer.py"),
+    ("step", "torch/amp/grad_scaler.py"),
+    ("step", "accelerate/optimizer.py"),
+)
 """Functions that are on the stack while an optimizer steps: part of the name, which the compiler extends, and
 end of the file."""
 
@@ -46,7 +50,7 @@ def _ended(optimizer: Any, args: object, kwargs: object) -> None:
 
 
 def is_inside_step(own_frames: int) -> bool:
-    """True if the caller runs inside the step of an optimizer or a gradient scaler, by the stack: a step that
+    """True if the caller runs inside the step of an optimizer or of what wraps it, by the stack: a step that
     raises calls no hook at its end. own_frames: those of the step that begins now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
