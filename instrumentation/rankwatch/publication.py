@@ -1,7 +1,8 @@
 """The moment at which a black box gets its place: as soon as its rank and the name of its run are known.
 
 Until then a thread looks. It also asks torch's store, so that the training thread does nothing on the
-network.
+network. Where no store has to be asked, the box has its place before the first step: the process may end at
+any moment after it.
 """
 
 from __future__ import annotations
@@ -60,6 +61,14 @@ class Publication:
         if wait:
             self._decided.wait(_START_SECONDS)
 
+    def training_begins(self, *, alone: bool) -> None:
+        """Publish the box if that needs no network. Waits for nobody.
+
+        alone: no store knows more about this process than is known by now.
+        """
+        if not self._decided.is_set():
+            self._guarded(alone, False, wait=False)
+
     def conclude(self, *, discard: bool) -> None:
         """Decide by what is known now, at the end of the run.
 
@@ -92,9 +101,9 @@ class Publication:
         """True once the first step has begun: by then every rank of a job is in its process group."""
         return bool(self._writer.floats[Now.STEP_BEGAN] or self._writer.integers[Now.STEPS_COMPLETED])
 
-    def _guarded(self, last: bool, ask: bool) -> bool:
+    def _guarded(self, last: bool, ask: bool, *, wait: bool = True) -> bool:
         try:
-            return self._attempt(last=last, ask=ask)
+            return self._attempt(last=last, ask=ask, wait=wait)
         except Exception as error:  # noqa: BLE001 - nothing of ours may end the training
             with self._deciding:
                 if not self._decided.is_set():
@@ -102,13 +111,15 @@ class Publication:
                     self._discard()
             return True
 
-    def _attempt(self, *, last: bool, ask: bool) -> bool:
+    def _attempt(self, *, last: bool, ask: bool, wait: bool = True) -> bool:
         if self._decided.is_set():
             return True
         identity = self._identify(last, ask)
         if identity is None:
             return False
-        with self._deciding:
+        if not self._deciding.acquire(blocking=wait):
+            return True  # another thread decides at this moment
+        try:
             if not self._decided.is_set():
                 found = self._writer.publish(identity)
                 if found.run != identity.run:
@@ -120,6 +131,8 @@ class Publication:
                     )
                 self._published(found, self._ending)
                 self._decided.set()
+        finally:
+            self._deciding.release()
         return True
 
     def _discard(self) -> None:

@@ -30,7 +30,7 @@ from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
 from rankwatch.run import Run
 from rankwatch.sweep import sweep
-from rankwatch.torch_world import place_in_torch
+from rankwatch.torch_world import has_store, place_in_torch
 
 _log = logging.getLogger("rankwatch")
 
@@ -197,6 +197,7 @@ def _start(
     run.when_ending(publication.conclude)
     hooks(run, writer)
     if not known:
+        run._steps.before_first = lambda: publication.training_begins(alone=not has_store())
         publication.expect(wait=place_in_torch() is not None)
     _current = weakref.ref(run)
     return run

@@ -33,6 +33,8 @@ class Steps:
         self._began = 0.0
         self._waiting_since = 0.0
         self._resolve: Callable[[], None] = _nothing
+        self.before_first: Callable[[], object] | None = None
+        """Called once, when the first step begins."""
         self.current = -1
         """Number of the open step, else of the last one; -1 before the first."""
         self.repeats = 0
@@ -68,6 +70,9 @@ class Steps:
         if self._began:
             self._failures.misuse(f"step {self.current} is still open; steps do not nest: end it first")
             self.end()
+        if self.before_first is not None:
+            call, self.before_first = self.before_first, None
+            call()
         following = self.current + 1
         self.current = step = following if number is None else self._whole(number, following)
         if step <= self._last_ended:

@@ -36,18 +36,28 @@ def place_in_torch() -> Place | None:
     return Place(distributed.get_rank(), distributed.get_world_size())
 
 
-def find_store() -> Any:
-    """Return a store that all ranks of the job share; None as long as there is none.
+def has_store() -> bool:
+    """True if there is a store that all ranks of the job share. Asks nobody."""
+    distributed = _distributed()
+    return distributed is not None and (_launcher_store() is not None or distributed.is_initialized())
 
-    torchrun has one of its own before `init_process_group`. Raises RuntimeError.
-    """
+
+def _launcher_store() -> tuple[str, str] | None:
+    """Address and port of torchrun's own store, which is there before `init_process_group`."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
+        return address, port
+    return None
+
+
+def find_store() -> Any:
+    """Return a store that all ranks of the job share; None as long as there is none. Raises RuntimeError."""
     distributed = _distributed()
     if distributed is None:
         return None
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address and port:
+    if (place := _launcher_store()) is not None:
         return distributed.TCPStore(
-            address, int(port), is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
+            place[0], int(place[1]), is_master=False, timeout=_CONNECT_TIMEOUT, wait_for_workers=False
         )
     if not distributed.is_initialized():
         return None

@@ -66,6 +66,15 @@ def test_first_step(job: Job) -> None:
     until(lambda: job.published == [("alone", False)], "the box")
 
 
+def test_before_the_first_step(job: Job) -> None:
+    """The box is there before a process of its own trains: it may end at any moment after. Ranks that must
+    agree on a name go on meanwhile."""
+    job.publication.training_begins(alone=False)
+    assert job.published == []
+    job.publication.training_begins(alone=True)
+    assert job.published == [("alone", False)]
+
+
 def test_end(job: Job, tmp_path: Path) -> None:
     """A run that ends before its rank is known is recorded by what is known then."""
     job.publication.conclude(discard=False)

@@ -6,6 +6,7 @@ libraries that wait for the network, may take long, or end the process at once.
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 from collections.abc import Callable
@@ -24,9 +25,12 @@ def follow(run: Run) -> None:
     run.sees(Capability.EXIT_CAUSE)
     _chain_excepthook(run)
     exits = _Exits(run)
-    watched = watch(sys, "exit", began=exits.asked)
-    if watched is not None:
-        run.when_ended(watched.undo)
+    watched = [watch(sys, "exit", began=exits.asked, also=("__main__",))]
+    quitter = type(getattr(builtins, "exit", None))
+    if quitter.__module__ == "_sitebuiltins":  # not with `python -S`
+        watched.append(watch(quitter, "__call__", began=exits.asked_by_builtin))
+    for each in filter(None, watched):
+        run.when_ended(each.undo)
     run.end_of_script = exits.ending
 
 
@@ -49,7 +53,8 @@ def _chain_excepthook(run: Run) -> None:
 class _Exits:
     """Remembers the exit status that the script asks for.
 
-    `sys.exit` only raises SystemExit, which the script may catch; a later step shows that it went on.
+    `sys.exit`, `exit` and `quit` only raise SystemExit, which the script may catch; a later step shows that
+    it went on.
     """
 
     def __init__(self, run: Run) -> None:
@@ -60,6 +65,10 @@ class _Exits:
         """Called with the arguments of `sys.exit`. In another thread it only ends that thread."""
         if threading.current_thread() is threading.main_thread():
             self._asked = (self._run.steps_completed, status)
+
+    def asked_by_builtin(self, quitter: object, status: object = None, *rest: object) -> None:
+        """Called with the arguments of the builtins `exit` and `quit`."""
+        self.asked(status)
 
     def ending(self) -> SystemExit | None:
         """The SystemExit that ends the run; None if the script has come to its end."""

@@ -42,6 +42,9 @@ def ended(directory: Path, code: str, **variables: str) -> subprocess.CompletedP
         ("sys.exit(0)", 0, "finished"),
         ("sys.exit(3)", 3, "failed by exit status 3"),
         ("sys.exit('no data')", 1, "failed by exit status no data"),
+        ("exit(4)", 4, "failed by exit status 4"),
+        ("quit('no disk')", 1, "failed by exit status no disk"),
+        ("exit()", 0, "finished"),
         ("try: sys.exit(3)\nexcept SystemExit: step()", 0, "finished"),
         ("t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, "finished"),
         ("raise ValueError('bad batch')", 1, "failed by ValueError: bad batch"),
@@ -64,6 +67,15 @@ def test_end(code: str, status: int, headline: str, tmp_path: Path) -> None:
     reader = Reader(box(tmp_path))
     assert reader.now().capabilities[Capability.EXIT_CAUSE] is None
     reader.close()
+
+
+def test_exit_of_the_script(tmp_path: Path) -> None:
+    """The script has its own name for `sys.exit` from before the run."""
+    begin = "from sys import exit" + BEGIN
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", begin + "exit(5)"], env=env, check=False).returncode == 5
+    (directory,) = tmp_path.iterdir()
+    assert "failed by exit status 5" in summary_lines(directory)[0]
 
 
 def test_recorded_before_other_hooks(tmp_path: Path) -> None:
