@@ -7,7 +7,6 @@ on the run's name through torch's store. Nobody waits for that: see `publication
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,6 +64,9 @@ def identify(given: Given, env: Mapping[str, str], *, last: bool, ask: bool) -> 
 def _place(given: Given, env: Mapping[str, str], *, last: bool) -> Place | None:
     in_torch = torch_world.place_in_torch()
     if in_torch is not None:
+        found = _quietly(env)
+        if found is not None and found[:2] == in_torch[:2]:
+            in_torch = found  # torch does not know the local rank
         return given.place(in_torch) or in_torch
     if given.rank is not None:
         return given.place(None if given.world_size is not None else _quietly(env))
@@ -141,8 +143,3 @@ def _local_rank(place: Place, env: Mapping[str, str]) -> int:
         return number if number <= place.rank else 0
     text = env.get("LOCAL_RANK", "")
     return int(text) if text.isdecimal() else 0
-
-
-def is_first_here(env: Mapping[str, str] = os.environ) -> bool:
-    """True unless the launcher says that this process is not the first one of the node."""
-    return env.get("LOCAL_RANK", env.get("SLURM_LOCALID", "0")) == "0"

@@ -5,6 +5,7 @@ A launcher counts only as a whole: a rank of one and a world size of another wou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -38,11 +39,14 @@ _LAUNCHERS = (
     _Launcher("HOROVOD_RANK", ("HOROVOD_SIZE",), "HOROVOD_LOCAL_RANK"),
 )
 RANK_VARIABLES = tuple(each.rank for each in _LAUNCHERS)
+LOCAL_RANK_VARIABLES = tuple(each.local_rank for each in _LAUNCHERS)
 _NODE_RANKS = ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
 _PROCESSES_PER_NODE = ("LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "PET_NPROC_PER_NODE", "SLURM_NTASKS_PER_NODE")
 _NODES = ("GROUP_WORLD_SIZE", "NUM_NODES", "NNODES", "SLURM_NNODES")
-_INTERACTIVE = ("bash", "sh", "zsh", "interactive", "wrap")
-"""Names that SLURM itself gives to a job without a name."""
+_UNNAMED = re.compile(
+    r"bash|sh|zsh|interactive|wrap|env|python[0-9.]*|torchrun|accelerate|deepspeed|rankwatch|uv|conda"
+)
+"""Names that SLURM itself gives to a job without a name: srun that of the command."""
 
 
 def find_place(env: Mapping[str, str]) -> Place | None:
@@ -130,7 +134,13 @@ def _slurm_id(env: Mapping[str, str]) -> str:
 def job_name(env: Mapping[str, str]) -> str | None:
     """Return the name that the user gave the job; None without one."""
     name = env.get("SLURM_JOB_NAME", "")
-    return name if name and name not in _INTERACTIVE else None
+    return name if name and not _UNNAMED.fullmatch(name) else None
+
+
+def is_first_here(env: Mapping[str, str]) -> bool:
+    """True unless the launcher says that this process is not the first one of the node."""
+    local_ranks = (env[name] for name in LOCAL_RANK_VARIABLES if name in env)
+    return next(local_ranks, "0") == "0"
 
 
 def has_only_one_node(env: Mapping[str, str], world_size: int) -> bool:

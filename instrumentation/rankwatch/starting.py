@@ -23,8 +23,9 @@ from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
 from rankwatch.hooks import install_beside_box, install_hooks
-from rankwatch.identification import Given, identify, is_first_here
+from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_run_class
+from rankwatch.launchers import is_first_here
 from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid

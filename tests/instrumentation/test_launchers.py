@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.errors import IdentityError
-from rankwatch.launchers import Place, find_place, run_id
+from rankwatch.launchers import Place, find_place, is_first_here, job_name, run_id
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,33 @@ def test_no_place(env: dict[str, str], message: str) -> None:
 def test_run_id(env: dict[str, str], expected: str | None) -> None:
     """The id that a person gives comes first, then that of the most specific scheduler."""
     assert run_id(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-7b", "llama-7b"),
+        ("train.sh", "train.sh"),
+        ("python3.11", None),
+        ("torchrun", None),
+        ("", None),
+    ],
+)
+def test_job_name(name: str, expected: str | None) -> None:
+    """srun names a job after its command; such a name tells nothing."""
+    assert job_name({"SLURM_JOB_NAME": name}) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "first"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "1", "SLURM_LOCALID": "0"}, False),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, False),
+        ({"MPI_LOCALRANKID": "0"}, True),
+    ],
+)
+def test_first_of_node(env: dict[str, str], first: bool) -> None:
+    """Each launcher says which process is the first one of its node."""
+    assert is_first_here(env) == first

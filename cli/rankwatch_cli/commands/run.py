@@ -23,6 +23,9 @@ NOT_EXECUTABLE_STATUS = 126
 """As a shell, so that a script sees what it would see without `rankwatch run`."""
 _PYTHON = re.compile(r"python[0-9.]*t?$")
 _SHEBANG_READ = 256
+_WITHOUT_ENVIRONMENT = ("sudo", "ssh", "docker", "podman", "kubectl")
+_SLURM_EXPORTS = {"srun": "SLURM_EXPORT_ENV", "sbatch": "SBATCH_EXPORT"}
+"""Variable that stands for the option --export. `sbatch --export` sets that of srun in the job."""
 _WITHOUT_SITE = {
     "S": "-S makes Python skip sitecustomize",
     "I": "-I makes Python ignore PYTHONPATH",
@@ -120,8 +123,36 @@ def _obstacles(program: str | None, command: Sequence[str]) -> Iterator[str]:
     for at, word in enumerate(words):
         if _PYTHON.match(Path(word).name):
             yield from _of_flags(words[at + 1 :])
-    if Path(command[0]).name == "env" and {"-i", "--ignore-environment"} & set(command[1:3]):
+    name = Path(command[0]).name
+    if name in _WITHOUT_ENVIRONMENT:
+        yield f"{name} does not pass the environment on; put `rankwatch run` behind it"
+    for at, word in enumerate(command):
+        yield from _of_launcher(Path(word).name, _options(command[at + 1 :]))
+
+
+def _of_launcher(name: str, options: Sequence[str]) -> Iterator[str]:
+    """Why a launcher with these options does not pass PYTHONPATH on."""
+    if name == "env" and {"-", "-i", "--ignore-environment"} & set(options):
         yield "env -i clears the environment"
+    if name in _SLURM_EXPORTS:
+        exported = os.environ.get(_SLURM_EXPORTS[name], "ALL")
+        for option, following in zip(options, [*options[1:], ""], strict=False):
+            if option.partition("=")[0] == "--export":
+                exported = option.partition("=")[2] or following
+        if not {"ALL", "PYTHONPATH"} & set(exported.split(",")):
+            yield f"{name} with --export={exported} passes no PYTHONPATH on; put `rankwatch run` behind it"
+    if name in ("mpirun", "mpiexec", "mpiexec.hydra") and {"-genvnone", "-envnone"} & set(options):
+        yield f"{name} -genvnone clears the environment; put `rankwatch run` behind it"
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """The options in front of a command. A word after an option may be its value, or the command already."""
+    after_option = False
+    for count, word in enumerate(words):
+        if not word.startswith("-") and not after_option:
+            return list(words[:count])
+        after_option = word.startswith("-") and "=" not in word
+    return list(words)
 
 
 def _of_flags(words: Sequence[str]) -> Iterator[str]:

@@ -127,6 +127,42 @@ def test_deaf_script(tmp_path: Path) -> None:
     assert ended.stdout == "ran\n" and "-I makes Python ignore PYTHONPATH" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("srun --export=NONE -n 2 CMD", "srun with --export=NONE passes no PYTHONPATH on"),
+        ("srun -n 2 --export HOME,RANK CMD", "srun with --export=HOME,RANK passes no PYTHONPATH on"),
+        ("sbatch --export=NIL CMD", "sbatch with --export=NIL passes no PYTHONPATH on"),
+        ("nohup srun -n2 --export=NONE CMD", "srun with --export=NONE passes no PYTHONPATH on"),
+        ("srun --export=ALL,A=1 -n 2 CMD", ""),
+        ("srun --export=PYTHONPATH,RANKWATCH_DIR CMD", ""),
+        ("srun -n 2 CMD export.py --export=NONE", ""),
+        ("srun CMD --export=NONE", ""),
+        ("mpiexec.hydra -genvnone -n 2 CMD", "mpiexec.hydra -genvnone clears the environment"),
+        ("mpirun -n 2 CMD -genvnone", ""),
+        ("env -i CMD", "env -i clears the environment"),
+        ("nohup env - CMD", "env -i clears the environment"),
+        ("env -u HOME CMD", ""),
+        ("sudo CMD", "sudo does not pass the environment on"),
+    ],
+)
+def test_deaf_launcher(command: str, said: str, tmp_path: Path) -> None:
+    """A launcher that keeps the environment from its ranks runs all the same, and one line says so."""
+    for name in {word for word in command.split() if word[0].isalpha()} - {"CMD", "export.py", "HOME"}:
+        (tmp_path / name).write_text("#!/bin/sh\necho ran\n")
+        (tmp_path / name).chmod(0o755)
+    ended = run("--", *command.replace("CMD", "true").split(), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert ended.stdout == "ran\n"
+    assert ended.stderr.startswith(f"rankwatch run: nothing will be recorded: {said}" if said else "")
+    assert ended.stderr.count("\n") == bool(said)
+
+
+def test_job_that_exports_nothing() -> None:
+    """A job of `sbatch --export=NONE` hands that on to each srun in it."""
+    ended = run("--", "srun", "true", SLURM_EXPORT_ENV="NONE")
+    assert "srun with --export=NONE passes no PYTHONPATH on" in ended.stderr
+
+
 def test_switched_off() -> None:
     ended = run("true", RANKWATCH_DISABLE="1")
     assert ended.stderr == "rankwatch run: nothing will be recorded: RANKWATCH_DISABLE is set\n"

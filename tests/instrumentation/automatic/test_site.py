@@ -14,7 +14,7 @@ import pytest
 from rankwatch.automatic import installing, recording
 from rankwatch.automatic.launching import SITE, recording_environment
 from rankwatch.automatic.site import sitecustomize
-from rankwatch.launchers import RANK_VARIABLES
+from rankwatch.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 
 PYTHON = "/usr/bin/python"
 SPAWN = [
@@ -73,6 +73,7 @@ def test_role(
 def test_same_places() -> None:
     """The file may not import rankwatch, so it repeats what it shares with it."""
     assert sitecustomize._RANKS == RANK_VARIABLES
+    assert sitecustomize._LOCAL_RANKS == LOCAL_RANK_VARIABLES
     assert sitecustomize._PLACE == recording._PLACE
 
 

@@ -21,6 +21,10 @@ is half imported when rankwatch begins to watch is missed."""
 _RANKS = (
     "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK",
 )  # fmt: skip
+_LOCAL_RANKS = (
+    "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK",
+)  # fmt: skip
 _PLACE = (*_RANKS, "LOCAL_RANK", "NODE_RANK")
 _SINGLE = "RANKWATCH_SINGLE_PROCESS"
 _RANK_PROCESS = "RANKWATCH_RANK_PROCESS"
@@ -100,7 +104,8 @@ def _wake(role: str) -> None:
 
         installing.install() if role == "rank" else installing.install_in_child()
     except Exception as error:  # noqa: BLE001 - the training goes on without rankwatch
-        if os.environ.get("LOCAL_RANK", "0") == "0" and sys.stderr is not None:
+        local_ranks = [os.environ[name] for name in _LOCAL_RANKS if name in os.environ]
+        if local_ranks[:1] in ([], ["0"]) and sys.stderr is not None:
             python = "%s (Python %d.%d)" % (sys.executable, sys.version_info[0], sys.version_info[1])
             sys.stderr.write("rankwatch records nothing in %s: %s\n" % (python, error))
 

@@ -1,0 +1,92 @@
+"""`rankwatch run` with real launchers: each rank is recorded once, in one run, with its place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.jobs.launching import (
+    LOOP,
+    RUN,
+    STEPS,
+    Rank,
+    environment,
+    free_port,
+    launch,
+    ranks,
+    require,
+)
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.e2e
+
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
+
+
+def assert_recorded(ended: subprocess.CompletedProcess[str], directory: Path) -> str:
+    """Both ranks of a node have trained to the end in one run, and one card was printed. Returns the run."""
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = ranks(directory)
+    (run,) = {each.run for each in found}
+    assert found == [Rank(run, 0, 2, 0, STEPS), Rank(run, 1, 2, 1, STEPS)]
+    assert ended.stderr.count(f"rankwatch: run {run} finished, {STEPS} steps") == 1, ended.stderr
+    assert ended.stderr.count("1 x save") == 1
+    return run
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+def test_open_mpi(inside: bool, tmp_path: Path) -> None:
+    """`rankwatch run -- mpirun ...` and `mpirun ... rankwatch run --`; the run is named after the MPI job."""
+    mpirun = [require("mpirun.openmpi", "openmpi-bin"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    ended = launch([*mpirun, *(RUN if inside else ()), PYTHON, str(LOOP)], tmp_path, inside=inside)
+    assert assert_recorded(ended, tmp_path).startswith("mpi-")
+
+
+def test_mpich(tmp_path: Path) -> None:
+    """Hydra names no job, so the ranks agree on a name. torch does not know the local rank, Hydra does."""
+    ended = launch([require("mpiexec.hydra", "mpich"), "-n", "2", PYTHON, str(LOOP)], tmp_path)
+    assert assert_recorded(ended, tmp_path).startswith("any_launcher-")
+
+
+def test_two_agents(tmp_path: Path) -> None:
+    """A torchrun on each of two nodes, which meet by c10d and run a module."""
+    (tmp_path / "loop.py").symlink_to(LOOP)
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two"]
+    command = [*RUN, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, "-m", "loop"]
+    nodes = [
+        subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = "".join(each.communicate(timeout=240)[1] for each in nodes)
+    assert [each.returncode for each in nodes] == [0, 0], said
+    assert ranks(tmp_path) == [Rank("two", 0, 2, 0, STEPS), Rank("two", 1, 2, 0, STEPS)]
+    assert said.count(f"rankwatch: run two finished, {STEPS} steps") == 1
+
+
+def test_shell_and_log_files(tmp_path: Path) -> None:
+    """By its old name, torchrun starts shells instead of Python, and keeps what the ranks print in files."""
+    launcher = [PYTHON, "-W", "ignore", "-m", "torch.distributed.launch", "--use-env"]
+    logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "3", "--tee", "3"]
+    shell = ["--no-python", "bash", "-c", f"{PYTHON} {LOOP}"]
+    ended = launch([*launcher, "--nproc-per-node", "2", *logs, *shell], tmp_path)
+    run = assert_recorded(ended, tmp_path)
+    (written,) = (tmp_path / "logs").rglob("0/stderr.log")
+    assert f"rankwatch: run {run} finished" in written.read_text()
+
+
+def test_restart(tmp_path: Path) -> None:
+    """torchrun starts the ranks again after one has failed: the boxes are those of the second attempt."""
+    ended = launch(
+        [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(LOOP)],
+        tmp_path,
+        FAIL="1:0",
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # torch 2.13: gloo would look for the addresses of before
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = ranks(tmp_path)
+    assert [each[1:] for each in found] == [(0, 2, 0, STEPS, 1), (1, 2, 1, STEPS, 1)]
+    assert len({each.run for each in found}) == 1
