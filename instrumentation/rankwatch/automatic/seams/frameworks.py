@@ -11,6 +11,7 @@ _PATCHES = {
     "accelerate.accelerator": ("accelerate", "patch"),
     "accelerate.data_loader": ("accelerate", "patch_loaders"),
     "accelerate.optimizer": ("accelerate", "patch_optimizers"),
+    "deepspeed.runtime.engine": ("deepspeed", "patch"),
     "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
     "lightning.fabric.fabric": ("lightning", "patch_fabric"),
     "lightning_fabric.fabric": ("lightning", "patch_fabric"),

@@ -18,6 +18,7 @@ _STEPS = (
     ("wrapper", "torch/optim/optimizer.py"),
     ("step", "torch/amp/grad_scaler.py"),
     ("step", "accelerate/optimizer.py"),
+    ("_take_model_step", "deepspeed/runtime/engine.py"),
 )
 """Functions that are on the stack while an optimizer steps: part of the name, which the compiler extends, and
 end of the file."""

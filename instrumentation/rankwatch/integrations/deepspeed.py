@@ -1,0 +1,83 @@
+"""DeepSpeed: the step of its engine, which holds one optimizer step for each group of parameters, or none.
+
+A loop with `engine.backward(loss)` and `engine.step()` needs no line: `rankwatch run` finds its steps. What
+only the engine knows is asked here: the loss of which `backward` makes another one by dividing it and by
+scaling it, the gradient norm that ZeRO computes, and files that belong to one `save_checkpoint`.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from rankwatch.automatic import loop
+from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.patching import watch
+from rankwatch.automatic.values import values
+from rankwatch.conventions import Capability
+
+
+def patch(module: ModuleType) -> None:
+    """Let every engine report. That for pipelines inherits from it."""
+    engine = module.DeepSpeedEngine
+    watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
+    watch(engine, "scale", began=_scales, ended=_scaled)
+    watch(engine, "_take_model_step", began=_step_began, ended=_step_ended, shows=Capability.OPTIMIZER)
+    watch(engine, "save_checkpoint", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
+    watch(engine, "load_checkpoint", began=_load_began, ended=_ended)
+    watch(module, "clip_grad_norm_", ended=_clipped)
+
+
+def _backward_began(
+    engine: Any, loss: Any, retain_graph: bool = False, scale_wrt_gas: bool = True, **_: Any
+) -> bool:
+    """The engine reduces gradients after its backward pass; both are one phase."""
+    parts = engine.gradient_accumulation_steps() if scale_wrt_gas else 1
+    return loop.current().backward_began(loss if parts == 1 else loss.detach() / parts)
+
+
+def _backward_ended(began: bool | None, result: object, error: BaseException | None) -> None:
+    if began:
+        loop.current().backward_ended()
+
+
+def _scales(engine: Any, loss: Any) -> Any:
+    return loss
+
+
+def _scaled(loss: Any, result: Any, error: BaseException | None) -> None:
+    if error is None and result is not loss:
+        values.scaled(loss, result)
+
+
+def _step_began(engine: Any, *args: Any, **kwargs: Any) -> Any:
+    running = loop.current()
+    if running.stepping:
+        running.optimizers_raised()  # it does not step inside of another optimizer
+    running.optimizer_began(engine.optimizer, engine)
+    return engine
+
+
+def _step_ended(engine: Any, result: object, error: BaseException | None) -> None:
+    norm = getattr(engine.optimizer, "_global_grad_norm", None)  # of ZeRO, before clipping
+    if norm is not None:
+        values.clips(norm)
+    loop.current().optimizer_ended(engine.optimizer, engine)
+
+
+def _clipped(token: None, norm: Any, error: BaseException | None) -> None:
+    if error is None:
+        values.clips(norm)
+
+
+def _save_began(engine: Any, *args: Any, **kwargs: Any) -> Part:
+    return checkpoints.begin(SAVE)
+
+
+def _load_began(engine: Any, *args: Any, **kwargs: Any) -> Part:
+    return checkpoints.begin(LOAD)
+
+
+def _ended(part: Part | None, result: Any, error: BaseException | None) -> None:
+    if part is not None:
+        checkpoints.end(part, failed=error is not None)
