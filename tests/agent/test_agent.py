@@ -16,7 +16,8 @@ from rankwatch_agent.agent import Agent
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from support.agent.process import DEADLINE_SECONDS, FakeCollector, fetch, load, until
-from support.servers.otlp import Mode, numbers, otlp_receiver
+from support.servers.otlp import numbers, otlp_receiver
+from support.servers.receiver import Mode
 
 LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())
 
@@ -63,7 +64,7 @@ def test_unusable_files(tmp_path: Path) -> None:
     for config in (
         AgentConfig(listen=address, bearer_token_file=missing),
         AgentConfig(listen=address, tls_certificate=missing, tls_key=missing),
-        AgentConfig(listen=address, otlp_endpoint="http://127.0.0.1:1", otlp_headers_file=missing),
+        AgentConfig(listen=address, otlp_endpoint="http://127.0.0.1:1/v1/metrics", otlp_headers_file=missing),
     ):
         with pytest.raises(UserError, match=r"No such file or directory$"):
             Agent(config, [])

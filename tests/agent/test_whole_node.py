@@ -12,7 +12,7 @@ import pytest
 from rankwatch_agent.sources.rdma.collector import STATE_RETRY_SECONDS
 from support.agent.process import DEADLINE_SECONDS, fetch, until
 from support.gpu.nvml import FakeDriver, nvml_library
-from support.servers.otlp import Mode
+from support.servers.receiver import Mode
 from support.sources.whole_node import DCGM_WATTS, WholeNode, whole_node
 
 __all__ = ["nvml_library"]

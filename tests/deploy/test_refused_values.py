@@ -141,7 +141,7 @@ def test_chart_refuses(values: Mapping[str, Any], sentence: str) -> None:
             "privileges": {"hostNetwork": True},
         },
         {
-            "settings": {"otlp_endpoint": "http://a:1"},
+            "settings": {"otlp_endpoint": "http://a:1/v1/metrics"},
             "networkPolicy": {"egress": {"enabled": False}},
         },
         {"settings": {"nccl_ras_address": ["auto", "localhost:28028"]}},

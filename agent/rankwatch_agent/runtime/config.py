@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rankwatch.conventions import environment
 from rankwatch.settings import Effective, Setting, build, expect, read_environment, read_file, read_flags
@@ -222,6 +223,11 @@ class AgentConfig:
         for name in ("dcgm_endpoint", "otlp_endpoint", "traces_endpoint", "mlflow_endpoint", "dashboard_url"):
             known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
             expect(self, name, known, "a URL that begins with http:// or https://")
+        for name, path in (("otlp_endpoint", "/v1/metrics"), ("traces_endpoint", "/v1/traces")):
+            # As OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, and unlike OTEL_EXPORTER_OTLP_ENDPOINT, they are whole.
+            address = getattr(self, name)
+            whole = not address or _is_whole(address)
+            expect(self, name, whole, f"the whole address, such as http://collector:4318{path}")
         paired = (self.tls_key is None) == (self.tls_certificate is None)
         expect(self, "tls_key", paired, "a key with tls_certificate")
         expect(self, "tls_client_ca", self.tls_client_ca is None or bool(self.tls_key), "tls_certificate too")
@@ -298,3 +304,11 @@ def load_config(
     }
     given |= read_environment(AgentConfig, ENVIRONMENT_PREFIX, ours)
     return build(AgentConfig, given | read_flags(AgentConfig, flags))
+
+
+def _is_whole(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname and parts.path) and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that is none
+        return False

@@ -59,6 +59,13 @@ def test_the_directory_follows_the_training_process() -> None:
         ({"collectors": "tcp", "disabled_collectors": "tcp"}, "expected at least one that is not disabled"),
         ({"checkpoint_paths": "relative"}, "checkpoint_paths"),
         ({"otlp_endpoint": "collector:4318"}, "expected a URL that begins with http:// or https://"),
+        (
+            {"traces_endpoint": "http://collector:4318"},
+            "expected the whole address, such as http://collector:4318/v1/traces",
+        ),
+        ({"otlp_endpoint": "https://collector"}, "such as http://collector:4318/v1/metrics"),
+        ({"traces_endpoint": "http://[::1/v1/traces"}, "expected the whole address"),
+        ({"traces_endpoint": "http://a:http/v1/traces"}, "expected the whole address"),
         ({"tls_certificate": "/c"}, "tls_key = None from default: expected a key with tls_certificate"),
         ({"tls_client_ca": "/c"}, "expected tls_certificate too"),
         ({"log_level": "loud"}, "expected one of debug, info, warning, error"),

@@ -1,15 +1,12 @@
-"""A small real OTLP/HTTP receiver on loopback, which can also misbehave as endpoints do."""
+"""A receiver of metrics over OTLP/HTTP."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum, auto
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -19,20 +16,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from support.agent.process import until
-
-
-class Mode(Enum):
-    """What the receiver does with an export."""
-
-    ACCEPT = auto()
-    UNAVAILABLE = auto()
-    HANG = auto()
-    """Reads the request and never answers."""
-    GARBAGE = auto()
-    """Answers with something that is not HTTP."""
-    REDIRECT = auto()
-    ENDLESS = auto()
-    """Accepts, with a body that never ends."""
+from support.servers.receiver import Mode, Receiver
 
 
 class Export(NamedTuple):
@@ -53,84 +37,38 @@ class Export(NamedTuple):
         return attributes(self.request.resource_metrics[0].resource.attributes)
 
 
-class OtlpReceiver(ThreadingHTTPServer):
-    """Keeps every request. `mode` may change at any time."""
+class OtlpReceiver(Receiver):
+    """Keeps every request, those that it refuses too."""
 
-    daemon_threads = True
-    block_on_close = False
+    path = "/v1/metrics"
+    answer = ExportMetricsServiceResponse().SerializeToString()
 
     def __init__(self, mode: Mode) -> None:
-        self.mode = mode
         self.exports: list[Export] = []
-        self.released = threading.Event()
-        super().__init__(("127.0.0.1", 0), _Receiving)
+        super().__init__(mode)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1/metrics"
+    def receive(self, headers: Mapping[str, str], body: bytes, *, refused: bool) -> None:
+        """Keep a request."""
+        self.exports.append(Export(headers, ExportMetricsServiceRequest.FromString(body)))
 
     def wait(self, count: int) -> list[Export]:
         """The exports, once there are at least `count`."""
         until(lambda: len(self.exports) >= count, f"{count} exports have arrived")
         return list(self.exports)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Some tests are about clients that break off."""
-
-
-class _Receiving(BaseHTTPRequestHandler):
-    server: OtlpReceiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        mode = self.server.mode
-        request = ExportMetricsServiceRequest.FromString(body)
-        self.server.exports.append(Export(dict(self.headers), request))
-        if mode is Mode.HANG:
-            self.server.released.wait()
-        elif mode is Mode.GARBAGE:
-            self.wfile.write(b"\x00\xff no HTTP \r\n")
-        elif mode is Mode.ENDLESS:
-            self._endless()
-        else:
-            self._answer(mode)
-
-    def _answer(self, mode: Mode) -> None:
-        body = ExportMetricsServiceResponse().SerializeToString()
-        self.send_response({Mode.ACCEPT: 200, Mode.UNAVAILABLE: 503, Mode.REDIRECT: 308}[mode])
-        if mode is Mode.REDIRECT:
-            self.send_header("Location", "https://elsewhere.example/v1/metrics")
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _endless(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        while not self.server.released.wait(0.001):
-            self.wfile.write(b"x" * 1024)
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
-
 
 @contextlib.contextmanager
 def otlp_receiver(mode: Mode = Mode.ACCEPT) -> Iterator[OtlpReceiver]:
     """A receiver that listens for the length of the block. Exports to it must stop before its end."""
     receiver = OtlpReceiver(mode)
-    thread = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        receiver.released.set()
-        until(lambda: all(each.name != "otlp" for each in threading.enumerate()), "no export hangs any more")
-        receiver.shutdown()
-        receiver.server_close()
-        thread.join()
+    with receiver.listening():
+        try:
+            yield receiver
+        finally:
+            receiver.released.set()
+            until(
+                lambda: all(each.name != "otlp" for each in threading.enumerate()), "no export hangs any more"
+            )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -69,18 +72,63 @@ def build_resource(*, node: str, cluster: str, version: str) -> Resource:
     return Resource.create(attributes)
 
 
-def build_session() -> requests.Session:
+def build_session(adapter: DeadlineAdapter | None = None) -> requests.Session:
     """An HTTP session for the exporter. Proxies come from the environment, credentials do not.
 
-    It trusts neither the length of a response nor a redirect.
+    It trusts neither the length of a response, nor its pace, nor a redirect.
     """
     session = requests.Session()
+    adapter = adapter or DeadlineAdapter()
+    session.mount("http://", adapter)
+    session.mount("https://", adapter)
     # The body of a response is never read, so it is neither awaited nor kept, whatever its length.
     session.stream = True
     session.hooks["response"].append(_end_response)
     # Without this, a ~/.netrc replaces the Authorization of the headers file.
     session.auth = _same_request
     return session
+
+
+class DeadlineAdapter(requests.adapters.HTTPAdapter):
+    """Cuts a connection whose answer has not begun within the timeout.
+
+    The timeout of a socket is that of one read: a receiver that sends a byte a second never meets it.
+    """
+
+    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
+        """The pool of connections for a request."""
+        pool = super().get_connection_with_tls_context(*args, **options)
+        if not issubclass(pool.ConnectionCls, _Cut):
+            kind = type(pool.ConnectionCls.__name__, (_Cut, pool.ConnectionCls), {})
+            pool.ConnectionCls = kind
+        return pool
+
+
+class _Cut:
+    """In front of a class of connections."""
+
+    timeout: float
+    sock: socket.socket | None
+
+    def getresponse(self) -> Any:
+        too_late = threading.Event()
+        late = threading.Timer(self.timeout, self._cut, (too_late,))
+        late.daemon = True
+        late.start()
+        try:
+            response = super().getresponse()  # type: ignore[misc]
+            if too_late.is_set():  # the half of a header was taken for the whole
+                response.close()
+                raise TimeoutError(f"no answer within {self.timeout:.1f} s")
+            return response
+        finally:
+            late.cancel()
+
+    def _cut(self, happened: threading.Event) -> None:
+        happened.set()
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _end_response(response: requests.Response, **_: Any) -> None:

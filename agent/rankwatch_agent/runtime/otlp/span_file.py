@@ -28,6 +28,8 @@ class SpanFile:
     than `max_bytes`.
     """
 
+    pause_seconds = 0.0
+
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
         self._max_bytes = max_bytes // 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
 from enum import Enum, auto
+from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -17,12 +19,12 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
 from rankwatch import __version__
 from rankwatch.conventions.traces import Attribute, SpanName
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.otlp.endpoint import QuietFilter, build_session
+from rankwatch_agent.runtime.otlp.endpoint import DeadlineAdapter, QuietFilter, build_session
 from rankwatch_agent.runtime.otlp.export import OtlpSettings, headers_source
 from rankwatch_agent.runtime.spans import SpanQueue, TraceSpan
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 MAX_BATCH = 512
 _PAUSE_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
+_MOST_PAUSE_SECONDS = 300.0
+"""However long a receiver asks to be left alone."""
 _EXPORTER_LOGGER = logging.getLogger(OTLPSpanExporter.__module__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _KINDS = {SpanName.RUN.value: SpanKind.SERVER}
@@ -43,12 +47,27 @@ class Outcome(Enum):
     SENT = auto()
     REFUSED = auto()
     """The receiver does not have it: it may be sent again."""
+    TOO_LARGE = auto()
+    """As above, and the receiver wants smaller ones."""
     LOST = auto()
-    """The receiver may have it: to send it again could give it every span twice."""
+    """The receiver may have it, and to send it again could give it every span twice. Or it never takes it."""
+
+
+_OUTCOMES = {
+    400: Outcome.LOST,
+    422: Outcome.LOST,
+    413: Outcome.TOO_LARGE,
+}
+"""Of a failure, by status; any other one is of the receiver and not of the batch, so that it comes again."""
 
 
 class SpanSink(Protocol):
     """Takes batches of spans. One thread calls it."""
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long the receiver asked to be left alone, in its last answer."""
+        ...
 
     def send(self, spans: Sequence[ReadableSpan]) -> Outcome:
         """Hand over a batch; never raises."""
@@ -69,6 +88,7 @@ class SpanSender:
     def __init__(self, queue: SpanQueue, sinks: Sequence[SpanSink], resource: Resource) -> None:
         self._queue, self._sinks, self._resource = queue, sinks, resource
         self._scope = InstrumentationScope("rankwatch", __version__)
+        self._batch_size = MAX_BATCH
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp-spans", daemon=True)
 
@@ -90,28 +110,36 @@ class SpanSender:
         try:
             while not self._stopping.is_set():
                 if self._queue.wait(_PAUSE_SECONDS) and not self._send_batch():
-                    self._stopping.wait(_RETRY_SECONDS)
+                    self._stopping.wait(self._pause())
             while len(self._queue) and self._send_batch():
                 pass
         finally:
             _EXPORTER_LOGGER.removeFilter(quiet)
 
+    def _pause(self) -> float:
+        """How long to wait after a failure."""
+        return max(_RETRY_SECONDS, min(_MOST_PAUSE_SECONDS, *(sink.pause_seconds for sink in self._sinks)))
+
     def _send_batch(self) -> bool:
         """Send one batch; False if it failed."""
-        batch = self._queue.take(MAX_BATCH)
+        batch = self._queue.take(self._batch_size)
         if not batch:
             return True
         spans = [as_sdk_span(each, self._resource, self._scope) for each in batch]
-        outcomes = [sink.send(spans) for sink in self._sinks]
-        if all(each is Outcome.SENT for each in outcomes):
+        outcomes = {sink.send(spans) for sink in self._sinks}
+        if outcomes == {Outcome.SENT}:
             self._queue.count(sent=len(batch))
+            self._batch_size = min(MAX_BATCH, 2 * self._batch_size)
             return True
+        too_large = Outcome.TOO_LARGE in outcomes
+        if too_large:
+            self._batch_size = max(1, len(batch) // 2)
         # With two sinks, one of which has it, a second try would give it every span twice.
-        if all(each is Outcome.REFUSED for each in outcomes):
+        if outcomes == {Outcome.REFUSED} or (outcomes == {Outcome.TOO_LARGE} and len(batch) > 1):
             self._queue.give_back(batch)
         else:
             self._queue.count(dropped=len(batch))
-        return False
+        return too_large
 
 
 def as_sdk_span(span: TraceSpan, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
@@ -150,59 +178,84 @@ class OtlpSpans:
         self._exporter = self._connect()
         self._log_limit = LogLimit()
 
+    @property
+    def pause_seconds(self) -> float:
+        """As the receiver's Retry-After says."""
+        return self._adapter.retry_after
+
     def send(self, spans: Sequence[ReadableSpan]) -> Outcome:
         """Send one batch, within the timeout."""
         if (headers := self._current_headers()) != self._headers:
             self._headers = headers
             previous, self._exporter = self._exporter, self._connect()
             previous.shutdown()  # type: ignore[no-untyped-call]
-        self._adapter.perhaps_received = False
+        self._adapter.begin()
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             return Outcome.SENT
         if self._log_limit.allows("failed"):
             # The address without user name and password.
             host = urlsplit(self._settings.endpoint).netloc.rpartition("@")[2]
-            logger.warning("could not send spans over OTLP to %s", host)
-        return Outcome.LOST if self._adapter.perhaps_received else Outcome.REFUSED
+            logger.warning("could not send spans over OTLP to %s: %s", host, self._adapter.problem)
+        return self._adapter.outcome
 
     def close(self) -> None:
         """End a waiting retry and the idle connection."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _connect(self) -> OTLPSpanExporter:
-        session = build_session()
         self._adapter = _Attempts()
-        session.mount("http://", self._adapter)
-        session.mount("https://", self._adapter)
         return OTLPSpanExporter(
             endpoint=self._settings.endpoint,
             headers=dict(self._headers),
             timeout=self._settings.timeout_seconds,
             compression=Compression.Gzip,
-            session=session,
+            session=build_session(self._adapter),
         )
 
 
-class _Attempts(requests.adapters.HTTPAdapter):
-    """Notes whether the receiver may have taken a batch although no answer says so.
+class _Attempts(DeadlineAdapter):
+    """Notes what became of a batch: the exporter says only that it failed.
 
     The exporter tries again after any broken connection. This lets it do so only where none was made.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.perhaps_received = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Another batch follows."""
+        self.outcome = Outcome.LOST
+        """If it fails. What was never asked for could not be encoded."""
+        self.problem = "it could not be encoded"
+        self.retry_after = 0.0
 
     def send(self, *args: object, **options: object) -> requests.Response:
         """Send one request."""
         try:
-            return super().send(*args, **options)  # type: ignore[arg-type]
+            response = super().send(*args, **options)  # type: ignore[arg-type]
         except requests.ConnectionError as error:
             reason = getattr(error.args[0] if error.args else None, "reason", None)
+            self.problem = str(reason or error)
             if isinstance(reason, NewConnectionError | ConnectTimeoutError):
+                self.outcome = Outcome.REFUSED
                 raise
-            self.perhaps_received = True
+            untrusted = isinstance(reason, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(reason)
+            self.outcome = Outcome.REFUSED if untrusted else Outcome.LOST
             raise requests.RequestException(f"the connection broke off: {error}") from error
-        except requests.Timeout:
-            self.perhaps_received = True
+        except requests.Timeout as error:
+            self.outcome, self.problem = Outcome.LOST, str(error)
             raise
+        self._note_answer(response)
+        return response
+
+    def _note_answer(self, response: requests.Response) -> None:
+        status = response.status_code
+        self.outcome = _OUTCOMES.get(status, Outcome.REFUSED)
+        self.problem = f"it answers with status {status}"
+        if status == HTTPStatus.NOT_FOUND:
+            self.problem += "; does the address lack /v1/traces?"
+        elif 300 <= status < 400:
+            self.problem += ", a redirect; set the final address"
+        with contextlib.suppress(ValueError):  # a date, which no receiver is known to send
+            self.retry_after = max(0.0, float(response.headers.get("Retry-After", "0")))

@@ -17,7 +17,8 @@ from rankwatch_agent.runtime.otlp.endpoint import EXPORTER_LOGGER, QUIET_SECONDS
 from rankwatch_agent.runtime.otlp.export import OtlpExport, OtlpSettings, load_headers, parse_headers
 from rankwatch_agent.runtime.supervisor import Snapshot
 from support.agent.process import DEADLINE_SECONDS, ManualClock, load, until, values
-from support.servers.otlp import Mode, OtlpReceiver, numbers, otlp_receiver, refusing_url
+from support.servers.otlp import OtlpReceiver, numbers, otlp_receiver, refusing_url
+from support.servers.receiver import Mode
 
 FOR_EVER = 3600.0
 LOAD = ("rankwatch.host.load1", frozenset[tuple[str, str]]())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from rankwatch_agent.runtime.otlp import spans as sending
 from rankwatch_agent.runtime.otlp.endpoint import build_resource
@@ -16,8 +18,9 @@ from rankwatch_agent.runtime.otlp.span_file import SpanFile
 from rankwatch_agent.runtime.otlp.spans import OtlpSpans, SpanSender, SpanSink
 from rankwatch_agent.runtime.spans import SpanLink, SpanQueue, TraceSpan
 from support.agent.process import DEADLINE_SECONDS, until
-from support.servers.otlp import Mode, refusing_url
-from support.servers.spans import check_traces, span_receiver
+from support.servers.otlp import refusing_url
+from support.servers.receiver import Mode
+from support.servers.spans import SpanReceiver, check_traces, span_receiver
 
 RESOURCE = build_resource(node="n1", cluster="c1", version="1.2.3")
 
@@ -74,7 +77,7 @@ def test_spans_arrive(tmp_path: Path) -> None:
     assert receiver.headers[0]["x-scope-orgid"] == "team"
 
 
-@pytest.mark.parametrize("mode", [Mode.UNAVAILABLE, Mode.REDIRECT])
+@pytest.mark.parametrize("mode", [Mode.UNAVAILABLE, Mode.REDIRECT, Mode.NOT_FOUND])
 def test_refused_spans_come_later(mode: Mode) -> None:
     """A receiver that says no does not have them, so they are kept and sent again, each once."""
     queue = SpanQueue(1000)
@@ -87,7 +90,7 @@ def test_refused_spans_come_later(mode: Mode) -> None:
     assert (len(receiver.spans), queue.dropped) == (5, 0)
 
 
-@pytest.mark.parametrize("mode", [Mode.HANG, Mode.GARBAGE])
+@pytest.mark.parametrize("mode", [Mode.HANG, Mode.DRIBBLE, Mode.GARBAGE])
 def test_perhaps_received_spans_are_not_sent_twice(mode: Mode) -> None:
     """A receiver without a proper answer may have them. Once lost is better than twice there."""
     queue = SpanQueue(1000)
@@ -99,6 +102,99 @@ def test_perhaps_received_spans_are_not_sent_twice(mode: Mode) -> None:
         until(lambda: queue.sent == 1, "the next one arrives")
         assert receiver.requests == 2
     check_traces(receiver.spans)
+
+
+def test_too_large_batches_are_halved() -> None:
+    """A receiver that takes small requests only gets all spans, in several."""
+    queue = SpanQueue(1000)
+    with span_receiver(Mode.TOO_LARGE) as receiver:
+        receiver.most = 3000
+        queue.add(map(span, range(1, 200)))
+        with sender(queue, to(receiver.url)):
+            until(lambda: queue.sent == 199, "all arrive")
+    check_traces(receiver.spans)
+    assert (len(receiver.spans), queue.dropped) == (199, 0)
+
+
+def test_single_span_that_is_too_large() -> None:
+    """It is dropped and counted, and those behind it arrive."""
+    queue = SpanQueue(1000)
+    with span_receiver(Mode.TOO_LARGE) as receiver:
+        receiver.most = 3000
+        queue.add([span(1)._replace(attributes={"rankwatch.run": "x" * 5000}), span(2), span(3)])
+        with sender(queue, to(receiver.url)):
+            until(lambda: queue.sent == 2, "the others arrive")
+    assert queue.dropped == 1
+
+
+def test_invalid_batch_is_dropped() -> None:
+    """A batch that a receiver calls invalid never becomes valid: it must not hold up those behind it."""
+    queue = SpanQueue(1000)
+    with span_receiver(Mode.INVALID) as receiver, sender(queue, to(receiver.url)):
+        queue.add([span(1)])
+        until(lambda: queue.dropped == 1, "it is dropped")
+        receiver.mode = Mode.ACCEPT
+        queue.add([span(2)])
+        until(lambda: queue.sent == 1, "the next one arrives")
+    assert [each.span for each in receiver.spans] == [f"{2:016x}"]
+
+
+def test_span_that_cannot_be_encoded() -> None:
+    """It costs its batch, and nothing behind it."""
+    queue = SpanQueue(1000)
+    with span_receiver() as receiver, sender(queue, to(receiver.url)):
+        queue.add([span(1)._replace(start=1 << 70, end=1 << 70)])
+        until(lambda: queue.dropped == 1, "it is dropped")
+        queue.add([span(2)])
+        until(lambda: queue.sent == 1, "the next one arrives")
+
+
+def test_receiver_that_wants_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left alone for as long as it says, and no longer than is sensible."""
+    monkeypatch.setattr(sending, "_MOST_PAUSE_SECONDS", 1000.0)
+    queue = SpanQueue(1000)
+    pauses: list[float] = []
+    with span_receiver(Mode.TOO_MANY) as receiver, sender(queue, to(receiver.url, timeout=0.2)) as started:
+        receiver.retry_after = "86400"
+        wait = started._stopping.wait
+        monkeypatch.setattr(started._stopping, "wait", lambda seconds: pauses.append(seconds) or wait(0.02))
+        queue.add([span(1)])
+        until(lambda: bool(pauses), "it waits")
+        receiver.mode = Mode.ACCEPT
+        until(lambda: queue.sent == 1, "it arrives")
+    assert pauses[0] == 1000.0
+    assert len(receiver.spans) == 1
+
+
+def test_unknown_certificate(caplog: pytest.LogCaptureFixture) -> None:
+    """The receiver has not got the spans: they are kept, and the log says why."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    queue = SpanQueue(1000)
+    receiver = SpanReceiver(Mode.ACCEPT)
+    receiver.secure(context)
+    with receiver.listening(), sender(queue, to(receiver.url, timeout=2.0)):
+        queue.add([span(1)])
+        until(lambda: "certificate" in caplog.text, "the log says so")
+        until(lambda: len(queue) == 1, "it waits")
+    assert (receiver.requests, queue.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.NOT_FOUND, Mode.REDIRECT])
+def test_log_names_the_reason(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+    """One line: the receiver without credentials, its answer, and for a wrong path what to look at."""
+    queue = SpanQueue(1000)
+    with span_receiver(mode) as receiver:
+        url = receiver.url.replace("http://", "http://user:secret@")
+        with sender(queue, to(url, timeout=0.5)):
+            queue.add([span(1)])
+            until(lambda: receiver.requests >= 2, "the receiver refuses")
+    (line,) = [each.getMessage() for each in caplog.records if each.name == sending.__name__]
+    assert f"127.0.0.1:{receiver.server_port}" in line
+    assert "secret" not in line
+    expected = {Mode.NOT_FOUND: "404; does the address lack /v1/traces?", Mode.REDIRECT: "redirect"}[mode]
+    assert expected in line
 
 
 def test_receiver_dies_and_returns() -> None:
