@@ -50,12 +50,27 @@ class Operation:
         self.finished = False
         """Of a lasting operation: what it left to the background is done."""
         self._stages: deque[_Stage] = deque(maxlen=_MOST_STAGES)
+        self._waits: deque[tuple[str, float]] = deque(maxlen=1)
+        """Stage and beginning of the wait of the training thread that is under way."""
         self._unrecorded = [True]
 
     def stage(self, name: str, began: float, ended: float, *, size: int = 0, failed: bool = False) -> None:
         """Add a stage of this many bytes."""
         self.size += size
         self._stages.append(_Stage(name, began, ended, self.size, failed))
+
+    def wait_begins(self, stage: str, moment: float) -> None:
+        """The training thread waits for what goes on in the background."""
+        self._waits.append((stage, moment))
+
+    def wait_ends(self, moment: float) -> None:
+        """It goes on, or what it waits for has ended: whichever thread calls this first."""
+        try:
+            stage, began = self._waits.pop()  # atomic
+        except IndexError:
+            return
+        self.blocked_seconds += moment - began
+        self.stage(stage, began, moment)
 
     def record(self, run: Run) -> None:
         """Write the stages and the operation into the black box. Later calls do nothing."""
@@ -179,10 +194,31 @@ class Checkpoints:
         if operation.finished:
             return
         operation.ended = self.clock()
+        operation.wait_ends(operation.ended)
         operation.failed |= failed
         operation.finished = True
         if operation.returned:
             self._record(operation)
+
+    def wait_begins(self, operation: Operation, stage: str) -> AbstractContextManager[None] | None:
+        """A thread is about to wait for a lasting operation. Returns what `wait_ends` needs; None if it does
+        not hold training up, or what it is part of counts as blocking already."""
+        if not _on_training_thread() or self.current() is not None or operation.finished:
+            return None
+        self.begins()
+        phase = nullcontext() if self._run is None else self._run.phase(CHECKPOINT)
+        phase.__enter__()
+        operation.wait_begins(stage, self.clock())
+        return phase
+
+    def wait_ends(
+        self, operation: Operation, phase: AbstractContextManager[None] | None, *, finishes: bool
+    ) -> None:
+        """It has waited. finishes: the operation has ended, so that `finish` counts the wait."""
+        if phase is not None:
+            phase.__exit__(None, None, None)
+            if not finishes:
+                operation.wait_ends(self.clock())
 
     @contextmanager
     def operation(self, name: str) -> Iterator[Operation]:

@@ -30,7 +30,7 @@ from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.checkpoints import CheckpointOperation
-from rankwatch.conventions import Capability
+from rankwatch.conventions import Capability, CheckpointStage
 from rankwatch.errors import UsageError
 from rankwatch.integrations.frameworks import StepsByStart, require
 from rankwatch.launchers import run_id
@@ -64,7 +64,7 @@ _ORBAX_TOTALS = {
 _ORBAX_SIZES = {"/jax/orbax/write/gbytes": "save", "/jax/checkpoint/read/gbytes": "load"}
 _ORBAX_WAIT = "/jax/orbax/write/blocking_wait_prev_duration_secs"
 _ORBAX_STAGES = {
-    _ORBAX_WAIT: "wait_previous",
+    _ORBAX_WAIT: CheckpointStage.WAIT_PREVIOUS,
     "/jax/orbax/write/blocking_d2h_duration_secs": "copy",
     "/jax/orbax/write/background_ts_duration_secs": "write",
     "/jax/orbax/write/background_finalize_secs": "finalize",

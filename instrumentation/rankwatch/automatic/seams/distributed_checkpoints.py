@@ -3,6 +3,7 @@
 Each function reports its start, its end and, some of them, an exception. Start and end have the same `uuid`;
 functions that call each other nest within a thread. An asynchronous save is one operation: from the call of
 `async_save`, which blocks training, until the future of the upload is done, in a thread or a process beside.
+If training waits for that future, or for the one of the copy, that blocks it, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -37,11 +39,13 @@ _MOST_UPLOADS = 16
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """The logger, and the two executors of asynchronous saves, which hold the future of the upload."""
+    """The logger, the two executors of asynchronous saves, which hold the future of the upload, and the reply
+    that holds the one of the copy."""
     package = "torch.distributed.checkpoint"
     return {
         f"{package}.logger": _listen,
         f"{package}.filesystem": _watch_writer,
+        f"{package}.state_dict_saver": _watch_reply,
         f"{package}._async_thread_executor": lambda module: _watch_executor(
             module, "_ThreadBasedAsyncCheckpointExecutor"
         ),
@@ -174,13 +178,23 @@ class DistributedCheckpoints(logging.Handler):
 
     def upload_began(self, future: Any) -> None:
         """`async_save` of this thread has got the future of its upload."""
-        call = next((each for each in self._calls if each.name == "async_save"), None)
-        part = None if call is None else call.part
-        upload = next((each for each in self._uploads if part and each.operation is part.operation), None)
+        upload = self._upload_of_call()
         if upload is not None:
             upload.future = future
             done = guarded("follow an asynchronous checkpoint", lambda ended: self._uploaded(upload, ended))
             future.add_done_callback(done)
+            _watch_waits(future, upload.operation, CheckpointStage.WAIT_PREVIOUS)
+
+    def staging_began(self, future: Any) -> None:
+        """`async_save` of this thread is about to return the future of its copy."""
+        upload = self._upload_of_call()
+        if upload is not None:
+            _watch_waits(future, upload.operation, CheckpointStage.SYNCHRONIZE_STAGING)
+
+    def _upload_of_call(self) -> Upload | None:
+        call = next((each for each in self._calls if each.name == "async_save"), None)
+        part = None if call is None else call.part
+        return next((each for each in self._uploads if part and each.operation is part.operation), None)
 
     def _uploaded(self, upload: Upload, future: Any) -> None:
         failed = future.cancelled() or future.exception() is not None
@@ -191,6 +205,38 @@ class DistributedCheckpoints(logging.Handler):
     def _finish(self, operation: Operation, *, failed: bool) -> None:
         self._uploads = [each for each in self._uploads if each.operation is not operation]
         checkpoints.finish(operation, failed=failed)
+
+
+def _watch_waits(future: Any, operation: Operation, stage: CheckpointStage) -> None:
+    """Watch the two methods of this future that wait for it, until it is done."""
+    finishes = stage is CheckpointStage.WAIT_PREVIOUS
+
+    def began() -> Any:
+        return None if future.done() else checkpoints.wait_begins(operation, stage)
+
+    def ended(phase: Any) -> None:
+        checkpoints.wait_ends(operation, phase, finishes=finishes and future.done())
+
+    what = "follow waits for an asynchronous checkpoint"
+    begins, ends = guarded(what, began), guarded(what, ended)
+    names = ("result", "exception")
+    for name in names:
+        setattr(future, name, partial(_wait, getattr(future, name), begins, ends))
+    future.add_done_callback(lambda done: [done.__dict__.pop(each, None) for each in names])
+
+
+def _wait(
+    call: Callable[..., Any],
+    began: Callable[[], Any],
+    ended: Callable[[Any], None],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    phase = began()
+    try:
+        return call(*args, **kwargs)
+    finally:
+        ended(phase)
 
 
 def _sizes(folder: str, rank: int) -> Iterator[int]:
@@ -221,6 +267,15 @@ def _watch_writer(module: ModuleType) -> None:
             distributed_checkpoints.wrote(sum(each.size_in_bytes for each in result.value()))
 
     watch(module._FileSystemWriter, "write_data", ended=wrote)
+
+
+def _watch_reply(module: ModuleType) -> None:
+    def made(_: object, staging_completion: Any, upload_completion: Any) -> None:
+        distributed_checkpoints.staging_began(staging_completion)
+
+    reply = getattr(module, "AsyncSaveResponse", None)  # older versions of torch have none
+    if reply is not None:
+        watch(reply, "__init__", began=made)
 
 
 def _watch_executor(module: ModuleType, name: str) -> None:

@@ -1,0 +1,142 @@
+"""Loops that wait for an asynchronous save of torch.distributed.checkpoint before the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox.layout import RecordKind
+from support.automatic.programs import errors, run_program, saved
+from support.training.blackbox import of_kind
+
+pytest.importorskip("torch.distributed.checkpoint")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+WAITED, IMPATIENT, DONE, FAILED, STAGED = 10, 20, 30, 40, 50
+PROGRAM = f"""
+import threading
+from concurrent.futures import TimeoutError
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+def until_main_waits(times=1):
+    main = threading.main_thread().ident
+    while times:
+        frame, names = sys._current_frames()[main], set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        if names & {{"result", "exception"}}:
+            times -= 1
+        time.sleep(0.005)
+
+class Slow(dcp.FileSystemWriter):
+    # Writes once the training thread waits for it.
+    def write_data(self, plan, planner):
+        until_main_waits(4)
+        return super().write_data(plan, planner)
+
+class Failing(Slow):
+    def write_data(self, plan, planner):
+        until_main_waits()
+        raise OSError(28, "No space left on device")
+
+def main():
+    dist.init_process_group("gloo")
+    state = {{"model": {{"weight": torch.arange(4096.0)}}}}
+    step({WAITED})
+    upload = dcp.async_save(state, storage_writer=Slow(HERE + "/waited"))
+    step({WAITED} + 1)
+    assert upload.result() is not None
+    assert upload.result() is not None
+    step({IMPATIENT})
+    upload = dcp.async_save(state, storage_writer=Slow(HERE + "/impatient"))
+    try:
+        upload.result(timeout=0.001)
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("the save was not slow")
+    upload.exception()
+    step({DONE})
+    upload = dcp.async_save(state, checkpoint_id=HERE + "/done")
+    while not upload.done():
+        time.sleep(0.001)
+    upload.result()
+    step({FAILED})
+    upload = dcp.async_save(state, storage_writer=Failing(HERE + "/failed"))
+    try:
+        upload.result()
+    except BaseException as error:  # torch raises one that is no Exception
+        assert "No space left" in str(error), error
+    step({STAGED})
+    try:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    except ImportError:
+        return
+    class SlowStager(DefaultStager):
+        def _stage(self, *args, **kwargs):
+            until_main_waits()
+            return super()._stage(*args, **kwargs)
+    stager = SlowStager(StagingOptions(False, False, True, False))
+    reply = dcp.async_save(state, checkpoint_id=HERE + "/staged", async_stager=stager)
+    reply.staging_completion.result()
+    step({STAGED} + 1)
+    reply.upload_completion.result()
+    stager.close()
+
+if __name__ == "__main__":
+    main()
+    step()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (found,) = run_program(PROGRAM, tmp_path_factory.mktemp("waits"))
+    assert errors(found) == 0
+    return found
+
+
+def waits(box: Path, step: int) -> list[tuple[float, float]]:
+    """Beginning and end of the waits for the save of a step, which all count as blocking."""
+    *stages, operation = (each for each in saved(box) if each.step == step)
+    assert operation.operation == "save" and not operation.stage
+    found = [(each.start, each.end) for each in stages if each.stage == "wait_previous"]
+    assert all(operation.start < start <= end <= operation.end for start, end in found)
+    assert operation.blocked_seconds > sum(end - start for start, end in found)
+    assert operation.blocked_seconds <= operation.end - operation.start
+    return found
+
+
+def test_wait(box: Path) -> None:
+    """The wait for the save before is a stage of that save, and phase `checkpoint` of the loop."""
+    ((start, end),) = waits(box, WAITED)
+    phases = [each for each in of_kind(box, RecordKind.PHASE) if each.name == "checkpoint"]
+    assert any(each.start <= start and end <= each.end + 0.1 for each in phases)
+
+
+def test_wait_with_a_timeout(box: Path) -> None:
+    """Each wait counts, also one that gives up."""
+    assert len(waits(box, IMPATIENT)) == 2
+
+
+def test_no_wait(box: Path) -> None:
+    """Nothing is waited for where the save has ended."""
+    assert waits(box, DONE) == []
+
+
+def test_failed_save(box: Path) -> None:
+    """An exception of the save reaches the loop that waits for it, and the wait counts."""
+    assert len(waits(box, FAILED)) == 1
+
+
+def test_wait_for_staging(box: Path) -> None:
+    """A loop that waits for the copy before it changes the weights is blocked by that, too."""
+    found = [each for each in saved(box) if each.step == STAGED]
+    if not found:
+        pytest.skip("this torch has no stager that copies in the background")
+    assert [each.stage for each in found].count("synchronize_staging") == 1
+    waits(box, STAGED)
