@@ -26,6 +26,7 @@ from rankwatch.logs import context, lines
 from rankwatch.logs.capture import keep_lines
 from rankwatch.rank_gpu import RankGpu
 from rankwatch.run import Run
+from rankwatch.run_queue import RunQueueWait
 from rankwatch.trackers.rank_zero import watch_trackers
 
 _log = logging.getLogger("rankwatch")
@@ -37,6 +38,7 @@ def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool
     _install(run, "prepare the card", lambda: print_at_exit(lambda: _directory_of_rank_0(writer), os.environ))
     _install(run, "watch for the end of the process", lambda: _watch_end(run, writer))
     _install(run, "record the rank's GPU", lambda: _record_gpu(run, writer, gpu))
+    _install(run, "watch for lack of CPUs", lambda: _watch_run_queue(run, writer))
     _install(run, "wait for requests to profile", lambda: _profile_on_slow(run, writer))
     if "torch" not in sys.modules:
         return
@@ -94,6 +96,14 @@ def _write_crash(run: Run, writer: Writer) -> None:
     stacks = lifecycle.StacksOnCrash(writer.path.with_suffix(lifecycle.CRASHED_SUFFIX))
     lifecycle.on_fork(stacks.release)
     run.when_ended(stacks.close)
+
+
+def _watch_run_queue(run: Run, writer: Writer) -> None:
+    try:
+        wait = RunQueueWait(writer)
+    except (OSError, ValueError, IndexError):
+        return  # not every kernel measures it
+    run.after_steps(wait.resolve)
 
 
 def _record_gpu(run: Run, writer: Writer, gpu: str | None) -> None:

@@ -21,6 +21,7 @@ from rankwatch_diagnosis.run.processes import (
     Processes,
     contention,
     cpu_pressure,
+    lacks_cpus,
     look_again,
     look_at,
     with_processes,
@@ -41,6 +42,7 @@ from rankwatch_diagnosis.run.waiting import (
 )
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.words import share_lost
 
 _STANDS = (State.HANG, State.DESYNC)
 _OTHERS_SHOWN = 2
@@ -111,9 +113,9 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
     why = _why(state, ranks, boxes, hang, straggler)
-    lacking = contention(processes)
-    if state is RunState.RUNNING and lacking and not ranks:
-        why = f"{lacks_cpus(lacking)}; {why}"
+    lacking = contention(boxes, processes)
+    if state is RunState.RUNNING and lacking:
+        why = "; ".join((why, lacks_cpus(lacking)) if ranks else (lacks_cpus(lacking), why))
     return RunVerdict(
         run=boxes.run,
         state=state,
@@ -247,9 +249,8 @@ def _why(
             return f"{unclear(straggler)}{_and_others(straggler)}"
         named = straggler.ranks and straggler.slowdown >= DEFAULT.least_slowdown
         where = f", {listed(straggler.ranks)}" if named else ""
-        cost = f"{straggler.slowdown - 1.0:.1%}"
         cause = f"{straggler.cause_and_phase}{where}{_and_others(straggler)}"
-        return f"it is {cost} slower than it could be; cause: {cause}"
+        return f"it is {share_lost(straggler)} slower than it could be; cause: {cause}"
     counts = Counter(_state_of(each, boxes) for each in boxes.by_rank.values())
     states = ", ".join(
         f"{count} {'rank is' if count == 1 else 'ranks are'} {name}" for name, count in counts.items()
@@ -257,14 +258,6 @@ def _why(
     if state in (RunState.TERMINATED, RunState.ENDED) and hang.state in _STANDS and hang.ranks:
         return f"{states}; at the end {_waited(hang)}"  # a stall, or the moment at which it was ended
     return states
-
-
-def lacks_cpus(contention: Mapping[str, object]) -> str:
-    """The sentence about contention of the host's CPUs."""
-    share = contention["cpu_wait_share"]
-    pressure = contention.get("cpu_pressure_share")
-    of_host = f", and some task here did in {pressure:.0%} of the last minute" if pressure is not None else ""
-    return f"the CPUs of this host are contended: its ranks wait {share:.0%} of their time for one{of_host}"
 
 
 def _and_others(straggler: Verdict) -> str:

@@ -20,7 +20,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
 
 _STANDS = (State.HANG, State.DESYNC)
-CONTENDED_SHARE = 0.1
+CONTENDED_SHARE = 0.05
 """Part of their time that ranks wait for a CPU. On a host with CPUs to spare it stays below 0.01."""
 _CONTENDED_PRESSURE = 0.2
 """Part of the last minute in which some task of the host waited for a CPU."""
@@ -128,19 +128,29 @@ def _blocked(facts: ProcessFacts) -> str:
     return f"is blocked in the kernel{where}: a thread of it stays in state D, and no signal wakes it"
 
 
-def contention(seen: Processes) -> dict[str, object]:
-    """What shows that the ranks here lack CPUs, ready for JSON; empty where they have enough.
+def contention(boxes: Boxes, seen: Processes) -> dict[str, object]:
+    """What shows that the ranks lack or lacked CPUs, ready for JSON; empty where they have enough.
 
     The ranks themselves must wait, not only some task of the host; and of late, not only when they began.
+    What a rank has recorded itself counts first: it leaves out the time before its run.
     """
-    shares = {
-        rank: each.cpu_wait_share for rank, each in seen.facts.items() if each.cpu_wait_share is not None
-    }
+    of_processes = {rank: each.cpu_wait_share for rank, each in seen.facts.items()}
+    of_boxes = {rank: each.now.cpu_wait_share for rank, each in boxes.by_rank.items()}
+    recorded = {rank: share for rank, share in of_boxes.items() if share is not None}
+    shares = {rank: share for rank, share in (of_processes | recorded).items() if share is not None}
     typical = median(shares.values()) if shares else 0.0
     if typical < CONTENDED_SHARE or (seen.pressure is not None and seen.pressure < _CONTENDED_PRESSURE):
         return {}
     found = {"cpu_wait_share": typical, "cpu_pressure_share": seen.pressure}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def lacks_cpus(found: Mapping[str, object]) -> str:
+    """The sentence about contention of the host's CPUs."""
+    share = found["cpu_wait_share"]
+    pressure = found.get("cpu_pressure_share")
+    of_host = f", and some task here did in {pressure:.0%} of the last minute" if pressure is not None else ""
+    return f"CPUs are contended: the ranks wait {share:.0%} of their time for one{of_host}"
 
 
 def cpu_pressure(procfs: Path = Path("/proc")) -> float | None:

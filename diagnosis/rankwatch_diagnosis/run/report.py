@@ -15,11 +15,10 @@ from rankwatch_diagnosis.run.engine import (
     GONE,
     RunState,
     RunVerdict,
-    lacks_cpus,
     listed,
     worst_anomaly,
 )
-from rankwatch_diagnosis.run.processes import CONTENDED_SHARE
+from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.run.visibility import visible_lines
 from rankwatch_diagnosis.straggler.report import rank_seconds
@@ -182,7 +181,8 @@ def _since(found: Verdict | FoundCause) -> str:
 
 def _cost(found: Verdict | FoundCause) -> str:
     lost = rank_seconds(found.lost_rank_seconds or 0.0)
-    return f"{(found.slowdown or 1.0) - 1.0:.1%}, {lost} rank-seconds lost"
+    most = "at most " if isinstance(found, Verdict) and found.is_bound else ""
+    return f"{most}{(found.slowdown or 1.0) - 1.0:.1%}, {lost} rank-seconds lost"
 
 
 def _waiting(verdict: RunVerdict) -> str:

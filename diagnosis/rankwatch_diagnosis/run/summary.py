@@ -21,9 +21,12 @@ from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler
 from rankwatch_diagnosis.run.phases import phase_table
+from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 from rankwatch_diagnosis.run.visibility import capabilities, unseen_parts
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
+from rankwatch_diagnosis.straggler.words import share_lost
 
 MOST_LINES = 14
 """One more says what to do next."""
@@ -61,6 +64,8 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "stalls", _stalls(straggler, _last_pause(boxes))
     yield "checkpoints", _checkpoints(boxes)
     yield "not visible", "; ".join(unseen_parts(capabilities(boxes)))
+    lacking = contention(boxes, Processes())
+    yield "cpus", lacks_cpus(lacking) if lacking else ""
     yield "verdict", _verdict(straggler) if table else ""
 
 
@@ -222,10 +227,12 @@ def _verdict(found: Verdict | None) -> str:
         return "nothing is seen to slow it down"
     if found.cause is Cause.INCONCLUSIVE:
         return f"inconclusive: {found.evidence.get('why', 'the boxes do not show what slows it down')}"
-    ranks = f" rank {', '.join(map(str, found.ranks[:8]))}" if found.ranks else ""
     others = len(found.others)
+    if found.slowdown < DEFAULT.least_slowdown and not others:
+        return f"nothing that was found costs the run {DEFAULT.least_slowdown - 1.0:.0%}"
+    ranks = f" rank {', '.join(map(str, found.ranks[:8]))}" if found.ranks else ""
     more = f", and {others} more cause{'' if others == 1 else 's'}" if others else ""
-    return f"{found.cause_and_phase}{ranks}: {found.slowdown - 1.0:.1%} slower for it{more}"
+    return f"{found.cause_and_phase}{ranks}: {share_lost(found)} slower for it{more}"
 
 
 def _milliseconds(seconds: float) -> str:

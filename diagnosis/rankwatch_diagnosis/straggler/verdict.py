@@ -79,6 +79,11 @@ class Verdict:
         return _in_words(self.cause, self.phase)
 
     @property
+    def is_bound(self) -> bool:
+        """True if the run would gain the cost at most, because there was nothing to compare with."""
+        return bool(self.evidence.get("slowdown_is_upper_bound"))
+
+    @property
     def others(self) -> tuple[FoundCause, ...]:
         """Causes beside the one in the head that are certain and cost enough to be a verdict themselves."""
         least = DEFAULT.least_slowdown

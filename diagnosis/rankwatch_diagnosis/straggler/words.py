@@ -58,12 +58,18 @@ def sentence(found: Verdict) -> str:
     return one if len(found.ranks) == 1 else several
 
 
+def share_lost(found: Verdict) -> str:
+    """By how much the run is slower for it: `3.4%`, `at most 3.4%`, `less than 0.1%`."""
+    ratio = found.slowdown - 1.0
+    cost = f"{ratio:.1%}" if ratio >= 0.0005 else "less than 0.1%"
+    return f"at most {cost}" if found.is_bound else cost
+
+
 def cost_sentence(found: Verdict) -> str:
     """What it costs, and since when; empty where it costs nothing."""
     if found.slowdown <= 1.0:
         return ""
-    ratio = found.slowdown - 1.0
-    cost = f"{ratio:.1%}" if ratio >= 0.0005 else "less than 0.1%"
+    cost = share_lost(found)
     since = "" if found.first_step is None else f", since step {found.first_step}"
     lost = rank_seconds(found.lost_rank_seconds)
     return f"the run is {cost} slower for it{since}; {lost} rank-seconds lost"

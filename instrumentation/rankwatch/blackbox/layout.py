@@ -142,6 +142,8 @@ class Now(IntEnum):
     """Number of the name of the lifecycle event that ended the run; 0 until then."""
     TARGET_STEPS = 14
     """Steps that the run is to reach, where it has learned them after its start; 0: as in the header."""
+    CPU_WATCHED = 15
+    """Seconds for which the wait of the training thread was watched; 0: not at all, and in older boxes."""
     ALLOCATOR_SAMPLED = 16
     """When the following five were sampled from torch's allocator of GPU memory, a moment; 0 until then."""
     ALLOCATOR_ALLOCATED = 17
@@ -154,6 +156,8 @@ class Now(IntEnum):
     """Times that the allocator gave back all cached memory and tried again."""
     ALLOCATOR_OUT_OF_MEMORY = 21
     """Times that even this did not suffice."""
+    CPU_WAITED = 22
+    """Seconds of CPU_WATCHED in which the thread was ready to run and had no CPU."""
     CAPABILITIES = 24
     """First word of a table: word CAPABILITIES + c is what is known of the capability at position c of its
     enumeration. 0: unknown yet, 1: visible, UNSEEN + r: not visible for the reason at position r of `Unseen`.

@@ -126,6 +126,7 @@ class Reader:
             target_steps=max(0, integers[Now.TARGET_STEPS]),
             names_refused=max(0, integers[Now.NAMES_REFUSED]),
             capabilities=_capabilities(integers),
+            cpu_wait_share=_cpu_wait_share(floats),
             groups=tuple(self._groups(integers, floats)),
         )
 
@@ -297,6 +298,11 @@ def _allocator(integers: memoryview[int], floats: memoryview[float]) -> Allocato
         return None
     words = integers[Now.ALLOCATOR_ALLOCATED : Now.ALLOCATOR_OUT_OF_MEMORY + 1]
     return AllocatorNow(*(max(0, each) for each in words))
+
+
+def _cpu_wait_share(floats: memoryview[float]) -> float | None:
+    waited, watched = floats[Now.CPU_WAITED], floats[Now.CPU_WATCHED]
+    return min(1.0, waited / watched) if 0.0 <= waited < END_OF_TIME and 0.0 < watched < END_OF_TIME else None
 
 
 def _capabilities(integers: memoryview[int]) -> dict[Capability, Unseen | None]:

@@ -96,6 +96,8 @@ class NowBlock:
     """Times that a name found the table of names full, so that its record has no name."""
     capabilities: Mapping[Capability, Unseen | None] = field(default_factory=dict)
     """Capability -> why it is not visible; None where it is visible. Those that are unknown are left out."""
+    cpu_wait_share: float | None = None
+    """Part of its time in which the training thread was ready to run and had no CPU; None: not measured."""
     groups: tuple[GroupNow, ...] = ()
     """Process groups in which an operation was enqueued, in the order of their first operations."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.blackbox.layout import Now
 from rankwatch.conventions import RankState
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
@@ -159,14 +160,17 @@ def test_processes_of_a_bundle(tmp_path: Path) -> None:
     assert any(line.endswith(", process in state T in do_signal_stop") for line in lines(verdict))
 
 
+NO_BOXES = Boxes(run="job", world_size=4, by_rank={}, skipped={}, first_reason="", copied=False, moment=None)
+
+
 def test_contention_of_cpus() -> None:
     """The ranks themselves wait for CPUs, and the host had too few of them in the last minute."""
     waits = {number: replace(SLEEPS, cpu_wait_share=0.3) for number in range(4)}
-    assert contention(Processes(facts=waits, pressure=0.6)) == {
+    assert contention(NO_BOXES, Processes(facts=waits, pressure=0.6)) == {
         "cpu_wait_share": 0.3,
         "cpu_pressure_share": 0.6,
     }
-    assert contention(Processes(facts=waits)) == {"cpu_wait_share": 0.3}
+    assert contention(NO_BOXES, Processes(facts=waits)) == {"cpu_wait_share": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,20 @@ def test_contention_of_cpus() -> None:
 def test_no_contention(shares: list[float], pressure: float) -> None:
     """One sign alone is no contention of the ranks."""
     facts = {number: replace(SLEEPS, cpu_wait_share=share) for number, share in enumerate(shares)}
-    assert contention(Processes(facts=facts, pressure=pressure)) == {}
+    assert contention(NO_BOXES, Processes(facts=facts, pressure=pressure)) == {}
+
+
+def test_contention_in_boxes(tmp_path: Path) -> None:
+    """What ranks have recorded of their run counts before the life of their processes, also after the end."""
+    ranks = [RankBox(tmp_path, number) for number in range(3)]
+    for number, each in enumerate(ranks):
+        each.writer.floats[Now.CPU_WATCHED] = 50.0
+        each.writer.floats[Now.CPU_WAITED] = 4.0 + number
+        each.writer.unlock()
+    boxes = boxes_seen(tmp_path, dict.fromkeys(range(3), 0.0))
+    busy_start = {number: replace(SLEEPS, cpu_wait_share=0.9) for number in range(3)}
+    for seen in (Processes(), Processes(facts=busy_start)):
+        assert contention(boxes, seen) == {"cpu_wait_share": pytest.approx(0.1)}
 
 
 def test_pressure_of_the_last_minute(tmp_path: Path) -> None:

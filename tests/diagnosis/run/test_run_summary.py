@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import rankwatch
-from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions import Capability, Cause, Unseen
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
 from rankwatch_diagnosis.run.summary import MOST_LINES, summary_lines
+from rankwatch_diagnosis.straggler.verdict import Verdict
 
 
 def record(directory: Path, *, rank: int = 0, world: int = 1, pause: float = 0.0, save: bool = False) -> None:
@@ -130,3 +131,35 @@ def test_what_is_not_visible(tmp_path: Path) -> None:
     assert as_json(verdict)["capabilities"] == {
         "steps": "visible", "loss": "replaced", "gradient_norm": "replaced", "work": "unknown_format",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Verdict(cause=Cause.SLOW_RANK, ranks=(1,), slowdown=1.2), "slow_rank rank 1: 20.0% slower for it"),
+        (
+            Verdict(cause=Cause.SLOW_RANK, ranks=(1,), slowdown=1.001),
+            "nothing that was found costs the run 1%",
+        ),
+        (
+            Verdict(cause=Cause.NETWORK, slowdown=2.5, evidence={"slowdown_is_upper_bound": True}),
+            "network: at most 150.0% slower for it",
+        ),
+    ],
+    ids=["slow rank", "below 1 %", "bound"],
+)
+def test_verdict(found: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims no more than the engine: a bound is called one, and what costs nothing names nobody."""
+    monkeypatch.setattr("rankwatch_diagnosis.run.summary.judge_straggler", lambda *_: found)
+    record(tmp_path)
+    assert parts(tmp_path)["verdict"].split(maxsplit=1)[1] == words
+
+
+def test_lack_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that waited for CPUs says so beside its verdict."""
+    monkeypatch.setattr("rankwatch.run_queue.RunQueueWait._waited", lambda _: time.monotonic() * 0.3)
+    monkeypatch.setattr("rankwatch.run_queue.SAMPLE_SECONDS", 0.0)
+    record(tmp_path)
+    assert parts(tmp_path)["cpus"].split(maxsplit=1)[1] == (
+        "CPUs are contended: the ranks wait 30% of their time for one"
+    )
