@@ -9,19 +9,17 @@ class Elsewhere:
     """Their steps, kept until the training thread comes to where they count."""
 
     def __init__(self) -> None:
-        self._stepped: dict[int, float] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._stepped)
+        self.pending: dict[int, float] = {}
+        """Moment of the step by optimizer."""
 
     def stepped(self, optimizer: int, moment: float) -> None:
         """An optimizer, named as `Iterations` names it, has stepped. Any thread calls this."""
-        self._stepped[optimizer] = moment
+        self.pending[optimizer] = moment
 
     def count(self, iterations: Iterations | None, moment: float = 0.0) -> None:
         """Count these steps as steps of the loop, ended at this moment or when the last one did. None: a
         framework counts its steps itself."""
-        steps, self._stepped = self._stepped, {}
+        steps, self.pending = self.pending, {}
         if iterations is None:
             return
         for optimizer in steps:

@@ -45,6 +45,8 @@ class Evaluation:
         self._last = 0.0
         """End of the last forward pass without gradient."""
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest: Callable[[], Any] = lambda: None
+        """Returns the module that trained last: looking into the set costs more."""
         self._parameters: set[int] = set()
         """Ids of the parameters that were trained."""
 
@@ -94,7 +96,7 @@ class Evaluation:
 
     def trains(self, module: Any = None) -> None:
         """Training goes on: a forward pass of this module with gradient, a backward pass, an optimizer."""
-        if module is not None and module not in self._known:
+        if module is not None and module is not self._latest():
             self._learn(module)
         if self._candidate:
             found = None if self._candidate_module is None else self._candidate_module()
@@ -123,8 +125,10 @@ class Evaluation:
         self._began = self._candidate = 0.0
 
     def _learn(self, module: Any) -> None:
-        self._known.add(module)
-        self._parameters.update(id(each) for each in module.parameters() if each.requires_grad)
+        self._latest = weakref.ref(module)
+        if module not in self._known:
+            self._known.add(module)
+            self._parameters.update(id(each) for each in module.parameters() if each.requires_grad)
 
     def _was_trained(self, module: Any) -> bool:
         """By the first of its parameters: a module and its wrapper share them."""

@@ -120,7 +120,7 @@ def lead(name: str) -> Lead | None:
 
 
 def leads() -> bool:
-    """True while a framework leads, or evaluates on its own account."""
+    """True while a framework knows its steps, batches and loss itself: it leads, or evaluates."""
     return _lead is not None or _evaluation.depth > 0
 
 

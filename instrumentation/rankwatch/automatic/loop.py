@@ -6,6 +6,7 @@ training one count only where an optimizer steps. The first backward pass or opt
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class Loop:
 
     def fetch_began(self) -> float:
         """The loop asks for a batch. Returns what `fetch_ended` needs; 0 if it is no wait of its own."""
-        if self._off or self._fetching or not self._thread.is_here() or _is_led():
+        if self._off or self._fetching or not self._thread.is_here() or leading.leads():
             return 0.0
         if self._forward.running or self._in_backward:
             return 0.0
@@ -110,7 +111,7 @@ class Loop:
             self._begin_forward(module)
             return True
         self._forward.enter()
-        if not self.stepping and not _is_led():
+        if not self.stepping and not leading.leads():
             self._evaluation.forward_began(module, self._waits.last_began)
             self._evaluated_iterator = self._waits.last_iterator()
             self._drop_waits_of_evaluation()
@@ -132,7 +133,7 @@ class Loop:
             return False
         self._fetching = False
         self._in_backward = True
-        if not _is_led():
+        if not leading.leads():
             self._trains(moment)
         self._forward.backward_began(moment)
         self._phases.backward.begin(self._clock())
@@ -149,7 +150,7 @@ class Loop:
         self._phases.backward.end(moment)
         self._forward.backward_ended()
         visibility.sees(Capability.BACKWARD)
-        if self._elsewhere:
+        if self._elsewhere.pending:
             visibility.cannot_see(Capability.OPTIMIZER, Unseen.IN_BACKWARD)
             self._count_elsewhere(moment)
 
@@ -185,11 +186,11 @@ class Loop:
                 self._phases.optimizer.end(moment)
             visibility.sees(Capability.OPTIMIZER)
             self.updates += 1
-            if not _is_led():
+            if not leading.leads():
                 trained = trained_by(optimizer)
                 self._iterations.stepped(id(trained), moment, trained)
             _report(values.stepped, optimizer if self._updated else None)
-            if _is_led():
+            if leading.leads():
                 _report(values.write, self._run)
 
     def update_began(self, scaler: object) -> bool:
@@ -270,7 +271,7 @@ class Loop:
     def _trains(self, moment: float) -> None:
         """Training goes on at this moment, so the waits before were for training."""
         assert self._iterations is not None
-        if self._elsewhere:
+        if self._elsewhere.pending:
             self._count_elsewhere()
         if checkpoints.waiting:
             checkpoints.settle()
@@ -297,7 +298,7 @@ class Loop:
 
     def _begin_forward(self, module: Any) -> None:
         moment = self._clock()
-        if not _is_led():
+        if not leading.leads():
             self._evaluation.trains(module)
             if self._phases is not None and self._backwards:
                 self._trains(moment)
@@ -308,7 +309,7 @@ class Loop:
         assert self._iterations is not None
         moment = self._clock()
         self._fetching = False
-        if not _is_led():
+        if not leading.leads():
             self._count_elsewhere()
             self._iterations.steps(id(trained_by(optimizer)))
             if not self._iterations.pending:
@@ -330,8 +331,8 @@ class Loop:
             self._thread.stepped_elsewhere()
 
     def _count_elsewhere(self, moment: float = 0.0) -> None:
-        if self._elsewhere and self._iterations is not None:
-            self._elsewhere.count(None if _is_led() else self._iterations, moment)
+        if self._elsewhere.pending and self._iterations is not None:
+            self._elsewhere.count(None if leading.leads() else self._iterations, moment)
 
     def _count_backward(self) -> None:
         self._backwards += 1
@@ -348,17 +349,7 @@ def _report(call: Callable[[Any], Any], what: Any) -> Any:
         return None
 
 
-def _is_led() -> bool:
-    """True while a framework knows its steps, batches and loss itself."""
-    return leading.leads()
-
-
-_loop: Loop | None = None
-
-
+@functools.cache  # faster than a test in Python
 def current() -> Loop:
     """The loop of this process."""
-    global _loop
-    if _loop is None:
-        _loop = Loop()
-    return _loop
+    return Loop()

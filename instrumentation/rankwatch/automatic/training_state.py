@@ -34,6 +34,17 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_plain_tensor(value: object) -> bool:
+    """True for a tensor of torch that holds all its elements, unlike a DTensor."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return False
+    # The first test spares the others, and a failed search for an attribute.
+    return type(value) is torch.Tensor or (
+        isinstance(value, torch.Tensor) and not hasattr(value, "placements")
+    )
+
+
 def _any_holds(values: Iterable[object], depth: int) -> bool:
     return any(holds_training_state(each, depth - 1) for each in islice(values, _MOST_ITEMS))
 

@@ -15,9 +15,9 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
+from rankwatch.automatic.training_state import is_plain_tensor, is_tensor
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import LOSS, Capability, Unseen
 from rankwatch.disabled import DisabledRun
@@ -54,17 +54,17 @@ class Values:
         """The tensor, or tensors, that a backward pass starts from."""
         if not self.finds_loss:
             return
-        for each in loss if isinstance(loss, list | tuple) else (loss,):
+        for each in loss if isinstance(loss, (list, tuple)) else (loss,):
             unscaled = self._unscaled(each)
             if unscaled is not None:
                 self._add(unscaled)
 
     def scaled(self, loss: object, result: object) -> None:
         """A gradient scaler has multiplied the loss. The result is what `backward` will be given."""
-        if isinstance(loss, list | tuple) and isinstance(result, list | tuple):
+        if isinstance(loss, (list, tuple)) and isinstance(result, (list, tuple)):
             for before, after in zip(loss, result, strict=False):
                 self.scaled(before, after)
-        elif _is_tensor(loss) and _is_tensor(result):
+        elif is_tensor(loss) and is_tensor(result):
             self._scaled.append((weakref.ref(result), loss.detach()))  # type: ignore[attr-defined]
 
     def clips(self, norm: object) -> None:
@@ -129,10 +129,12 @@ class Values:
         """The loss before a gradient scaler multiplied it; None, with a note, if it cannot be told."""
         if not self._scaled:
             return loss
+        if len(self._scaled) == 1 and self._scaled[0][0]() is loss:
+            return self._scaled.popleft()[1]
         found = next((before for result, before in self._scaled if result() is loss), None)
         alive = [each for each in self._scaled if each[0]() is not None and each[0]() is not loss]
         self._scaled = deque(alive, maxlen=_MOST_SCALED)
-        if found is None and _is_tensor(loss):
+        if found is None and is_tensor(loss):
             visibility.cannot_see(Capability.LOSS, Unseen.UNKNOWN_SCALE)
         return found
 
@@ -144,7 +146,7 @@ class Values:
             visibility.cannot_see(Capability.LOSS, Unseen.DEVICE)  # adding them up would wait for one of them
         else:
             self._losses.append(value)
-            self._in_64_bits |= not _is_tensor(loss) or loss.element_size() > 4  # type: ignore[attr-defined]
+            self._in_64_bits |= not is_tensor(loss) or loss.element_size() > 4  # type: ignore[attr-defined]
 
     def _hold(self, name: str, index: int, value: Any) -> None:
         self._held.append((name if index == 0 else f"{name}_{index + 1}", value))
@@ -170,7 +172,7 @@ class Values:
 
 def _readable(value: Any, capability: Capability) -> Any:
     """A float, or a copy on the device of the value; None, with a note why, if it cannot be read."""
-    if isinstance(value, float | int):
+    if isinstance(value, (float, int)):
         visibility.sees(capability)
         return float(value)
     why = _obstacle(value)
@@ -179,27 +181,29 @@ def _readable(value: Any, capability: Capability) -> Any:
             visibility.cannot_see(capability, why)
         return None
     visibility.sees(capability)
-    if hasattr(value, "to_local"):
-        value = value.to_local()
+    value = _local(value)
     return float(value.item()) if value.is_cpu else value.detach().clone()
 
 
 def _obstacle(value: Any) -> Unseen | None:
-    if not _is_tensor(value):
+    plain = is_plain_tensor(value)
+    if not plain and not is_tensor(value):
         return Unseen.UNKNOWN_FORMAT
     if value.numel() != 1:
         return Unseen.SEVERAL_ELEMENTS
-    placements: Iterable[Any] = getattr(value, "placements", ())
-    if not all(each.is_replicate() for each in placements):
+    if not plain and not all(each.is_replicate() for each in value.placements):
         return Unseen.COLLECTIVE
     if value.is_cpu or value.is_cuda:
         return None
     return Unseen.DEVICE
 
 
-def _is_tensor(value: object) -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def _local(value: Any) -> Any:
+    """This rank's part of a tensor. Where gradients are recorded, a DTensor would make a node for it."""
+    if is_plain_tensor(value) or not hasattr(value, "to_local"):
+        return value
+    with sys.modules["torch"].no_grad():
+        return value.to_local()
 
 
 def _device(value: Any) -> Any:
@@ -221,7 +225,7 @@ def _total_norm(norms: list[Any]) -> Any:
 
     Groups that are clipped by one norm, such as those of several meshes, share its memory.
     """
-    places = {_place(each): each for each in norms}
+    places = {_place(each): each for each in norms} if len(norms) > 1 else dict(enumerate(norms))
     values = [_readable(each, Capability.GRADIENT_NORM) for each in places.values()]
     if not values or any(each is None for each in values):
         return None
@@ -233,8 +237,8 @@ def _total_norm(norms: list[Any]) -> Any:
 
 
 def _place(value: Any) -> int:
-    local = value.to_local() if hasattr(value, "to_local") else value
-    return local.data_ptr() if _is_tensor(local) else id(value)
+    local = _local(value)
+    return int(local.data_ptr()) if is_tensor(local) else id(value)
 
 
 values = Values()

@@ -6,10 +6,10 @@ tell, nothing is recorded: a wrong amount of work would hide a slow rank, or nam
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rankwatch.automatic.training_state import is_plain_tensor
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import TOKENS, Capability, Unseen
 
@@ -27,13 +27,13 @@ def amounts_of(batch: object) -> dict[str, float]:
     """
     amounts: dict[str, float] = {}
     inputs: Any = batch.get(_INPUTS) if isinstance(batch, Mapping) else None
-    if _is_plain(inputs) and inputs.dim() > 0:
+    if is_plain_tensor(inputs) and inputs.dim() > 0:
         amounts[SAMPLES] = float(inputs.shape[0])
         tokens = _tokens(inputs, batch.get(_MASK))  # type: ignore[attr-defined]
         if tokens is not None:
             amounts[TOKENS] = tokens
     else:
-        first = {each.shape[0] for each in _tensors(batch) if each.dim() > 0}
+        first = {shape[0] for each in _tensors(batch) if (shape := each.shape)}
         if len(first) == 1:
             amounts[SAMPLES] = float(first.pop())
     if amounts:
@@ -46,7 +46,7 @@ def amounts_of(batch: object) -> dict[str, float]:
 def _tokens(inputs: Any, mask: Any) -> float | None:
     if mask is None:
         return float(inputs.numel())
-    if not _is_plain(mask) or mask.shape != inputs.shape or not mask.is_cpu:
+    if not is_plain_tensor(mask) or mask.shape != inputs.shape or not mask.is_cpu:
         return None
     return float((mask != 0).sum().item())
 
@@ -56,16 +56,11 @@ def _tensors(batch: object) -> Iterator[Any]:
 
     Lists inside of it are left out: their tensors may be one for each sample.
     """
-    items = [batch] if _is_plain(batch) or isinstance(batch, Mapping) else batch
+    items = [batch] if is_plain_tensor(batch) or isinstance(batch, Mapping) else batch
     if not isinstance(items, (list, tuple)):
         return
     for each in items[:_MOST_TENSORS]:
-        if _is_plain(each):
+        if is_plain_tensor(each):
             yield each
         elif isinstance(each, Mapping):
-            yield from (value for value in list(each.values())[:_MOST_TENSORS] if _is_plain(value))
-
-
-def _is_plain(value: object) -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor) and not hasattr(value, "placements")
+            yield from (value for value in list(each.values())[:_MOST_TENSORS] if is_plain_tensor(value))

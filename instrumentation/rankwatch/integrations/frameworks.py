@@ -41,7 +41,7 @@ def take_lead(name: str, *, added: bool) -> Lead | None:
     """Let a framework lead, see `rankwatch.automatic.leading.lead`. added: the script itself has added the
     callback, so the run that the script has started is meant as well."""
     if added and recording.join_script():
-        loop._loop = None  # what it has seen belongs to no run
+        loop.current.cache_clear()  # what it has seen belongs to no run
     return leading.lead(name)
 
 

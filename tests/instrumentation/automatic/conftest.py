@@ -24,7 +24,8 @@ def recorded(run: rankwatch.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from rankwatch.automatic.seams import optimizers as optimizer_hooks
 
     monkeypatch.setattr(forward, "look", forward.look)
-    monkeypatch.setattr(loop, "_loop", loop.Loop(lambda: run))
+    recording = loop.Loop(lambda: run)
+    monkeypatch.setattr(loop, "current", lambda: recording)
     hooks = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
     before = [each.copy() for each in hooks]
     call = torch.nn.Module.__call__

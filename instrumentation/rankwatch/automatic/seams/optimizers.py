@@ -22,6 +22,7 @@ _STEPS = (
 )
 """Functions that are on the stack while an optimizer steps: part of the name, which the compiler extends, and
 end of the file."""
+_FILES = tuple(file for _, file in _STEPS)
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
@@ -56,7 +57,9 @@ def is_inside_step(own_frames: int) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if any(name in code.co_name and code.co_filename.endswith(file) for name, file in _STEPS):
+        if code.co_filename.endswith(_FILES) and any(  # few frames pass the first test
+            name in code.co_name and code.co_filename.endswith(file) for name, file in _STEPS
+        ):
             own_frames -= 1
             if own_frames < 0:
                 return True
