@@ -58,7 +58,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     table = phase_table(boxes, rows)
     yield "ranks", _ranks(boxes)
     yield "step", _phases(table)
-    yield "throughput", _throughput(boxes, table)
+    yield "throughput", _throughput(boxes) if table else ""
     yield "worst rank", _worst_rank(rows)
     straggler = judge_straggler(boxes, rows) if table else None
     yield "stalls", _stalls(straggler, _last_pause(boxes))
@@ -100,20 +100,24 @@ def _phases(table: Mapping[str, Any]) -> str:
     return f"{_milliseconds(table['step_seconds'])}: {shown} (last {table['steps']} steps)"
 
 
-def _throughput(boxes: Boxes, table: Mapping[str, Any]) -> str:
-    if not table or table["step_seconds"] <= 0.0:
-        return ""
-    parts = [f"{1.0 / table['step_seconds']:.4g} steps/s"]
-    rates: dict[str, float] = defaultdict(float)
+def _throughput(boxes: Boxes) -> str:
+    """Per second that went by, the pauses between steps included."""
+    steps: list[float] = []
+    work: dict[str, float] = defaultdict(float)
     for box in boxes.by_rank.values():
-        for unit, rate in _work_rates(box).items():
-            rates[unit] += rate
-    order = sorted(rates, key=lambda unit: (unit not in ("samples", TOKENS), unit))[:_UNITS_SHOWN]
-    return ", ".join([*parts, *(f"{rates[unit]:,.0f} {unit}/s" for unit in order)])
+        per_second, amounts = _rates(box)
+        if per_second:
+            steps.append(per_second)
+        for unit, rate in amounts.items():
+            work[unit] += rate
+    if not steps:
+        return ""
+    order = sorted(work, key=lambda unit: (unit not in ("samples", TOKENS), unit))[:_UNITS_SHOWN]
+    return ", ".join([f"{median(steps):.4g} steps/s", *(f"{work[unit]:,.0f} {unit}/s" for unit in order)])
 
 
-def _work_rates(box: Box) -> dict[str, float]:
-    """Work per second by unit, over the steps in the box, the pauses between them included."""
+def _rates(box: Box) -> tuple[float, Mapping[str, float]]:
+    """Steps per second, and work per second by unit, over the steps in the box."""
     steps: dict[int, tuple[float, float]] = {}
     amounts: list[tuple[str, int, float]] = []
     for record in box.records:
@@ -122,13 +126,16 @@ def _work_rates(box: Box) -> dict[str, float]:
         elif record.kind == RecordKind.WORK:
             amount, step = layout.WORK.unpack_from(record.payload)
             amounts.append((box.names.get(record.name, ""), step, amount))
+    if not steps:
+        return 0.0, {}
+    seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
+    if seconds <= 0.0:
+        return 0.0, {}
     found: dict[str, float] = defaultdict(float)
-    if steps:
-        seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
-        for unit, step, amount in amounts:
-            if unit and step in steps and seconds > 0.0 and 0.0 <= amount < math.inf:
-                found[unit] += amount / seconds
-    return found
+    for unit, step, amount in amounts:
+        if unit and step in steps and 0.0 <= amount < math.inf:
+            found[unit] += amount / seconds
+    return len(steps) / seconds, found
 
 
 def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
