@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from support.loops.comparison import losses, misplaced_steps
+from support.loops.comparison import compare, first_seconds, losses, misplaced_steps, step_seconds
 from support.loops.recorded import Recorded, self_seconds
-from support.loops.running import Witnessed
+from support.loops.running import Outcome, Witnessed
 
 TRUE = Witnessed(
     steps=2,
@@ -45,6 +45,31 @@ def test_misplaced_steps() -> None:
     assert "step 1 begins" in wrong
     (wrong,) = misplaced_steps(_box((0, 1.1, 2.9), (2, 3.5, 5.9)), TRUE)
     assert wrong == "numbers [0, 2]"
+
+
+def test_update_around_its_passes() -> None:
+    """An update may contain the passes of its last batch, as in Lightning."""
+    intervals = [
+        (name, step + began, step + ended)
+        for step in (1.0, 4.0)
+        for name, began, ended in (
+            ("forward", 0.0, 0.3),
+            ("optimizer", 0.5, 1.9),
+            ("forward", 0.6, 0.9),
+        )
+    ]
+    assert misplaced_steps(_box((0, 0.9, 2.9), (1, 4.0, 5.9)), TRUE._replace(intervals=intervals)) == []
+
+
+def test_compared_phases() -> None:
+    """Each phase of the later steps is compared with the stopwatch, per step of each rank."""
+    ends = [(float(each), 0.0) for each in range(10, 15)]
+    true = TRUE._replace(steps=5, step_ends=ends, intervals=[("forward", 0.0, 9.0), ("forward", 11.2, 11.6)])
+    box = _box()._replace(intervals=[("forward", 0.0, 1.0), ("forward", 11.2, 11.5)])
+    outcome = Outcome(0, "", "", [true, true], [box, box])
+    found = compare(outcome, ("forward", "backward"))
+    assert found == {"forward": (pytest.approx(0.75), pytest.approx(-0.1 / 3))}
+    assert (step_seconds(outcome), first_seconds(outcome)) == (1.0, 11.0)
 
 
 def test_losses() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
 from typing import NamedTuple
 
 from .recorded import Recorded, self_seconds
 from .running import Outcome, Witnessed
 
-_WARM_UP = 2
+WARM_UP = 2
 """First steps that are left out where times are compared."""
 PHASES = ("forward", "backward", "optimizer")
 
@@ -50,35 +52,62 @@ def misplaced_steps(box: Recorded, true: Witnessed) -> list[str]:
     first = steps[0][0]
     if [number for number, _, _ in steps] != list(range(first, first + len(steps))):
         wrong.append(f"numbers {[number for number, _, _ in steps]}")
-    after = 0.0
+    after = before = 0.0
     for (number, began, ended), (done, _) in zip(steps, true.step_ends, strict=True):
-        updates = [start for name, start, _ in true.intervals if name == "optimizer" and after < start < done]
-        forwards = [end for name, _, end in true.intervals if name == "forward" and after < end < done]
+        updates = [
+            start for name, start, _ in true.intervals if name == "optimizer" and before < start < done
+        ]
+        forwards = [end for name, _, end in true.intervals if name == "forward" and before < end < done]
         if not updates[-1] <= ended <= done:
             wrong.append(f"step {number} ends {ended - done:+.4f} s from its end")
         if not after <= began <= forwards[0]:
             wrong.append(
                 f"step {number} begins {began - forwards[0]:+.4f} s from the end of its first forward"
             )
-        after = updates[-1]
+        after, before = updates[-1], done
     return wrong
 
 
-def shares(outcome: Outcome, names: Sequence[str]) -> dict[str, float]:
-    """Recorded seconds of each phase over the stopwatch's, all ranks together; 0 where nothing is seen.
+class Compared(NamedTuple):
+    """What was recorded of a phase, beside the stopwatch of the same process; all ranks together."""
+
+    share: float
+    """Recorded seconds over those of the stopwatch; 0 where nothing is seen."""
+    excess: float
+    """Recorded seconds beyond those of the stopwatch, per step and rank."""
+
+
+def compare(outcome: Outcome, names: Sequence[str]) -> dict[str, Compared]:
+    """Compare each of these phases that the stopwatch knows. Time of a phase inside of another counts once.
 
     The first steps do not count: the first call of many a function takes long, and the black box is opened.
     """
-    seen, true = [], []
+    seen, true, steps = [], [], 0
     for box, witness in zip(outcome.boxes, outcome.witnessed, strict=True):
-        warm = witness.step_ends[_WARM_UP - 1][0]
+        warm = witness.step_ends[WARM_UP - 1][0]
         seen.append(self_seconds([each for each in box.intervals if each[1] >= warm]))
         true.append(self_seconds([each for each in witness.intervals if each[1] >= warm]))
-    return {
-        name: sum(each.get(name, 0.0) for each in seen) / whole
-        for name in names
-        if (whole := sum(each.get(name, 0.0) for each in true))
-    }
+        steps += witness.steps - WARM_UP
+    found = {}
+    for name in names:
+        ours, theirs = (sum(each.get(name, 0.0) for each in ranks) for ranks in (seen, true))
+        if theirs:
+            found[name] = Compared(ours / theirs, (ours - theirs) / steps)
+    return found
+
+
+def step_seconds(outcome: Outcome) -> float:
+    """Median of the steps of all ranks, without the first."""
+    ends = [[end for end, _ in each.step_ends[WARM_UP - 1 :]] for each in outcome.witnessed]
+    return median(after - before for rank in ends for before, after in pairwise(rank))
+
+
+def first_seconds(outcome: Outcome) -> float:
+    """From the first phase to the end of the steps that are left out elsewhere; the mean of the ranks."""
+    return fmean(
+        each.step_ends[WARM_UP - 1][0] - min(began for _, began, _ in each.intervals)
+        for each in outcome.witnessed
+    )
 
 
 def same_bits(one: Outcome, other: Outcome) -> bool:

@@ -54,12 +54,12 @@ for step in range(STEPS):
             loss = torch.nn.functional.cross_entropy(output, classes) / accumulate
         with witness.phase("backward"):
             loss.backward()
-        losses.append(loss)
+        losses.append(loss.detach())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with witness.phase("optimizer"):
         optimizer.step()
     optimizer.zero_grad()
-    witness.loss(sum(each.item() for each in losses))
+    witness.loss(torch.sum(torch.stack(losses)))  # as torchtitan does
     witness.end_step()
     if dist.get_rank() == 0:
         print(f"step {step} loss {witness.losses[-1]:.6f}", flush=True)

@@ -55,16 +55,14 @@ while iteration < STEPS:
             net_d.zero_grad()
             label = torch.full((len(data),), 1.0)
             with witness.phase("forward"):
-                output = net_d(data)
-            error_real = criterion(output, label)
+                error_real = criterion(net_d(data), label)
             with witness.phase("backward"):
                 error_real.backward()
             with witness.phase("forward"):
                 fake = net_g(torch.randn(len(data), 8))
             label.fill_(0.0)
             with witness.phase("forward"):
-                output = net_d(fake.detach())
-            error_fake = criterion(output, label)
+                error_fake = criterion(net_d(fake.detach()), label)
             with witness.phase("backward"):
                 error_fake.backward()
             error_d = error_real + error_fake
@@ -74,8 +72,7 @@ while iteration < STEPS:
             net_g.zero_grad()
             label.fill_(1.0)
             with witness.phase("forward"):
-                output = net_d(fake)
-            error_g = criterion(output, label)
+                error_g = criterion(net_d(fake), label)
             with witness.phase("backward"):
                 error_g.backward()
             with witness.phase("optimizer"):

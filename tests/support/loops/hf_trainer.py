@@ -1,9 +1,15 @@
-"""Hugging Face's Trainer: accumulation, clipping, evaluation and checkpoints every few steps."""
+"""Hugging Face's Trainer: accumulation, clipping, evaluation and checkpoints every few steps.
+
+The forward hook stands in `compute_loss`, the method that users override to compute a loss of their own: a
+hook inside of the model would miss what DistributedDataParallel does around it. The optimizer hook stands in
+the two callbacks right before and after `optimizer.step()`. The loss is the tensor that the Trainer adds up
+for its logs, on this rank; with `logging_steps=1` it holds one step.
+"""
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +25,15 @@ set_seed(13)
 
 class Model(GPT2LMHeadModel):
     def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
-        with witness.phase("forward") if self.training else nullcontext():
-            output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
-            output.loss = slow(output.loss)
+        output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
+        output.loss = slow(output.loss)
         return output
+
+
+class Hooked(Trainer):  # type: ignore[misc]
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        with witness.phase("forward") if model.training else nullcontext():
+            return super().compute_loss(model, *args, **kwargs)
 
 
 def examples(count: int) -> list[dict[str, torch.Tensor]]:
@@ -38,12 +49,20 @@ def collate(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 class Witnessing(TrainerCallback):  # type: ignore[misc]
     """Counts what the trainer reports."""
 
+    def __init__(self) -> None:
+        self.update = ExitStack()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.update.enter_context(witness.phase("optimizer"))
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.update.close()
+
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         witness.begin_step()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        witness.loss(sum(parts))
-        parts.clear()
+        witness.loss(trainer._tr_loss)
         witness.end_step()
 
 
@@ -76,9 +95,8 @@ arguments = TrainingArguments(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 slow_updates(optimizer)
-witness.time_updates(optimizer)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
-trainer = Trainer(
+trainer = Hooked(
     model=model,
     args=arguments,
     data_collator=collate,
@@ -87,14 +105,11 @@ trainer = Trainer(
     optimizers=(optimizer, scheduler),
     callbacks=[Witnessing()],
 )
-parts: list[float] = []
-"""Of this rank's loss in the step, one for each accumulated batch. The log holds the mean of all ranks."""
 _backward, _evaluate, _save = trainer.accelerator.backward, trainer.evaluate, trainer._save_checkpoint
 _get_batch_samples = trainer.get_batch_samples
 
 
 def backward(loss: torch.Tensor, **kwargs: Any) -> None:
-    parts.append(loss.item())
     with witness.phase("backward"):
         _backward(loss, **kwargs)
 
@@ -117,3 +132,4 @@ trainer.accelerator.backward, trainer.evaluate, trainer._save_checkpoint = backw
 trainer.get_batch_samples = get_batch_samples
 trainer.train()
 witness.finish(model)
+torch.distributed.destroy_process_group()

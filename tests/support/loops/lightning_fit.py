@@ -1,18 +1,23 @@
-"""Lightning's `fit`: accumulation, clipping, validation and checkpoints every few steps."""
+"""Lightning's `fit`: accumulation, clipping, validation and checkpoints every few steps.
+
+The hooks stand in the methods of a LightningModule that users write: forward is the body of `training_step`
+with its `self.log`, backward is `backward`, and the optimizer is `optimizer_step`. Lightning runs the first
+two inside of the third, so the time of an update is what is left there. The wait is that for the iterator of
+the data loader.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from parts import STEPS, Classifier, Vectors, pause, slow_updates
-from torch.utils.data import DataLoader, default_collate
+from parts import STEPS, Classifier, Vectors, slow_collate, slow_updates
+from torch.utils.data import DataLoader
 from witness import Witness
 
 warnings.filterwarnings("ignore")
@@ -32,13 +37,17 @@ class Module(pl.LightningModule):
         inputs, classes = batch
         with witness.phase("forward"):
             loss = torch.nn.functional.cross_entropy(self.model(inputs), classes)
-        self.losses.append(loss.detach())
-        self.log("train_loss", loss)
-        return loss
+            self.losses.append(loss.detach())
+            self.log("train_loss", loss)
+            return loss
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         with witness.phase("backward"):
             super().backward(loss, *args, **kwargs)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        with witness.phase("optimizer"):
+            super().optimizer_step(*args, **kwargs)
 
     def validation_step(self, batch: Any, index: int) -> None:
         inputs, classes = batch
@@ -55,19 +64,14 @@ class Witnessing(pl.Callback):
 
     def __init__(self) -> None:
         self.begun = False
-        self.update = ExitStack()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if not self.begun:
             witness.begin_step()
         self.begun = True
 
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        self.update.enter_context(witness.phase("optimizer"))
-
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         assert isinstance(module, Module)
-        self.update.close()
         if len(module.losses) == accumulate:
             witness.loss(torch.stack(module.losses).mean())
             module.losses.clear()
@@ -77,11 +81,9 @@ class Witnessing(pl.Callback):
                 print(f"step {trainer.global_step} loss {witness.losses[-1]:.6f}", flush=True)
 
 
-def collate(batch: list[Any]) -> Any:
-    validating = trainer.validating or trainer.sanity_checking
-    with nullcontext() if validating else witness.watch("data_wait"):
-        pause()
-        return default_collate(batch)
+class TimedLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return witness.batches(super().__iter__())
 
 
 module = Module()
@@ -120,7 +122,7 @@ trainer.save_checkpoint = save  # type: ignore[method-assign]
 trainer.fit_loop.epoch_loop.val_loop.run = validate  # type: ignore[method-assign]
 trainer.fit(
     module,
-    DataLoader(Vectors(16 * 64), batch_size=16, shuffle=True, collate_fn=collate),
-    DataLoader(Vectors(96), batch_size=16, collate_fn=collate),
+    TimedLoader(Vectors(16 * 64), batch_size=16, shuffle=True, collate_fn=slow_collate),
+    DataLoader(Vectors(96), batch_size=16, collate_fn=slow_collate),
 )
 witness.finish(module)

@@ -1,7 +1,8 @@
 """A training loop of nanoGPT's shape: batches from a memory-mapped file, without a DataLoader.
 
 The next batch is fetched between forward and backward. Gradients are accumulated, and DDP synchronises in the
-last micro-step only. The scaler is switched off. Rank 0 alone evaluates and saves.
+last micro-step only. The scaler is switched off. Rank 0 alone evaluates and saves. nanoGPT prints
+the loss of the last micro-batch, and calls it an approximation of their sum; here the sum is compared.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ while True:
             with witness.phase("forward"):
                 logits, loss = model(X, Y)
                 loss = loss / gradient_accumulation_steps
-            losses.append(loss)
+            losses.append(loss.detach())
             with witness.phase("data_wait"):
                 X, Y = get_batch("train")
             with witness.phase("backward"):
@@ -101,7 +102,7 @@ while True:
             scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        witness.loss(sum(each.item() for each in losses))
+        witness.loss(sum(losses))
     if master:
         print(f"iter {iter_num}: loss {losses[-1].item() * gradient_accumulation_steps:.4f}", flush=True)
     iter_num += 1

@@ -103,12 +103,6 @@ class Witness:
         with self.run.evaluation() if self.run else nullcontext(), self.watch("evaluation"):
             yield
 
-    def time_updates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Time the updates of an optimizer that a framework calls."""
-        watch = ExitStack()
-        optimizer.register_step_pre_hook(lambda *_: watch.enter_context(self.phase("optimizer")))
-        optimizer.register_step_post_hook(lambda *_: watch.close())
-
     # -- the end ------------------------------------------------------------------------------
 
     def finish(self, model: torch.nn.Module) -> None:
