@@ -17,20 +17,36 @@ from rankwatch.conventions import environment
 
 MOST_ATTEMPTS = 1_000_000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MOST_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 
 def attempt_by(env: Mapping[str, str]) -> int:
     """The number of the attempt, from 0, by what scheduler and launcher count. A variable that is no number
     counts as none."""
+    before, restarts, most_restarts = _counted(env)
+    return min(before * (most_restarts + 1) + restarts, MOST_ATTEMPTS)
+
+
+def most_attempts_by(env: Mapping[str, str]) -> int:
+    """How many attempts there may be, unless the scheduler starts the job again; 0 if the launcher does not
+    say."""
+    if _count(env, _MOST_RESTARTS) is None:
+        return 0
+    before, _, most_restarts = _counted(env)
+    return min((before + 1) * (most_restarts + 1), MOST_ATTEMPTS)
+
+
+def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """How often the scheduler has started the job before, how often torchrun has started the ranks since, and
+    how often it may."""
     started_before = _count(env, environment.ATTEMPT)
     if started_before is None:
         started_before = _count(env, "SLURM_RESTART_COUNT")
     if started_before is None:
         started_before = max(0, (_count(env, "AWS_BATCH_JOB_ATTEMPT") or 1) - 1)  # counts from 1
     restarts = _count(env, "TORCHELASTIC_RESTART_COUNT") or 0
-    most_restarts = max(restarts, _count(env, "TORCHELASTIC_MAX_RESTARTS") or 0)
-    return min(started_before * (most_restarts + 1) + restarts, MOST_ATTEMPTS)
+    return started_before, restarts, max(restarts, _count(env, _MOST_RESTARTS) or 0)
 
 
 def as_traceparent(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwatch import processes, torch_world
-from rankwatch.attempts import attempt_by
+from rankwatch.attempts import attempt_by, most_attempts_by
 from rankwatch.errors import IdentityError
 from rankwatch.identity import Identity, safe_run
 from rankwatch.launchers import Place, find_place, has_only_one_node, job_name, run_id
@@ -131,6 +131,7 @@ def _identity(given: Given, run: str, place: Place, env: Mapping[str, str]) -> I
         host=given.host or socket.gethostname(),
         short_name=job_name(env) or processes.script_name(),
         attempt=attempt_by(env),
+        most_attempts=most_attempts_by(env),
         coordinates=dict(given.coordinates),
     )
 

@@ -31,6 +31,8 @@ class Identity:
     """What people call the run: the name of its script or of its job. Not unique."""
     attempt: int = 0
     """Number of the start of the job, from 0; see `rankwatch.attempts`."""
+    most_attempts: int = 0
+    """How many there may be, as the launcher says; 0 if it does not."""
     coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Position in each parallel dimension: name -> (index, size), e.g. {"dp": (3, 8), "pp": (0, 2)}."""
 
@@ -41,6 +43,8 @@ class Identity:
             raise IdentityError(f"local rank {self.local_rank} is negative")
         if self.attempt < 0:
             raise IdentityError(f"attempt {self.attempt} is negative")
+        if self.most_attempts < 0:
+            raise IdentityError(f"number of attempts {self.most_attempts} is negative")
         for name, (index, size) in self.coordinates.items():
             if not 0 <= index < size:
                 raise IdentityError(f"coordinate {name}: index {index} does not fit size {size}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.attempts import as_traceparent, attempt_by
+from rankwatch.attempts import as_traceparent, attempt_by, most_attempts_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
@@ -36,6 +36,21 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_counted_by_the_launcher(env: dict[str, str], attempt: int) -> None:
     """A count that is no number is ignored: a wrong variable must not end the recording."""
     assert attempt_by(env) == attempt
+
+
+@pytest.mark.parametrize(
+    ("env", "most"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_MAX_RESTARTS": "0"}, 1),
+        ({"TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_RESTART_COUNT": "1"}, 3),
+        ({"TORCHELASTIC_MAX_RESTARTS": "2", "SLURM_RESTART_COUNT": "1"}, 6),
+        ({"TORCHELASTIC_MAX_RESTARTS": "many"}, 0),
+    ],
+)
+def test_most_attempts(env: dict[str, str], most: int) -> None:
+    """Only torchrun says how often it starts the ranks again. A requeued job begins to count anew."""
+    assert most_attempts_by(env) == most
 
 
 def test_requeued_job_never_repeats_a_number() -> None:
@@ -109,9 +124,10 @@ class Peer:
 
 def test_header_keeps_attempt_and_traceparent(tmp_path: Path) -> None:
     """The agent reads both from the box, since it does not see the environment of a rank."""
-    writer = Writer(tmp_path, Identity(run="job", attempt=3), phases=(), traceparent=TRACEPARENT)
+    identity = Identity(run="job", attempt=3, most_attempts=5)
+    writer = Writer(tmp_path, identity, phases=(), traceparent=TRACEPARENT)
     header = Reader(writer.path).header
-    assert header.identity.attempt == 3
+    assert (header.identity.attempt, header.identity.most_attempts) == (3, 5)
     assert header.traceparent == TRACEPARENT
 
 
@@ -130,7 +146,7 @@ def test_header_fields_do_not_overlap() -> None:
     assert coordinates <= layout.DECLARED_OFFSET
     assert layout.DECLARED_OFFSET + layout.DECLARED.size <= layout.STARTED_BY_OFFSET
     assert layout.STARTED_BY_OFFSET + layout.STARTED_BY.size <= layout.HEADER_SIZE
-    assert struct.calcsize("<I64s") == layout.STARTED_BY.size
+    assert struct.calcsize("<I64sI") == layout.STARTED_BY.size
 
 
 @pytest.mark.parametrize(

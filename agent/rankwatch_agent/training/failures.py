@@ -69,6 +69,14 @@ def left_behind(box: Path, owner: int) -> Failure | None:
         return None
 
 
+def crash_in(copy: Path) -> Failure | None:
+    """The crash that a copy of such a file shows; None for none."""
+    try:
+        return _crash(copy, copy.lstat().st_uid)
+    except (OSError, ValueError):
+        return None
+
+
 def _crash(path: Path, owner: int) -> Failure | None:
     found = _FATAL.match(_read(path, owner, _MOST_PATH_BYTES).decode("utf-8", "replace"))
     if found is None:

@@ -152,6 +152,15 @@ class Boxes:
         return tuple(sorted(rank for rank, each in self.by_rank.items() if each.state is RankState.LOST))
 
     @property
+    def attempt(self) -> str:
+        """Such as "2 of at most 3"; empty for the first one where no other is known of."""
+        newest = max((each.header.identity for each in self.by_rank.values()), key=lambda each: each.attempt)
+        if newest.attempt == 0 and newest.most_attempts <= 1:
+            return ""
+        most = f" of at most {newest.most_attempts}" if newest.most_attempts > newest.attempt else ""
+        return f"{newest.attempt + 1}{most}"
+
+    @property
     def living(self) -> tuple[Box, ...]:
         """Boxes that a process writes, or wrote when they were copied."""
         return tuple(each for each in self.by_rank.values() if each.alive and not each.ended)
@@ -261,9 +270,12 @@ def _clock(header: Header) -> float:
 
 def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Box:
     totals, now, state, alive = rank.totals, rank.now, rank.state, rank.alive
+    failure = totals.lifecycle.last_failure
     if copied is not None and state is RankState.LOST:
-        state = copied.states.get(rank.header.identity.rank, state)
+        number = rank.header.identity.rank
+        state = copied.states.get(number, state)
         alive = state not in ENDED_STATES
+        failure = failure or copied.crashes.get(number)
     records = tuple(rank.newest)
     phase = rank.open_phase
     return Box(
@@ -271,7 +283,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         now=now,
         state=state,
         alive=alive,
-        failure=totals.lifecycle.last_failure if state in _WITH_FAILURE else None,
+        failure=failure if state in _WITH_FAILURE else None,
         failed_in_collective=_failed_in_collective(records),
         open_phase=phase if state not in ENDED_STATES or state in _WITHOUT_GOODBYE else None,
         timeout=totals.timeouts.timeout(phase[0] if phase else None),

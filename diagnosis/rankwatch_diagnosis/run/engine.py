@@ -355,6 +355,7 @@ def _seen(box: Box, boxes: Boxes, processes: Processes) -> dict[str, object]:
 
 def _sources(boxes: Boxes, recorders: Recorders, stall: float) -> dict[str, object]:
     return {
+        "attempt": boxes.attempt,
         "boxes": len(boxes.by_rank),
         "world_size": boxes.world_size,
         "hosts": len({each.header.identity.host for each in boxes.by_rank.values()}),

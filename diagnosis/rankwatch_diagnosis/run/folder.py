@@ -7,12 +7,15 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rankwatch.blackbox.layout import SUFFIX
 from rankwatch.conventions import RankState
+from rankwatch.lifecycle import CRASHED_SUFFIX
 from rankwatch.sweep import SUFFIXES_BESIDE
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.sources.rank_process import ProcessFacts
+from rankwatch_agent.training.failures import Failure, crash_in
 
 BOXES_FOLDER = "blackboxes"
 DUMPS_FOLDER = "flight_recorder"
@@ -94,6 +97,8 @@ def _listed(directory: Path) -> list[Path]:
 
 
 _RANKS_FILE = "ranks.json"
+_STACKS_FOLDER = "stacks"
+_CRASHED = re.compile(rf"(\d{{1,7}}){re.escape(CRASHED_SUFFIX)}\.txt")
 _MOST_RANKS_BYTES = 16 << 20
 _MOST_RANKS = 1 << 17
 
@@ -106,23 +111,15 @@ class CopiedRanks:
     """When the agent last read the boxes, monotonic."""
     states: Mapping[int, RankState] = field(default_factory=dict)
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
+    crashes: Mapping[int, Failure] = field(default_factory=dict)
+    """By rank."""
     silent: frozenset[int] = frozenset()
     """Ranks whose flight recorder took the question and gave no answer."""
 
 
 def read_copied_ranks(bundle: Path) -> CopiedRanks:
-    """The file of a bundle; whatever it holds is no error."""
-    import msgspec  # only here: the boxes of a run are read without it
-
-    path = bundle / _RANKS_FILE
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:
-            return CopiedRanks()
-        document = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return CopiedRanks()
-    if not isinstance(document, dict):
-        return CopiedRanks()
+    """What the files of a bundle say; whatever they hold is no error."""
+    document = _ranks_document(bundle / _RANKS_FILE)
     moment = document.get("moment_monotonic_seconds")
     if not isinstance(moment, int | float) or not 0.0 < moment < 1e10:
         moment = None
@@ -139,8 +136,32 @@ def read_copied_ranks(bundle: Path) -> CopiedRanks:
         moment=moment,
         states={rank: state for rank, state in states.items() if state is not None},
         processes={rank: facts for rank, facts in processes.items() if facts is not None},
+        crashes=_crashes(bundle / _STACKS_FOLDER),
         silent=frozenset(rank for rank, each in ranks.items() if each.get("flight_recorder_silent") is True),
     )
+
+
+def _ranks_document(path: Path) -> dict[str, Any]:
+    import msgspec  # only here: the boxes of a run are read without it
+
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_RANKS_BYTES:
+            return {}
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _crashes(folder: Path) -> dict[int, Failure]:
+    """The crashes that the copied stacks show."""
+    found = {}
+    for path in _listed(folder) if folder.is_dir() else ():
+        match = _CRASHED.fullmatch(path.name)
+        crash = None if match is None else crash_in(path)
+        if match is not None and crash is not None:
+            found[int(match[1])] = crash
+    return found
 
 
 def _process(given: object) -> ProcessFacts | None:

@@ -85,7 +85,9 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
 
 
 def _sources(sources: Mapping[str, object]) -> str:
-    parts = f"{sources['boxes']} of {sources['world_size']} ranks on {_count(sources['hosts'], 'host')}"
+    attempt = f"attempt {sources['attempt']}, " if sources["attempt"] else ""
+    hosts = _count(sources["hosts"], "host")
+    parts = f"{attempt}{sources['boxes']} of {sources['world_size']} ranks on {hosts}"
     recorders = sources["flight_recorders"]
     if recorders:
         parts += f", {_count(recorders, 'flight recorder')}"

@@ -56,6 +56,7 @@ def _cut(line: str) -> str:
 
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
     table = phase_table(boxes, rows)
+    yield "attempt", boxes.attempt
     yield "ranks", _ranks(boxes)
     yield "step", _phases(table)
     yield "throughput", _throughput(boxes) if table else ""

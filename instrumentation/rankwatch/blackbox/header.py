@@ -64,10 +64,10 @@ def _header(raw: bytes, actual_size: int) -> Header:
     fixed = _Fixed(*layout.FIXED.unpack_from(raw))
     _check(fixed, actual_size)
     run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
-    attempt, traceparent = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
+    attempt, traceparent, most_attempts = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
     target = fixed.target_steps
     return Header(
-        identity=_identity(fixed, raw, _printable(short_name), attempt),
+        identity=_identity(fixed, raw, _printable(short_name), attempt, most_attempts),
         pid=fixed.pid,
         started_monotonic=fixed.monotonic,
         started_wall=fixed.wall,
@@ -101,7 +101,7 @@ def _check(fixed: _Fixed, actual_size: int) -> None:
         raise _UnusableError("garbage", "its clocks are impossible")
 
 
-def _identity(fixed: _Fixed, raw: bytes, short_name: str, attempt: int) -> Identity:
+def _identity(fixed: _Fixed, raw: bytes, short_name: str, attempt: int, most_attempts: int) -> Identity:
     coordinates = {}
     for index in range(min(fixed.coordinates, layout.MAX_COORDINATES)):
         at = layout.FIXED.size + index * layout.COORDINATE.size
@@ -116,6 +116,7 @@ def _identity(fixed: _Fixed, raw: bytes, short_name: str, attempt: int) -> Ident
             host=_text(fixed.host),
             short_name=short_name,
             attempt=attempt,
+            most_attempts=most_attempts,
             coordinates=coordinates,
         )
     except IdentityError as error:

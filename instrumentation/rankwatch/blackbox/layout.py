@@ -57,9 +57,10 @@ DECLARED = struct.Struct("<32sd64s")
 that it intends in seconds, short name (as the class). Empty and 0 where the run declares none, and in boxes
 older than these fields."""
 STARTED_BY_OFFSET = 2304
-STARTED_BY = struct.Struct("<I64s")
-"""In the header, at STARTED_BY_OFFSET: number of the attempt, and the TRACEPARENT of whoever started it
-(NUL-padded ASCII). 0 and empty where there is none, and in boxes older than these fields."""
+STARTED_BY = struct.Struct("<I64sI")
+"""In the header, at STARTED_BY_OFFSET: number of the attempt, the TRACEPARENT of whoever started it
+(NUL-padded ASCII), and how many attempts there may be. 0 and empty where there is none, and in boxes older
+than these fields."""
 
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16

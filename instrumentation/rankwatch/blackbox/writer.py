@@ -237,7 +237,9 @@ class Writer:
         declared = layout.DECLARED.pack(
             run_class.encode(), interval, identity.short_name.encode("utf-8", "replace")[:64]
         )
-        started_by = layout.STARTED_BY.pack(identity.attempt, self._traceparent.encode())
+        started_by = layout.STARTED_BY.pack(
+            identity.attempt, self._traceparent.encode(), identity.most_attempts
+        )
         head = (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
         return head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
 

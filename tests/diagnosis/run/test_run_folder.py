@@ -89,6 +89,19 @@ def test_bundle_ranks(tmp_path: Path) -> None:
         assert (verdict.state.value, verdict.ranks) == ("stalled", (2,))
 
 
+def test_crash_in_a_bundle(tmp_path: Path) -> None:
+    """The signal that ended a rank is in the stacks that the bundle keeps of it."""
+    hung(tmp_path / "blackboxes", HangKind.STUCK_DATA)
+    ranks = [{"rank": rank, "state": "lost" if rank == 2 else "running"} for rank in range(4)]
+    told = {"moment_monotonic_seconds": BEGAN_MONOTONIC + 60.0, "ranks": ranks}
+    (tmp_path / "ranks.json").write_text(json.dumps(told))
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "2.crashed.txt").write_text("Fatal Python error: Aborted\n\nThread 0x01:\n")
+    (tmp_path / "stacks" / "1.crashed.txt").write_bytes(b"\xff")
+    verdict = diagnose_run(tmp_path)
+    assert verdict.why.startswith("rank 2: it crashed by SIGABRT: Aborted")
+
+
 def test_almost_a_bundle(tmp_path: Path) -> None:
     """A bundle with one byte, piece or number changed in one of its files still gives a verdict."""
     hang = hung(tmp_path / "blackboxes")

@@ -68,6 +68,19 @@ def test_summary(tmp_path: Path) -> None:
     assert not {"ranks", "worst"} & set(found)
 
 
+def test_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Card and report say which start of the job this is, counted from 1, and how many there may be."""
+    record(tmp_path / "first")
+    assert "attempt" not in parts(tmp_path / "first")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    record(tmp_path)
+    assert parts(tmp_path / "job")["attempt"].endswith(" 2 of at most 3")
+    assert "run:         job, attempt 2 of at most 3, 1 of 1 ranks on 1 host" in lines(
+        diagnose_run(tmp_path / "job")
+    )
+
+
 def test_other_nodes(tmp_path: Path) -> None:
     """It says how many of the ranks it has seen."""
     record(tmp_path, rank=0, world=4)
