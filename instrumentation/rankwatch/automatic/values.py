@@ -28,6 +28,8 @@ _MOST_OPTIMIZERS = 4
 """Optimizers whose values are recorded. Loops with one for each layer have too many of them to look at."""
 _MOST_SCALED = 16
 _MOST_HELD = 64
+_MOST_NORMS = 10_000
+"""Norms that are kept for a step that may never end: nobody steps where the script records its own run."""
 
 
 class Values:
@@ -69,11 +71,13 @@ class Values:
 
     def clips(self, norm: object) -> None:
         """Gradients are about to be clipped by this total norm."""
-        self._clip_norms.append(norm)
+        if len(self._clip_norms) < _MOST_NORMS:
+            self._clip_norms.append(norm)
 
     def computed(self, norm: object) -> None:
         """The norm of some gradients was computed. It counts if it is the only one, and no clip followed."""
-        self._computed_norms.append(norm)
+        if len(self._computed_norms) < _MOST_NORMS:
+            self._computed_norms.append(norm)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped; None for one that a gradient scaler has kept from it."""

@@ -13,6 +13,7 @@ from typing import Any
 from rankwatch.automatic import loop
 from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
 from rankwatch.automatic.patching import watch
+from rankwatch.automatic.seams.optimizers import only_sets_up
 from rankwatch.automatic.values import values
 from rankwatch.conventions import Capability
 
@@ -20,6 +21,7 @@ from rankwatch.conventions import Capability
 def patch(module: ModuleType) -> None:
     """Let every engine report. That for pipelines inherits from it."""
     engine = module.DeepSpeedEngine
+    only_sets_up(engine, "__init__")
     watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
     watch(engine, "scale", began=_scales, ended=_scaled)
     watch(engine, "_take_model_step", began=_step_began, ended=_step_ended, shows=Capability.OPTIMIZER)
@@ -59,6 +61,9 @@ def _step_began(engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _step_ended(engine: Any, result: object, error: BaseException | None) -> None:
+    if error is not None:
+        loop.current().optimizers_raised()
+        return
     norm = getattr(engine.optimizer, "_global_grad_norm", None)  # of ZeRO, before clipping
     if norm is not None:
         values.clips(norm)

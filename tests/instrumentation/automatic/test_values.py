@@ -310,3 +310,11 @@ def test_seams(tmp_path: Path) -> None:
     assert [value for name, value in found if name == "gradient_norm"] == [norm for _, norm in own]
     run_program(PROGRAM, tmp_path / "without", recorded=False)
     assert (tmp_path / "with/model.pt").read_bytes() == (tmp_path / "without/model.pt").read_bytes()
+
+
+def test_norms_without_steps(values: Values) -> None:
+    """Where the script records its own run nobody tells steps: what is kept for the next one has a limit."""
+    for number in range(10_001):
+        values.clips(float(number))
+        values.computed(float(number))
+    assert len(values._clip_norms) == len(values._computed_norms) == 10_000

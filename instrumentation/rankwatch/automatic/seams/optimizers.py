@@ -9,7 +9,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from rankwatch.automatic import loop
-from rankwatch.automatic.patching import guarded
+from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import Capability, Unseen
 
@@ -23,11 +23,31 @@ _STEPS = (
 """Functions that are on the stack while an optimizer steps: part of the name, which the compiler extends, and
 end of the file."""
 _FILES = tuple(file for _, file in _STEPS)
+_setting_up = 0
+"""Functions that are running and step optimizers only to have them allocate their state."""
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """torch's base class of optimizers."""
-    return {"torch.optim.optimizer": _register}
+    """torch's base class of optimizers, and its function that steps them before it loads their state."""
+    return {
+        "torch.optim.optimizer": _register,
+        "torch.distributed.checkpoint.state_dict": lambda module: only_sets_up(module, "_init_optim_state"),
+    }
+
+
+def only_sets_up(owner: Any, name: str) -> None:
+    """Steps of optimizers inside this function train nothing."""
+    watch(owner, name, began=_set_up_begins, ended=_set_up_ends)
+
+
+def _set_up_begins(*args: object, **kwargs: object) -> None:
+    global _setting_up
+    _setting_up += 1
+
+
+def _set_up_ends(*_: object) -> None:
+    global _setting_up
+    _setting_up -= 1
 
 
 def _register(module: ModuleType) -> None:
@@ -41,6 +61,8 @@ def _register(module: ModuleType) -> None:
 
 
 def _began(optimizer: Any, args: object, kwargs: object) -> None:
+    if _setting_up:
+        return
     running = loop.current()
     if running.stepping and not is_inside_step(own_frames=1):
         running.optimizers_raised()
@@ -48,7 +70,8 @@ def _began(optimizer: Any, args: object, kwargs: object) -> None:
 
 
 def _ended(optimizer: Any, args: object, kwargs: object) -> None:
-    loop.current().optimizer_ended(optimizer)
+    if not _setting_up:
+        loop.current().optimizer_ended(optimizer)
 
 
 def is_inside_step(own_frames: int) -> bool:
