@@ -41,10 +41,13 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
     """
     remove_abandoned(directory)
     remove_old_requests(directory)
+    oldest = time.time() - kept_seconds
     for path in directory.glob(f"*/*{layout.SUFFIX}"):
         try:
+            if path.lstat().st_mtime >= oldest:
+                continue  # created since: it need not be opened, while the training waits
             last_activity, inode = _last_activity(path)
-            if last_activity < time.time() - kept_seconds and remove_box(path, inode):
+            if last_activity < oldest and remove_box(path, inode):
                 shutil.rmtree(path.with_suffix(PROFILE_SUFFIX), ignore_errors=True)
                 for suffix in SUFFIXES_BESIDE:
                     path.with_suffix(suffix).unlink(missing_ok=True)

@@ -33,6 +33,15 @@ def test_old_box(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_young_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A box that was created within the day is not opened: a node may keep thousands, and training waits."""
+    leave_a_box(tmp_path, "young")
+    opened: list[Path] = []
+    monkeypatch.setattr("rankwatch.sweep.Reader", opened.append)
+    sweep(tmp_path)
+    assert opened == []
+
+
 def test_living_rank(tmp_path: Path) -> None:
     """Its box is never removed, however old it is. Files that are not boxes stay too."""
     code = (
@@ -63,6 +72,7 @@ def test_sweep_on_start(tmp_path: Path) -> None:
         (wall,) = struct.unpack("<d", file.read(8))
         file.seek(at)
         file.write(struct.pack("<d", wall - 2 * 86400))
+    os.utime(path, (wall - 2 * 86400,) * 2)
     rankwatch.start(run="next", directory=tmp_path).finish()
     assert not path.exists()
 
