@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rankwatch.conventions import metric
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the shared test code, as under pytest
+
+from support.servers.spans import span_receiver
 
 from .exporters import NODE_EXPORTER, Effort, Exporter, Usage, node_exporter, node_exporter_installed, watch
 from .process_usage import MIB
@@ -28,6 +33,8 @@ QUICK = Effort(warmup_seconds=3.0, scrapes=5)
 SELDOM = Effort(warmup_seconds=0.0, scrapes=8, interval_seconds=15.0)
 """As Prometheus mostly scrapes."""
 QUICK_SELDOM = SELDOM._replace(scrapes=1)
+_TRACED_WARM_UP_SECONDS = 15.0
+"""Until the first steps are sent: they are held for 10 s."""
 
 
 def measure(*, quick: bool) -> Result:
@@ -35,15 +42,15 @@ def measure(*, quick: bool) -> Result:
     effort, seldom = (QUICK, QUICK_SELDOM) if quick else (FULL, SELDOM)
     with temporary_directory() as name:
         directory = Path(name)
-        with (
-            step_load(directory, ranks=RANKS, steps_per_second=STEPS_PER_SECOND) as blackboxes,
-            rankwatch_agent(directory, blackboxes) as agent,
-        ):
-            usage = watch(Exporter(*agent), effort)
-            scraped_seldom = watch(Exporter(*agent), seldom)
+        with step_load(directory, ranks=RANKS, steps_per_second=STEPS_PER_SECOND) as blackboxes:
+            with rankwatch_agent(directory, blackboxes) as agent:
+                usage = watch(Exporter(*agent), effort)
+                scraped_seldom = watch(Exporter(*agent), seldom)
+            traced, spans = _watch_with_traces(directory, blackboxes, seldom)
         pace = _steps_per_second(usage)
         peer = _watch_node_exporter(directory, effort) if node_exporter_installed() else None
-    rows = (*_agent_rows(usage), _seldom_row(scraped_seldom), *(_peer_rows(peer) if peer else ()))
+    seldom_rows = (_seldom_row(scraped_seldom), _seldom_row(traced, f", with traces: {spans} spans"))
+    rows = (*_agent_rows(usage), *seldom_rows, *(_peer_rows(peer) if peer else ()))
     return Result(
         title=f"Agent: {RANKS} ranks at {STEPS_PER_SECOND:g} steps/s",
         rows=rows,
@@ -51,9 +58,24 @@ def measure(*, quick: bool) -> Result:
         samples={
             "agent": _samples(usage),
             "agent_scraped_seldom": _samples(scraped_seldom),
+            "agent_with_traces": _samples(traced),
             "peer": _samples(peer) if peer else None,
         },
     )
+
+
+def _watch_with_traces(directory: Path, blackboxes: Path, seldom: Effort) -> tuple[Usage, int]:
+    """An agent that sends traces at default sampling, and the number of spans that arrived. Raises BenchError
+    without any."""
+    own = directory / "traced"
+    own.mkdir()
+    with span_receiver() as receiver:
+        flags = ("--traces-endpoint", receiver.url, "--traces-directory", str(own))
+        with rankwatch_agent(own, blackboxes, *flags) as agent:
+            usage = watch(Exporter(*agent), seldom._replace(warmup_seconds=_TRACED_WARM_UP_SECONDS))
+        if not receiver.spans:
+            raise BenchError("could not measure the agent with traces: no span arrived")
+        return usage, len(receiver.spans)
 
 
 def _watch_node_exporter(directory: Path, effort: Effort) -> Usage:
@@ -94,8 +116,8 @@ def _agent_rows(usage: Usage) -> list[Row]:
     ]
 
 
-def _seldom_row(usage: Usage) -> Row:
-    what = f"CPU, of one core, at a scrape every {SELDOM.interval_seconds:g} s"
+def _seldom_row(usage: Usage, more: str = "") -> Row:
+    what = f"CPU, of one core, at a scrape every {SELDOM.interval_seconds:g} s{more}"
     return limited(what, usage.cores(), CORES_SCRAPED_SELDOM, "{:.2%}".format)
 
 

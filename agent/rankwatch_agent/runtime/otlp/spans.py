@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = 512
 _PAUSE_SECONDS = 1.0
+_GATHER_SECONDS = 5.0
+"""As OpenTelemetry's batch processor: each batch costs a connection."""
 _RETRY_SECONDS = 5.0
 _MOST_PAUSE_SECONDS = 300.0
 """However long a receiver asks to be left alone."""
@@ -109,7 +111,11 @@ class SpanSender:
         _EXPORTER_LOGGER.addFilter(quiet)
         try:
             while not self._stopping.is_set():
-                if self._queue.wait(_PAUSE_SECONDS) and not self._send_batch():
+                if not self._queue.wait(_PAUSE_SECONDS):
+                    continue
+                if len(self._queue) < self._batch_size:
+                    self._stopping.wait(_GATHER_SECONDS)
+                if not self._send_batch():
                     self._stopping.wait(self._pause())
             while len(self._queue) and self._send_batch():
                 pass

@@ -32,7 +32,8 @@ _Rank = tuple[int, int]
 class _Held(NamedTuple):
     until: float
     """Monotonic time of this agent at which it is decided."""
-    ranks: list[StepDone]
+    ranks: dict[int, StepDone]
+    """By rank."""
 
 
 class _Last(NamedTuple):
@@ -59,12 +60,11 @@ class _RunSteps:
         self.reasons: dict[_Key, Sampled] = {}
         """Of steps that are not decided, what is known before."""
 
-    def repeat(self, step: StepDone, known: RunState | None, until: int) -> int | None:
+    def repeat(self, rank: _Rank, step: StepDone, known: RunState | None, until: int) -> int | None:
         """How often the numbers have begun again before this step; None if the step was there before.
 
         known: what the agent before this one has counted. until: the Unix time of that, in nanoseconds.
         """
-        rank = (step.process.attempt, step.process.rank)
         last = self.last.get(rank)
         if last is None:
             return 0 if known is None else known.repeats.get(rank[0], 0)
@@ -73,15 +73,10 @@ class _RunSteps:
         again = step.number <= last.number and step.process.wall(step.end) > until
         return last.repeat + again
 
-    def remember(self, step: StepDone, repeat: int) -> None:
-        """This is now the last step of its rank."""
-        self.last[step.process.attempt, step.process.rank] = _Last(step.number, step.start, repeat)
-        _bound(self.last, _MAX_RANKS)
-
 
 def _bound(found: dict[Any, Any], most: int) -> None:
     """Forget the oldest."""
-    while len(found) > most:
+    if len(found) > most:
         del found[next(iter(found))]
 
 
@@ -124,19 +119,23 @@ class HeldSteps:
 
         unfinished: its process ended within it. Steps before it may still come.
         """
-        run, process = self._of(step.process.run), step.process
-        known = self._state.runs.get(process.run)
-        repeat = run.repeat(step, known, self._until)
+        process = step.process
+        identity = process.header.identity
+        rank = (identity.attempt, identity.rank)
+        run, known = self._of(process.run), self._state.runs.get(process.run)
+        repeat = run.repeat(rank, step, known, self._until)
         if repeat is None:
             return
         if not unfinished:
-            run.remember(step, repeat)
+            run.last[rank] = _Last(step.number, step.start, repeat)
+            _bound(run.last, _MAX_RANKS)
         if repeat:
             step = step._replace(repeat=repeat)
             if known is not None:
-                known.repeated(process.attempt, repeat)
-        key = (process.attempt, repeat, step.number)
-        self._note_reason(run, key, step)
+                known.repeated(identity.attempt, repeat)
+        key = (identity.attempt, repeat, step.number)
+        if step.failed or rank in run.resumed:
+            self._note_reason(run, key, rank, step)
         if key in run.decided and key not in run.held:
             why = run.decided[key] or run.reasons.pop(key, None)
             if why is not None:
@@ -144,16 +143,15 @@ class HeldSteps:
             return
         held = run.held.get(key)
         if held is None:
-            held = run.held[key] = _Held(moment + self._hold, [])
-        if not any(each.process.rank == process.rank for each in held.ranks):
-            held.ranks.append(step)
+            held = run.held[key] = _Held(moment + self._hold, {})
+        if identity.rank not in held.ranks:
+            held.ranks[identity.rank] = step
             self._count += 1
 
-    def _note_reason(self, run: _RunSteps, key: _Key, step: StepDone) -> None:
-        rank = (step.process.attempt, step.process.rank)
+    def _note_reason(self, run: _RunSteps, key: _Key, rank: _Rank, step: StepDone) -> None:
         if step.failed:
             run.reasons[key] = Sampled.FAILED
-        elif rank in run.resumed:
+        else:
             run.reasons.setdefault(key, Sampled.RESUMED)
         _bound(run.reasons, MAX_HELD)
         run.resumed.pop(rank, None)
@@ -171,7 +169,10 @@ class HeldSteps:
             del self._runs[run]
 
     def _of(self, run: str) -> _RunSteps:
-        return self._runs.setdefault(run, _RunSteps())
+        found = self._runs.get(run)
+        if found is None:
+            found = self._runs[run] = _RunSteps()
+        return found
 
     def _due(self, run: _RunSteps, moment: float, all_of_them: bool) -> Iterator[_Key]:
         """In the order of arrival, which is that of the steps."""
@@ -182,7 +183,7 @@ class HeldSteps:
             yield key
 
     def _decide(self, run: _RunSteps, key: _Key, moment: float) -> None:
-        ranks = run.held.pop(key).ranks
+        ranks = [*run.held.pop(key).ranks.values()]
         self._count -= len(ranks)
         why = self._reason(run, key, ranks)
         if why is not None and not self._has_room(run, moment):

@@ -43,6 +43,7 @@ def span(number: int, *, parental: bool = False) -> TraceSpan:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(sending, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(sending, "_GATHER_SECONDS", 0.0)
 
 
 @contextlib.contextmanager
