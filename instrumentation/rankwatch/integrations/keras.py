@@ -12,20 +12,23 @@ in the training thread.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import rankwatch
-from rankwatch.automatic.patching import watch
+from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.visibility import visibility
-from rankwatch.conventions import DATA_WAIT, LOSS, Capability
+from rankwatch.conventions import DATA_WAIT, LOSS, Capability, Unseen
 from rankwatch.integrations.frameworks import StepsByStart, require
+from rankwatch.starting import run_of_script
 
 require("keras", integration="keras", name="Keras")
 import keras  # noqa: E402 - the class below inherits from it
 
+_guarded = functools.partial(guarded, "follow Keras")
 _MOST_UNREAD = 256
 _PRECISE_BATCHES = 10_000
 """Keras keeps the mean of the epoch in single precision. Beyond this many batches the loss of a few of them
@@ -35,7 +38,8 @@ cannot be told from it, so the reading covers more."""
 class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Records `fit`. It starts the run when training begins, and ends it with training.
 
-    run: a run that is started already; it is not ended here.
+    run: a run that is started already; it is not ended here. By default, and without options, that is the one
+        that the script has started, if there is one.
     every: batches after which the loss is read. Keras shows the mean since the epoch began; recorded is the
         mean of the batches since the reading before.
     options: those of `rankwatch.start`.
@@ -56,10 +60,19 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Start the run. The other callbacks may load a checkpoint yet, see `on_epoch_begin`."""
-        self._run = run = self._given or _start(self._options)
+        found = None if self._options else run_of_script()
+        self._joined = self._given or (None if found in _started else found)
+        self._run = self._joined or _start(self._options)
+        self._follow(self._run)
+
+    @_guarded
+    def _follow(self, run: rankwatch.Run | rankwatch.DisabledRun) -> None:
         # With JAX `self.model` copies the state of the training into the model, so it is asked only once.
         self._trained = model = self.model
         visibility.attach(run)
+        if keras.backend.backend() == "tensorflow":  # the function draws its batches itself
+            for each in (Capability.DATA_WAIT, Capability.WORK):
+                visibility.cannot_see(each, Unseen.COMPILED)
         self._steps = StepsByStart(run)
         self._loss = _MeanLoss(model, self._every)
         self._evaluation: AbstractContextManager[None] | None = None
@@ -72,6 +85,7 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
             function = function.original
         model.train_function = _TimedFunction(function, self._call)
 
+    @_guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """At the first epoch all callbacks have restored what they restore."""
         assert self._run is not None
@@ -79,20 +93,24 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._first_epoch = False
             self._accumulated = 0
             self._accumulation = getattr(self._trained.optimizer, "gradient_accumulation_steps", None) or 1
-            self._done = int(getattr(self._trained.optimizer, "iterations", 0))
+            # With a strategy of TensorFlow each device has a copy of the number.
+            self._done = int(keras.ops.convert_to_numpy(getattr(self._trained.optimizer, "iterations", 0)))
             if self._done > 0:
                 self._run.resumed(self._done - 1)
         self._loss.begin_epoch()
 
+    @_guarded
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called in a thread of Keras, maybe late: only keeps what the logs say."""
         if self._run is not None and logs:
             self._loss.keep(batch, logs)
 
+    @_guarded
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """What follows the last step of an epoch lies between steps."""
         self._between_steps()
 
+    @_guarded
     def on_test_begin(self, logs: Any = None) -> None:
         """An evaluation begins, in `fit` or alone."""
         if self._run is not None:
@@ -100,12 +118,14 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._evaluation = self._run.evaluation()
             self._evaluation.__enter__()
 
+    @_guarded
     def on_test_end(self, logs: Any = None) -> None:
         """An evaluation ends."""
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
             evaluation.__exit__(None, None, None)
 
+    @_guarded
     def on_train_end(self, logs: Any = None) -> None:
         """The run has reached its end. Gives Keras its function back."""
         self._between_steps()
@@ -113,7 +133,7 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if isinstance(function, _TimedFunction):
             self._trained.train_function = function.original
         _active.remove(self)
-        if self._given is None and self._run is not None:
+        if self._joined is None and self._run is not None:
             self._run.finish()
 
     def _between_steps(self) -> None:
@@ -127,29 +147,47 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run one batch, or as many steps as the model runs in one execution."""
-        assert self._run is not None
+        self._before_call()
+        if keras.backend.backend() == "jax":  # it draws the batches inside of the call
+            *others, iterator = arguments
+            arguments = (*others, self._counted(iterator) or iterator)
+        result = function(*arguments)
+        self._after_call()
+        return result
+
+    @_guarded
+    def _before_call(self) -> None:
         if self._accumulated == 0:
-            self._steps.end()
-            self._record_loss()
+            self._between_steps()
             executed = self._trained.steps_per_execution
             self._done += executed if self._accumulation == 1 else 1
             self._steps.begin(self._done - 1)
         self._accumulated = (self._accumulated + 1) % self._accumulation
-        if keras.backend.backend() == "jax":  # it draws the batches inside of the call
-            *others, iterator = arguments
-            return function(*others, _Counted(iter(self._run.batches(iterator)), self._run))
-        result = function(*arguments)
-        if self._accumulated == 0:  # PyTorch: the next batch is drawn before the next call
-            self._steps.end()
-        return result
+
+    @_guarded
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        assert self._run is not None
+        return _Counted(iter(self._run.batches(iterator)), self._run)
+
+    @_guarded
+    def _after_call(self) -> None:
+        if self._accumulated == 0 and keras.backend.backend() == "torch":
+            self._steps.end()  # the next batch is drawn before the next call
 
 
 def _start(options: dict[str, Any]) -> rankwatch.Run | rankwatch.DisabledRun:
-    if keras.backend.backend() != "jax":
-        return rankwatch.start(**options)
-    from rankwatch.integrations import jax
+    if keras.backend.backend() == "jax":
+        from rankwatch.integrations import jax
 
-    return jax.start(annotation=None, **options)
+        run = jax.start(annotation=None, **options)
+    else:
+        run = rankwatch.start(**options)
+    _started.add(run)
+    return run
+
+
+_started: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Runs that a callback has started. One whose training has raised goes on until the next run begins."""
 
 
 class _TimedFunction:
@@ -172,10 +210,11 @@ class _Counted(Iterator[Any]):
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._run.work(**_samples(batch))
+        self._run.work(**(_samples(batch) or {}))
         return batch
 
 
+@_guarded
 def _samples(batch: Any) -> dict[str, int]:
     """The work of a batch, by the length of its first array."""
     while isinstance(batch, dict | list | tuple) and batch:
@@ -249,7 +288,7 @@ def _fetched(token: Any, result: Any, error: BaseException | None) -> None:
         run, wait = token
         wait.__exit__(None if error is None else type(error), error, None)
         if error is None:
-            run.work(**_samples(result[2]))
+            run.work(**(_samples(result[2]) or {}))
 
 
 _CHECKPOINTS = {"save": "save", "save_weights": "save", "load_weights": "load"}

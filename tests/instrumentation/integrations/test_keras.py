@@ -1,4 +1,4 @@
-"""Keras `fit` with the callback, on the backends of JAX and PyTorch."""
+"""Keras `fit` with the callback, on the backends of JAX, TensorFlow and PyTorch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.records import NowBlock
+from rankwatch.conventions import Capability, Unseen
 from support.training.blackbox import Read, box, read
 
 if find_spec("keras") is None:  # its import would need the backend
@@ -29,20 +31,22 @@ class Trained(NamedTuple):
 
     folder: Path
     printed: dict[str, Any]
+    backend: str
 
     def records(self, case: str) -> list[Read]:
         """The black box of one way of training."""
         return read(box(self.folder / case))
 
-    def ended_by(self, case: str) -> str:
+    def now(self, case: str) -> NowBlock:
+        """Its final state."""
         reader = Reader(box(self.folder / case))
         try:
-            return reader.now().ended_by
+            return reader.now()
         finally:
             reader.close()
 
 
-@pytest.fixture(scope="module", params=["jax", "torch"])
+@pytest.fixture(scope="module", params=["jax", "tensorflow", "torch"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """All ways of training, in a process of its own: a process has one backend of Keras."""
     pytest.importorskip(request.param)
@@ -59,7 +63,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
     assert done.returncode == 0, done.stderr
     assert "rankwatch could not" not in done.stderr, done.stderr
-    return Trained(folder, json.loads(done.stdout.splitlines()[-1]))
+    return Trained(folder, json.loads(done.stdout.splitlines()[-1]), request.param)
 
 
 def steps(records: list[Read]) -> list[Read]:
@@ -71,27 +75,49 @@ def numbers(records: list[Read]) -> list[float]:
 
 
 def test_fit(trained: Trained) -> None:
-    """Every batch is a step with its wait for data; evaluation and checkpoints lie between steps."""
+    """Every batch is a step; evaluation and checkpoints lie between steps."""
     records = trained.records("fit")
     found = steps(records)
     assert [each.payload for each in found] == [(number, 0) for number in range(2 * BATCHES)]
-    waits = [each for each in records if each.name == "data_wait" and each.kind == RecordKind.PHASE]
-    for step in found:
-        inside = [each for each in waits if step.start <= each.start <= each.end <= step.end]
-        assert sum(each.end - each.start for each in inside) >= 0.9 * SLEEP_SECONDS
-    work = [each for each in records if each.kind == RecordKind.WORK]
-    assert [(each.name, each.payload[0]) for each in work[: 2 * BATCHES]] == [("samples", 8)] * 2 * BATCHES
     between = [each for each in records if each.name == "evaluation" and each.kind == RecordKind.PHASE]
     saves = [each for each in records if each.kind == RecordKind.CHECKPOINT and each.name == "save"]
     assert (len(between), len(saves)) == (2, 2)
     for each in (*between, *saves):
         assert not any(step.start < each.start < step.end for step in found)
-    assert trained.ended_by("fit") == "finished"
+    assert trained.now("fit").ended_by == "finished"
+
+
+def test_batches(trained: Trained) -> None:
+    """The wait for a batch, and its samples. With TensorFlow they are inside of a graph, which is said."""
+    records = trained.records("fit")
+    if trained.backend == "tensorflow":
+        states = trained.now("fit").capabilities
+        assert states[Capability.DATA_WAIT] == states[Capability.WORK] == Unseen.COMPILED
+        return
+    waits = [each for each in records if each.name == "data_wait" and each.kind == RecordKind.PHASE]
+    for step in steps(records):
+        inside = [each for each in waits if step.start <= each.start <= each.end <= step.end]
+        assert sum(each.end - each.start for each in inside) >= 0.9 * SLEEP_SECONDS
+    work = [each for each in records if each.kind == RecordKind.WORK]
+    assert [(each.name, each.payload[0]) for each in work[: 2 * BATCHES]] == [("samples", 8)] * 2 * BATCHES
 
 
 def test_same_result(trained: Trained) -> None:
     """Losses and weights are bit for bit those without rankwatch."""
     assert trained.printed["fit"] == trained.printed["plain"]
+
+
+def test_run_of_script(trained: Trained) -> None:
+    """The callback records into the run that the script has started, and the script ends it."""
+    records = trained.records("own_run")
+    assert numbers(records) == [*range(2 * BATCHES)]
+    assert "mine" in [each.name for each in records if each.kind == RecordKind.SCALAR]
+    assert trained.now("own_run").ended_by == "finished"
+
+
+def test_failures(trained: Trained) -> None:
+    """A failure of rankwatch never reaches the training."""
+    assert trained.printed["unrecorded"] == trained.printed["plain"]
 
 
 def test_loss(trained: Trained) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+import rankwatch
 from rankwatch.integrations.keras import RankwatchCallback
 
 BATCHES, SIZE = 6, 8
@@ -61,6 +62,17 @@ class Failing(keras.callbacks.Callback):  # type: ignore[misc]
             raise RuntimeError("the end")
 
 
+class Broken:
+    """A run that fails whatever it is asked to record."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name} here")
+
+    def sees(self, capability: Any, why: Any = None) -> None: ...
+
+    cannot_see = sees
+
+
 def train(
     *callbacks: Any, accumulate: int | None = None, validate: bool = False, **compiled: Any
 ) -> dict[str, Any]:
@@ -82,16 +94,20 @@ def main(folder: Path) -> None:
     means, saving = Means(), keras.callbacks.ModelCheckpoint(str(folder / "saved.keras"))
     fit = train(callback("fit"), means, saving, validate=True)
     train(callback("accumulation"), accumulate=3)
-    if keras.backend.backend() == "jax":
+    if keras.backend.backend() != "torch":
         train(callback("executions"), steps_per_execution=2)
     backup = str(folder / "backup")
     try:
         train(callback("failed"), keras.callbacks.BackupAndRestore(backup), Failing())
     except RuntimeError:
         train(callback("resumed"), keras.callbacks.BackupAndRestore(backup))
-    print(
-        json.dumps({"plain": plain, "fit": fit, "means": [means.means[each] for each in sorted(means.means)]})
-    )
+    with rankwatch.start(directory=folder / "own_run", collectives=False, flight_recorder=False) as run:
+        train(RankwatchCallback())
+        run.scalar("mine", 1.0)
+    broken: Any = Broken()
+    unrecorded = train(RankwatchCallback(run=broken))
+    shown = [means.means[each] for each in sorted(means.means)]
+    print(json.dumps({"plain": plain, "fit": fit, "unrecorded": unrecorded, "means": shown}))
 
 
 if __name__ == "__main__":
