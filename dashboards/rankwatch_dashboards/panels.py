@@ -14,6 +14,7 @@ from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat,
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as dashboard_models
 from grafana_foundation_sdk.models.common import (
+    BigValueTextMode,
     LegendDisplayMode,
     LegendPlacement,
     SortOrder,
@@ -46,6 +47,8 @@ class Drawing(StrEnum):
     LINES = "lines"
     STACKED = "stacked"
     NUMBER = "number"
+    NAME = "name"
+    """The name of each series without its value."""
     STATES = "states"
     """One coloured band per series: the only drawing that keeps hundreds of ranks readable."""
 
@@ -77,6 +80,8 @@ class Panel:
     """True where no series is good news."""
     opens: tuple[str, ...] = ()
     """Labels of a series with which a click on it opens the dashboard of hardware: node, or node and gpu."""
+    address: str = ""
+    """Label of a series that holds the address which a click on it opens."""
 
 
 def most(expression: str, series: int = MOST_SERIES) -> str:
@@ -105,6 +110,10 @@ def build(panel: Panel) -> Builder:
         builder.no_value("none")
     if panel.opens:
         builder.data_links([_hardware_of(panel.opens)])
+    if panel.address:
+        # Raw: it is an address already, and Grafana would encode its percent signs again.
+        link = dashboard.DashboardLink(panel.title).url(f"${{__field.labels.{panel.address}:raw}}")
+        builder.data_links([link.target_blank(True)])
     return builder
 
 
@@ -117,8 +126,9 @@ def _hardware_of(labels: tuple[str, ...]) -> dashboard.DashboardLink:
 
 def _drawn(panel: Panel) -> Builder:
     match panel.drawing:
-        case Drawing.NUMBER:
-            return stat.Panel().reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        case Drawing.NUMBER | Drawing.NAME:
+            numbers = stat.Panel().reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+            return numbers.text_mode(BigValueTextMode.NAME) if panel.drawing is Drawing.NAME else numbers
         case Drawing.STATES:
             return statetimeline.Panel().merge_values(True)
     builder = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1)

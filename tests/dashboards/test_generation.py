@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_alerts_link_to_the_dashboard() -> None:
             assert isinstance(annotations, dict)
             uid = str(annotations["dashboard_url"]).split("/d/")[1].split("?")[0]
             assert (GENERATED / f"{uid}.json").exists()
+
+
+def test_tracker_is_one_click_away() -> None:
+    """The run-debug dashboard opens the address that the run's info series carries, as it is."""
+    board = json.loads((GENERATED / f"{RUN_DEBUG_UID}.json").read_text())
+    panels = [each for row in board["panels"] for each in (row, *row.get("panels", []))]
+    (panel,) = [each for each in panels if each["title"] == "Experiment tracker"]
+    (link,) = panel["fieldConfig"]["defaults"]["links"]
+    assert (link["url"], link["targetBlank"]) == ("${__field.labels.tracker_url:raw}", True)
+    assert 'tracker_url!=""' in panel["targets"][0]["expr"]
 
 
 def test_public_names() -> None:

@@ -33,6 +33,7 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.OUTCOME: ("success", "failure"),
     Label.MODE: ("user", "idle"),
     Label.STATE: ("running",),
+    Label.TRACKER_URL: ("https://mlflow.example/#/experiments/1/runs/2",),
 }
 """Values of labels; any other label has the value x."""
 

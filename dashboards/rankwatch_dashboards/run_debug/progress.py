@@ -90,6 +90,24 @@ PROGRESS = (
             for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
         ),
     ),
+    Panel(
+        title="Experiment tracker",
+        description="The page of the run in MLflow or Weights & Biases; a click opens it. Rank 0 finds it, "
+        "see docs/trackers.md.",
+        unit="short",
+        drawing=Drawing.NAME,
+        span=24,
+        height=3,
+        queries=(
+            Query(
+                expression="max by (run, tracker_url) "
+                f'(last_over_time(rankwatch_run_info{{{RUN}, tracker_url!=""}}[1h]))',
+                legend="{{run}}: {{tracker_url}}",
+            ),
+        ),
+        empty_when_healthy=True,
+        address="tracker_url",
+    ),
 )
 
 
