@@ -26,17 +26,20 @@ atexit.register(tell)
 """
 """A user's own sitecustomize. It writes down which processes woke rankwatch."""
 RANK = """
-import os, subprocess, sys
+import glob, os, subprocess, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
+    helper = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()"
+    subprocess.run([sys.executable, "-c", helper], check=True)
+    assert not glob.glob(f"{os.environ['RANKWATCH_DIR']}/*/{os.environ['RANK']}.blackbox")
     dist.init_process_group("gloo")
     loader = DataLoader(list(range(4)), num_workers=2, multiprocessing_context="spawn")
     assert sum(int(batch) for batch in loader) == 6
-    helper = "import torch, torch.distributed as dist; print(dist.is_available())"
-    subprocess.run([sys.executable, "-c", helper], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", "import torch, sys; " + helper], check=True)
     dist.destroy_process_group()
 """
+BEFORE = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()"
 SPAWNED = """
 import glob, os, time, torch, torch.distributed as dist, torch.multiprocessing as mp
 def rank(number, port):
@@ -76,18 +79,19 @@ def boxes(directory: Path) -> list[str]:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """Two ranks; not torchrun, the spawned workers of a loader, resource trackers, or what a rank starts."""
+    """Two ranks; not torchrun, the spawned workers of a loader, resource trackers, or what a rank starts.
+    What it starts before it trains itself may be a rank, but only by joining a process group."""
     script = tmp_path / "train.py"
     script.write_text(RANK)
     ended = torchrun(str(script), ranks=2, directory=tmp_path, **environment(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert boxes(tmp_path) == ["0.blackbox", "1.blackbox"]
-    assert awake(tmp_path) == [repr(f"-u {script}")] * 2
+    assert awake(tmp_path) == [repr(f"-c {BEFORE}")] * 2 + [repr(f"-u {script}")] * 2
     witnessed = (tmp_path / "witness").read_text()
     assert "-m torch.distributed.run" in witnessed and "-c import torch" in witnessed
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_ranks_without_a_launcher(method: str, tmp_path: Path) -> None:
     """A script that starts its ranks itself: they are recorded, the script is not."""
     script = tmp_path / "train.py"

@@ -22,6 +22,7 @@ SPAWN = [
     "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4)",
     "--multiprocessing-fork",
 ]
+FORKSERVER = ["-c", "from multiprocessing.forkserver import main; main(1, 2)"]
 RANK = {"RANK": "1", "WORLD_SIZE": "2"}
 SINGLE = {"RANKWATCH_SINGLE_PROCESS": "1"}
 
@@ -51,9 +52,12 @@ SINGLE = {"RANKWATCH_SINGLE_PROCESS": "1"}
         (SPAWN, SINGLE, "child"),
         (SPAWN, {"SLURM_PROCID": "0"}, "child"),
         (["-c", "from multiprocessing.resource_tracker import main;main(5)"], RANK, ""),
-        (["-c", "from multiprocessing.forkserver import main; main(1, 2)"], SINGLE, ""),
+        (FORKSERVER, SINGLE, "child"),  # what it forks may be a rank
+        (FORKSERVER, RANK, ""),
         (["train.py"], {**RANK, "RANKWATCH_RANK_PROCESS": "1:1,,,,,,,"}, ""),  # a rank has started it
         (["train.py"], {**RANK, "RANKWATCH_RANK_PROCESS": f"{os.getpid()}:1,,,,,,,"}, "rank"),
+        (["train.py"], {**RANK, "RANKWATCH_RANK_PROCESS": "1?:1,,,,,,,"}, "child"),  # its parent may be one
+        (["train.py"], {**RANK, "RANKWATCH_RANK_PROCESS": f"{os.getpid()}?:1,,,,,,,"}, "rank"),
         (["train.py"], {**RANK, "RANKWATCH_RANK_PROCESS": "1:,,,,,,,"}, "rank"),  # it has a place of its own
         ([], RANK, "rank"),
     ],

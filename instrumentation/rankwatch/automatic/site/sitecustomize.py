@@ -59,24 +59,38 @@ def _program(words: "list[str]") -> "tuple[str, str]":
 def _role() -> str:
     """ "rank" for a process that may be one, "child" for one that its parent may make one, else ""."""
     environ = os.environ
-    if environ.get("RANKWATCH_DISABLE", "").lower() not in _OFF or _works_for_a_rank():
+    parent = _parent()
+    if environ.get("RANKWATCH_DISABLE", "").lower() not in _OFF or parent == "rank":
         return ""
     kind, text = _program(getattr(sys, "orig_argv", [""]))
     placed = any(environ.get(name) for name in _RANKS)
     if kind == "c" and "multiprocessing" in text:
         # A child of a rank of torchrun loads its batches. Other scripts start their ranks in this way.
-        return "child" if "spawn_main" in text and not environ.get("RANK") else ""
+        starts = "spawn_main" in text or "forkserver" in text
+        return "child" if starts and not environ.get("RANK") else ""
     if kind == "m" and any(text == each or text.startswith(each + ".") for each in _NO_RANK_MODULES):
         return ""
     if kind == "" and (os.path.basename(text) in _NO_RANK_SCRIPTS or "/_inductor/" in text):
         return ""
-    return "rank" if placed or environ.get(_SINGLE, "").lower() not in _OFF else ""
+    if not placed and environ.get(_SINGLE, "").lower() in _OFF:
+        return ""
+    return "child" if parent else "rank"
 
 
-def _works_for_a_rank() -> bool:
-    """True in a process that a training rank has started, and that has no place of its own in the job."""
+def _parent() -> str:
+    """ "rank" below a training rank, "maybe" below a process that has not trained yet, "" where this process
+    has a place of its own in the job."""
     pid, _, place = os.environ.get(_RANK_PROCESS, "").partition(":")
-    return bool(pid) and pid != str(os.getpid()) and place == _place()
+    if not pid or pid.rstrip("?") == str(os.getpid()) or place != _place():
+        return ""
+    return "maybe" if pid.endswith("?") else "rank"
+
+
+def _mark() -> None:
+    """Tell what this process starts that it may be a rank: one that a launcher has given a place. What it
+    starts then counts as a rank only if it joins a process group."""
+    if any(os.environ.get(name) for name in _RANKS):
+        os.environ[_RANK_PROCESS] = "%d?:%s" % (os.getpid(), _place())
 
 
 def _place() -> str:
@@ -99,6 +113,8 @@ def _wake(role: str) -> None:
     try:
         if sys.version_info < _OLDEST_PYTHON:
             raise ImportError("it needs Python %d.%d or newer" % _OLDEST_PYTHON)
+        if role == "rank":
+            _mark()
         _import_rankwatch()
         from rankwatch.automatic import installing
 
