@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from rankwatch import lifecycle
@@ -49,6 +49,8 @@ class Loop:
         self._off = False
         self._thread = TrainingThread()
         self._waits = Waits()
+        self._first_place: Hashable = None
+        """Where the loop has waited for its last batch before it trained."""
         self._run: Run | None = None
         self._phases: Phases | None = None
         self._evaluation = Evaluation(clock)
@@ -69,8 +71,9 @@ class Loop:
 
     # -- data -------------------------------------------------------------------------------------
 
-    def fetch_began(self) -> float:
-        """The loop asks for a batch. Returns what `fetch_ended` needs; 0 if it is no wait of its own."""
+    def fetch_began(self, place: Callable[[], Hashable] = lambda: 0) -> float:
+        """The loop asks for a batch, at this place of its code. Returns what `fetch_ended` needs; 0 if it is
+        no wait of its own."""
         if self._off or self._fetching or not self._thread.is_here() or leading.leads():
             return 0.0
         if self._forward.running or self._in_backward:
@@ -78,9 +81,12 @@ class Loop:
         moment = self._clock()  # what is done here delays the batch, as a stopwatch would say
         self._fetching = True
         self._forward.end()
-        if self._iterations is not None and not self.stepping:
+        if self._iterations is None:
+            self._first_place = place()
+        elif not self.stepping:
             self._count_elsewhere()
-            self._iterations.fetches()
+            if self._iterations.fetches(place):
+                self._record_waits()
         if self._phases is not None:
             self._phases.data_wait.show(moment)
         return moment
@@ -244,7 +250,7 @@ class Loop:
     def _attach(self, run: Run) -> None:
         self._run = run
         self._phases = Phases(run)
-        self._iterations = Iterations(run._steps, self._step_ends)
+        self._iterations = Iterations(run._steps, self._step_ends, self._first_place)
         self._evaluation.attach(run)
         checkpoints.begins = self.pause
         leading.give_way = self.give_way
@@ -277,13 +283,15 @@ class Loop:
             checkpoints.settle()
         if self._evaluation.waiting:
             self._evaluation.trains()
-        begins = self._iterations.trains(moment)
-        if not begins and not self._waits:
-            return
-        waits = self._waits.take()
-        if begins:
-            self._iterations.begin(min(waits[0].began if waits else moment, self._forward.began or moment))
-        for wait in waits:
+        began = self._waits.first_began or moment
+        if self._iterations.trains(began):
+            self._iterations.begin(min(began, self._forward.began or moment))
+        if self._waits and not self._iterations.pending:
+            self._record_waits()
+
+    def _record_waits(self) -> None:
+        """The waits so far were for the iteration that is open."""
+        for wait in self._waits.take():
             assert self._phases is not None and self._run is not None
             self._phases.data_wait.record(wait.began, wait.ended)
             if wait.amounts:
@@ -293,6 +301,8 @@ class Loop:
     def _drop_waits_of_evaluation(self) -> None:
         """Forget the waits for batches that were evaluated. One for training before them is over, too."""
         if self._evaluation.open:
+            if self._iterations is not None and not self.stepping:
+                self._iterations.evaluates()
             self._waits.drop(self._evaluated_iterator)
             self._forward.end()
 
@@ -314,6 +324,8 @@ class Loop:
             self._iterations.steps(id(trained_by(optimizer)))
             if not self._iterations.pending:
                 self._trains(moment)
+            elif self._waits:
+                self._record_waits()
         self._forward.end()
         self._phases.optimizer.begin(moment)
 

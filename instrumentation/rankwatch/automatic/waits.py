@@ -37,6 +37,11 @@ class Waits:
         return bool(self._waits)
 
     @property
+    def first_began(self) -> float:
+        """When the first wait began that counts; 0 without one."""
+        return next((each.began for each in self._waits if not each.abandoned), 0.0)
+
+    @property
     def last_began(self) -> float:
         """When the last wait began; 0 without one."""
         return self._waits[-1].began if self._waits else 0.0

@@ -123,6 +123,52 @@ def muon_and_adam(network: Any) -> Callable[[], None]:
     return step
 
 
+def test_batches_for_each_optimizer(recorded: Recorded) -> None:
+    """A GAN that fetches a batch for each of its two optimizers makes one step of both, from the first one
+    on, also where a function fetches and an evaluation comes between."""
+    critic, generator = model(), model()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator)]
+    batches, evaluated = iter(loader(20)), loader(2)
+
+    def fetch() -> Tensor:
+        batch: Tensor = next(batches)[0]
+        return batch
+
+    for number in range(6):
+        critic(fetch()).mean().backward()
+        optimizers[0].step()
+        generator(fetch()).mean().backward()
+        optimizers[1].step()
+        if number in (0, 3):
+            with torch.no_grad():
+                for (batch,) in evaluated:
+                    generator.eval()(batch)
+                generator.train()
+    assert recorded.steps() == [[WAIT, *PLAIN] * 2] * 6
+
+
+def test_optimizers_in_turn(recorded: Recorded) -> None:
+    """Where each batch trains one of two models in turn, each batch is an iteration of the loop: a step."""
+    networks = [model(), model()]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in networks]
+    for number, (batch,) in enumerate(loader(6)):
+        networks[number % 2](batch).mean().backward()
+        optimizers[number % 2].step()
+    assert recorded.steps() == [[WAIT, *PLAIN]] * 6
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_models_one_after_the_other(recorded: Recorded, with_loader: bool) -> None:
+    """Five models that are trained in sequence, all of which the script keeps, have all their steps."""
+    networks = [model() for _ in range(5)]
+    for network in networks:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in loader(4) if with_loader else range(4):
+            loss_of(network).backward()
+            optimizer.step()
+    assert recorded.steps() == [([WAIT] if with_loader else []) + PLAIN] * 20
+
+
 class OwnStep(torch.optim.SGD):
     """A subclass with its own `step`."""
 

@@ -40,8 +40,8 @@ class Training:
         self.loop = Loop(lambda: run)
         self.batches = Batches()
 
-    def fetch(self, *, exhausted: bool = False, batches: object = None) -> None:
-        began = self.loop.fetch_began()
+    def fetch(self, *, exhausted: bool = False, batches: object = None, place: int = 0) -> None:
+        began = self.loop.fetch_began(lambda: place)
         error = StopIteration() if exhausted else None
         self.loop.fetch_ended(began, batches or self.batches, None, error)
 
@@ -153,6 +153,7 @@ LOOPS = st.fixed_dictionaries(
         "ahead": st.booleans(),
         "optimizers": st.integers(1, 3),
         "micro": st.integers(1, 3),
+        "for_each": st.booleans(),
         "steps": st.integers(1, 6),
     }
 )
@@ -179,12 +180,18 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], tup
 @given(LOOPS)
 def test_count(fresh: Callable[[], tuple[rankwatch.Run, Path]], shape: dict[str, Any]) -> None:
     """Loops of any shape have as many steps as iterations: with one optimizer or several, with or without a
-    loader, fetching ahead, with accumulated gradients."""
+    loader, fetching ahead, with accumulated gradients, with batches for each optimizer."""
     run, folder = fresh()
     training, all_of_them = Training(run), [optimizer() for _ in range(shape["optimizers"])]
     if shape["loader"] and shape["ahead"]:
         training.fetch()
     for _ in range(shape["steps"]):
+        if shape["for_each"] and shape["loader"]:
+            for place, each in enumerate(all_of_them):
+                training.fetch(place=place)
+                training.backward()
+                training.step(each)
+            continue
         for _ in range(shape["micro"]):
             if shape["loader"]:
                 training.fetch()
@@ -209,7 +216,7 @@ def test_any_order(fresh: Callable[[], tuple[rankwatch.Run, Path]], events: list
     for event, which in events:
         match event:
             case 0:
-                began = loop.fetch_began() or began
+                began = loop.fetch_began(lambda: which) or began  # noqa: B023
             case 1:
                 loop.fetch_ended(began, training.batches, None, StopIteration() if which else None)
             case 2:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Hashable, Mapping
+from types import FrameType, ModuleType
 from typing import Any
 
 from rankwatch.automatic import loop
 from rankwatch.automatic.patching import watch
 from rankwatch.conventions import Capability
+
+_FUNCTIONS = 8
+"""Functions that are looked at to find where a loop asks for a batch."""
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
@@ -39,10 +43,22 @@ def asked() -> None:
 
 def _began(iterator: Any) -> tuple[float, Any]:
     global _asked
-    began = loop.current().fetch_began()
+    began = loop.current().fetch_began(_place)
     if _asked:
         began, _asked = began and _asked, 0.0
     return began, iterator
+
+
+def _place() -> Hashable:
+    """Where the script asks for the batch, by the instructions of the innermost functions: a loop may do so
+    through a generator or a function that it calls at several places."""
+    frame: FrameType | None = sys._getframe(1)
+    place: list[Hashable] = []
+    while frame is not None and len(place) < _FUNCTIONS:
+        if not str(frame.f_globals.get("__name__")).startswith("rankwatch."):
+            place.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return tuple(place)
 
 
 def _ended(token: tuple[float, Any], batch: object, error: BaseException | None) -> None:
