@@ -54,17 +54,17 @@ for iteration in range(9):
         if iteration:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": iteration}
             torch.save(state, HERE + "/ckpt.pt")
-    total = 0.0
+    total = torch.tensor(0.0)
     for micro in range(4):
         loss = model(torch.randn(4, 8)).square().mean() / 4
-        total += loss.item()
+        total += loss.detach()
         scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     own["gradient_norm"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    own["loss"].append(total)
+    own["loss"].append(total.item())
     own["learning_rate"].append(schedule.get_last_lr()[0])
     schedule.step()
 finish(model=model)
@@ -110,7 +110,7 @@ for (real,) in DataLoader(TensorDataset(torch.randn(24, 8)), batch_size=4):
     loss = (1 - critic(generator(torch.randn(4, 4)))).square().mean()
     loss.backward()
     second.step()
-    own["loss"].append(loss_real.item() + loss_fake.item())
+    own["loss"].append((loss_real + loss_fake).item())
     own["loss_2"].append(loss.item())
 finish(generator=generator, critic=critic)
 """
