@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.frameworks.jobs import SCRIPTS
 from support.jobs.launching import (
     LOOP,
     RUN,
@@ -24,6 +26,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.e2e
 
 PYTHON = sys.executable
+LOOP_OF_ACCELERATE = SCRIPTS / "accelerate_loop.py"
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
 
 
@@ -90,3 +93,50 @@ def test_restart(tmp_path: Path) -> None:
     found = ranks(tmp_path)
     assert [each[1:] for each in found] == [(0, 2, 0, STEPS, 1), (1, 2, 1, STEPS, 1)]
     assert len({each.run for each in found}) == 1
+
+
+@pytest.mark.frameworks
+def test_accelerate_config(tmp_path: Path) -> None:
+    """`accelerate launch` with a config file and a module starts two processes."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "loop.py").symlink_to(LOOP)
+    config = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU",  # Accelerate starts several processes on CPUs with mpirun only
+        "num_machines": 1,
+        "num_processes": 2,
+        "machine_rank": 0,
+        "gpu_ids": "all",
+        "main_process_port": free_port(),
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    accelerate = [PYTHON, "-m", "accelerate.commands.launch", "--config_file", "config.json"]
+    assert_recorded(launch([*accelerate, "--module", "loop"], tmp_path), tmp_path)
+
+
+@pytest.mark.frameworks
+def test_accelerate_with_mpi(tmp_path: Path) -> None:
+    """`accelerate launch --cpu --mpirun_hostfile`: Accelerate finds the ranks, and the run has MPI's name."""
+    pytest.importorskip("accelerate")
+    require("mpirun.openmpi", "openmpi-bin")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    accelerate = ["accelerate", "launch", "--cpu", "--num_processes", "2", "--mpirun_hostfile", "hosts"]
+    ended = launch(
+        [*accelerate, str(LOOP_OF_ACCELERATE), str(tmp_path), "plain"],
+        tmp_path,
+        OMPI_ALLOW_RUN_AS_ROOT="1",
+        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        OMPI_MCA_rmaps_base_oversubscribe="1",
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found = ranks(tmp_path)
+    assert [each[1:5] for each in found] == [(0, 2, 0, 4), (1, 2, 1, 4)]
+    assert found[0].run == found[1].run and found[0].run.startswith("mpi-")
+
+
+@pytest.mark.frameworks
+def test_deepspeed(tmp_path: Path) -> None:
+    """DeepSpeed's launcher, which gives its ranks an argument of its own."""
+    pytest.importorskip("deepspeed")
+    command = ["deepspeed", "--num_accelerators", "2", "--master_port", str(free_port()), str(LOOP)]
+    assert_recorded(launch(command, tmp_path, DS_ACCELERATOR="cpu"), tmp_path)

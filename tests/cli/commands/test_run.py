@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,8 @@ import pytest
 
 from rankwatch.automatic.launching import SITE
 from rankwatch_cli.main import main
+
+SEARCHED = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -155,6 +159,37 @@ def test_deaf_launcher(command: str, said: str, tmp_path: Path) -> None:
     assert ended.stdout == "ran\n"
     assert ended.stderr.startswith(f"rankwatch run: nothing will be recorded: {said}" if said else "")
     assert ended.stderr.count("\n") == bool(said)
+
+
+WRAPPERS = {
+    "env": "env A=1 CMD",
+    "make": "make -s -f FILE",
+    "nice": "nice -n 1 CMD",
+    "nohup": "nohup CMD",
+    "setsid": "setsid --wait CMD",
+    "sh": "sh -c 'A=1; exec CMD'",
+    "stdbuf": "stdbuf -oL CMD",
+    "taskset": "taskset -c 0 CMD",
+    "timeout": "timeout 60 CMD",
+    "uv": "uv run --no-project --python PYTHON CMD",
+    "xargs": "xargs -a FILE CMD",
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapper(wrapper: str, tmp_path: Path) -> None:
+    """Programs that start another one pass on what a rank needs: it wakes rankwatch when it imports torch."""
+    if shutil.which(wrapper, path=SEARCHED) is None:
+        pytest.skip(f"{wrapper} is not installed")
+    (tmp_path / "torch.py").touch()
+    script = tmp_path / "train.py"
+    script.write_text("import sys, torch; print('rankwatch.automatic.installing' in sys.modules)\n")
+    command = f"{sys.executable} {script}"
+    (tmp_path / "file").write_text(f"all:\n\t{command}\n" if wrapper == "make" else "argument\n")
+    words = WRAPPERS[wrapper].replace("CMD", command).replace("FILE", str(tmp_path / "file"))
+    words = words.replace("PYTHON", sys.executable)
+    ended = run("--", *shlex.split(words), PATH=SEARCHED)
+    assert (ended.stdout, ended.returncode) == ("True\n", 0), ended.stderr
 
 
 def test_job_that_exports_nothing() -> None:
