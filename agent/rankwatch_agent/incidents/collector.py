@@ -11,6 +11,7 @@ from rankwatch_agent.incidents.diagnosis import root_causes_of
 from rankwatch_agent.incidents.episodes import Episodes, resumed
 from rankwatch_agent.incidents.rank_state import stopped_ranks
 from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.incidents.slow_ranks import SlowRanks
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.training.conditions import RunConditions
 
@@ -25,6 +26,7 @@ class IncidentsCollector:
     conditions: what the collector `ranks` knows of the ranks. Without it there are no incidents.
     registry: receives the open incidents and holds the results of their evidence.
     stall_seconds: shortest time without progress of all ranks that is an incident.
+    slow_ranks: asks slow ranks for traces.
     """
 
     name = "incidents"
@@ -36,17 +38,21 @@ class IncidentsCollector:
         registry: IncidentRegistry,
         stall_seconds: float,
         schedule: Schedule,
+        slow_ranks: SlowRanks | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
         self._conditions = conditions
         self._registry = registry
         self._episodes = Episodes(stall_seconds)
+        self._slow_ranks = slow_ranks or SlowRanks()
         self._monotonic = monotonic
 
     def collect(self) -> Collection:
         """Compares the runs with their previous condition."""
-        opened = self._episodes.observe(self._conditions.runs, self._monotonic())
+        runs, moment = self._conditions.runs, self._monotonic()
+        opened = self._episodes.observe(runs, moment)
+        self._slow_ranks.observe(runs, moment)
         self._registry.update(self._episodes.open, opened)
         return Collection(series=[*self._counts(), *self._root_causes()])
 

@@ -68,7 +68,7 @@ class ProfileWatcher:
         boxes = []
         for rank in asked[:MOST_RANKS]:
             try:
-                _ask(rank)
+                ask_rank(rank)
                 boxes.append(rank.path)
             except OSError as error:
                 logger.info("could not ask rank %d for traces: %s", rank.rank, error.strerror)
@@ -97,7 +97,8 @@ class ProfileWatcher:
         return faults
 
 
-def _ask(rank: RankCondition) -> None:
+def ask_rank(rank: RankCondition) -> None:
+    """Leave a request for traces. Raises OSError."""
     folder = rank.path.parent
     profiling.remove_old_requests(folder.parent)
     profiling.request(folder.parent, folder.name, rank.rank)

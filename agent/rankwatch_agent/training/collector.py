@@ -211,4 +211,7 @@ def _condition(rank: RankFollower) -> RankCondition:
         counted=frozenset(rank.totals.collectives.totals),
         started=rank.header.started_monotonic,
         owner=rank.owner,
+        steps=rank.totals.steps.steps,
+        local_seconds=rank.totals.steps.local_seconds,
+        role=str(rank.header.identity.coordinates.get("pp", "")),
     )

@@ -45,6 +45,12 @@ class RankCondition(NamedTuple):
     """Start of its process; None where it is not known."""
     owner: int = 0
     """User id of the black box's owner."""
+    steps: int = 0
+    """Steps it completed while the agent watched."""
+    local_seconds: float = 0.0
+    """Its own work in them: their time less what it spent blocked in collectives."""
+    role: str = ""
+    """Ranks of one role do the same work: those of one pipeline stage."""
 
     @property
     def ended(self) -> bool:
