@@ -215,9 +215,11 @@ def _forget_waits(training: _Training) -> None:
 class _Fetches(Iterator[Any]):
     """The Trainer's iterator over batches; each `next` is a wait for data, whatever the loader is."""
 
+    _began = staticmethod(_guarded(leading.fetch_began))
+    _ended = staticmethod(_guarded(leading.fetch_ended))
+
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self._began, self._ended = _guarded(leading.fetch_began), _guarded(leading.fetch_ended)
 
     def __next__(self) -> Any:
         self._began()
