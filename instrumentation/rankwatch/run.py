@@ -61,9 +61,8 @@ class Run:
         self.checkpoint_log = CheckpointLog(writer, self._failures)
         """For what records checkpoints without `checkpoint`."""
         self._ended = False
-        self.end_of_script: Callable[[], SystemExit | None] | None = None
-        """Set where a script that comes to its end has finished the run: returns the SystemExit of one that
-        asks for a status, else None."""
+        self.end_of_script: Callable[[], Ending | None] | None = None
+        """Set where the end of the script finishes the run: returns what has ended it before, else None."""
         self._conclude: Callable[..., None] = _nothing
         # Bounded, because some calls of `begin_phase` are never followed by `end_phase`.
         self._open_calls: deque[tuple[str, Span]] = deque(maxlen=layout.MAX_PHASES)
@@ -240,7 +239,7 @@ class Run:
     @guarded("record a failure")
     def fail(self, error: BaseException | type[BaseException]) -> None:
         """Record that this exception ends the run: its type and the beginning of its message."""
-        self._end(*_ending(error))
+        self._end(*ending_by(error))
 
     def __enter__(self) -> Run:
         return self
@@ -268,10 +267,12 @@ class Run:
     @guarded("record the end")
     def exited(self, error: BaseException | None, /) -> None:
         """Record that the interpreter exits, unless the end of the run is recorded already."""
-        end = Lifecycle.EXITED
-        if error is None and self.end_of_script is not None and not self.unused:
-            end, error = Lifecycle.FINISHED, self.end_of_script()
-        self._end(*_ending(error) if error is not None else (end,))
+        if error is not None:
+            self._end(*ending_by(error))
+        elif self.end_of_script is not None and not self.unused:
+            self._end(*(self.end_of_script() or (Lifecycle.FINISHED, [])))
+        else:
+            self._end(Lifecycle.EXITED)
 
     def replaced(self) -> bool:
         """End this run, because this process starts another one; True unless it has ended already."""
@@ -342,8 +343,12 @@ class Run:
             self._writer.integers[Now.ENDED_BY] = name
 
 
-def _ending(error: BaseException | type[BaseException]) -> tuple[Lifecycle, list[str]]:
-    """The event for a run that this exception ends, the type of the exception, and its message in pieces."""
+Ending = tuple[Lifecycle, list[str]]
+"""An event that ends a run, the type of the exception if there is one, and its message in pieces."""
+
+
+def ending_by(error: BaseException | type[BaseException]) -> Ending:
+    """The end of a run by this exception. Holds nothing of it, such as its frames."""
     kind = error if isinstance(error, type) else type(error)
     if issubclass(kind, KeyboardInterrupt):
         return Lifecycle.INTERRUPTED, []

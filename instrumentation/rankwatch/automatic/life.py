@@ -15,7 +15,7 @@ from typing import Any
 
 from rankwatch.automatic.patching import watch
 from rankwatch.conventions import Capability
-from rankwatch.run import Run
+from rankwatch.run import Ending, Run, ending_by
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -32,6 +32,8 @@ def follow(run: Run) -> None:
     for each in filter(None, watched):
         run.when_ended(each.undo)
     run.end_of_script = exits.ending
+    run.after_steps(exits.stepped)
+    _chain_threading_excepthook(run, exits)
 
 
 def _chain_excepthook(run: Run) -> None:
@@ -50,29 +52,56 @@ def _chain_excepthook(run: Run) -> None:
     run.when_ended(restore)
 
 
-class _Exits:
-    """Remembers the exit status that the script asks for.
+def _chain_threading_excepthook(run: Run, exits: _Exits) -> None:
+    before = threading.excepthook
 
-    `sys.exit`, `exit` and `quit` only raise SystemExit, which the script may catch; a later step shows that
-    it went on.
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        exits.thread_ended(ended.exc_value)
+        before(ended)
+
+    def restore() -> None:
+        if threading.excepthook is hook:
+            threading.excepthook = before
+
+    threading.excepthook = hook
+    run.when_ended(restore)
+
+
+class _Exits:
+    """Remembers what ends the script, unless it goes on: a later step shows that it did.
+
+    `sys.exit`, `exit` and `quit` only raise SystemExit, which the script may catch. An exception in another
+    thread ends that thread; if it is the one that trains, the script has nothing more to do.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._asked: tuple[int, object] | None = None
+        self._last: tuple[int, Ending | None] | None = None
+        """Number of steps at that moment, and the end."""
+        self._training_thread = 0
+
+    def stepped(self) -> None:
+        """Called after each step."""
+        self._training_thread = threading.get_ident()
+
+    def thread_ended(self, error: BaseException | None) -> None:
+        """Called with the exception that has ended a thread other than the main one."""
+        trains = threading.get_ident() == self._training_thread
+        if trains and error is not None and not isinstance(error, SystemExit):
+            self._last = self._run.steps_completed, ending_by(error)
 
     def asked(self, status: object = None, *rest: object) -> None:
         """Called with the arguments of `sys.exit`. In another thread it only ends that thread."""
         if threading.current_thread() is threading.main_thread():
-            self._asked = (self._run.steps_completed, status)
+            end = None if status in (None, 0) else ending_by(SystemExit(status))
+            self._last = self._run.steps_completed, end
 
     def asked_by_builtin(self, quitter: object, status: object = None, *rest: object) -> None:
         """Called with the arguments of the builtins `exit` and `quit`."""
         self.asked(status)
 
-    def ending(self) -> SystemExit | None:
-        """The SystemExit that ends the run; None if the script has come to its end."""
-        if self._asked is None or self._asked[0] != self._run.steps_completed:
+    def ending(self) -> Ending | None:
+        """What ends the run; None if the script has come to its end."""
+        if self._last is None or self._last[0] != self._run.steps_completed:
             return None
-        status = self._asked[1]
-        return None if status in (None, 0) else SystemExit(status)
+        return self._last[1]

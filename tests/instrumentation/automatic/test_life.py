@@ -26,6 +26,16 @@ step()
 """
 
 
+IN_A_THREAD = """
+def train():
+    step()
+    raise ValueError("bad batch")
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()"""
+"""The thread that trains ends by an exception. Python prints it, and the process ends with status 0."""
+
+
 def ended(directory: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A rank of zero-code recording that runs this code after a step."""
     env = {**os.environ, "RANKWATCH_DIR": str(directory), **variables}
@@ -47,6 +57,10 @@ def ended(directory: Path, code: str, **variables: str) -> subprocess.CompletedP
         ("exit()", 0, "finished"),
         ("try: sys.exit(3)\nexcept SystemExit: step()", 0, "finished"),
         ("t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, "finished"),
+        (f"{IN_A_THREAD}", 0, "failed by ValueError: bad batch"),
+        (f"{IN_A_THREAD}\nstep()", 0, "finished"),
+        (f"{IN_A_THREAD}\nsys.exit(3)", 3, "failed by exit status 3"),
+        ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", 0, "finished"),
         ("raise ValueError('bad batch')", 1, "failed by ValueError: bad batch"),
         ("raise MemoryError", 1, "failed by lack of host memory (MemoryError)"),
         ("raise RuntimeError('CUDA error: out of memory')", 1, "failed by lack of GPU memory (RuntimeError"),
