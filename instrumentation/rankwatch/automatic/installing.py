@@ -49,7 +49,6 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         modules,
         optimizers,
         process_groups,
-        ray_workers,
         safetensors,
         saving,
     )
@@ -66,7 +65,6 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         saving.targets,
         distributed_checkpoints.targets,
         safetensors.targets,
-        ray_workers.targets,
         frameworks.targets,
     )
 

@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import Any
 
 from rankwatch.automatic import installing, loop, recording
-from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.checkpoints import LOAD, SAVE
 from rankwatch.automatic.patching import guarded, watch
 from rankwatch.automatic.seams import data_loading
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import class_when_used, require
+from rankwatch.integrations.frameworks import class_when_used, require, watch_checkpoint
 from rankwatch.starting import run_of_script
 
 require("accelerate", integration="accelerate", name="Accelerate")
@@ -32,8 +32,8 @@ _guarded = functools.partial(guarded, "follow Accelerate")
 def patch(module: ModuleType) -> None:
     """Let every `Accelerator` report."""
     accelerator = module.Accelerator
-    watch(accelerator, "save_state", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
-    watch(accelerator, "load_state", began=_load_began, ended=_ended)
+    watch_checkpoint(accelerator, "save_state", SAVE, shows=Capability.CHECKPOINTS)
+    watch_checkpoint(accelerator, "load_state", LOAD)
 
 
 def patch_loaders(module: ModuleType) -> None:
@@ -75,19 +75,6 @@ def _fetch_ended(token: tuple[float, Any], result: Any, error: BaseException | N
         error = StopIteration()
     # Rank 0 has the batches of all ranks here, the others have none, so the work of one rank is not known.
     loop.current().fetch_ended(began, loader, None, error)
-
-
-def _save_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:
-    return checkpoints.begin(SAVE)
-
-
-def _load_began(accelerator: Any, *args: Any, **kwargs: Any) -> Part:
-    return checkpoints.begin(LOAD)
-
-
-def _ended(part: Part | None, result: Any, error: BaseException | None) -> None:
-    if part is not None:
-        checkpoints.end(part, failed=error is not None)
 
 
 class _Tracker:

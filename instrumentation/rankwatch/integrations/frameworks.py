@@ -1,14 +1,17 @@
-"""What the integrations share: the framework that has to be there, and steps that are only enqueued."""
+"""What the integrations share: how they find their framework, lead, and record checkpoints and steps."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from rankwatch.automatic import leading, loop, recording
+from rankwatch.automatic.checkpoints import Part, checkpoints
 from rankwatch.automatic.leading import Lead
+from rankwatch.automatic.patching import watch
+from rankwatch.conventions import Capability
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
@@ -43,6 +46,23 @@ def take_lead(name: str, *, added: bool) -> Lead | None:
     if added and recording.join_script():
         loop.current.cache_clear()  # what it has seen belongs to no run
     return leading.lead(name)
+
+
+def watch_checkpoint(
+    owner: type, name: str, operation: str, *, shows: Capability | Sequence[Capability] = ()
+) -> None:
+    """Record a method that saves or loads as one checkpoint, whatever files it has."""
+
+    def began(*args: Any, **kwargs: Any) -> Part:
+        return checkpoints.begin(operation)
+
+    watch(owner, name, began=began, ended=checkpoint_ended, shows=shows)
+
+
+def checkpoint_ended(part: Part | None, result: object, error: BaseException | None) -> None:
+    """For `watch`: the call that is this part of a checkpoint has ended. None: it is none."""
+    if part is not None:
+        checkpoints.end(part, failed=error is not None)
 
 
 class StepsByStart:

@@ -31,7 +31,7 @@ from rankwatch.automatic.seams.saving import bytes_of
 from rankwatch.automatic.values import values
 from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import class_when_used, require, take_lead
+from rankwatch.integrations.frameworks import class_when_used, require, take_lead, watch_checkpoint
 
 if not any(find_spec(each) for each in ("pytorch_lightning", "lightning_fabric")):
     require("lightning", integration="lightning", name="Lightning")
@@ -73,7 +73,7 @@ def patch_fabric(module: ModuleType) -> None:
     fabric = module.Fabric
     watch(fabric, "save", began=_fabric_save_began, ended=_fabric_save_ended, shows=Capability.CHECKPOINTS)
     for name in ("load", "load_raw"):
-        watch(fabric, name, began=lambda *_, **__: checkpoints.begin(LOAD), ended=_fabric_load_ended)
+        watch_checkpoint(fabric, name, LOAD)
 
 
 def _fabric_save_began(fabric: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Part]:
@@ -84,11 +84,6 @@ def _fabric_save_ended(save: tuple[Any, Any, Part] | None, result: Any, error: B
     if save is not None:
         fabric, path, part = save
         _add_size(part, path, written=fabric.is_global_zero and error is None)
-        checkpoints.end(part, failed=error is not None)
-
-
-def _fabric_load_ended(part: Part | None, result: Any, error: BaseException | None) -> None:
-    if part is not None:
         checkpoints.end(part, failed=error is not None)
 
 

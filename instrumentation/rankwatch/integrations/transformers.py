@@ -23,7 +23,13 @@ from rankwatch.automatic.leading import Lead
 from rankwatch.automatic.patching import Function, guarded, replace, watch
 from rankwatch.automatic.work import amounts_of
 from rankwatch.conventions import Capability
-from rankwatch.integrations.frameworks import class_when_used, require, take_lead
+from rankwatch.integrations.frameworks import (
+    checkpoint_ended,
+    class_when_used,
+    require,
+    take_lead,
+    watch_checkpoint,
+)
 
 require("transformers", integration="transformers", name="Hugging Face Transformers")
 
@@ -46,9 +52,9 @@ def _watch_calls(kind: type) -> None:
     for name in ("evaluate", "predict", "evaluation_loop"):
         watch(kind, name, began=_evaluation_began, ended=_evaluation_ended, shows=Capability.EVALUATION)
     for name in ("_save_checkpoint", "save_model"):
-        watch(kind, name, began=_save_began, ended=_checkpoint_ended, shows=Capability.CHECKPOINTS)
+        watch_checkpoint(kind, name, SAVE, shows=Capability.CHECKPOINTS)
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler"):
-        watch(kind, name, began=_load_began, ended=_checkpoint_ended)
+        watch(kind, name, began=_load_began, ended=checkpoint_ended)
 
 
 class _Training:
@@ -249,10 +255,6 @@ def _evaluation_ended(token: Any, result: Any, error: BaseException | None) -> N
     leading.evaluation_ended()
 
 
-def _save_began(trainer: Any, *args: Any, **kwargs: Any) -> Part:
-    return checkpoints.begin(SAVE)
-
-
 def _load_began(trainer: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Part | None:
     if checkpoint is None:
         return None
@@ -265,8 +267,3 @@ def _step_of(folder: Any, otherwise: int) -> int:
     """The step in the name of a folder `checkpoint-500`."""
     digits = str(folder).rstrip("/").rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 18 else otherwise
-
-
-def _checkpoint_ended(part: Part | None, result: Any, error: BaseException | None) -> None:
-    if part is not None:
-        checkpoints.end(part, failed=error is not None)

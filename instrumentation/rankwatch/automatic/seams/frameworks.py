@@ -12,6 +12,7 @@ _PATCHES = {
     "accelerate.data_loader": ("accelerate", "patch_loaders"),
     "accelerate.optimizer": ("accelerate", "patch_optimizers"),
     "deepspeed.runtime.engine": ("deepspeed", "patch"),
+    "ray.train.v2.api.config": ("ray_train", "patch"),
     "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
     "lightning.fabric.fabric": ("lightning", "patch_fabric"),
     "lightning_fabric.fabric": ("lightning", "patch_fabric"),
