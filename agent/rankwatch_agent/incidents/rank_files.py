@@ -17,6 +17,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import CRASHED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
+from rankwatch.trackers import note as trackers
 from rankwatch_agent.incidents.bundle import Bundle, EvidenceError
 from rankwatch_agent.incidents.untrusted_copy import copy_file, open_untrusted
 from rankwatch_agent.training.conditions import RankCondition
@@ -29,6 +30,7 @@ from rankwatch_agent.training.flight_recorder.ask import (
     main_recorder,
     socket_beside,
 )
+from rankwatch_agent.training.tracked_runs import trackers_beside
 
 MAX_BOX_BYTES = layout.RING_OFFSET + layout.MAX_CAPACITY * layout.RECORD_SIZE
 """No readable black box is larger. One usually has 1.2 MB."""
@@ -39,12 +41,20 @@ EACH_SECONDS = 3.0
 
 
 def add_black_boxes(bundle: Bundle) -> None:
-    """Copies the black boxes. Living ranks go on writing, so a record may be torn."""
+    """Copies the black boxes, and what they say of experiment trackers. Living ranks go on writing, so a
+    record may be torn."""
     run = bundle.incident.run
     for rank in bundle.ranks:
         name = f"blackboxes/{run}/{rank.rank}{layout.SUFFIX}"
         with bundle.part(name):
             copy_file(rank.path, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=MAX_BOX_BYTES)
+        note = rank.path.with_suffix(trackers.SUFFIX)
+        if trackers_beside(rank.path, rank.owner):
+            name = f"blackboxes/{run}/{note.name}"
+            with bundle.part(name):
+                copy_file(
+                    note, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=trackers.MOST_BYTES
+                )
 
 
 def add_terminated_stacks(bundle: Bundle) -> None:

@@ -96,12 +96,20 @@ class TrackedRuns:
             known = self._notes.get(box)
             if known is not None and known.changed == changed:
                 return known
-            return _Note(changed, _load(path, owner))
+            return _Note(changed, load_note(path, owner))
         except (OSError, ValueError):  # there is none, or it is no file
             return _Note((0, 0), ())
 
 
-def _load(path: Path, owner: int) -> tuple[Tracker, ...]:
+def trackers_beside(box: Path, owner: int) -> tuple[Tracker, ...]:
+    """The trackers that the rank of a box uses, whose owner this is; none where its note is of no use."""
+    try:
+        return load_note(box.with_suffix(SUFFIX), owner)
+    except (OSError, ValueError):
+        return ()
+
+
+def load_note(path: Path, owner: int) -> tuple[Tracker, ...]:
     """The trackers in a note; none where it is not the owner's, or too large. Raises OSError, ValueError."""
     file = open_regular(path)
     try:

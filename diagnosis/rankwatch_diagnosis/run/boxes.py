@@ -15,11 +15,13 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
 from rankwatch.conventions import ENDED_STATES, FailureKind, RankState
 from rankwatch.errors import BlackBoxError
+from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 from rankwatch_agent.training.failures import Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
+from rankwatch_agent.training.tracked_runs import trackers_beside
 from rankwatch_diagnosis.run.folder import CopiedRanks
 
 MOST_RECORDS = 2_000_000
@@ -75,6 +77,8 @@ class Box:
     """Number of a name -> name, of those that records use, also in their payload."""
     missed: int
     """Records that were overwritten or torn."""
+    trackers: tuple[Tracker, ...]
+    """The runs of experiment trackers that the rank belongs to."""
 
     @property
     def rank(self) -> int:
@@ -294,6 +298,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         records=records,
         names={number: rank.name(number) for number in set(_name_numbers(records))},
         missed=rank.missed,
+        trackers=trackers_beside(rank.path, rank.owner),
     )
 
 

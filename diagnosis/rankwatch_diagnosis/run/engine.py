@@ -27,7 +27,7 @@ from rankwatch_diagnosis.run.processes import (
     with_processes,
 )
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
-from rankwatch_diagnosis.run.visibility import Capabilities, capabilities
+from rankwatch_diagnosis.run.visibility import Capabilities, capabilities, tracked
 from rankwatch_diagnosis.run.waiting import (
     Recorders,
     failed_first,
@@ -94,6 +94,8 @@ class RunVerdict:
     """What shows that the ranks lack CPUs; empty where they have enough."""
     capabilities: Capabilities
     """What zero-code recording sees of the training loop."""
+    trackers: tuple[str, ...]
+    """Where experiment trackers show the run."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
     ranks_seen: tuple[Mapping[str, object], ...]
@@ -127,6 +129,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         loss=judge_loss(boxes),
         phases=phase_table(boxes, rows),
         capabilities=capabilities(boxes),
+        trackers=tracked(boxes),
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
         ranks_seen=tuple(

@@ -48,6 +48,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
         "capabilities": {each: why or "visible" for each, why in verdict.capabilities.items()},
+        "trackers": verdict.trackers,
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
         "ranks_seen": verdict.ranks_seen,
@@ -72,6 +73,8 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
     yield from visible_lines(verdict.capabilities)
+    if verdict.trackers:
+        yield f"tracker:     {', '.join(verdict.trackers)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
     yield from _other_causes(verdict.straggler)
     if verdict.contention:

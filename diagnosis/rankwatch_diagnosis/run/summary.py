@@ -23,7 +23,7 @@ from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler
 from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
-from rankwatch_diagnosis.run.visibility import capabilities, unseen_parts
+from rankwatch_diagnosis.run.visibility import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
 from rankwatch_diagnosis.straggler.verdict import Verdict
 from rankwatch_diagnosis.straggler.words import share_lost
@@ -67,6 +67,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "not visible", "; ".join(unseen_parts(capabilities(boxes)))
     lacking = contention(boxes, Processes())
     yield "cpus", lacks_cpus(lacking) if lacking else ""
+    yield "tracker", ", ".join(tracked(boxes))
     yield "verdict", _verdict(straggler) if table else ""
 
 

@@ -1,4 +1,5 @@
-"""What zero-code recording sees of the training loop of a run, and what it does not see, in lines."""
+"""What zero-code recording sees of the training loop of a run, what it does not see, and where else the run
+is shown."""
 
 from __future__ import annotations
 
@@ -35,3 +36,9 @@ def unseen_parts(found: Capabilities) -> Iterator[str]:
             by_reason.setdefault(why, []).append(each.value)
     for why, names in by_reason.items():
         yield f"{', '.join(names)}, because {why.sentence}"
+
+
+def tracked(boxes: Boxes) -> tuple[str, ...]:
+    """The pages of the run in its experiment trackers; of one without a page its kind and its run there."""
+    found = (each for box in boxes.by_rank.values() for each in box.trackers)
+    return tuple(dict.fromkeys(each.url or f"{each.kind.value} {each.run}" for each in found))

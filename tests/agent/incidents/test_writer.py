@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ import pytest
 from rankwatch.blackbox.reader import Reader
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
+from rankwatch.conventions.trackers import TrackerKind
 from rankwatch.logs.lines import FILE_BYTES
+from rankwatch.trackers.finding import Tracker
+from rankwatch.trackers.note import parse_note, write_note
 from rankwatch_agent.incidents.bundle import EvidenceError
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import RootCause
@@ -296,6 +300,20 @@ def test_log_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         entry, _ = map(json.loads, (bundle / "logs" / f"0.{suffix}.jsonl").read_text().splitlines())
         assert (entry["text"], entry["severity"], entry["source"]) == ("root: cannot go on", 17, "log")
     assert not result.faults
+
+
+def test_trackers(tmp_path: Path, standing: RankCondition) -> None:
+    """The bundle says where an experiment tracker shows the run; a note that says nothing is not kept."""
+    note = standing.path.with_suffix(".trackers")
+    note.write_text("nonsense")
+    _, bundle = write(writer(), tmp_path, standing)
+    assert not list(bundle.glob("blackboxes/*/*.trackers"))
+    page = "https://mlflow.example/#/experiments/1/runs/2"
+    write_note(note, [Tracker(TrackerKind.MLFLOW, "2", page)])
+    shutil.rmtree(bundle)
+    _, bundle = write(writer(), tmp_path, standing)
+    (copied,) = bundle.glob("blackboxes/*/0.trackers")
+    assert parse_note(copied.read_bytes())[0].url == page
 
 
 @pytest.mark.parametrize("content", [b"no lines", b"\0" * FILE_BYTES, None])

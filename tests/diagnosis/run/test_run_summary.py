@@ -10,6 +10,9 @@ import pytest
 
 import rankwatch
 from rankwatch.conventions import Capability, Cause, Unseen
+from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.trackers.finding import Tracker
+from rankwatch.trackers.note import write_note
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
@@ -180,3 +183,20 @@ def test_lack_of_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(tmp_path)["cpus"].split(maxsplit=1)[1] == (
         "CPUs are contended: the ranks wait 30% of their time for one"
     )
+
+
+def test_tracker(tmp_path: Path) -> None:
+    """Card and verdict say where an experiment tracker shows the run, if there is a sensible note of it."""
+    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
+    with run, run.step():
+        pass
+    assert "tracker" not in parts(tmp_path)
+    page = "https://mlflow.example/#/experiments/1/runs/2"
+    note = tmp_path / "job" / "0.trackers"
+    write_note(note, [Tracker(TrackerKind.MLFLOW, "2", page), Tracker(TrackerKind.TENSORBOARD, "/logs", "")])
+    assert parts(tmp_path)["tracker"].endswith(f"{page}, tensorboard /logs")
+    verdict = diagnose_run(tmp_path)
+    assert f"tracker:     {page}, tensorboard /logs" in lines(verdict)
+    assert as_json(verdict)["trackers"] == [page, "tensorboard /logs"]
+    note.write_text("nonsense")
+    assert "tracker" not in parts(tmp_path)
