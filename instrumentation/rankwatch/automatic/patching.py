@@ -124,7 +124,7 @@ def replace(
 
     The wrapper keeps the name, the documentation and the signature of the original. A function that is
     replaced already stays as it is. None, with a note that `shows` is not visible, if there is no such
-    attribute. The wrapper itself must keep its own exceptions away from training; `watch` does it.
+    attribute, or no owner. The wrapper itself must keep its exceptions away from training; `watch` does it.
     """
     return _replace(owner, name, lambda original, _: make_wrapper(original), shows, also)
 

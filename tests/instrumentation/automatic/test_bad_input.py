@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -10,6 +11,8 @@ import pytest
 
 from rankwatch.automatic import installing
 from rankwatch.automatic.imports import when_imported
+from rankwatch.automatic.visibility import Visibility
+from rankwatch.conventions import Capability
 
 PATCHES = [
     pytest.param(name, patch, id=f"{seam.__module__.rpartition('.')[2]}-{name}")
@@ -36,3 +39,28 @@ def test_another_release(
     when_imported({name: patch}, lambda _, error: failures.append(error))
     assert len(failures) <= 1
     assert all(isinstance(each, AttributeError | ImportError) and str(each) for each in failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("torch.utils.data.dataloader", Capability.DATA_WAIT),
+        ("torch.compiler", Capability.FORWARD),
+        ("torch._tensor", Capability.BACKWARD),
+        ("torch.optim.optimizer", Capability.STEPS),
+        ("torch.nn.utils.clip_grad", Capability.GRADIENT_NORM),
+        ("torch.serialization", Capability.CHECKPOINTS),
+    ],
+)
+def test_too_old(name: str, capability: Capability, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module of torch without the functions of a seam cannot show is not visible, for that reason."""
+    seen = Visibility()
+    for module in sys.modules.copy():
+        if module.startswith("rankwatch.automatic.") and hasattr(sys.modules[module], "visibility"):
+            monkeypatch.setattr(f"{module}.visibility", seen)
+    seen.sees(capability)
+    for each in PATCHES:
+        if each.values[0] == name:
+            with contextlib.suppress(AttributeError):
+                each.values[1](ModuleType(name))  # type: ignore[operator]
+    assert not seen.has_seen(capability)

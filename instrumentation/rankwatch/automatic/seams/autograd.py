@@ -14,7 +14,7 @@ from rankwatch.conventions import Capability
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
     """The two ways to begin one."""
     return {
-        "torch._tensor": lambda module: _patch(module.Tensor),
+        "torch._tensor": lambda module: _patch(getattr(module, "Tensor", None)),
         "torch.autograd": _patch,
     }
 

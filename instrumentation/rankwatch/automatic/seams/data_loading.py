@@ -25,10 +25,10 @@ def targets() -> Mapping[str, Callable[[ModuleType], object]]:
 
 
 def _patch_iterators(module: ModuleType) -> None:
-    for name in ("_BaseDataLoaderIter", "_StatefulBaseDataLoaderIter"):
-        iterator = getattr(module, name, None)
-        if iterator is not None and "__next__" in vars(iterator):
-            watch(iterator, "__next__", began=_began, ended=_ended, shows=Capability.DATA_WAIT)
+    names = ("_BaseDataLoaderIter", "_StatefulBaseDataLoaderIter")
+    iterators = [each for name in names if "__next__" in vars(each := getattr(module, name, object))]
+    for iterator in iterators or [None]:
+        watch(iterator, "__next__", began=_began, ended=_ended, shows=Capability.DATA_WAIT)
 
 
 _asked = 0.0

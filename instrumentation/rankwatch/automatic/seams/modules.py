@@ -21,8 +21,9 @@ from typing import Any
 
 from rankwatch.automatic import forward, loop
 from rankwatch.automatic.patching import guarded, replace
+from rankwatch.automatic.visibility import visibility
 from rankwatch.compiling import keep_from_compiler
-from rankwatch.conventions import Capability
+from rankwatch.conventions import Capability, Unseen
 
 _MOST_CLASSES = 32
 """Classes of root modules that are learned."""
@@ -38,6 +39,9 @@ def targets() -> Mapping[str, Callable[[ModuleType], object]]:
 
 
 def _patch(module: ModuleType) -> None:
+    if not hasattr(module, "is_compiling"):
+        visibility.cannot_see(Capability.FORWARD, Unseen.TOO_OLD)
+        return
     torch = importlib.import_module("torch.nn.modules.module")
     modules = RootModules(torch.Module, module.is_compiling)
     modules.learn()
