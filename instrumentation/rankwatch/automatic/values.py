@@ -100,6 +100,12 @@ class Values:
             if rate is not None:
                 self._hold(LEARNING_RATE, index, rate)
 
+    def told(self, loss: Any) -> None:
+        """The loss of the step whose optimizer has just stepped, from a framework that knows it."""
+        value = _readable(loss, Capability.LOSS)
+        if value is not None:
+            self._hold(LOSS, 0, value)
+
     def scales(self, scaler: Any) -> None:
         """A gradient scaler is about to update its scale. Its `get_scale` would wait for the device."""
         scale = getattr(scaler, "_scale", None)

@@ -19,7 +19,7 @@ from rankwatch.conventions import Capability
 
 
 def patch(module: ModuleType) -> None:
-    """Let every engine report. That for pipelines inherits from it."""
+    """Let every engine report."""
     engine = module.DeepSpeedEngine
     only_sets_up(engine, "__init__")
     watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
@@ -28,6 +28,22 @@ def patch(module: ModuleType) -> None:
     watch(engine, "save_checkpoint", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
     watch(engine, "load_checkpoint", began=_load_began, ended=_ended)
     watch(module, "clip_grad_norm_", ended=_clipped)
+
+
+def patch_pipelines(module: ModuleType) -> None:
+    """Let the engine for pipelines tell all stages the loss, which only the last one computes."""
+    watch(module.PipelineEngine, "train_batch", began=_batch_began, ended=_batch_ended, shows=Capability.LOSS)
+
+
+def _batch_began(*_: Any, **__: Any) -> bool:
+    found, values.finds_loss = values.finds_loss, False
+    return found
+
+
+def _batch_ended(found: bool | None, loss: Any, error: BaseException | None) -> None:
+    values.finds_loss = found is not False
+    if found and error is None:
+        values.told(loss)
 
 
 def _backward_began(

@@ -83,3 +83,15 @@ def test_unsharded(tmp_path: Path) -> None:
         assert job.steps(rank) == list(range(_STEPS))
         assert [value for _, value in job.scalars(rank, "loss")] == job.wrote(rank)["losses"]
         assert job.now(rank).capabilities[Capability.GRADIENT_NORM] is None
+
+
+def test_pipeline(tmp_path: Path) -> None:
+    """Each stage records the steps, and the loss of `train_batch`, which the last one alone computes."""
+    job = run("deepspeed_pipeline.py", tmp_path, ZERO)
+    for rank in range(RANKS):
+        assert job.steps(rank) == list(range(_STEPS))
+        assert [value for _, value in job.scalars(rank, "loss")] == job.wrote(rank)
+        assert not job.scalars(rank, "loss_2")
+        for phase in ("forward", "backward", "optimizer"):
+            assert job.seconds_of_steps(rank, phase) > 0.0
+        assert job.now(rank).errors == 0

@@ -13,6 +13,7 @@ _PATCHES = {
     "accelerate.optimizer": ("accelerate", "patch_optimizers"),
     "deepspeed.runtime.engine": ("deepspeed", "patch"),
     "ray.train.v2.api.config": ("ray_train", "patch"),
+    "deepspeed.runtime.pipe.engine": ("deepspeed", "patch_pipelines"),
     "torchtitan.observability.structured_logger.structured_logging": ("torchtitan", "patch"),
     "lightning.fabric.fabric": ("lightning", "patch_fabric"),
     "lightning_fabric.fabric": ("lightning", "patch_fabric"),
