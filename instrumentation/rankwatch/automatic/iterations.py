@@ -116,8 +116,8 @@ class Iterations:
 
     def extend(self, moment: float) -> None:
         """What ends now belongs to the optimizers that have stepped."""
-        self._ended = moment
-        self._steps.show_ended(moment)
+        self._ended = max(moment, self._ended)
+        self._steps.show_ended(self._ended)
 
     def _all_stepped(self) -> bool:
         """True if each optimizer that the loop needs has stepped in this iteration."""
