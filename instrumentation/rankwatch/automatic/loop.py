@@ -184,7 +184,8 @@ class Loop:
         if key not in self.stepping:
             self._step_elsewhere(optimizer)
             return
-        del self.stepping[self.stepping.index(key) :]
+        while self.stepping.pop() != key:  # the last one: a `step` may call that of its base class
+            pass
         if not self.stepping and self._phases is not None and self._iterations is not None:
             moment = self._clock()
             self._forward.end()

@@ -178,6 +178,13 @@ class OwnStep(torch.optim.SGD):
                 each.data.add_(each.grad, alpha=-0.1)
 
 
+class Extended(torch.optim.SGD):
+    """A subclass whose `step` calls that of its base class."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
 class Wrapping(torch.optim.Optimizer):
     """An optimizer around another one."""
 
@@ -194,6 +201,7 @@ CASES: dict[str, Callable[[Any], Callable[[], object]]] = {
     "foreach": lambda net: torch.optim.AdamW(net.parameters(), foreach=True).step,
     "fused": lambda net: torch.optim.AdamW(net.parameters(), fused=True).step,
     "own step": lambda net: OwnStep(net.parameters(), lr=0.1).step,
+    "extended step": lambda net: Extended(net.parameters(), lr=0.1).step,
     "nested": lambda net: Wrapping(torch.optim.SGD(net.parameters(), lr=0.1)).step,
     "several": muon_and_adam,
     "new for each step": lambda net: lambda: torch.optim.SGD(net.parameters(), lr=0.1).step(),
