@@ -92,6 +92,8 @@ class Iterations:
         """An iteration begins at this moment, or where training went on before, but after the last one."""
         self._steps.waiting_since(max(self._ended, min(moment, self._following_since or moment)))
         self._following_since = 0.0
+        if self._steps.open:  # Ctrl-C has interrupted `close`, or this method
+            self._steps.abandon()
         self._open = True
         self._steps.begin()
 

@@ -20,7 +20,7 @@ from rankwatch.automatic.evaluation import Evaluation
 from rankwatch.automatic.forward import Forward
 from rankwatch.automatic.iterations import Iterations, trained_by
 from rankwatch.automatic.phases import Phases
-from rankwatch.automatic.threads import TrainingThread
+from rankwatch.automatic.threads import TrainingThread, is_inside_backward
 from rankwatch.automatic.values import values
 from rankwatch.automatic.visibility import visibility
 from rankwatch.automatic.waits import Waits
@@ -76,6 +76,8 @@ class Loop:
         no wait of its own."""
         if self._off or self._fetching or not self._thread.is_here() or leading.leads():
             return 0.0
+        if self._in_backward and not is_inside_backward():
+            self._in_backward = False  # Ctrl-C has come before `backward_ended`
         if self._forward.running or self._in_backward:
             return 0.0
         moment = self._clock()  # what is done here delays the batch, as a stopwatch would say
@@ -134,17 +136,21 @@ class Loop:
         """A backward pass begins. True if `backward_ended` must follow."""
         if self._off or self._in_backward or not self._thread.trains_here():
             return False
-        moment = self._clock()
+        moment, begun = self._clock(), False
         if not self._is_recorded() or self._phases is None:
             return False
         self._fetching = False
-        self._in_backward = True
-        if not leading.leads():
-            self._trains(moment)
-        self._forward.backward_began(moment)
-        self._phases.backward.begin(self._clock())
-        self._count_backward()
-        _report(values.backward, loss)
+        try:
+            self._in_backward = True
+            if not leading.leads():
+                self._trains(moment)
+            self._forward.backward_began(moment)
+            self._phases.backward.begin(self._clock())
+            self._count_backward()
+            _report(values.backward, loss)
+            begun = True
+        finally:  # Ctrl-C may come here, too
+            self._in_backward = begun
         return True
 
     def backward_ended(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from threading import get_ident
+from types import FrameType
 
 _STEPS_TO_TAKE_OVER = 3
 """Optimizer steps of another thread, while the training thread does nothing, after which that one trains."""
@@ -51,3 +53,13 @@ class TrainingThread:
     def _take(self, ident: int) -> None:
         self._ident, self._foreign_steps = ident, 0
         self._thread = threading.current_thread()
+
+
+def is_inside_backward() -> bool:
+    """True if this thread is inside of a backward pass, by its stack: in a hook of a gradient."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "backward" and "torch" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
