@@ -49,8 +49,6 @@ loader = DataLoader(
 iteration = 0
 while iteration < STEPS:
     for data, _ in witness.batches(loader):
-        if iteration == STEPS:
-            break
         with witness.step():
             net_d.zero_grad()
             label = torch.full((len(data),), 1.0)
@@ -83,6 +81,8 @@ while iteration < STEPS:
             with witness.evaluation(), torch.no_grad():
                 net_g(fixed_noise)
         iteration += 1
+        if iteration == STEPS:
+            break
     with witness.checkpoint():
         torch.save(net_g.state_dict(), out / f"netG_{iteration}.pth")
         torch.save(net_d.state_dict(), out / f"netD_{iteration}.pth")
