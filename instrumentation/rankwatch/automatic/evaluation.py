@@ -36,6 +36,8 @@ class Evaluation:
         self._run: Run | None = None
         self._early: deque[tuple[float, float]] = deque(maxlen=_MOST_EARLY)
         self._clock = clock
+        self._steps = 0
+        """That have ended."""
         self._began = 0.0
         """Of the open evaluation; 0 while none is open."""
         self._candidate = 0.0
@@ -58,7 +60,7 @@ class Evaluation:
             run.record_phase(EVALUATION, *self._early.popleft())
         if self.open:
             run.show_phase(EVALUATION, self._began)
-        run.after_steps(self.pauses)  # also called at the end of the run
+        run.after_steps(self._run_may_end)
 
     @property
     def open(self) -> bool:
@@ -109,6 +111,15 @@ class Evaluation:
         if self._candidate:
             self._begin(self._candidate)
         self._end()
+
+    def _run_may_end(self) -> None:
+        """Called at the end of the run, and after each step: that of a step may be decided, and written, only
+        when the evaluation has begun."""
+        assert self._run is not None
+        steps = self._run.steps_completed
+        if steps == self._steps:
+            self.pauses()
+        self._steps = steps
 
     def _begin(self, began: float) -> None:
         self._candidate, self._began = 0.0, began

@@ -20,6 +20,7 @@ class Recorded:
         self.open: float | None = None
         self.phases: list[tuple[float, float]] = []
         self.resolvers: list[Callable[[], None]] = []
+        self.steps_completed = 0
 
     def after_steps(self, resolve: Callable[[], None]) -> None:
         self.resolvers.append(resolve)

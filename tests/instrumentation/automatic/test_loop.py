@@ -309,3 +309,23 @@ def test_model_of_another_class(recorded: Recorded) -> None:
             network(batch).mean().backward()
             optimizer.step()
     assert recorded.steps() == [[WAIT, *PLAIN]] * 5 + [[WAIT, BACKWARD, OPTIMIZER]] + [[WAIT, *PLAIN]] * 2
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_one_evaluation(recorded: Recorded, with_loader: bool) -> None:
+    """An evaluation right after a step is one, although only its first pass shows that the step is over."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for number in range(6):
+        loss_of(network).backward()
+        optimizer.step()
+        if number % 3 < 2:
+            continue
+        network.eval()
+        with torch.no_grad():
+            for (batch,) in loader(3) if with_loader else [(torch.ones(2, 4),)] * 3:
+                network(batch)
+        network.train()
+    records = recorded.records()
+    assert len([each for each in records if each.kind.name == "STEP"]) == 6
+    assert len([each for each in records if each.name == "evaluation"]) == 2
