@@ -39,7 +39,7 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Records `fit`. It starts the run when training begins, and ends it with training.
 
     run: a run that is started already; it is not ended here. By default, and without options, that is the one
-        that the script has started, if there is one.
+        that the script has started, if there is one. A text is the id of a run to start.
     every: batches after which the loss is read. Keras shows the mean since the epoch began; recorded is the
         mean of the batches since the reading before.
     options: those of `rankwatch.start`.
@@ -47,10 +47,12 @@ class RankwatchCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     async_safe = True
 
-    def __init__(self, *, run: rankwatch.Run | None = None, every: int = 10, **options: Any) -> None:
+    def __init__(self, *, run: rankwatch.Run | str | None = None, every: int = 10, **options: Any) -> None:
         super().__init__()
         if every < 1:
             raise rankwatch.UsageError(f"every is {every}, expected at least 1 batch")
+        if isinstance(run, str):
+            run, options = None, options | {"run": run}
         self._given = run
         self._options = options
         self._every = every

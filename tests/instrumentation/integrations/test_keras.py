@@ -85,6 +85,7 @@ def test_fit(trained: Trained) -> None:
     for each in (*between, *saves):
         assert not any(step.start < each.start < step.end for step in found)
     assert trained.now("fit").ended_by == "finished"
+    assert box(trained.folder / "fit").parent.name == "fit"
 
 
 def test_batches(trained: Trained) -> None:

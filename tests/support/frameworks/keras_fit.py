@@ -88,7 +88,8 @@ def train(
 
 def main(folder: Path) -> None:
     def callback(case: str) -> RankwatchCallback:
-        return RankwatchCallback(every=2, directory=folder / case, collectives=False, flight_recorder=False)
+        options = {"directory": folder / case, "collectives": False, "flight_recorder": False}
+        return RankwatchCallback(run=case, every=2, **options)
 
     plain = train()
     means, saving = Means(), keras.callbacks.ModelCheckpoint(str(folder / "saved.keras"))
