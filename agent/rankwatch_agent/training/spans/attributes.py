@@ -40,26 +40,23 @@ def fit(values: Mapping[Attribute, Value], aliases: Mapping[Attribute, str]) -> 
 
 def of_run(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
     """Attributes of the span of a run."""
-    identity = process.header.identity
-    named: dict[Attribute, Value] = {
-        Attribute.RUN: process.run,
-        Attribute.RUN_NAME: identity.short_name,
-        Attribute.RUN_CLASS: process.header.run_class,
-        Attribute.WORLD_SIZE: identity.world_size,
-    }
-    return fit({**named, **values}, RUN_ALIASES)
+    named: dict[Attribute, Value] = {Attribute.RUN_CLASS: process.header.run_class}
+    return fit({**_of_any(process), **named, **values}, RUN_ALIASES)
 
 
 def of_attempt(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
     """Attributes of the span of an attempt."""
+    named: dict[Attribute, Value] = {Attribute.ATTEMPT: process.attempt}
+    return fit({**_of_any(process), **named, **values}, ATTEMPT_ALIASES)
+
+
+def _of_any(process: Process) -> dict[Attribute, Value]:
     identity = process.header.identity
-    named: dict[Attribute, Value] = {
+    return {
         Attribute.RUN: process.run,
         Attribute.RUN_NAME: identity.short_name,
-        Attribute.ATTEMPT: process.attempt,
         Attribute.WORLD_SIZE: identity.world_size,
     }
-    return fit({**named, **values}, ATTEMPT_ALIASES)
 
 
 def of_rank(process: Process, values: Mapping[Attribute, Value]) -> dict[str, Value]:
