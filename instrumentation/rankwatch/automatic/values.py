@@ -24,6 +24,7 @@ from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
 GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE = "gradient_norm", "learning_rate", "loss_scale"
+UPDATE_SKIPPED = "update_skipped"
 _MOST_OPTIMIZERS = 4
 """Optimizers whose values are recorded. Loops with one for each layer have too many of them to look at."""
 _MOST_SCALED = 16
@@ -112,6 +113,18 @@ class Values:
         value = None if scale is None else _readable(scale, Capability.LOSS_SCALE)
         if value is not None:
             self._held.append((LOSS_SCALE, value))
+        for index, state in enumerate(getattr(scaler, "_per_optimizer_states", {}).values()):
+            self._skips(index, state)
+
+    def _skips(self, index: int, state: Any) -> None:
+        """Whether a scaler has found gradients that are not finite: only the device knows it yet. A fused
+        optimizer is called all the same, and updates nothing."""
+        found = list(state.get("found_inf_per_device", {}).values())
+        if index >= _MOST_OPTIMIZERS or len(found) != 1:
+            return
+        value = _readable(found[0], Capability.LOSS_SCALE)
+        if value is not None:
+            self._hold(UPDATE_SKIPPED, index, value)
 
     # -- what the loop asks for -------------------------------------------------------------------
 

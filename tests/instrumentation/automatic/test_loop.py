@@ -222,7 +222,8 @@ def test_optimizers(recorded: Recorded, case: str) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_skipped_steps(recorded: Recorded, fused: bool) -> None:
-    """An iteration whose step a gradient scaler skips is a step all the same."""
+    """An iteration whose step a gradient scaler skips is a step all the same, and recorded as skipped, also
+    where the optimizer itself finds out."""
     network = model()
     optimizer = torch.optim.AdamW(network.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -234,6 +235,8 @@ def test_skipped_steps(recorded: Recorded, fused: bool) -> None:
         scaler.update()
     steps = recorded.steps()
     assert [list(dict.fromkeys(each)) for each in steps] == [PLAIN] * 4
+    skipped = [each.payload for each in recorded.records() if each.name == "update_skipped"]
+    assert skipped == [(0.0, 0), (1.0, 1), (0.0, 2), (0.0, 3)]
 
 
 def test_optimizers_inside_backward(recorded: Recorded) -> None:

@@ -216,6 +216,32 @@ def test_loss_scale(values: Values) -> None:
     assert written(values) == [("loss_scale", 8.0)]
 
 
+class Fused(torch.optim.SGD):
+    """An optimizer that unscales its gradients itself, on its device."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.found_inf is not None and self.grad_scale is not None  # type: ignore[attr-defined]
+
+
+def test_skipped_updates(values: Values) -> None:
+    """Each optimizer of a scaler says whether it was skipped. Nothing is said of gradients on several
+    devices: to add up what was found there would wait."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    for weight, factor in zip(weights, (1.0, float("inf")), strict=True):
+        stepping = Fused([weight], lr=0.1)
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(stepping)
+    values.scales(scaler)
+    assert written(values) == [("loss_scale", 8.0), ("update_skipped", 0.0), ("update_skipped_2", 1.0)]
+    found = next(iter(scaler._per_optimizer_states.values()))["found_inf_per_device"]
+    found[torch.device("meta")] = torch.tensor(0.0)  # type: ignore[index]
+    values.scales(scaler)
+    assert written(values) == [("loss_scale", 8.0), ("update_skipped_2", 1.0)]
+
+
 class OnDevice(torch.Tensor):  # type: ignore[name-defined, misc]
     """A tensor that says it is on a GPU. Reading its value is an error: it would wait."""
 
@@ -245,9 +271,12 @@ def test_nothing_waits_for_a_device(values: Values) -> None:
     values.stepped(stepping)
     scaler = torch.amp.GradScaler("cpu")
     scaler._scale = on_device(8.0)
+    scaler._per_optimizer_states[1]["found_inf_per_device"] = {"cuda:0": on_device(1.0)}
     values.scales(scaler)
     found = {name: value.as_subclass(torch.Tensor).item() for name, value in written(values)}
-    assert found == {"loss": 0.75, "gradient_norm": 5.0, "learning_rate": 0.125, "loss_scale": 8.0}
+    assert found == {
+        "loss": 0.75, "gradient_norm": 5.0, "learning_rate": 0.125, "loss_scale": 8.0, "update_skipped": 1.0,
+    }  # fmt: skip
 
 
 def test_parts_on_several_ranks(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
