@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from rankwatch.automatic import loop
-from rankwatch.automatic.checkpoints import LOAD, SAVE, Part, checkpoints
+from rankwatch.automatic.checkpoints import LOAD, SAVE
 from rankwatch.automatic.patching import watch
 from rankwatch.automatic.seams.optimizers import only_sets_up
 from rankwatch.automatic.values import values
 from rankwatch.conventions import Capability
+from rankwatch.integrations.frameworks import watch_checkpoint
 
 
 def patch(module: ModuleType) -> None:
@@ -25,8 +26,8 @@ def patch(module: ModuleType) -> None:
     watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
     watch(engine, "scale", began=_scales, ended=_scaled)
     watch(engine, "_take_model_step", began=_step_began, ended=_step_ended, shows=Capability.OPTIMIZER)
-    watch(engine, "save_checkpoint", began=_save_began, ended=_ended, shows=Capability.CHECKPOINTS)
-    watch(engine, "load_checkpoint", began=_load_began, ended=_ended)
+    watch_checkpoint(engine, "save_checkpoint", SAVE, shows=Capability.CHECKPOINTS)
+    watch_checkpoint(engine, "load_checkpoint", LOAD)
     watch(module, "clip_grad_norm_", ended=_clipped)
 
 
@@ -89,16 +90,3 @@ def _step_ended(engine: Any, result: object, error: BaseException | None) -> Non
 def _clipped(token: None, norm: Any, error: BaseException | None) -> None:
     if error is None:
         values.clips(norm)
-
-
-def _save_began(engine: Any, *args: Any, **kwargs: Any) -> Part:
-    return checkpoints.begin(SAVE)
-
-
-def _load_began(engine: Any, *args: Any, **kwargs: Any) -> Part:
-    return checkpoints.begin(LOAD)
-
-
-def _ended(part: Part | None, result: Any, error: BaseException | None) -> None:
-    if part is not None:
-        checkpoints.end(part, failed=error is not None)

@@ -10,6 +10,7 @@ import pytest
 
 from rankwatch.conventions import Capability
 from support.frameworks.jobs import PLAIN, RANKS, ZERO, Job, run
+from support.paths import TESTS
 
 pytest.importorskip("deepspeed")
 pytestmark = [pytest.mark.frameworks, pytest.mark.e2e]
@@ -94,4 +95,19 @@ def test_pipeline(tmp_path: Path) -> None:
         assert not job.scalars(rank, "loss_2")
         for phase in ("forward", "backward", "optimizer"):
             assert job.seconds_of_steps(rank, phase) > 0.0
+        assert job.now(rank).errors == 0
+
+
+def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Trainer of Transformers leads a loop on DeepSpeed: its numbers of steps, its loss, ZeRO's norm."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    job = run("deepspeed_trainer.py", tmp_path, ZERO)
+    for rank in range(RANKS):
+        wrote = job.wrote(rank)
+        assert job.steps(rank) == [1, 2, 3, 4]
+        assert [value for _, value in job.scalars(rank, "loss")] == wrote["losses"]
+        assert [value for _, value in job.scalars(rank, "gradient_norm")] == wrote["norms"]
+        assert job.checkpoints(rank, "save") == [(2, True), (4, True)]
+        assert len(job.phases(rank, "optimizer")) == 4
         assert job.now(rank).errors == 0
