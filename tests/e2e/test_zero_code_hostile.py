@@ -14,7 +14,7 @@ from support.loops.recorded import Recorded, recorded
 from support.loops.running import run_command, zero_code
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "loops" / "hostile.py"
 STEPS = {
@@ -34,7 +34,7 @@ STEPS = {
     "patched_by_others": 6,
     "replaced_by_others": 24,
     "starts_rankwatch_itself": 6,
-    "python_helpers": 6,
+    "python_helper": 6,
 }
 ENDS = {
     "ends_in_order": "finished",

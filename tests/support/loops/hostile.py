@@ -145,12 +145,9 @@ def fork_loader() -> None:
     train(loader_options={"num_workers": 2, "multiprocessing_context": "fork"})
 
 
-def spawn_loader() -> None:
-    train(loader_options={"num_workers": 1, "multiprocessing_context": "spawn"})
-
-
 def forkserver_loader() -> None:
-    train(loader_options={"num_workers": 1, "multiprocessing_context": "forkserver"})
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver", "persistent_workers": True}
+    train(loader_options=options)
 
 
 def persistent_loader() -> None:
@@ -340,15 +337,15 @@ def starts_rankwatch_itself() -> None:
             print(loss.item().hex())
 
 
-def python_helpers() -> None:
-    """A rank starts Python programs that use torch as well."""
+def python_helper() -> None:
+    """A rank starts a Python program that uses torch as well."""
     code = (
         "import torch; m = torch.nn.Linear(2, 1); o = torch.optim.SGD(m.parameters(), lr=.1)\n"
         "m(torch.ones(1, 2)).sum().backward(); o.step(); print('helped')"
     )
     train()
-    for command in ([sys.executable, "-c", code], ["bash", "-c", f'"{sys.executable}" -c "{code}"']):
-        print(subprocess.run(command, capture_output=True, text=True, check=True).stdout, end="")
+    command = ["bash", "-c", f'"{sys.executable}" -c "{code}"']
+    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout, end="")
 
 
 def _choose(cases: list[str]) -> list[str]:
