@@ -29,6 +29,8 @@ from rankwatch.conventions import Capability, Unseen
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
+_BACKWARDS_WITHOUT_FORWARD = 20
+"""Backward passes after which a loop that has called no module counts as one that computes by functions."""
 _BACKWARDS_WITHOUT_STEP = 1000
 """Backward passes without any step of an optimizer after which the loop counts as one without."""
 
@@ -355,6 +357,8 @@ class Loop:
 
     def _count_backward(self) -> None:
         self._backwards += 1
+        if self._backwards == _BACKWARDS_WITHOUT_FORWARD and not visibility.has_seen(Capability.FORWARD):
+            visibility.cannot_see(Capability.FORWARD, Unseen.NOT_CALLED)
         if self._backwards == _BACKWARDS_WITHOUT_STEP and not visibility.has_seen(Capability.STEPS):
             visibility.cannot_see(Capability.STEPS, Unseen.NOT_CALLED)
 

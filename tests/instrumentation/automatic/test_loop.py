@@ -14,6 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rankwatch.automatic import forward, loop
+from rankwatch.automatic.visibility import Visibility
+from rankwatch.conventions import Capability, Unseen
 from support.training.recorded import Recorded
 
 FORWARD, BACKWARD, OPTIMIZER, WAIT = "forward", "backward", "optimizer", "data_wait"
@@ -332,3 +335,19 @@ def test_one_evaluation(recorded: Recorded, with_loader: bool) -> None:
     records = recorded.records()
     assert len([each for each in records if each.kind.name == "STEP"]) == 6
     assert len([each for each in records if each.name == "evaluation"]) == 2
+
+
+def test_functions_instead_of_modules(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that calls no module has no forward phase, and says so; its steps are as exact as others."""
+    states = Visibility()
+    for each in (loop, forward):
+        monkeypatch.setattr(each, "visibility", states)
+    monkeypatch.setattr(states, "cannot_see", lambda *what: said.append(what))
+    said: list[Any] = []
+    weight = nn.Parameter(torch.ones(4, 1))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for (batch,) in loader(24):
+        (batch @ weight).mean().backward()
+        optimizer.step()
+    assert recorded.steps() == [[WAIT, BACKWARD, OPTIMIZER]] * 24
+    assert said == [(Capability.FORWARD, Unseen.NOT_CALLED)]
