@@ -36,7 +36,7 @@ ROUNDS = 2
 QUICK_ROUNDS = 1
 STEPS = 20
 PAUSE_MS = 20.0
-"""Length of each forward, backward, fetch and update: the shortest of these loops has steps of 80 ms."""
+"""Length of each forward, backward, fetch and update: the steps of these loops last 60 to 240 ms."""
 PHASE_DIFFERENCE = 0.03
 WAIT_DIFFERENCE = 0.05
 _WAIT = "data_wait"
@@ -119,7 +119,7 @@ def _run(loop: Loop, way: Way, pause_ms: float = PAUSE_MS) -> Outcome:
     with temporary_directory() as name:
         outcome = run_loop(loop, way, Path(name), steps=STEPS, pause_ms=pause_ms)
     if outcome.status:
-        raise BenchError(f"{loop.title} ({way}) ended with status {outcome.status}: {outcome.stderr[-1000:]}")
+        raise BenchError(f"{loop.title} ({way}) ended with status {outcome.status}: {outcome.stderr[-3000:]}")
     if way is not Way.BARE and len(outcome.boxes) != loop.ranks:
         raise BenchError(f"{loop.title} ({way}): {len(outcome.boxes)} black boxes of {loop.ranks}")
     return outcome
