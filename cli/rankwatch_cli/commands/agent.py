@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -43,6 +44,10 @@ def _run(config: AgentConfig) -> int:
     collectors = build_collectors(config, shared)
     # The driver is closed before the agent: a collector that waits for it then ends at once.
     with Agent(config, collectors, history=shared.history, traces=shared.traces), closing(shared.driver):
+        # What has been loaded lives as long as the agent. Without this, each full garbage collection looks at
+        # all of it again, and records that wait to become traces make these frequent.
+        gc.collect()
+        gc.freeze()
         _serve_until_stopped(shared.driver)
     return 0
 
