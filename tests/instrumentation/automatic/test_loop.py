@@ -172,6 +172,18 @@ def test_models_one_after_the_other(recorded: Recorded, with_loader: bool) -> No
     assert recorded.steps() == [([WAIT] if with_loader else []) + PLAIN] * 20
 
 
+def test_optimizer_that_joins_later(recorded: Recorded) -> None:
+    """Without a loader an optimizer that joins a loop adds one step in all, and begins each step from then
+    on: it might as well have begun another training."""
+    networks = [model(), model()]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in networks]
+    for number in range(6):
+        for network, optimizer in list(zip(networks, optimizers, strict=True))[: 1 + number // 3]:
+            loss_of(network).backward()
+            optimizer.step()
+    assert recorded.steps() == [PLAIN] * 4 + [PLAIN * 2] * 2 + [PLAIN]
+
+
 class OwnStep(torch.optim.SGD):
     """A subclass with its own `step`."""
 
