@@ -15,10 +15,9 @@ from typing import Any
 from rankwatch import lifecycle
 from rankwatch.automatic import leading, recording
 from rankwatch.automatic.checkpoints import checkpoints
-from rankwatch.automatic.elsewhere import Elsewhere
 from rankwatch.automatic.evaluation import Evaluation
 from rankwatch.automatic.forward import Forward
-from rankwatch.automatic.iterations import Iterations, trained_by
+from rankwatch.automatic.iterations import Elsewhere, Iterations, trained_by
 from rankwatch.automatic.phases import Phases
 from rankwatch.automatic.threads import TrainingThread, is_inside_backward
 from rankwatch.automatic.values import values

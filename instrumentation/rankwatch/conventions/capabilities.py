@@ -39,7 +39,6 @@ class Unseen(StrEnum):
     DEVICE = "device"
     COMPILED = "compiled"
     OTHER_THREAD = "other_thread"
-    OTHER_FRAMEWORK = "other_framework"
     CUSTOM_LOOP = "custom_loop"
     SEVERAL_LOSSES = "several_losses"
     UNKNOWN_SCALE = "unknown_scale"
@@ -63,7 +62,6 @@ _SENTENCES = {
     Unseen.DEVICE: "reading it would wait for the device",
     Unseen.COMPILED: "it happens inside a compiled graph",
     Unseen.OTHER_THREAD: "it happens in another thread than the training loop",
-    Unseen.OTHER_FRAMEWORK: "two frameworks run in this process, and only one of them is followed",
     Unseen.CUSTOM_LOOP: "the training loop overrides the function that shows it",
     Unseen.SEVERAL_LOSSES: "the step has several losses, and none of them is the loss",
     Unseen.UNKNOWN_SCALE: "it is scaled by a factor that is not known",
