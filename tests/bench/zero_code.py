@@ -66,7 +66,7 @@ def measure(*, quick: bool) -> Result:
     """Run the part. Raises BenchError if a loop fails."""
     loops = [each for each in LOOPS.values() if _installed(each)]
     with ThreadPoolExecutor(2) as pool:  # nothing is timed in these runs
-        bare = list(pool.map(_bare, loops))
+        bare = list(pool.map(lambda each: _run(each, Way.BARE, pause_ms=0.0), loops))
     rounds = [[_round(loop) for loop in loops] for _ in range(QUICK_ROUNDS if quick else ROUNDS)]
     measured = [Measured(*each) for each in zip(loops, bare, zip(*rounds, strict=True), strict=True)]
     return Result(
@@ -99,14 +99,6 @@ def _installed(loop: Loop) -> bool:
         return True
     print(f"zero-code: {loop.title} is left out: no module named {loop.package}", file=sys.stderr)
     return False
-
-
-def _bare(loop: Loop) -> Outcome:
-    try:
-        return _run(loop, Way.BARE, pause_ms=0.0)
-    except BenchError as error:  # some end in a crash of gloo now and then
-        print(f"{error}\nonce more", file=sys.stderr, flush=True)
-        return _run(loop, Way.BARE, pause_ms=0.0)
 
 
 def _round(loop: Loop) -> Round:

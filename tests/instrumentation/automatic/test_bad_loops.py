@@ -84,7 +84,7 @@ def test_foreign_patches(order: str, tmp_path: Path) -> None:
     assert "('backward', 6)" in printed and "('step', 6)" in printed
     assert "not visible" not in printed
     found = now(tmp_path)
-    assert (found.steps_completed, found.errors) == (6, 0)
+    assert (found.steps_completed, found.errors) == (6, 0), printed
     seen = {each for each, why in found.capabilities.items() if why is None}
     assert {Capability.STEPS, Capability.DATA_WAIT, Capability.BACKWARD, Capability.LOSS} <= seen
 
