@@ -61,8 +61,8 @@ _LOOPS = (
 )
 CASES = (
     *(Case(*loop, rounds=20, steps=80, warmup=30) for loop in _LOOPS),
-    *(Case(*loop, rounds=5, steps=8, warmup=4, pause=_BUSY) for loop in _LOOPS),
-    Case(*_LOOPS[0], rounds=5, steps=8, warmup=4, pause=_SLEEP),
+    *(Case(*loop, rounds=8, steps=12, warmup=4, pause=_BUSY) for loop in _LOOPS),
+    Case(*_LOOPS[0], rounds=8, steps=12, warmup=4, pause=_SLEEP),
 )
 
 

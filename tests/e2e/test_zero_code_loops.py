@@ -40,7 +40,7 @@ def test_loop(loop: Loop, tmp_path: Path) -> None:
     assert len(zero.boxes) == loop.ranks, zero.stderr
     for box, true in zip(zero.boxes, zero.witnessed, strict=True):
         assert misplaced_steps(box, true) == []
-        assert box.errors == 0
+        assert box.errors == 0, zero.stderr
         assert losses(box, true) == Losses(missing=0, equal=STEPS, furthest=0.0)
     box, true = zero.boxes[0], zero.witnessed[0]
     assert len(box.checkpoints) == count(true.intervals, "checkpoint")

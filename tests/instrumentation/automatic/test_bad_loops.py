@@ -56,7 +56,7 @@ Loop.backward_began = Loop.fetch_began = fail
 
 def train(directory: Path, before: str, *, step: str = "optimizer.step()", zero_code: bool = True) -> str:
     """Run the loop; returns what it prints on standard output and error."""
-    env = {**os.environ, "RANKWATCH_DIR": str(directory), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "RANKWATCH_DIR": str(directory), "RANKWATCH_RUN": "r", "OMP_NUM_THREADS": "1"}
     env = recording_environment(env) if zero_code else env
     done = subprocess.run(
         [sys.executable, "-c", before + LOOP.replace("STEP", step)],

@@ -83,6 +83,7 @@ def resumed() -> Any:
         if number == BATCHES // 2:
             break
     accelerator.save_state(path)
+    accelerator.wait_for_everyone()
     accelerator.load_state(path)
     return losses + train(accelerator, model, optimizer, skip_first_batches(loader, BATCHES // 2))
 

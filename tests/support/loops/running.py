@@ -80,8 +80,8 @@ def run_loop(loop: Loop, way: Way, directory: Path, *, steps: int = 24, pause_ms
 
     Once more if a thread of gloo crashes the process at its exit: that happens without rankwatch, too.
     """
-    found = _run(loop, way, directory / "1", steps, pause_ms)
-    return _run(loop, way, directory / "2", steps, pause_ms) if _CRASH_OF_GLOO in found.stderr else found
+    found = _run(loop, way, directory, steps, pause_ms)
+    return _run(loop, way, directory / "again", steps, pause_ms) if _CRASH_OF_GLOO in found.stderr else found
 
 
 def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> Outcome:
@@ -94,7 +94,7 @@ def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> 
         "LOOP_PAUSE_MS": str(pause_ms),
         "LOOP_HOOKS": "explicit" if way is Way.EXPLICIT else "",
         "RANKWATCH_DIR": str(boxes),
-        "RANKWATCH_RUN": loop.name,
+        "RANKWATCH_RUN": "run",
         "RANKWATCH_SUMMARY": "0",
     }
     done = run_command(zero_code(command) if way is Way.ZERO_CODE else command, variables)
