@@ -173,6 +173,12 @@ def _host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
     yield HostCollector(procfs=config.procfs, schedule=schedule)
 
 
+def _clock(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.sources.clock import ClockCollector
+
+    yield ClockCollector(schedule=schedule)
+
+
 def _network(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.network import DeviceFilter, NetworkCollector
 
@@ -324,6 +330,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "traces": _traces,
         "trackers": _trackers,
         "host": _host,
+        "clock": _clock,
         "network": _network,
         "tcp": _tcp,
         "disk": _disk,

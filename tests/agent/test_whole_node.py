@@ -23,6 +23,7 @@ Break = Callable[[WholeNode], AbstractContextManager[None]]
 
 OF_EACH = {
     "host": "rankwatch_host_cpus",
+    "clock": "rankwatch_host_clock_synchronised",
     "network": "rankwatch_network_mtu_bytes",
     "tcp": "rankwatch_tcp_timeouts_total",
     "rdma": "rankwatch_rdma_receive_bytes_total",
@@ -283,7 +284,7 @@ def test_everything_broken(tmp_path: Path, nvml_library: Path) -> None:
         for what in ("kubelet hangs", "job map cannot be listed", "dcgm-exporter: hang"):
             broken.enter_context(BREAKS[what][0](node))
         broken.enter_context(without(node.gpus.kernel_log))
-        whole = {OF_EACH[each] for each in ("host", "tcp", "xid", "otlp")}
+        whole = {OF_EACH[each] for each in ("host", "clock", "tcp", "xid", "otlp")}
         until(lambda: not (ALL - whole) & node.gpus.families(), "the broken ones are gone")
         assert whole <= node.gpus.families()
         assert fetch(node.gpus.agent.address, "/healthz").status == 200

@@ -41,6 +41,7 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         # At most six metrics of a run go to its tracker each time.
         "trackers": Schedule(60.0, 20.0),
         "host": Schedule(5.0, 5.0),
+        "clock": Schedule(15.0, 5.0),
         "network": Schedule(5.0, 5.0),
         "tcp": Schedule(5.0, 5.0),
         "rdma": Schedule(5.0, 5.0),

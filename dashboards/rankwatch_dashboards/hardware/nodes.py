@@ -282,6 +282,13 @@ _HOST = (
         "{{resource}}",
     ),
     _panel(
+        "Error of clocks",
+        "How far each node's clock may be off, the worst 20. It grows without end where no time daemon runs; "
+        "above 0.1 s the time lines and traces of several nodes do not fit together.",
+        "s",
+        most(f"max by (cluster, node) (rankwatch_host_clock_max_error_seconds{{{NODE}}})"),
+    ),
+    _panel(
         "Processes stuck in the kernel",
         "Processes in state D, which wait for a disk, a file server or a driver. Several for minutes: what "
         "they wait for hangs; see the file servers below and the state of the driver.",

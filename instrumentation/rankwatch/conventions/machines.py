@@ -36,6 +36,19 @@ HOST = (
         (Label.RESOURCE,),
         "Time in which at least one task waited for cpu, memory or io (/proc/pressure, some).",
     ),
+    gauge(
+        "rankwatch_host_clock_offset_seconds",
+        "seconds",
+        (),
+        "What the kernel has still to correct of the node's clock (adjtimex); chronyd leaves it at about 0.",
+    ),
+    gauge("rankwatch_host_clock_synchronised", "1", (), "1 if a time daemon keeps the node's clock right."),
+    gauge(
+        "rankwatch_host_clock_max_error_seconds",
+        "seconds",
+        (),
+        "How far the node's clock may be off; it grows while no time daemon sets it.",
+    ),
 )
 
 NETWORK = (

@@ -11,7 +11,7 @@ from support.agent.process import AgentProcess, agent_process, fetch
 from support.gpu.nvml import FakeDriver
 from support.sources.node_tree import NodeTree, build_node
 
-COLLECTORS = "host,network,tcp,rdma,gpu,gpu_driver,xid,kernel_log,affinity"
+COLLECTORS = "host,clock,network,tcp,rdma,gpu,gpu_driver,xid,kernel_log,affinity"
 BOOTED = "6,1,1000000,-;nvidia: loading out-of-tree module taints kernel.\n"
 
 

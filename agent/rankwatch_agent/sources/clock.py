@@ -1,0 +1,71 @@
+"""Collector `clock`: whether the node's clock is synchronised, and how far it may be off, from the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.errors import CollectError
+
+_TIMEX = struct.Struct("@I4li")
+"""The first members of `struct timex` (linux/timex.h): modes, offset, freq, maxerror, esterror, status."""
+_TIMEX_BYTES = 208
+_UNSYNCHRONISED, _NANOSECONDS = 0x0040, 0x2000
+"""STA_UNSYNC and STA_NANO of its status."""
+
+_OFFSET = metric("rankwatch_host_clock_offset_seconds")
+_SYNCHRONISED = metric("rankwatch_host_clock_synchronised")
+_MAX_ERROR = metric("rankwatch_host_clock_max_error_seconds")
+
+
+class ClockState(NamedTuple):
+    """The kernel's clock as its time daemon keeps it."""
+
+    offset_seconds: float
+    """What is still to be corrected; chronyd corrects otherwise and leaves it at about 0."""
+    max_error_seconds: float
+    """Grows by 500 microseconds a second since the daemon set it last, to 16 s at most."""
+    synchronised: bool
+
+
+class ClockCollector:
+    """Asks the kernel; this sets nothing and needs no privilege. read: returns its `struct timex`."""
+
+    name = "clock"
+
+    def __init__(self, *, schedule: Schedule, read: Callable[[], bytes] | None = None) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._read = read or read_timex
+
+    def collect(self) -> Collection:
+        """Read the clock's state once. Raises CollectError."""
+        state = parse_timex(self._read())
+        series = [
+            Series(_OFFSET, (), state.offset_seconds),
+            Series(_SYNCHRONISED, (), float(state.synchronised)),
+            Series(_MAX_ERROR, (), state.max_error_seconds),
+        ]
+        return Collection(series=series)
+
+
+def read_timex() -> bytes:
+    """`struct timex` of adjtimex(2), called without a mode. Raises CollectError where that is refused."""
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    if ctypes.CDLL(None, use_errno=True).adjtimex(buffer) < 0:
+        raise CollectError(f"could not ask the kernel for its clock: {os.strerror(ctypes.get_errno())}")
+    return buffer.raw
+
+
+def parse_timex(raw: bytes) -> ClockState:
+    """The state in a `struct timex` of this machine's byte order."""
+    _, offset, _, max_error, _, status = _TIMEX.unpack_from(raw)
+    return ClockState(
+        offset_seconds=offset * (1e-9 if status & _NANOSECONDS else 1e-6),
+        max_error_seconds=max_error * 1e-6,
+        synchronised=not status & _UNSYNCHRONISED,
+    )
