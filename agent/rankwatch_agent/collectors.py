@@ -12,6 +12,7 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
@@ -40,6 +41,7 @@ class Shared:
     tracked_runs: TrackedRuns
     incidents: IncidentRegistry
     history: MetricsHistory
+    events: NodeEvents
     traces: Traces | None = None
     """None where traces go nowhere."""
 
@@ -54,6 +56,7 @@ def build_shared(config: AgentConfig) -> Shared:
         tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
+        events=NodeEvents(),
         traces=_build_traces(config),
     )
 
@@ -91,6 +94,8 @@ def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
         notes=shared.traces.notes if shared.traces else None,
         tracked=shared.tracked_runs,
         exemplars=shared.traces.exemplars if shared.traces else None,
+        events=shared.events,
+        life_directory=Path(config.life_directory) if config.life_directory else None,
     )
 
 
@@ -264,6 +269,7 @@ def _kernel_log(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
         inventory=shared.inventory,
         xids=shared.xids,
         schedule=schedule,
+        events=shared.events,
     )
 
 

@@ -37,6 +37,12 @@ def most_attempts_by(env: Mapping[str, str]) -> int:
     return min((before + 1) * (most_restarts + 1), MOST_ATTEMPTS)
 
 
+def started_before_by(env: Mapping[str, str]) -> tuple[int, int]:
+    """How often the scheduler has started the job before, and how often the launcher the ranks since."""
+    requeues, restarts, _ = _counted(env)
+    return requeues, restarts
+
+
 def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
     """How often the scheduler has started the job before, how often torchrun has started the ranks since, and
     how often it may."""

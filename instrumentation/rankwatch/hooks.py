@@ -62,6 +62,8 @@ def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Ident
         _install(run, "look for experiment trackers", lambda: watch_trackers(run, writer, os.environ))
     _install(run, "write stacks on SIGTERM", lambda: _write_stacks(run, writer))
     _install(run, "write stacks at a crash", lambda: _write_crash(run, writer))
+    killed = writer.path.with_suffix(lifecycle.KILLED_SUFFIX)
+    _install(run, "forget how the process before ended", lambda: killed.unlink(missing_ok=True))
     error_file = writer.path.with_suffix(lifecycle.ERROR_FILE_SUFFIX)
     _install(run, "note torchrun's error file", lambda: lifecycle.note_error_file(error_file, os.environ))
     if recorder and "torch" in sys.modules:

@@ -18,6 +18,8 @@ CRASHED_SUFFIX = ".crashed"
 """The same for a signal of an error that ends the process: SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL."""
 ERROR_FILE_SUFFIX = ".error_file"
 """File beside the black box with the path of the file into which torchrun has the rank write its error."""
+KILLED_SUFFIX = ".killed"
+"""File beside the black box in which the agent keeps the kernel's line about a kill for lack of memory."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _LONGEST_PATH = 4096
 

@@ -9,11 +9,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from rankwatch import variables
-from rankwatch.attempts import as_traceparent
+from rankwatch.attempts import as_traceparent, started_before_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.earlier import next_attempt
 from rankwatch.blackbox.place import own_run
@@ -47,6 +48,7 @@ def start(
     target_steps: int | None = None,
     run_class: str | None = None,
     checkpoint_interval_seconds: float | None = None,
+    deadline: float | str | datetime | None = None,
     gpu: str | None = None,
     phases: Iterable[str] = (),
     directory: str | os.PathLike[str] | None = None,
@@ -65,6 +67,8 @@ def start(
         Default `$RANKWATCH_RUN_CLASS`.
     checkpoint_interval_seconds: longest time between two checkpoints that the run intends; with it, an alert
         is raised for a run that never saves. Default `$RANKWATCH_CHECKPOINT_INTERVAL_SECONDS`.
+    deadline: when the run is to be done, as Unix time or with its time zone; with `target_steps`, the agent
+        shows how far ahead of this plan or behind it the run is. Default `$RANKWATCH_DEADLINE`.
     gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
@@ -82,6 +86,7 @@ def start(
     """
     names = _names(phases)
     _check(capacity, gpu, checkpoint_interval_seconds)
+    done_by = _deadline(deadline)
     given = Given(
         run=run,
         rank=rank,
@@ -117,6 +122,8 @@ def start(
             checkpoint_interval_seconds=checkpoint_interval_seconds
             or variables.checkpoint_interval(os.environ),
             traceparent=as_traceparent(os.environ.get(environment.TRACEPARENT, "")),
+            deadline=done_by or variables.deadline(os.environ),
+            started_before=started_before_by(os.environ),
             capacity=capacity,
         )
         return _start(writer, given, names, hooks, recorder)
@@ -221,6 +228,13 @@ def _names(phases: Iterable[str]) -> dict[str, None]:
     if len(own) > most:
         raise UsageError(f"phases holds {len(own)} phases of your own, at most {most} are possible")
     return dict.fromkeys((*PHASES, *own))
+
+
+def _deadline(given: float | str | datetime | None) -> float:
+    try:
+        return 0.0 if given is None else variables.unix_time(given)
+    except ValueError as error:
+        raise UsageError(f"deadline is {given!r:.100}, {error}") from None
 
 
 def _check(capacity: int, gpu: str | None, interval: float | None) -> None:

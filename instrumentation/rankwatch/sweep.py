@@ -12,7 +12,7 @@ from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.removal import remove_box
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
-from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, TERMINATED_SUFFIX
+from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.profiling import SUFFIX as PROFILE_SUFFIX
@@ -24,6 +24,7 @@ SUFFIXES_BESIDE = (
     TERMINATED_SUFFIX,
     CRASHED_SUFFIX,
     ERROR_FILE_SUFFIX,
+    KILLED_SUFFIX,
     LINES_SUFFIX,
     PREVIOUS_SUFFIX,
     TRACKERS_SUFFIX,

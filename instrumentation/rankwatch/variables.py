@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from datetime import datetime
 
 from rankwatch.conventions import environment
 
 _log = logging.getLogger("rankwatch")
+_END_OF_TIME = 1e11
 MOST_PROFILES = 10
 """Traces of slow steps that a rank keeps at most."""
 
@@ -43,6 +45,33 @@ def target_steps(env: Mapping[str, str]) -> int | None:
         return int(text) if text else None
     _log.warning("%s is %.100r, expected a whole number: it is ignored", environment.TARGET_STEPS, text)
     return None
+
+
+def deadline(env: Mapping[str, str]) -> float:
+    """The declared end of the run as Unix time; 0 where there is none."""
+    text = env.get(environment.DEADLINE, "")
+    try:
+        return unix_time(text) if text else 0.0
+    except ValueError as error:
+        _log.warning("%s is %.100r, %s: it is ignored", environment.DEADLINE, text, error)
+        return 0.0
+
+
+def unix_time(value: float | str | datetime) -> float:
+    """Unix time of a number of seconds, a text or a datetime with its zone. Raises ValueError."""
+    expected = "expected Unix seconds or a time with its zone, such as 2026-12-01T08:00Z"
+    try:
+        if isinstance(value, datetime) or (isinstance(value, str) and "-" in value):
+            moment = value if isinstance(value, datetime) else datetime.fromisoformat(value.strip())
+            if moment.tzinfo is None:
+                raise ValueError(expected)
+            value = moment.timestamp()
+        seconds = float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(expected) from None
+    if not 0.0 < seconds < _END_OF_TIME:
+        raise ValueError(expected)
+    return seconds
 
 
 def profile_on_slow(env: Mapping[str, str]) -> int:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rankwatch.conventions import ENDED_STATES, BoxFault, metric
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
+from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
@@ -19,6 +20,9 @@ from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.exemplars import STEP, Durations, Exemplars
 from rankwatch_agent.training.follower import RankFollower, run_label
+from rankwatch_agent.training.life.attempts import RunAttempts
+from rankwatch_agent.training.life.counters import LifeCounters
+from rankwatch_agent.training.life.series import life_series
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
@@ -44,6 +48,8 @@ class RanksCollector:
     tracked: likewise the runs that use an experiment tracker.
     notes: takes what becomes spans; None where nobody wants traces.
     exemplars: the traces that belong to measurements.
+    events: what the node knows of the end of processes.
+    life_directory: where the counts of attempts are kept; None keeps none.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -63,6 +69,8 @@ class RanksCollector:
         tracked: TrackedRuns | None = None,
         notes: Notes | None = None,
         exemplars: Exemplars | None = None,
+        events: NodeEvents | None = None,
+        life_directory: Path | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -81,6 +89,8 @@ class RanksCollector:
         self._notes = notes
         self._tracked = tracked or TrackedRuns()
         self._exemplars = exemplars or Exemplars()
+        self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
+        self._life = LifeCounters(life_directory, wall())
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -99,15 +109,22 @@ class RanksCollector:
         for rank in discovery.read_ranks():
             runs.setdefault(rank.run, []).append(rank)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
+        self._attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
+        self._life.update(self._attempts.all(), self._wall(), self._wall_of(0.0))
         self._tracked.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._compare_ranks(runs)
         series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
+        series.extend(self._life.series())
         faults = metric("rankwatch_blackbox_faults_total")
         series.extend(
             Series(faults, (reason,), count) for reason, count in discovery.faults.by_reason.items()
         )
         return Collection(series=series, histograms=self._histograms(runs))
+
+    def _wall_of(self, moment: float) -> float:
+        """Unix time of a monotonic moment."""
+        return moment + self._wall() - self._monotonic()
 
     def _compare_ranks(self, runs: Mapping[str, list[RankFollower]]) -> None:
         """Compare the collectives that the ranks have completed since the last time."""
@@ -125,8 +142,7 @@ class RanksCollector:
 
     def _series(self, runs: Mapping[str, list[RankFollower]]) -> list[Series]:
         """The series of all runs, as far as their owners' shares go."""
-        offset = self._wall() - self._monotonic()
-        make = RankSeries(lambda moment: moment + offset, self._procfs)
+        make = RankSeries(self._wall_of, self._procfs)
         series: list[Series] = []
 
         def add(part: _Part) -> float:
@@ -138,6 +154,7 @@ class RanksCollector:
         for run, ranks in runs.items():
             first = ranks[0]
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
+            parts.append(_Part(first, partial(self._life_series, run, ranks)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
         for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
@@ -145,13 +162,17 @@ class RanksCollector:
             self._discovery.faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
         return series
 
+    def _life_series(self, run: str, ranks: Sequence[RankFollower]) -> Iterable[Series]:
+        headers = [each.header for each in ranks]
+        return life_series(run, self._attempts.of(run), headers, self._wall_of)
+
     def _follow(self, path: Path) -> RankFollower:
         run, _ = run_label(path, path.lstat().st_uid)
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
         totals = RankTotals(durations.observe, self._max_names, notes, checkpoints)
-        rank = RankFollower(path, totals)
+        rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
         if rank.run != run:
             rank.close()
             raise BlackBoxError(f"{path} was replaced by another user", reason=BoxFault.FOREIGN_OWNER)

@@ -6,22 +6,54 @@ What is left behind lies in files that the training's user writes: they are untr
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import FailureKind
-from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX
+from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX
 from rankwatch.settings import printable
 from rankwatch_agent.runtime.untrusted import open_regular
 
 _MOST_BYTES = 1 << 20
 _MOST_PATH_BYTES = 4096
+_MOST_OUTPUT_BYTES = 256 << 10
+"""Of what a rank has written to standard error, from its end."""
+_OUTPUT = "stderr.log"
+"""torchrun writes it beside the error file, if its `--redirects` or `--tee` say so."""
+_NATIVE = "Aborted, in a thread that is not Python's"
+_MOST_TIME = 1e11
 _MESSAGE_SHOWN = 252
 """Characters of a message, as many as a black box holds."""
 _ON_GPU = ("cuda out of memory", "hip out of memory", "cuda error: out of memory", "alloc_failed")
 _ON_HOST = ("defaultcpuallocator", "cannot allocate memory", "std::bad_alloc")
+_NOT_OF_NUMBERS = frozenset(
+    ("KeyError", "ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "FileNotFoundError")
+)
+"""Exceptions whose messages quote names, such as a column `nan`."""
+_NON_FINITE = re.compile(
+    r"\bnans?\b|\bnon-?finite\b|\b(?:not|isn't) finite\b"
+    r"|(?:loss|grad\w*|norm)\b.{0,60}\binf(?:inity|inite|s)?\b|\binf(?:inity|inite|s)?\b.{0,60}(?:loss|grad|norm)",
+    re.IGNORECASE,
+)
+_OF_COLLECTIVES = frozenset(("DistBackendError", "DistNetworkError", "DistStoreError"))
+_PEER_GONE = re.compile(
+    r"connection (?:closed|reset) by peer|nccl error|ncclremoteerror|remote process exited|heartbeat timeout"
+    r"|\bgloo\b.{0,200}(?:timed out|connection|peer)|timed out waiting \d+ms for (?:send|recv)",
+    re.IGNORECASE | re.DOTALL,
+)
+_WATCHDOG = re.compile(
+    r"(Watchdog caught collective operation timeout: .{0,400}"
+    r"|ProcessGroupNCCL's watchdog got stuck for .{0,200}"
+    r"|Received a dump signal due to a collective timeout.{0,200})"
+)
+"""What PyTorch's watchdog of NCCL and its heartbeat monitor write before they end the process."""
+_THROWN = re.compile(r"^ *what\(\): +(.{1,400})", re.MULTILINE)
+"""The C++ exception that nobody caught."""
+_FRAME = re.compile(r'^ *File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})', re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: |$)")
 _FATAL = re.compile(r"Fatal Python error: ([A-Za-z -]{1,60})")
 _SIGNALS = {
@@ -32,6 +64,8 @@ _SIGNALS = {
     "Illegal instruction": "SIGILL",
 }
 """How faulthandler calls them."""
+KILLED = "SIGKILL"
+_SIGNAL_NAMES = frozenset((*_SIGNALS.values(), "signal", KILLED))
 
 
 class Failure(NamedTuple):
@@ -41,6 +75,20 @@ class Failure(NamedTuple):
     """Type of the exception, or name of the signal."""
     kind: FailureKind
     message: str = ""
+    place: str = ""
+    """The innermost line of its traceback, such as `train.py:42 in step`; empty where it is unknown."""
+    wall: float | None = None
+    """Unix time of the failure, where it is told."""
+
+    @property
+    def by_signal(self) -> bool:
+        """A signal ended the process, and not an exception of Python."""
+        return self.exception in _SIGNAL_NAMES
+
+    @property
+    def by_watchdog_or_library(self) -> bool:
+        """SIGABRT of a thread without Python code: the watchdog's, or another library's."""
+        return self.kind is FailureKind.CRASH and self.message == _NATIVE
 
 
 def kind_of(exception: str, message: str) -> FailureKind:
@@ -52,6 +100,14 @@ def kind_of(exception: str, message: str) -> FailureKind:
         return FailureKind.GPU_OUT_OF_MEMORY
     if exception == "MemoryError" or any(each in lowered for each in _ON_HOST):
         return FailureKind.HOST_OUT_OF_MEMORY
+    if _WATCHDOG.search(message):
+        return FailureKind.WATCHDOG_ABORT
+    if exception in _OF_COLLECTIVES or _PEER_GONE.search(message):
+        return FailureKind.COLLECTIVE
+    if exception == "FloatingPointError" or (
+        exception not in _NOT_OF_NUMBERS and _NON_FINITE.search(message)
+    ):
+        return FailureKind.NON_FINITE
     return FailureKind.EXCEPTION
 
 
@@ -61,12 +117,27 @@ def left_behind(box: Path, owner: int) -> Failure | None:
     owner: user id of the box. A file of somebody else does not count, so that no rank makes the agent read
         what its user may not read.
     """
+    pointer = box.with_suffix(ERROR_FILE_SUFFIX)
     try:
-        return _torchrun_error(box.with_suffix(ERROR_FILE_SUFFIX), owner) or _crash(
-            box.with_suffix(CRASHED_SUFFIX), owner
+        found = (
+            _torchrun_error(pointer, owner)
+            or _crash(box.with_suffix(CRASHED_SUFFIX), owner)
+            or _kill(box.with_suffix(KILLED_SUFFIX), owner)
         )
+        return found if found is None or found.kind is not FailureKind.CRASH else _told(found, pointer, owner)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def told_by_error_file(box: Path, owner: int, failure: Failure) -> Failure:
+    """The failure with the line and the time that torchrun's error file gives, if it is about the same."""
+    try:
+        told = _torchrun_error(box.with_suffix(ERROR_FILE_SUFFIX), owner)
+    except (OSError, ValueError, RecursionError):
+        return failure
+    if told is None or told.exception != failure.exception:
+        return failure
+    return failure._replace(place=told.place, wall=told.wall)
 
 
 def crash_in(copy: Path) -> Failure | None:
@@ -78,15 +149,56 @@ def crash_in(copy: Path) -> Failure | None:
 
 
 def _crash(path: Path, owner: int) -> Failure | None:
-    found = _FATAL.match(_read(path, owner, _MOST_PATH_BYTES).decode("utf-8", "replace"))
+    """The crash by what faulthandler wrote, and when it wrote that."""
+    text = _read(path, owner, _MOST_OUTPUT_BYTES).decode("utf-8", "replace")
+    found = _FATAL.match(text)
     if found is None:
         return None
-    text = found[1].strip()
-    return Failure(_SIGNALS.get(text, "signal"), FailureKind.CRASH, text)
+    name = found[1].strip()
+    signal = _SIGNALS.get(name, "signal")
+    if signal == "SIGABRT" and not _by_python(text):
+        name = _NATIVE
+    return Failure(signal, FailureKind.CRASH, name, wall=path.lstat().st_mtime)
+
+
+def _kill(path: Path, owner: int) -> Failure | None:
+    """The kernel's line that the agent has kept, about a kill for lack of memory."""
+    line = printable(_read(path, owner, _MESSAGE_SHOWN).decode("utf-8", "replace"))
+    return Failure(KILLED, FailureKind.HOST_OUT_OF_MEMORY, line) if line else None
+
+
+def _by_python(stacks: str) -> bool:
+    """False if all Python threads are listed and none of them is the one that received the signal."""
+    return "Current thread" in stacks or "Thread 0x" not in stacks
+
+
+def _told(crash: Failure, pointer: Path, owner: int) -> Failure:
+    """The crash with what the rank wrote to standard error about it, where torchrun keeps that in a file."""
+    target = Path(os.fsdecode(_read(pointer, owner, _MOST_PATH_BYTES)))
+    if not target.is_absolute():
+        return crash
+    written = _read(target.with_name(_OUTPUT), owner, _MOST_OUTPUT_BYTES, from_end=True)
+    text = written.decode("utf-8", "replace")
+    if (watchdog := _last(_WATCHDOG, text)) is not None:
+        return crash._replace(kind=FailureKind.WATCHDOG_ABORT, message=_shown(watchdog))
+    if (thrown := _last(_THROWN, text)) is not None:
+        known = kind_of("", thrown)
+        kind = known if known is not FailureKind.EXCEPTION else FailureKind.CRASH
+        return crash._replace(kind=kind, message=_shown(thrown))
+    return crash
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return found[-1] if found else None
 
 
 def _torchrun_error(pointer: Path, owner: int) -> Failure | None:
-    """The error that torchrun's `record` has written: of the rank's own exception, with its message."""
+    """The error that torchrun's `record` has written: of the rank's own exception, with its message.
+
+    `message` is a text, or an object with `message` and `extraInfo`. torch's own reader takes the time from
+    beside a text and from `extraInfo` of an object.
+    """
     target = _read(pointer, owner, _MOST_PATH_BYTES)
     path = Path(os.fsdecode(target))
     if not path.is_absolute():
@@ -94,22 +206,48 @@ def _torchrun_error(pointer: Path, owner: int) -> Failure | None:
     raw = _read(path, owner, _MOST_BYTES)
     parsed = json.loads(raw) if raw else {}
     found = parsed.get("message") if isinstance(parsed, dict) else None
+    extra = found.get("extraInfo") if isinstance(found, dict) else parsed
     text = found.get("message") if isinstance(found, dict) else found
     if not isinstance(text, str) or not text:
         return None
     named = _EXCEPTION.match(text)
     exception = named[1] if named else "exception"
-    message = printable(" ".join((text[named.end() :] if named else text).split())[:_MESSAGE_SHOWN])
-    return Failure(exception[:64], kind_of(exception, message), message)
+    message = _shown(text[named.end() :] if named else text)
+    place, wall = _place_and_time(extra)
+    return Failure(exception[:64], kind_of(exception, message), message, place, wall)
 
 
-def _read(path: Path, owner: int, most: int) -> bytes:
-    """The beginning of a file of this user; empty where there is none. Raises OSError, ValueError."""
+def _place_and_time(extra: object) -> tuple[str, float | None]:
+    """The innermost line of the traceback, and when the error was written."""
+    if not isinstance(extra, dict):
+        return "", None
+    stack = extra.get("py_callstack")
+    frames = _FRAME.findall(stack) if isinstance(stack, str) else []
+    place = ""
+    if frames:
+        file, line, function = frames[-1]
+        place = printable(f"{file.rpartition('/')[2]}:{line} in {function}")[:_MESSAGE_SHOWN]
+    try:
+        wall = float(extra.get("timestamp", "nan"))
+    except (TypeError, ValueError):
+        wall = math.nan
+    return place, wall if 0.0 < wall < _MOST_TIME else None
+
+
+def _shown(text: str) -> str:
+    return printable(" ".join(text.split())[:_MESSAGE_SHOWN])
+
+
+def _read(path: Path, owner: int, most: int, *, from_end: bool = False) -> bytes:
+    """The beginning or the end of a file of this user; empty for none. Raises OSError, ValueError."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
         return b""
     try:
-        return os.read(file, most) if os.fstat(file).st_uid == owner else b""
+        status = os.fstat(file)
+        if status.st_uid != owner or not stat.S_ISREG(status.st_mode):
+            return b""
+        return os.pread(file, most, max(0, status.st_size - most) if from_end else 0)
     finally:
         os.close(file)

@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from rankwatch.blackbox import layout
@@ -20,7 +20,7 @@ from rankwatch.blackbox.records import GroupNow, Header, NowBlock, RawRecord
 from rankwatch.conventions import ENDED_STATES, BoxFault, FailureKind, Lifecycle, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch.lifecycle import TERMINATED_SUFFIX
-from rankwatch_agent.training.failures import left_behind
+from rankwatch_agent.training.failures import Failure, left_behind, told_by_error_file
 from rankwatch_agent.training.spans.records import Process
 from rankwatch_agent.training.totals import RankTotals
 
@@ -45,20 +45,31 @@ class RankFollower:
     in_its_place: refuse a box whose path does not name its run and rank; two of one rank would export
         the same series twice.
     keep_records: how many of the newest records stay in `newest`.
+    before_new_process: called when another process has taken the rank, while all that is known of the one
+        before is still here.
 
     Raises BlackBoxError where the box cannot be read, or names another run or rank than its path.
     """
 
     def __init__(
-        self, path: Path, totals: RankTotals, *, in_its_place: bool = True, keep_records: int = 0
+        self,
+        path: Path,
+        totals: RankTotals,
+        *,
+        in_its_place: bool = True,
+        keep_records: int = 0,
+        before_new_process: Callable[[RankFollower], None] | None = None,
     ) -> None:
         self.path = path
         self._in_its_place = in_its_place
+        self._before_new_process = before_new_process
         self.totals = totals
         self.starts = 1
         self.state = RankState.STARTING
         self.alive = False
         """Whether a process held the lock of the box when it was read."""
+        self.host_pid: int | None = None
+        """The process in the agent's PID namespace, also after its end; None where it was never seen."""
         self.ended_at: float | None = None
         """Monotonic time at which the rank was first seen ended."""
         self.now: NowBlock
@@ -105,6 +116,7 @@ class RankFollower:
         if self._reader.replaced() and self.path.exists():
             self._take_new_process()
         self.alive = self._reader.writer_alive()
+        self.host_pid = self._reader.writer_pid or self.host_pid
         self.now = self._reader.now()
         idle_until = self.now.step_began or moment
         self.totals.collectives.observe(self.now.groups)
@@ -165,13 +177,15 @@ class RankFollower:
             self.now = self._reader.now()
         self._reader.close()
         self._missed_before += self._reader.missed
-        self._note_end(self._last_sign())
+        self._note_end(self.last_sign)
+        if self._before_new_process is not None:
+            self._before_new_process(self)
         self._reader = reader
         self.newest.clear()
         self.totals.begin_process()
         self.totals.collectives.resolve_by(reader.name, self._groups_now)
         self.starts += 1
-        self.ended_at = None
+        self.ended_at = self.host_pid = None
         self._note_process()
 
     def _groups_now(self) -> Sequence[GroupNow]:
@@ -206,14 +220,38 @@ class RankFollower:
         self.state = rank_state(self.path, ended_by, alive=self.alive, stepped=stepped)
         if self.state in ENDED_STATES and self.ended_at is None:
             self.ended_at = self._end_of_life(moment)
-            if self.state is RankState.LOST and (failure := left_behind(self.path, self.owner)) is not None:
-                self.totals.take_failure(failure)
+            self._look_for_failure()
         # One that has written torchrun's error file has failed, and only could not say so in its box.
         failed = self.totals.lifecycle.last_failure
-        if self.state is RankState.LOST and failed is not None and failed.kind is not FailureKind.CRASH:
+        if self.state is RankState.LOST and failed is not None and not failed.by_signal:
             self.state = RankState.FAILED
         if self.state in ENDED_STATES:
-            self._note_end(self._last_sign())
+            self._note_end(self.last_sign)
+
+    def _look_for_failure(self) -> None:
+        """What the files beside the box tell of the end of the rank, and the box does not."""
+        life = self.totals.lifecycle
+        if self.state is RankState.FAILED and life.last_failure is not None:
+            life.last_failure = told_by_error_file(self.path, self.owner, life.last_failure)
+        failure = left_behind(self.path, self.owner) if self.state is RankState.LOST else None
+        if failure is not None:
+            self.totals.take_failure(self._aborted_by_watchdog(failure) or failure)
+
+    def _aborted_by_watchdog(self, failure: Failure) -> Failure | None:
+        """The failure as one of the watchdog's, if a library aborted a rank that had stood still for long."""
+        limit = self.totals.timeouts.timeout(self.open_phase[0] if self.open_phase else None)
+        if limit is None or failure.wall is None or not failure.by_watchdog_or_library:
+            return None
+        since = failure.wall - self.header.wall(self.totals.last_progress or self.header.started_monotonic)
+        if since <= limit:
+            return None
+        message = f"aborted in a thread of a library, after {since:.0f} s without progress"
+        return failure._replace(kind=FailureKind.WATCHDOG_ABORT, message=message)
+
+    @property
+    def missed_of_process(self) -> int:
+        """Records missed of the present process."""
+        return self._reader.missed
 
     def _note_process(self) -> None:
         """Note the present process for traces, if somebody wants them."""
@@ -232,7 +270,9 @@ class RankFollower:
         open_step = (self.now.step, self.now.step_began) if self.now.step_began else None
         self.totals.notes.ended(state, moment, open_step, exception)
 
-    def _last_sign(self) -> float:
+    @property
+    def last_sign(self) -> float:
+        """The newest moment that the box of the present process knows, monotonic."""
         now = self.now
         signs = (self.header.started_monotonic, self.totals.last_record, now.step_ended, now.step_began)
         return max(*signs, *now.phases_began.values())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, EVALUATION, LOSS, Lifecycle
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, EVALUATION, LOSS, FailureKind, Lifecycle
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.settings import printable
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
@@ -86,6 +86,8 @@ class RankTotals:
         """End (monotonic) and step of the last checkpoint that was saved."""
         self.verified: tuple[float, int] | None = None
         self.lifecycle = LifecycleTotals()
+        self.first_step: tuple[float, float] | None = None
+        """Start and end of the first step of the present process, monotonic."""
         self.last_record = 0.0
         """End of the last record, monotonic."""
         self.last_progress = 0.0
@@ -114,6 +116,7 @@ class RankTotals:
         """Another process takes the rank: totals go on, all else begins anew."""
         self.lifecycle.ended_by = None
         self.lifecycle.last_failure = None
+        self.first_step = None
         self.loss.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
@@ -189,6 +192,8 @@ class RankTotals:
             self.timeouts.step_failed(end)
         if self.notes is not None:
             self.notes.recorded(start, failed=bool(failed))
+        if self.first_step is None:
+            self.first_step = (start, end)
         self.steps.step(start, end, step)
         if end > self.last_progress:
             self.last_progress = end
@@ -264,6 +269,12 @@ class RankTotals:
             life.preemptions += 1
         elif event == Lifecycle.FAILED:
             message = printable("".join(map(self._name_of, pieces)))
-            self.take_failure(Failure(detail, kind_of(detail, message), message))
+            self.take_failure(Failure(detail, self._kind(detail, message), message))
         if event in _ENDS:
             life.ended_by = Lifecycle(event)
+
+    def _kind(self, exception: str, message: str) -> FailureKind:
+        """A trainer that exits although its loss is no number any more gives up because of that."""
+        kind = kind_of(exception, message)
+        lost_loss = self.first_step is not None and not math.isfinite(self.scalars.get(LOSS, 0.0))
+        return FailureKind.NON_FINITE if lost_loss and kind is FailureKind.EXIT_STATUS else kind

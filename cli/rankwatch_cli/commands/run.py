@@ -15,7 +15,7 @@ from rankwatch.automatic.launching import recording_environment
 from rankwatch.conventions import environment
 from rankwatch.errors import UsageError
 from rankwatch.settings import SentenceParser, printable
-from rankwatch.variables import MOST_PROFILES, is_disabled
+from rankwatch.variables import MOST_PROFILES, is_disabled, unix_time
 from rankwatch_agent.runtime.errors import UserError
 
 NOT_FOUND_STATUS = 127
@@ -63,6 +63,11 @@ def _parser() -> SentenceParser:
     parser.add_argument("--run-class", metavar="CLASS", help="class of the run, such as production")
     parser.add_argument("--target-steps", metavar="N", type=int, help="number of steps the run is to reach")
     parser.add_argument(
+        "--deadline",
+        metavar="TIME",
+        help="when the run is to be done: 2026-12-01T08:00Z, or Unix seconds",
+    )
+    parser.add_argument(
         "--checkpoint-interval-seconds",
         metavar="SECONDS",
         type=float,
@@ -96,6 +101,11 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
         raise UserError(f"--target-steps is {given.target_steps}, expected a number above 0")
     if given.profile_on_slow is not None and not 1 <= given.profile_on_slow <= MOST_PROFILES:
         raise UserError(f"--profile-on-slow is {given.profile_on_slow}, expected 1 to {MOST_PROFILES} traces")
+    if given.deadline is not None:
+        try:
+            unix_time(given.deadline)
+        except ValueError as error:
+            raise UserError(f"--deadline is {given.deadline!r:.100}, {error}") from None
     seconds = given.checkpoint_interval_seconds
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--checkpoint-interval-seconds is {seconds}, expected a number above 0")
@@ -103,6 +113,7 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
         (environment.RUN, given.run),
         (environment.RUN_CLASS, given.run_class),
         (environment.TARGET_STEPS, given.target_steps),
+        (environment.DEADLINE, given.deadline),
         (environment.CHECKPOINT_INTERVAL, seconds),
         (environment.DIRECTORY, given.directory and given.directory.absolute()),
         (environment.PROFILE_ON_SLOW, given.profile_on_slow),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from rankwatch.attempts import as_traceparent
+from rankwatch.attempts import MOST_ATTEMPTS, as_traceparent
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import END_OF_TIME
 from rankwatch.blackbox.records import Header
@@ -65,6 +65,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
     _check(fixed, actual_size)
     run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     attempt, traceparent, most_attempts = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
+    deadline, process_started, requeues, restarts = layout.PLAN.unpack_from(raw, layout.PLAN_OFFSET)
     target = fixed.target_steps
     return Header(
         identity=_identity(fixed, raw, _printable(short_name), attempt, most_attempts),
@@ -76,6 +77,10 @@ def _header(raw: bytes, actual_size: int) -> Header:
         checkpoint_interval_seconds=interval if 0.0 < interval < END_OF_TIME else None,
         capacity=fixed.capacity,
         traceparent=as_traceparent(_printable(traceparent)),
+        deadline_wall=deadline if 0.0 < deadline < END_OF_TIME else None,
+        process_started_wall=process_started if 0.0 < process_started <= fixed.wall else None,
+        requeues=min(requeues, MOST_ATTEMPTS),
+        restarts=min(restarts, MOST_ATTEMPTS),
     )
 
 

@@ -61,6 +61,11 @@ STARTED_BY = struct.Struct("<I64sI")
 """In the header, at STARTED_BY_OFFSET: number of the attempt, the TRACEPARENT of whoever started it
 (NUL-padded ASCII), and how many attempts there may be. 0 and empty where there is none, and in boxes older
 than these fields."""
+PLAN_OFFSET = 2560
+PLAN = struct.Struct("<ddII")
+"""In the header, at PLAN_OFFSET: Unix time by which the run is to be done, Unix time at which the process
+started, how often the scheduler has started the job before, how often the launcher has started the ranks
+since. 0 where nothing is known, and in boxes older than these fields."""
 
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16

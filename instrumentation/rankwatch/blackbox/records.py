@@ -27,6 +27,14 @@ class Header:
     """Longest time between two checkpoints that the run intends."""
     capacity: int
     """Number of records in the ring."""
+    deadline_wall: float | None = None
+    """Unix time by which the run is to be done."""
+    process_started_wall: float | None = None
+    """Unix time at which the process started, before it imported anything; None in older boxes."""
+    requeues: int = 0
+    """How often the scheduler has started the job before."""
+    restarts: int = 0
+    """How often the launcher has started the ranks since."""
     traceparent: str = ""
     """Position in a trace of whoever started the rank; empty where there is none."""
 

@@ -19,6 +19,7 @@ from rankwatch.blackbox.place import create_hidden, own_run, take
 from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.errors import BlackBoxError
 from rankwatch.identity import Identity
+from rankwatch.processes import own_start
 
 _pack_head = layout.HEAD.pack_into
 _pack_collective = layout.COLLECTIVE.pack_into
@@ -48,6 +49,8 @@ class Writer:
         run_class: str = "",
         checkpoint_interval_seconds: float = 0.0,
         traceparent: str = "",
+        deadline: float = 0.0,
+        started_before: tuple[int, int] = (0, 0),
         capacity: int = layout.DEFAULT_CAPACITY,
     ) -> None:
         self.directory = directory
@@ -59,6 +62,7 @@ class Writer:
         self._capacity, self._target_steps = capacity, target_steps
         self._declared = (run_class, checkpoint_interval_seconds)
         self._traceparent = traceparent
+        self._plan = (deadline, own_start() or 0.0, *started_before)
         try:
             self._file, self.path, self._map = _create(directory, self._size)
         except OSError as error:
@@ -241,7 +245,8 @@ class Writer:
             identity.attempt, self._traceparent.encode(), identity.most_attempts
         )
         head = (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
-        return head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
+        head = head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
+        return head.ljust(layout.PLAN_OFFSET, b"\0") + layout.PLAN.pack(*self._plan)
 
 
 def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:

@@ -28,8 +28,10 @@ from rankwatch.conventions.vocabulary import (
     DriverState,
     FailureKind,
     Lifecycle,
+    Outcome,
     RankState,
     SlowPhase,
+    StartCause,
 )
 
 __all__ = [
@@ -62,4 +64,6 @@ __all__ = [
     "CollectorState",
     "DriverState",
     "FailureKind",
+    "Outcome",
+    "StartCause",
 ]

@@ -28,6 +28,8 @@ SUMMARY = "RANKWATCH_SUMMARY"
 """0, false, no or empty: rank 0 prints nothing at start and at exit."""
 TARGET_STEPS = "RANKWATCH_TARGET_STEPS"
 """Number of steps that the run is to reach."""
+DEADLINE = "RANKWATCH_DEADLINE"
+"""When the run is to be done: Unix time in seconds, or a time with its zone, such as 2026-12-01T08:00Z."""
 SINGLE_PROCESS = "RANKWATCH_SINGLE_PROCESS"
 """Any value but empty, 0, false or no: below `rankwatch run`, a process that no launcher has given a rank is
 recorded too, if it trains. `rankwatch run` sets it."""

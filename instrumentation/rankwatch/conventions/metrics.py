@@ -11,12 +11,14 @@ from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
+from rankwatch.conventions.life import LIFE
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
 from rankwatch.conventions.runs import CHECKPOINTS, MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP, TRACKERS
 
 METRICS: tuple[Metric, ...] = (
     *RUNS,
+    *LIFE,
     *RANKS,
     *MEMORY,
     *STEPS,

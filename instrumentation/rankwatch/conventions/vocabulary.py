@@ -130,10 +130,48 @@ class FailureKind(StrEnum):
     EXCEPTION = "exception"
     GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
     HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    NON_FINITE = "non_finite"
+    """A check found NaN or infinity, or the trainer gave up after its loss had become so."""
     EXIT_STATUS = "exit_status"
     """`sys.exit` with another status than 0."""
     CRASH = "crash"
     """A signal of an error, such as SIGSEGV, or SIGABRT of a library that gave up."""
+    WATCHDOG_ABORT = "watchdog_abort"
+    """PyTorch's watchdog of NCCL ended the process, because a collective or the watchdog itself hung."""
+    COLLECTIVE = "collective"
+    """A collective failed, mostly because another rank was gone: that one is the root cause."""
+    LOST = "lost"
+    """The process is gone without a reason: SIGKILL, or the end of its container or node."""
+
+
+class Outcome(StrEnum):
+    """How an attempt of a run, which is one start of all ranks, ended: as the ranks of one node show it."""
+
+    FINISHED = "finished"
+    """Every rank reported that it had finished."""
+    FAILED = "failed"
+    """A rank failed; a `FailureKind` says how."""
+    PREEMPTED = "preempted"
+    """The trainer, the scheduler or the cloud said so before anything failed."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C, or SIGINT."""
+    TERMINATED = "terminated"
+    """SIGTERM from outside, and no rank of this node failed first: the job was cancelled, its time was up, or
+    a rank of another node failed."""
+    LOST = "lost"
+    """A process is gone without a reason, and nothing failed before."""
+    EXITED = "exited"
+    """The interpreters ended in order, but not every rank reported `finished`."""
+
+
+class StartCause(StrEnum):
+    """Why an attempt began."""
+
+    FIRST = "first"
+    RESTART = "restart"
+    """The launcher started the ranks again, within the same job: torchrun's `--max-restarts`."""
+    REQUEUE = "requeue"
+    """The scheduler started the job again."""
 
 
 class BoxFault(StrEnum):

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch.conventions import FailureKind
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX
-from rankwatch_agent.training.failures import kind_of, left_behind
+from rankwatch_agent.training.failures import Failure, kind_of, left_behind, told_by_error_file
 
 BOX = "0.blackbox"
 US = os.geteuid()
@@ -33,6 +33,24 @@ US = os.geteuid()
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", "exception"),
         ("SystemExit", "3", "exit_status"),
         ("ValueError", "", "exception"),
+        ("FloatingPointError", "", "non_finite"),
+        ("RuntimeError", "Function 'MulBackward0' returned nan values in its 0th output.", "non_finite"),
+        ("RuntimeError", "The total norm of order 2.0 for gradients is non-finite", "non_finite"),
+        ("ValueError", "cannot convert float NaN to integer", "non_finite"),
+        ("RuntimeError", "loss is inf at step 7", "non_finite"),
+        ("KeyError", "'nan'", "exception"),
+        ("RuntimeError", "Cannot allocate more information: norman", "exception"),
+        ("DistBackendError", "NCCL communicator was aborted on rank 1.", "collective"),
+        (
+            "RuntimeError",
+            "[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [1.2.3.4]",
+            "collective",
+        ),
+        (
+            "DistBackendError",
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)",
+            "watchdog_abort",
+        ),
     ],
 )
 def test_kinds(exception: str, message: str, kind: str) -> None:
@@ -52,13 +70,72 @@ def test_error_of_torchrun(tmp_path: Path) -> None:
     box = point(
         tmp_path, {"message": {"message": "torch.OutOfMemoryError: CUDA\nout of memory", "extraInfo": extra}}
     )
-    assert left_behind(box, US) == ("OutOfMemoryError", "gpu_out_of_memory", "CUDA out of memory")
-    assert left_behind(point(tmp_path, {"message": "KeyError: 'x'"}), US) == ("KeyError", "exception", "'x'")
-    assert left_behind(point(tmp_path, {"message": "some text"}), US) == (
-        "exception",
-        "exception",
-        "some text",
+    assert left_behind(box, US) == (
+        "OutOfMemoryError",
+        "gpu_out_of_memory",
+        "CUDA out of memory",
+        "",
+        1763840000.0,
     )
+    stack = '  File "/job/train.py", line 3, in <module>\n  File "/job/model.py", line 42, in forward\n'
+    told = {"message": "KeyError: 'x'", "timestamp": 1763840001, "py_callstack": stack}
+    assert left_behind(point(tmp_path, told), US) == (
+        "KeyError",
+        "exception",
+        "'x'",
+        "model.py:42 in forward",
+        1763840001.0,
+    )
+    told = {"message": "some text", "timestamp": "inf", "py_callstack": 3}
+    assert left_behind(point(tmp_path, told), US) == ("exception", "exception", "some text", "", None)
+
+
+def test_line_of_an_exception(tmp_path: Path) -> None:
+    """An exception that the box names gets line and time from the error file, if that is about the same."""
+    extra = {"py_callstack": '  File "a.py", line 7, in step\n', "timestamp": "1763840000"}
+    box = point(tmp_path, {"message": {"message": "ValueError: no", "extraInfo": extra}})
+    known = Failure("ValueError", FailureKind.EXCEPTION, "no")
+    assert told_by_error_file(box, US, known)[3:] == ("a.py:7 in step", 1763840000.0)
+    other = Failure("KeyError", FailureKind.EXCEPTION, "no")
+    assert told_by_error_file(box, US, other) == other
+
+
+ABORTED = """Fatal Python error: Aborted
+
+Thread 0x00007fb5ddcb6b80 (most recent call first):
+  File "train.py", line 7 in <module>
+"""
+
+
+def test_abort_of_the_watchdog(tmp_path: Path) -> None:
+    """The watchdog of NCCL aborts in its own thread; its message is in the output that torchrun keeps."""
+    (tmp_path / f"0{CRASHED_SUFFIX}").write_text(ABORTED)
+    box = tmp_path / BOX
+    alone = left_behind(box, US)
+    assert alone is not None
+    assert alone.by_watchdog_or_library
+    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
+    (tmp_path / "stderr.log").write_text(
+        "x" * 300_000 + "\n[rank0]:[E1123 03:00:00 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=8) ran for 600012 "
+        "milliseconds before timing out.\nterminate called after throwing an instance of 'c10::Error'\n"
+    )
+    told = left_behind(box, US)
+    assert told is not None
+    assert told.kind is FailureKind.WATCHDOG_ABORT
+    assert "SeqNum=42" in told.message
+
+
+def test_abort_of_a_library(tmp_path: Path) -> None:
+    """What a C++ exception says, and what kind of failure that is."""
+    (tmp_path / f"0{CRASHED_SUFFIX}").write_text(ABORTED)
+    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
+    for text, kind in (
+        ("CUDA error: an illegal memory access was encountered", "crash"),
+        ("CUDA out of memory", "gpu_out_of_memory"),
+    ):
+        (tmp_path / "stderr.log").write_text(f"terminate called\n  what():  {text}\nmore\n")
+        assert left_behind(tmp_path / BOX, US)[:3] == ("SIGABRT", kind, text)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +178,6 @@ def test_crash(tmp_path: Path) -> None:
     crashed.write_text(
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
     )
-    assert left_behind(box, US) == ("SIGSEGV", "crash", "Segmentation fault")
+    assert left_behind(box, US)[:3] == ("SIGSEGV", "crash", "Segmentation fault")  # type: ignore[index]
     crashed.write_text("Fatal Python error: Something new\n")
-    assert left_behind(box, US) == ("signal", "crash", "Something new")
+    assert left_behind(box, US)[:3] == ("signal", "crash", "Something new")  # type: ignore[index]

@@ -48,6 +48,7 @@ with run.step():
     elsewhere |= {name for name in declared if "nccl" in name or "incident" in name}
     elsewhere |= {"rankwatch_rank_uninterruptible_threads"}  # of the process table
     elsewhere |= {name for name in declared if name.startswith("rankwatch_rank_gpu_memory")}  # test_memory.py
+    elsewhere |= {"rankwatch_run_attempt_end_timestamp_seconds"}  # life/test_attempts.py
     elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
     assert declared - elsewhere <= {name for name, _ in seen}
 

@@ -18,6 +18,7 @@ from rankwatch.conventions import metric
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.errors import CollectError, NotApplicable
 from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.kernel_files import parse_count, parse_kernel_file
 from rankwatch_agent.sources.kernel_log.lines import (
@@ -31,6 +32,7 @@ from rankwatch_agent.sources.kernel_log.lines import (
     parse_sxid,
     parse_xid,
 )
+from rankwatch_agent.sources.kernel_log.oom import OomKillReader
 from rankwatch_agent.sources.kernel_log.reader import KernelLogReader, KernelRecord
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import (
@@ -65,7 +67,11 @@ _MAX_GPUS = 64
 
 
 class KernelLogCollector:
-    """Follows one log. `procfs` gives the time of boot, from which the log counts its times."""
+    """Follows one log.
+
+    procfs: gives the time of boot, from which the log counts its times.
+    events: takes the processes that were killed for lack of memory.
+    """
 
     name = "kernel_log"
 
@@ -77,9 +83,11 @@ class KernelLogCollector:
         inventory: GpuInventory,
         xids: XidCounter,
         schedule: Schedule,
+        events: NodeEvents | None = None,
         max_lines: int = MAX_LINES,
     ) -> None:
         self.interval_seconds, self.deadline_seconds = schedule
+        self._oom_kills = OomKillReader(events or NodeEvents())
         self._reader = KernelLogReader(path)
         self._stat = procfs / "stat"
         self._inventory = inventory
@@ -103,6 +111,7 @@ class KernelLogCollector:
             self._events.update(events_in(record.text))
             self._count_xid(record, boot_time)
             self._count_sxid(record)
+            self._oom_kills.take(record)
         if not self._reader.caught_up:
             return Collection()
         events = (Series(_EVENTS, (event,), self._events[event]) for event in EVENTS)

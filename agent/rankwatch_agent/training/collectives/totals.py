@@ -130,6 +130,8 @@ class RankCollectives:
         """(group, members, operation) -> totals."""
         self.present = True
         """Whether the process takes part in comparisons."""
+        self.last_failed = False
+        """Its newest operation ended with an error: another rank may be gone."""
         self._names = names
         self._follow = steps.unsettled.collectives.append
         self._name_of: Callable[[int], str] = str
@@ -146,6 +148,7 @@ class RankCollectives:
     def begin_process(self) -> None:
         """Another process takes the rank: its names and its collectives are numbered anew."""
         self.present = True
+        self.last_failed = False
         self._kinds.clear()
         self._groups.clear()
 
@@ -169,6 +172,7 @@ class RankCollectives:
     def take(self, operation: int, start: float, end: float, raw: bytes, at: int) -> None:
         """Take one record, whose payload begins in `raw` at `at`."""
         size, number, group, flags, waited = _unpack(raw, at)
+        self.last_failed = flags & layout.FAILED != 0
         totals, pending = self._kinds.get((operation, group)) or self._kind(operation, group)
         totals.count += 1
         totals.bytes += size

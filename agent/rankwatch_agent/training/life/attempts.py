@@ -1,0 +1,257 @@
+"""The attempts of the runs on this node: when each began, when its ranks ended, and how the attempt ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch.lifecycle import TERMINATED_SUFFIX
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.training.failures import KILLED, Failure
+from rankwatch_agent.training.follower import RankFollower, rank_state
+from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
+from rankwatch_agent.training.life.kills import RankProcess, failure_by_kill, memory_cgroup, write_kill
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 20.0
+"""After the end of the last rank the reasons come in: the kernel's log, files of torchrun, notices."""
+NOTICE_SECONDS = 600.0
+"""Longest time from a notice of preemption to the end that follows from it."""
+MOST_ATTEMPTS = 8
+"""Of a run that are remembered."""
+_FORGET_SECONDS = 7200.0
+
+
+@dataclass
+class Attempt:
+    """One start of the ranks of a run, as far as this node has them. Moments are monotonic."""
+
+    number: int
+    run_class: str
+    world_size: int
+    requeues: int
+    restarts: int
+    living: set[int] = field(default_factory=set)
+    """Ranks whose process lives."""
+    ends: dict[int, RankEnd] = field(default_factory=dict)
+    """By rank."""
+    processes: dict[int, RankProcess] = field(default_factory=dict)
+    """Rank -> what its kill is found by."""
+    started: float = float("inf")
+    first_rank_started_wall: float | None = None
+    """Of rank 0, by its own box; None where it is on another node."""
+    first_steps: dict[int, float] = field(default_factory=dict)
+    """Rank -> seconds from the start of its process to the end of its first step."""
+    ended: float | None = None
+    """When its last rank here ended; None while one lives."""
+    found_ended: float | None = None
+    end: AttemptEnd | None = None
+    """How it ended, once the reasons are in."""
+    updated: float = 0.0
+
+    @property
+    def complete_here(self) -> bool:
+        """All of its ranks are on this node."""
+        return len(self.living | self.ends.keys()) == self.world_size
+
+
+class _Key(NamedTuple):
+    run: str
+    attempt: int
+
+
+class RunAttempts:
+    """Follows the attempts by the followers of the ranks.
+
+    events: kills by the kernel and notices of preemption.
+    procfs: the agent's own.
+    wall: Unix time of a monotonic moment.
+    write_note: keeps the kernel's line of a kill beside the box, for commands that run without the agent.
+    """
+
+    def __init__(
+        self,
+        *,
+        events: NodeEvents,
+        procfs: Path,
+        wall: Callable[[float], float],
+        write_note: Callable[[Path, int, str], None] = write_kill,
+    ) -> None:
+        self._events = events
+        self._procfs = procfs
+        self._wall = wall
+        self._write_note = write_note
+        self._attempts: dict[_Key, Attempt] = {}
+        self._cgroups: dict[int, str] = {}
+        """Of living ranks, by process id."""
+        self._killed: dict[Path, float] = {}
+        """Box of a rank whose kill was noted -> start of its process."""
+        self._log_limit = LogLimit()
+
+    def update(self, ranks: Iterable[RankFollower], moment: float) -> None:
+        """Take the state of all ranks of this node."""
+        cgroups: dict[int, str] = {}
+        followed = list(ranks)
+        for rank in followed:
+            pid = rank.host_pid
+            if pid is not None:
+                known = self._cgroups.get(pid)
+                cgroups[pid] = memory_cgroup(self._procfs, pid) if known is None else known
+            self._take(rank, moment)
+        self._cgroups = cgroups
+        for key, attempt in list(self._attempts.items()):
+            self._conclude(key, attempt, moment)
+            if attempt.updated < moment - _FORGET_SECONDS:
+                del self._attempts[key]
+        living = {rank.path for rank in followed}
+        self._killed = {path: started for path, started in self._killed.items() if path in living}
+
+    def before_new_process(self, rank: RankFollower) -> None:
+        """Another process has the rank now: this is the last moment to see how the one before ended."""
+        self._take(rank, rank.ended_at if rank.ended_at is not None else rank.last_sign, over=True)
+
+    def of(self, run: str) -> Sequence[Attempt]:
+        """The attempts of a run, in their order."""
+        return [each for key, each in sorted(self._attempts.items()) if key.run == run]
+
+    def all(self) -> Mapping[tuple[str, int], Attempt]:
+        """By run and number."""
+        return {(key.run, key.attempt): each for key, each in self._attempts.items()}
+
+    def _take(self, rank: RankFollower, moment: float, *, over: bool = False) -> None:
+        attempt = self._attempt(rank)
+        number = rank.header.identity.rank
+        attempt.updated = max(attempt.updated, moment)
+        self._note_first_step(attempt, rank)
+        if rank.state not in ENDED_STATES and not over:
+            attempt.living.add(number)
+            attempt.ends.pop(number, None)
+            attempt.ended = attempt.found_ended = attempt.end = None
+            return
+        attempt.living.discard(number)
+        if attempt.end is None:
+            self._note_end(attempt, rank, moment)
+
+    def _attempt(self, rank: RankFollower) -> Attempt:
+        header = rank.header
+        identity = header.identity
+        key = _Key(rank.run, identity.attempt)
+        found = self._attempts.get(key)
+        if found is None:
+            found = self._attempts[key] = Attempt(
+                identity.attempt, header.run_class, identity.world_size, header.requeues, header.restarts
+            )
+            numbers = sorted(each for each in self._attempts if each.run == key.run)
+            for old in numbers[: len(numbers) - MOST_ATTEMPTS]:
+                del self._attempts[old]
+        found.started = min(found.started, _process_start(rank))
+        found.restarts = max(found.restarts, header.restarts)
+        if identity.rank == 0:
+            found.first_rank_started_wall = header.started_wall
+        return found
+
+    def _note_first_step(self, attempt: Attempt, rank: RankFollower) -> None:
+        first = rank.totals.first_step
+        number = rank.header.identity.rank
+        if first is not None and number not in attempt.first_steps and not rank.missed_of_process:
+            attempt.first_steps[number] = max(0.0, first[1] - _process_start(rank))
+
+    def _note_end(self, attempt: Attempt, rank: RankFollower, moment: float) -> None:
+        number, life = rank.header.identity.rank, rank.totals.lifecycle
+        state, failure = rank.state, life.last_failure
+        if state not in ENDED_STATES:  # it was replaced before its end was seen, and with it its files
+            state = rank_state(rank.path, life.ended_by or "", alive=False, stepped=False)
+            state = RankState.TERMINATED if state is RankState.LOST else state
+        seen = attempt.processes.get(number)
+        started, ended = rank.header.started_monotonic, rank.last_sign
+        process = attempt.processes[number] = RankProcess(
+            rank.host_pid,
+            self._cgroups.get(rank.host_pid or 0, ""),
+            started,
+            ended,
+            moment if seen is None or seen.started != started else seen.found_ended,
+            state,
+            None if failure is not None and failure.exception == KILLED else failure,
+        )
+        attempt.ends[number] = RankEnd(
+            rank=number,
+            state=state,
+            failure=failure,
+            in_collective=rank.totals.collectives.last_failed,
+            started=started,
+            ended=ended,
+            sigterm_at=_sigterm(rank),
+            found_ended=process.found_ended,
+        )
+        kill = failure_by_kill(process, self._events.oom_kills)
+        if kill is not None and rank.state in ENDED_STATES:
+            self._note_kill(rank, kill)
+
+    def _note_kill(self, rank: RankFollower, kill: Failure) -> None:
+        """Count the kill of a rank, and keep it beside its box, once."""
+        if self._killed.get(rank.path) == rank.header.started_monotonic:
+            return
+        self._killed[rank.path] = rank.header.started_monotonic
+        if rank.totals.lifecycle.last_failure is None:
+            rank.totals.take_failure(kill)
+        try:
+            self._write_note(rank.path, rank.owner, kill.message)
+        except (OSError, ValueError) as error:
+            if self._log_limit.allows(str(rank.path)):
+                logger.warning("could not keep the kernel's line beside %s: %s", rank.path, error)
+
+    def _conclude(self, key: _Key, attempt: Attempt, moment: float) -> None:
+        if attempt.living or not attempt.ends or attempt.end is not None:
+            return
+        if attempt.found_ended is None:
+            attempt.found_ended = moment
+            attempt.ended = max(each.ended for each in attempt.ends.values())
+        if moment < attempt.found_ended + SETTLE_SECONDS:
+            return
+        for number, process in attempt.processes.items():
+            kill = failure_by_kill(process, self._events.oom_kills)
+            if kill is not None and number in attempt.ends:
+                attempt.ends[number] = attempt.ends[number]._replace(failure=kill, state=process.state)
+        attempt.end = judge(list(attempt.ends.values()), self._requests(attempt))
+        logger.info(
+            "attempt %d of run %s ended: %s%s",
+            key.attempt,
+            key.run,
+            attempt.end.outcome,
+            f", {attempt.end.kind}" if attempt.end.kind else "",
+            extra={"event": "attempt"},
+        )
+
+    def _requests(self, attempt: Attempt) -> list[StopRequest]:
+        """The notices that fell into the attempt, as long before its end as they may."""
+        offset = self._wall(0.0)
+        found = [StopRequest(each.wall - offset, each.text) for each in self._events.notices]
+        until = attempt.found_ended or 0.0
+        return [
+            each for each in found if max(attempt.started, until - NOTICE_SECONDS) <= each.moment <= until
+        ]
+
+
+def _process_start(rank: RankFollower) -> float:
+    """Monotonic; that of the box where the process's own is not known."""
+    header = rank.header
+    if header.process_started_wall is None:
+        return header.started_monotonic
+    return header.started_monotonic - (header.started_wall - header.process_started_wall)
+
+
+def _sigterm(rank: RankFollower) -> float | None:
+    """When the rank wrote its stacks because of SIGTERM."""
+    try:
+        status = rank.path.with_suffix(TERMINATED_SUFFIX).stat(follow_symlinks=False)
+    except OSError:
+        return None
+    header = rank.header
+    moment = header.started_monotonic + status.st_mtime - header.started_wall
+    return moment if status.st_size and moment >= header.started_monotonic else None

@@ -1,0 +1,178 @@
+"""Counters of attempts by class of the run, kept across restarts of the agent.
+
+They have no label of a run: a counter that first appears with the value 1 has not increased, as far as
+Prometheus can tell. So each series of a class exists from the moment the agent first sees a run of that
+class, and nothing is counted before it has been there for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rankwatch.conventions import FailureKind, Outcome, StartCause, metric
+from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.training.life.attempts import Attempt
+
+logger = logging.getLogger(__name__)
+
+BORN_SECONDS = 60.0
+"""Time for which the series of a class are exported before anything is counted: some scrapes."""
+MOST_CLASSES = 32
+OTHER_CLASS = "(more)"
+"""Stands for the classes beyond."""
+_MOST_COUNTED = 2000
+_MAX_BYTES = 4 << 20
+
+_ATTEMPTS = metric("rankwatch_run_attempts_total")
+_FAILURES = metric("rankwatch_run_failures_total")
+_STARTS = metric("rankwatch_run_starts_total")
+
+
+@dataclass
+class _Counts:
+    """Of one class."""
+
+    born: float
+    """Unix time at which its series were first exported."""
+    ends: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+
+
+class LifeCounters:
+    """Counts each attempt once.
+
+    An attempt spans nodes, whose agents do not know each other. The node of rank 0 counts its start and its
+    end. A failure is counted where its root cause is: the other nodes see only victims.
+
+    directory: where the counts are kept. Without one they begin anew with the agent, and what ended before
+        that is not counted.
+    started: Unix time at which the agent started.
+    """
+
+    def __init__(self, directory: Path | None, started: float) -> None:
+        self._classes: dict[str, _Counts] = {}
+        self._counted: dict[str, None] = {}
+        """What was counted, in order."""
+        self._since = started
+        """What ended earlier is not counted, unless the file knows of it."""
+        self._path = None if directory is None else directory / "attempts.json"
+        self._log_limit = LogLimit()
+        if self._path is not None:
+            self._load(self._path)
+
+    def update(self, attempts: Mapping[tuple[str, int], Attempt], wall: float, offset: float) -> None:
+        """Count what is new. `wall` is Unix time of now, `offset` turns monotonic time into it."""
+        changed = False
+        for (run, number), attempt in attempts.items():
+            name = self._class(attempt.run_class, wall)
+            counts = self._classes[name]
+            if wall < counts.born + BORN_SECONDS:
+                continue
+            key = f"{run}/{number}/{attempt.first_rank_started_wall or attempt.started + offset:.0f}"
+            changed |= self._count_start(attempt, counts, key)
+            changed |= self._count_end(attempt, counts, key, offset)
+        if changed:
+            self._save()
+
+    def series(self) -> Iterator[Series]:
+        """Every count of every class that was seen, 0 included."""
+        for name, counts in self._classes.items():
+            for outcome in Outcome:
+                yield Series(_ATTEMPTS, (name, outcome), counts.ends.get(outcome, 0))
+            for kind in FailureKind:
+                yield Series(_FAILURES, (name, kind), counts.failures.get(kind, 0))
+            for cause in StartCause:
+                yield Series(_STARTS, (name, cause), counts.starts.get(cause, 0))
+
+    def _class(self, run_class: str, wall: float) -> str:
+        name = run_class if run_class in self._classes or len(self._classes) < MOST_CLASSES else OTHER_CLASS
+        if name not in self._classes:
+            self._classes[name] = _Counts(wall)
+            self._save()
+        return name
+
+    def _count_start(self, attempt: Attempt, counts: _Counts, key: str) -> bool:
+        started = attempt.first_rank_started_wall
+        if started is None or started < self._since:
+            return False
+        if not self._is_new(f"start {key}"):
+            return False
+        cause = _cause(attempt)
+        counts.starts[cause] = counts.starts.get(cause, 0) + 1
+        return True
+
+    def _count_end(self, attempt: Attempt, counts: _Counts, key: str, offset: float) -> bool:
+        end = attempt.end
+        if end is None or attempt.ended is None or attempt.ended + offset < self._since:
+            return False
+        if not self._is_new(f"end {key}"):
+            return False
+        if attempt.first_rank_started_wall is not None:
+            counts.ends[end.outcome] = counts.ends.get(end.outcome, 0) + 1
+        if end.kind is not None and (end.has_root_cause or attempt.complete_here):
+            counts.failures[end.kind] = counts.failures.get(end.kind, 0) + 1
+        return True
+
+    def _is_new(self, what: str) -> bool:
+        if what in self._counted:
+            return False
+        self._counted[what] = None
+        if len(self._counted) > _MOST_COUNTED:
+            del self._counted[next(iter(self._counted))]
+        return True
+
+    def _save(self) -> None:
+        """Write the counts, whole or not at all."""
+        if self._path is None:
+            return
+        classes = {name: asdict(each) for name, each in self._classes.items()}
+        text = json.dumps({"since": self._since, "classes": classes, "counted": list(self._counted)})
+        temporary = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text)
+            temporary.replace(self._path)
+        except OSError as error:
+            if self._log_limit.allows("save"):
+                logger.warning(
+                    "could not write %s: %s; attempts may be counted anew after a restart of the agent",
+                    self._path,
+                    error.strerror,
+                )
+
+    def _load(self, path: Path) -> None:
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise ValueError("it is too large")
+            found = json.loads(path.read_text())
+            classes = {str(name): _counts(each) for name, each in found["classes"].items()}
+            since = float(found["since"])
+            counted = dict.fromkeys(str(each) for each in found["counted"][-_MOST_COUNTED:])
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning("could not use %s: %s; attempts are counted from now on", path, error)
+            return
+        self._since, self._classes, self._counted = since, classes, counted
+
+
+def _cause(attempt: Attempt) -> StartCause:
+    if attempt.restarts or (attempt.number and not attempt.requeues):
+        return StartCause.RESTART
+    return StartCause.REQUEUE if attempt.requeues else StartCause.FIRST
+
+
+def _counts(found: dict[str, object]) -> _Counts:
+    """Raises KeyError, ValueError, TypeError or AttributeError for anything else than was saved."""
+    parts = {name: found[name] for name in ("ends", "failures", "starts")}
+    counts = {
+        name: {str(key): max(0, int(value)) for key, value in dict(part).items()}  # type: ignore[call-overload]
+        for name, part in parts.items()
+    }
+    return _Counts(float(found["born"]), **counts)  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""How an attempt of a run ended, by the ends of its ranks on one node: the root cause first.
+
+The rank that fails first ends the others: they fail in their collectives, are aborted, or get SIGTERM from
+their launcher. These are victims, and no cause. The same judgement serves the agent and commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rankwatch.conventions import FailureKind, Outcome, RankState
+from rankwatch_agent.training.failures import Failure
+
+_SAME_MOMENT_SECONDS = 1.0
+"""A rank that says it was preempted may do so this much after another one whose failure follows from it."""
+
+
+class RankEnd(NamedTuple):
+    """A process of a rank that has ended. Moments are seconds on one clock for all ranks of the attempt."""
+
+    rank: int
+    state: RankState
+    failure: Failure | None
+    """What it failed by, also if the kernel killed it; None where it did not fail, or nothing is known."""
+    in_collective: bool
+    """Its newest collective ended with an error."""
+    started: float
+    ended: float
+    """Its last sign of life: exact where it reported its end."""
+    sigterm_at: float | None = None
+    """When it received SIGTERM; None where it did not, or a handler of its own took the signal."""
+    found_ended: float | None = None
+    """When it was seen that it was gone."""
+
+    @property
+    def was_terminated(self) -> bool:
+        """SIGTERM came before its end, so whatever it then failed by follows from that."""
+        return self.sigterm_at is not None and self.sigterm_at <= self.ended + _SAME_MOMENT_SECONDS
+
+
+class StopRequest(NamedTuple):
+    """The scheduler or the cloud has announced that the node has to stop."""
+
+    moment: float
+    """On the clock of the ranks."""
+    text: str
+
+
+class AttemptEnd(NamedTuple):
+    """How an attempt ended."""
+
+    outcome: Outcome
+    kind: FailureKind | None = None
+    """None unless a process failed or was lost."""
+    rank: int | None = None
+    """The rank that ended first; None where none is to blame."""
+    exception: str = ""
+    """Type of its exception, or name of the signal."""
+    message: str = ""
+    """Of the exception, the kernel's line about a kill, or the text of the notice."""
+    place: str = ""
+    """The innermost line of its traceback."""
+
+    @property
+    def has_root_cause(self) -> bool:
+        """A rank of this node ended the attempt; it is no victim of another node's."""
+        return self.kind is not None and self.kind is not FailureKind.COLLECTIVE
+
+
+def judge(ranks: Sequence[RankEnd], requests: Sequence[StopRequest] = ()) -> AttemptEnd:
+    """How the attempt of these ranks, all of which have ended, came to its end.
+
+    requests: that fell into the life of the attempt.
+    """
+    failed = min((each for each in ranks if _failed_by_itself(each)), key=_ended, default=None)
+    lost = min((each for each in ranks if _is_lost(each)), key=_ended, default=None)
+    stopped = (each for each in ranks if each.state in (RankState.PREEMPTED, RankState.INTERRUPTED))
+    stop = min(stopped, key=_ended, default=None)
+    notice = min(requests, key=lambda each: each.moment, default=None)
+    if notice is not None and not _came_before(failed, notice.moment) and not _was_gone(lost, notice.moment):
+        return AttemptEnd(Outcome.PREEMPTED, message=notice.text)
+    if stop is not None and not _came_before(failed or lost, stop.ended):
+        outcome = Outcome.PREEMPTED if stop.state is RankState.PREEMPTED else Outcome.INTERRUPTED
+        return AttemptEnd(outcome, rank=stop.rank)
+    if failed is not None:
+        return _by_failure(Outcome.FAILED, failed)
+    if lost is not None:
+        return AttemptEnd(Outcome.LOST, FailureKind.LOST, lost.rank)
+    aborted = _first_of_kind(ranks, FailureKind.WATCHDOG_ABORT)
+    if aborted is not None:
+        return _by_failure(Outcome.FAILED, aborted)
+    victim = min(
+        (each for each in ranks if each.failure and not each.was_terminated), key=_ended, default=None
+    )
+    if victim is not None and victim.failure is not None:
+        failure = victim.failure
+        return AttemptEnd(
+            Outcome.FAILED, FailureKind.COLLECTIVE, None, failure.exception, failure.message, failure.place
+        )
+    states = {each.state for each in ranks}
+    if RankState.TERMINATED in states or any(each.was_terminated for each in ranks):
+        return AttemptEnd(Outcome.TERMINATED)
+    return AttemptEnd(Outcome.FINISHED if states == {RankState.FINISHED} else Outcome.EXITED)
+
+
+def _came_before(end: RankEnd | None, stop: float) -> bool:
+    return end is not None and end.ended < stop
+
+
+def _was_gone(lost: RankEnd | None, moment: float) -> bool:
+    """It was seen to be gone by then. Its last sign of life may be much older than its end."""
+    return lost is not None and (lost.found_ended or lost.ended) < moment
+
+
+def _failed_by_itself(end: RankEnd) -> bool:
+    failure = end.failure
+    if failure is None or end.state not in (RankState.FAILED, RankState.LOST):
+        return False
+    if failure.kind in (FailureKind.COLLECTIVE, FailureKind.WATCHDOG_ABORT):
+        return False
+    if failure.by_signal:
+        return True
+    return not end.in_collective and not end.was_terminated
+
+
+def _is_lost(end: RankEnd) -> bool:
+    """SIGKILL after SIGTERM is the end of the time that a launcher gives its ranks."""
+    return end.state is RankState.LOST and end.failure is None and not end.was_terminated
+
+
+def _first_of_kind(ranks: Iterable[RankEnd], kind: FailureKind) -> RankEnd | None:
+    found = (each for each in ranks if each.failure is not None and each.failure.kind is kind)
+    return min(found, key=_ended, default=None)
+
+
+def _by_failure(outcome: Outcome, end: RankEnd) -> AttemptEnd:
+    failure = end.failure
+    assert failure is not None
+    return AttemptEnd(outcome, failure.kind, end.rank, failure.exception, failure.message, failure.place)
+
+
+def _ended(end: RankEnd) -> float:
+    return end.ended

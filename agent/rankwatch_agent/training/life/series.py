@@ -1,0 +1,50 @@
+"""The series of a run that tell how its attempts began and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rankwatch.blackbox.records import Header
+from rankwatch.conventions import metric
+from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.training.life.attempts import Attempt
+
+_MOST_MESSAGE = 160
+"""Characters of a message in a label."""
+
+
+def life_series(
+    run: str, attempts: Sequence[Attempt], headers: Iterable[Header], wall: Callable[[float], float]
+) -> Iterator[Series]:
+    """What this node knows of the newest attempt of a run, and how the newest that is over ended.
+
+    headers: of the ranks here. wall: Unix time of a monotonic moment.
+    """
+    if not attempts:
+        return
+    newest = attempts[-1]
+    yield _one("rankwatch_run_requeues", (run,), newest.requeues)
+    yield _one("rankwatch_run_restarts", (run,), newest.restarts)
+    yield _one("rankwatch_run_attempt_start_timestamp_seconds", (run,), wall(newest.started))
+    if newest.first_steps:
+        yield _one("rankwatch_run_time_to_first_step_seconds", (run,), max(newest.first_steps.values()))
+    deadline = max((each.deadline_wall or 0.0 for each in headers), default=0.0)
+    if deadline:
+        yield _one("rankwatch_run_deadline_timestamp_seconds", (run,), deadline)
+    ended = next((each for each in reversed(attempts) if each.end is not None), None)
+    if ended is not None and ended.end is not None and ended.ended is not None:
+        end = ended.end
+        labels = (
+            run,
+            str(ended.number),
+            end.outcome,
+            end.kind or "",
+            end.exception,
+            "" if end.rank is None else str(end.rank),
+            end.message[:_MOST_MESSAGE],
+        )
+        yield _one("rankwatch_run_attempt_end_timestamp_seconds", labels, wall(ended.ended))
+
+
+def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
+    return Series(metric(name), labels, value)

@@ -1,0 +1,248 @@
+"""Attempts of real ranks: how they ended, counted once, whatever happens to the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.runtime.node_events import NodeEvents, OomKill, PreemptionNotice
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
+from rankwatch_agent.training.life.counters import BORN_SECONDS
+from support.training.ranks import go_on, rank, state, values
+
+ENDED = "rankwatch_run_attempt_end_timestamp_seconds"
+LINE = "Memory cgroup out of memory: Killed process 1 (python3) total-vm:1kB"
+CLASS = "os.environ['RANKWATCH_RUN_CLASS'] = 'nightly'"
+
+
+class Agent:
+    """The collector, with clocks that can be set forward."""
+
+    def __init__(self, directory: Path, state: Path | None = None) -> None:
+        self.ahead = 0.0
+        self.events = NodeEvents()
+        self.collector = RanksCollector(
+            directory=directory,
+            events=self.events,
+            life_directory=state,
+            monotonic=lambda: time.monotonic() + self.ahead,
+            wall=lambda: time.time() + self.ahead,
+        )
+
+    def after(self, seconds: float) -> Collection:
+        """What is exported after the next look, in so many seconds."""
+        self.ahead += seconds
+        return self.collector.collect()
+
+    def settled(self) -> Collection:
+        """What is exported once all reasons are in."""
+        self.after(0.0)
+        return self.after(SETTLE_SECONDS)
+
+    def until(self, reached: Callable[[Collection], bool]) -> Collection:
+        """What is exported as soon as this holds."""
+        deadline = time.monotonic() + 30.0
+        while not reached(collection := self.after(0.0)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return collection
+
+
+def end(collection: Collection) -> tuple[str, ...]:
+    """Outcome, kind, exception, rank and message of the only attempt that is over."""
+    (labels,) = values(collection, ENDED)
+    return labels[2:]
+
+
+def counted(collection: Collection, name: str) -> dict[tuple[str, ...], float]:
+    return {labels: value for labels, value in values(collection, name).items() if value}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    return Agent(tmp_path / "boxes", tmp_path / "state")
+
+
+def test_counted_once(agent: Agent, tmp_path: Path) -> None:
+    """The series of a class exist at 0 before anything is counted, and an attempt counts once, also for the
+    agent that follows."""
+    with rank(tmp_path / "boxes", "steps(1)\nready()\nrun.finish()\nready()", before=CLASS) as process:
+        born = values(agent.after(0.0), "rankwatch_run_attempts_total")
+        assert set(born.values()) == {0.0}
+        assert {labels[0] for labels in born} == {"nightly"}
+        go_on(process)
+        assert end(agent.settled()) == ("finished", "", "", "", "")
+        assert not counted(agent.after(0.0), "rankwatch_run_attempts_total")
+        collection = agent.after(BORN_SECONDS)
+        assert counted(collection, "rankwatch_run_attempts_total") == {("nightly", "finished"): 1.0}
+        assert counted(collection, "rankwatch_run_starts_total") == {("nightly", "first"): 1.0}
+        assert not counted(collection, "rankwatch_run_failures_total")
+        successor = Agent(tmp_path / "boxes", tmp_path / "state")
+        successor.ahead = agent.ahead
+        successor.settled()
+        again = successor.after(BORN_SECONDS)
+    assert counted(again, "rankwatch_run_attempts_total") == {("nightly", "finished"): 1.0}
+
+
+def test_attempt_that_ended_without_an_agent(tmp_path: Path) -> None:
+    """One that keeps its state counts what ended while it was away; a new one counts only what it sees."""
+    boxes = tmp_path / "boxes"
+    before = Agent(boxes, tmp_path / "state")
+    with rank(boxes, "steps(1)\nready()\nraise KeyError('x')", before=CLASS) as process:
+        before.after(0.0)
+        before.after(BORN_SECONDS)
+        go_on(process)
+        process.wait()
+    for directory, expected in ((tmp_path / "state", {("nightly", "exception"): 1.0}), (None, {})):
+        agent = Agent(boxes, directory)
+        agent.ahead = before.ahead if directory else 1.0
+        agent.settled()
+        collection = agent.after(BORN_SECONDS + 1.0)
+        assert counted(collection, "rankwatch_run_failures_total") == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"since": 1, "classes": {"a": 3}, "counted": []}', "\x00"])
+def test_broken_state(text: str, tmp_path: Path) -> None:
+    """It is replaced, and costs nothing but the memory of what was counted."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "attempts.json").write_text(text)
+    agent = Agent(tmp_path / "boxes", tmp_path / "state")
+    with rank(tmp_path / "boxes", "steps(1)\nready()"):
+        assert values(agent.after(0.0), "rankwatch_run_attempts_total")
+
+
+def test_error_of_one_rank(agent: Agent, tmp_path: Path) -> None:
+    """The rank that failed is named, and not the one that its launcher then terminated."""
+    code = "steps(1)\nready()\nraise ValueError('bad batch')"
+    with (
+        rank(tmp_path / "boxes", "steps(1)\nready()", number=0, world=2) as other,
+        rank(tmp_path / "boxes", code, number=1, world=2) as failing,
+    ):
+        agent.until(lambda each: state(each) == {"0": "running", "1": "running"})
+        go_on(failing)
+        other.send_signal(signal.SIGTERM)
+        other.wait()
+        assert end(agent.settled()) == ("failed", "exception", "ValueError", "1", "bad batch")
+        collection = agent.after(BORN_SECONDS)
+    assert counted(collection, "rankwatch_run_attempts_total") == {("", "failed"): 1.0}
+    assert counted(collection, "rankwatch_run_failures_total") == {("", "exception"): 1.0}
+
+
+def test_only_the_node_of_rank_0_counts_the_end(agent: Agent, tmp_path: Path) -> None:
+    """Another one counts a failure if the root cause is there."""
+    code = "steps(1)\nready()\nraise ValueError"
+    with rank(tmp_path / "boxes", code, number=1, world=2) as failing:
+        agent.after(0.0)
+        go_on(failing)
+        agent.settled()
+        collection = agent.after(BORN_SECONDS)
+    assert not counted(collection, "rankwatch_run_attempts_total")
+    assert counted(collection, "rankwatch_run_failures_total") == {("", "exception"): 1.0}
+
+
+def test_killed_by_the_kernel(agent: Agent, tmp_path: Path) -> None:
+    """The kernel's line is found by the process id, though it comes later; it is kept beside the box, for
+    those who ask without an agent, and goes with the next process of the rank."""
+    boxes = tmp_path / "boxes"
+    with rank(boxes, "steps(1)\nready()") as process:
+        agent.after(0.0)
+        process.kill()
+        process.wait()
+        assert state(agent.after(0.0)) == {"0": "lost"}
+        agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic(), "/c", LINE))
+        assert end(agent.settled()) == ("failed", "host_out_of_memory", "SIGKILL", "0", LINE)
+        assert (boxes / "job" / "0.killed").read_text() == LINE
+        killed = values(agent.after(0.0), "rankwatch_rank_failures_total")
+    assert killed == {("job", "0", "SIGKILL", "host_out_of_memory"): 1.0}
+    other = Agent(boxes)
+    assert values(other.after(0.0), "rankwatch_rank_failures_total") == killed, "by the file"
+    with rank(boxes, "steps(1)\nready()"):
+        assert not (boxes / "job" / "0.killed").exists()
+
+
+def test_killed_for_no_reason(agent: Agent, tmp_path: Path) -> None:
+    """Kills of other processes, and of one that had the process id before, explain nothing."""
+    with rank(tmp_path / "boxes", "steps(1)\nready()") as process:
+        agent.after(0.0)
+        agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic() - 1000.0, "/c", LINE))
+        agent.events.add_kill(OomKill(process.pid + 1, "python3", time.monotonic(), "/c", LINE))
+        process.kill()
+        process.wait()
+        assert end(agent.settled()) == ("lost", "lost", "", "0", "")
+
+
+def test_worker_killed_by_the_kernel(agent: Agent, tmp_path: Path) -> None:
+    """The rank fails by an exception that names the worker of its data loader."""
+    message = "DataLoader worker (pid 4711) is killed by signal: Killed. "
+    with rank(tmp_path / "boxes", f"steps(1)\nready()\nraise RuntimeError({message!r})") as process:
+        agent.after(0.0)
+        go_on(process)
+        agent.events.add_kill(OomKill(4711, "pt_data_worker", time.monotonic(), "", LINE))
+        assert end(agent.settled()) == ("failed", "host_out_of_memory", "SIGKILL", "0", LINE)
+
+
+def test_hostile_place_of_the_note(agent: Agent, tmp_path: Path) -> None:
+    """The directory of a run is its user's: a link there leads nowhere."""
+    boxes = tmp_path / "boxes"
+    (tmp_path / "victim").write_text("untouched")
+    with rank(boxes, "steps(1)\nready()") as process:
+        agent.after(0.0)
+        for name in ("0.killed", f".0.killed.{os.getpid()}"):
+            (boxes / "job" / name).symlink_to(tmp_path / "victim")
+        process.kill()
+        process.wait()
+        agent.events.add_kill(OomKill(process.pid, "python3", time.monotonic(), "/c", LINE))
+        agent.settled()
+    assert (tmp_path / "victim").read_text() == "untouched"
+    assert not (boxes / "job" / "0.killed").is_symlink()
+
+
+def test_notice_of_preemption(agent: Agent, tmp_path: Path) -> None:
+    """SIGTERM after a notice of the cloud is a preemption; without one it is a termination."""
+    with rank(tmp_path / "boxes", "steps(1)\nready()") as process:
+        agent.after(0.0)
+        agent.events.add_notice(PreemptionNotice("aws", time.time(), "terminate at noon"))
+        process.terminate()
+        process.wait()
+        assert end(agent.settled()) == ("preempted", "", "", "", "terminate at noon")
+
+
+def test_restart(agent: Agent, tmp_path: Path) -> None:
+    """The end of an attempt stays visible while the next one runs, and both starts count with their cause."""
+    boxes = tmp_path / "boxes"
+    with rank(boxes, "steps(1)\nready()\nraise MemoryError") as process:
+        agent.after(0.0)
+        go_on(process)
+        process.wait()
+    again = "os.environ.update(TORCHELASTIC_RESTART_COUNT='1', TORCHELASTIC_MAX_RESTARTS='3')"
+    with rank(boxes, "steps(1)\nready()", before=again):
+        collection = agent.settled()
+        assert end(collection) == ("failed", "host_out_of_memory", "MemoryError", "0", "")
+        assert state(collection) == {"0": "running"}
+        assert values(collection, "rankwatch_run_restarts") == {("job",): 1.0}
+        assert values(collection, "rankwatch_run_attempt") == {("job",): 1.0}
+        starts = counted(agent.after(BORN_SECONDS), "rankwatch_run_starts_total")
+    assert starts == {("", "first"): 1.0, ("", "restart"): 1.0}
+
+
+def test_time_to_first_step(agent: Agent, tmp_path: Path) -> None:
+    """It counts from the start of the process: imports belong to it."""
+    with rank(tmp_path / "boxes", "steps(1)\nready()", before="time.sleep(0.5)"):
+        (seconds,) = values(agent.after(0.0), "rankwatch_run_time_to_first_step_seconds").values()
+    assert seconds > 0.5
+
+
+def test_plan(agent: Agent, tmp_path: Path) -> None:
+    """The deadline and the requeues are what the environment says."""
+    before = "os.environ.update(RANKWATCH_DEADLINE='2030-01-01T00:00Z', SLURM_RESTART_COUNT='2')"
+    with rank(tmp_path / "boxes", "steps(1)\nready()", before=before):
+        collection = agent.after(0.0)
+    assert values(collection, "rankwatch_run_deadline_timestamp_seconds") == {("job",): 1893456000.0}
+    assert values(collection, "rankwatch_run_requeues") == {("job",): 2.0}
