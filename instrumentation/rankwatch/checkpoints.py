@@ -10,6 +10,7 @@ from types import TracebackType
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import Now, RecordKind
 from rankwatch.blackbox.writer import Writer
+from rankwatch.checkpoint_paths import CheckpointPaths, place_of
 from rankwatch.failures import Failures, guarded
 from rankwatch.spans import Span
 
@@ -20,6 +21,7 @@ class CheckpointLog:
     def __init__(self, writer: Writer, failures: Failures) -> None:
         self._writer = writer
         self._failures = failures
+        self._paths = CheckpointPaths(writer)
 
     @guarded("record a stage of a checkpoint")
     def stage(
@@ -47,12 +49,21 @@ class CheckpointLog:
         blocked_seconds: float,
         size: int = 0,
         failed: bool = False,
+        path: object = None,
     ) -> None:
-        """Record an operation, after its stages. blocked_seconds: of the training thread."""
+        """Record an operation, after its stages. blocked_seconds: of the training thread. path: of the
+        checkpoint."""
         self._write(operation, began, ended, size, step, 0, failed, blocked_seconds)
         if not failed and operation != "load":
             self._writer.integers[Now.CHECKPOINT_STEP] = step
             self._writer.floats[Now.CHECKPOINT_ENDED] = ended
+        if place := place_of(path):
+            self._paths.add(operation, step, place, ended, failed=failed)
+
+    @guarded("note the paths of checkpoints")
+    def note_paths(self) -> None:
+        """Write the note of paths, once the box has its place."""
+        self._paths.write()
 
     def _write(self, operation: str, began: float, ended: float, *values: float) -> None:
         name = self._writer.name_number(operation)
@@ -92,7 +103,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
     does not affect the phases of the step.
     """
 
-    def __init__(self, log: CheckpointLog, phase: Span, name: str, step: int) -> None:
+    def __init__(self, log: CheckpointLog, phase: Span, name: str, step: int, path: object = None) -> None:
         self._log = log
         self._blocks = threading.current_thread() is threading.main_thread()
         self._phase: AbstractContextManager[None] = phase if self._blocks else nullcontext()
@@ -100,6 +111,8 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         self.step = step
         self.bytes = 0
         """Size of the checkpoint, set by the caller."""
+        self.path = path
+        """File or folder of the checkpoint, set by the caller."""
         self._failed = False
         self._began = 0.0
         self._unblocked: float | None = None
@@ -144,6 +157,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
             blocked_seconds=until - self._began if self._blocks else 0.0,
             size=self.bytes,
             failed=self._failed or failed,
+            path=self.path,
         )
         self._phase.__exit__(None, None, None)
 

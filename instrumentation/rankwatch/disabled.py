@@ -36,6 +36,7 @@ class DisabledOperation(AbstractContextManager["DisabledOperation"]):
         self.name = name
         self.step = -1 if step is None else step
         self.bytes = 0
+        self.path: object = None
 
     def stage(self, name: str) -> DisabledStage:
         """Does nothing, like all methods here."""
@@ -85,7 +86,9 @@ class DisabledRun:
 
     def work(self, /, **amounts: float) -> None: ...
 
-    def checkpoint(self, operation: str, *, step: int | None = None) -> DisabledOperation:
+    def checkpoint(
+        self, operation: str, *, step: int | None = None, path: object = None
+    ) -> DisabledOperation:
         return DisabledOperation(operation, step)
 
     def sees(self, capability: Capability) -> None: ...

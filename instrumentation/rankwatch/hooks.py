@@ -55,6 +55,7 @@ def install_beside_box(run: Run, writer: Writer, recorder: bool, identity: Ident
     _install(run, "name the run in log lines", lambda: context.follow(identity, run._steps))
     if ending:
         return
+    run.checkpoint_log.note_paths()
     if variables.is_on(environment.LOG_LINES, os.environ):
         _install(run, "keep the newest lines", lambda: keep_lines(writer.path.with_suffix(lines.SUFFIX)))
     if identity.rank == 0:

@@ -187,9 +187,9 @@ class Run:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def checkpoint(
-        self, operation: str, *, step: int | None = None
+        self, operation: str, *, step: int | None = None, path: object = None
     ) -> CheckpointOperation | DisabledOperation:
-        """`with run.checkpoint("save") as operation:` records a checkpoint operation: save, verify or load.
+        """`with run.checkpoint("save", path=folder) as operation:` records a save, a verify or a load.
 
         `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
         Operation and stage can also be used by plain calls of `begin` and `end`.
@@ -203,7 +203,7 @@ class Run:
         if threading.current_thread() is threading.main_thread():
             self._steps.waiting_since(0.0)
         at = self._steps.current if step is None else step
-        return CheckpointOperation(self.checkpoint_log, self._spans["checkpoint"], operation, at)
+        return CheckpointOperation(self.checkpoint_log, self._spans["checkpoint"], operation, at, path)
 
     # -- what is visible --------------------------------------------------------------------------
 

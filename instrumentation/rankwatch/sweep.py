@@ -10,6 +10,8 @@ from rankwatch.blackbox import layout
 from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.removal import remove_box
+from rankwatch.checkpoint_paths import ASIDE_SUFFIX as CHECKPOINTS_ASIDE_SUFFIX
+from rankwatch.checkpoint_paths import SUFFIX as CHECKPOINTS_SUFFIX
 from rankwatch.errors import BlackBoxError
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
@@ -28,6 +30,8 @@ SUFFIXES_BESIDE = (
     LINES_SUFFIX,
     PREVIOUS_SUFFIX,
     TRACKERS_SUFFIX,
+    CHECKPOINTS_SUFFIX,
+    CHECKPOINTS_ASIDE_SUFFIX,
 )
 """Files that a rank may have beside its black box. They go when it goes."""
 KEPT_SECONDS = 86400.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
+from rankwatch.checkpoint_paths import common_place, place_of
 from rankwatch.conventions import CHECKPOINT
 from rankwatch.run import Run
 
@@ -45,6 +46,9 @@ class Operation:
         self.blocked_seconds = 0.0
         self.size = 0
         self.failed = False
+        self.path = ""
+        """Of the whole checkpoint, where somebody knows it; else it is the common one of its files."""
+        self._places: deque[str] = deque(maxlen=_MOST_STAGES)
         self.returned = False
         """Of a lasting operation: the call that began it has returned."""
         self.finished = False
@@ -58,6 +62,14 @@ class Operation:
         """Add a stage of this many bytes."""
         self.size += size
         self._stages.append(_Stage(name, began, ended, self.size, failed))
+
+    def holds(self, file: object) -> None:
+        """It has this file, which is given by its path, or is open."""
+        self._places.append(place_of(file))
+
+    def lies_at(self, path: object) -> None:
+        """Its file or folder is this one. The first call counts."""
+        self.path = self.path or place_of(path)
 
     def wait_begins(self, stage: str, moment: float) -> None:
         """The training thread waits for what goes on in the background."""
@@ -88,6 +100,7 @@ class Operation:
             blocked_seconds=self.blocked_seconds,
             size=self.size,
             failed=self.failed,
+            path=self.path or common_place(self._places.copy()),
         )
 
 
@@ -102,6 +115,10 @@ class Part:
         self.phase: AbstractContextManager[None] = nullcontext()
         self.blocks = False
         self.lasting = False
+
+    def lies_at(self, path: object) -> None:
+        """Its file or folder is this one: that of the operation, unless another call made this one."""
+        (self.operation.holds if self.outer else self.operation.lies_at)(path)
 
 
 class Checkpoints:
@@ -167,15 +184,19 @@ class Checkpoints:
         elif operation is not self._joining and not part.blocks:
             self._record(operation)
 
-    def took(self, name: str, began: float, *, stage: str, size: int = 0, failed: bool = False) -> None:
-        """A call that is part of an operation, as was seen at its end, has just ended."""
+    def took(
+        self, name: str, began: float, file: object, *, stage: str, size: int = 0, failed: bool = False
+    ) -> None:
+        """A call that is part of an operation, as was seen at its end, has just ended. It had this file."""
         now = self.clock()
         operation = self.current()
         if operation is not None:
+            operation.holds(file)
             operation.stage(stage, began, now, size=size, failed=failed)
             return
         blocks = _on_training_thread()
         operation = self._joined(name, began) if blocks else self._new(name, began)
+        operation.holds(file)
         operation.stage(stage, began, now, size=size, failed=failed)
         self._extend(operation, began, now, blocks=blocks, failed=failed)
         if blocks and self._run is not None:

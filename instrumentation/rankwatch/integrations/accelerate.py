@@ -32,8 +32,16 @@ _guarded = functools.partial(guarded, "follow Accelerate")
 def patch(module: ModuleType) -> None:
     """Let every `Accelerator` report."""
     accelerator = module.Accelerator
-    watch_checkpoint(accelerator, "save_state", SAVE, shows=Capability.CHECKPOINTS)
-    watch_checkpoint(accelerator, "load_state", LOAD)
+    watch_checkpoint(accelerator, "save_state", SAVE, _saved_to, shows=Capability.CHECKPOINTS)
+    watch_checkpoint(accelerator, "load_state", LOAD, _loaded_from)
+
+
+def _saved_to(folder: Any, *_: Any, **__: Any) -> Any:
+    return folder
+
+
+def _loaded_from(_: Any, accelerator: Any, input_dir: Any = None, *rest: Any, **__: Any) -> Any:
+    return input_dir  # without one it is the newest, which its files tell
 
 
 def patch_loaders(module: ModuleType) -> None:

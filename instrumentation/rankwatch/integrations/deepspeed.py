@@ -7,6 +7,7 @@ scaling it, the gradient norm that ZeRO computes, and files that belong to one `
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,14 +27,23 @@ def patch(module: ModuleType) -> None:
     watch(engine, "backward", began=_backward_began, ended=_backward_ended, shows=Capability.BACKWARD)
     watch(engine, "scale", began=_scales, ended=_scaled)
     watch(engine, "_take_model_step", began=_step_began, ended=_step_ended, shows=Capability.OPTIMIZER)
-    watch_checkpoint(engine, "save_checkpoint", SAVE, shows=Capability.CHECKPOINTS)
-    watch_checkpoint(engine, "load_checkpoint", LOAD)
+    watch_checkpoint(engine, "save_checkpoint", SAVE, _saved_to, shows=Capability.CHECKPOINTS)
+    watch_checkpoint(engine, "load_checkpoint", LOAD, _loaded_from)
     watch(module, "clip_grad_norm_", ended=_clipped)
 
 
 def patch_pipelines(module: ModuleType) -> None:
     """Let the engine for pipelines tell all stages the loss, which only the last one computes."""
     watch(module.PipelineEngine, "train_batch", began=_batch_began, ended=_batch_ended, shows=Capability.LOSS)
+
+
+def _saved_to(_: Any, engine: Any, save_dir: Any, tag: Any = None, *rest: Any, **__: Any) -> Path:
+    return Path(save_dir) / str(tag or f"global_step{engine.global_steps}")
+
+
+def _loaded_from(result: Any, *_: Any, **__: Any) -> Any:
+    """The engine returns one of the files, or None if it found no checkpoint."""
+    return Path(result[0]).parent if result and result[0] else None
 
 
 def _batch_began(*_: Any, **__: Any) -> bool:

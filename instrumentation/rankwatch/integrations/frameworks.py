@@ -49,14 +49,30 @@ def take_lead(name: str, *, added: bool) -> Lead | None:
 
 
 def watch_checkpoint(
-    owner: type, name: str, operation: str, *, shows: Capability | Sequence[Capability] = ()
+    owner: type,
+    name: str,
+    operation: str,
+    path: Callable[..., object],
+    *,
+    shows: Capability | Sequence[Capability] = (),
 ) -> None:
-    """Record a method that saves or loads as one checkpoint, whatever files it has."""
+    """Record a method that saves or loads as one checkpoint, whatever files it has.
 
-    def began(*args: Any, **kwargs: Any) -> Part:
-        return checkpoints.begin(operation)
+    path: returns file or folder of the checkpoint, for the result of the method and its arguments.
+    """
 
-    watch(owner, name, began=began, ended=checkpoint_ended, shows=shows)
+    def began(*args: Any, **kwargs: Any) -> tuple[Part, Callable[[object], object]]:
+        return checkpoints.begin(operation), lambda result: path(result, *args, **kwargs)
+
+    def ended(token: Any, result: object, error: BaseException | None) -> None:
+        if token is not None:
+            part, path_for = token
+            try:
+                part.lies_at(path_for(result))
+            finally:
+                checkpoint_ended(part, result, error)
+
+    watch(owner, name, began=began, ended=ended, shows=shows)
 
 
 def checkpoint_ended(part: Part | None, result: object, error: BaseException | None) -> None:

@@ -297,13 +297,13 @@ _CHECKPOINTS = {"save": "save", "save_weights": "save", "load_weights": "load"}
 """Method of a model -> operation."""
 
 
-def _began(operation: str, model: Any, *_: Any, **__: Any) -> Any:
+def _began(operation: str, model: Any, filepath: Any = None, *_: Any, **__: Any) -> Any:
     """A method that writes or reads a checkpoint begins. None unless this model is being trained."""
     for callback in _active:
         if callback._trained is model and callback._run is not None and not callback._saving:
             callback._saving = True
             callback._between_steps()
-            return callback, callback._run.checkpoint(operation).begin()
+            return callback, callback._run.checkpoint(operation, path=filepath).begin()
     return None
 
 

@@ -73,7 +73,11 @@ def patch_fabric(module: ModuleType) -> None:
     fabric = module.Fabric
     watch(fabric, "save", began=_fabric_save_began, ended=_fabric_save_ended, shows=Capability.CHECKPOINTS)
     for name in ("load", "load_raw"):
-        watch_checkpoint(fabric, name, LOAD)
+        watch_checkpoint(fabric, name, LOAD, _fabric_path)
+
+
+def _fabric_path(_: Any, fabric: Any, path: Any, *rest: Any, **__: Any) -> Any:
+    return path
 
 
 def _fabric_save_began(fabric: Any, path: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Part]:
@@ -83,12 +87,13 @@ def _fabric_save_began(fabric: Any, path: Any, *args: Any, **kwargs: Any) -> tup
 def _fabric_save_ended(save: tuple[Any, Any, Part] | None, result: Any, error: BaseException | None) -> None:
     if save is not None:
         fabric, path, part = save
-        _add_size(part, path, written=fabric.is_global_zero and error is None)
+        _add_place(part, path, written=fabric.is_global_zero and error is None)
         checkpoints.end(part, failed=error is not None)
 
 
-def _add_size(part: Part, path: Any, *, written: bool) -> None:
-    """Lightning saves into memory, and that into the file: torch has told no size."""
+def _add_place(part: Part, path: Any, *, written: bool) -> None:
+    """Lightning saves into memory, and that into the file: torch has told no size, and no path."""
+    part.lies_at(path)
     if written and not part.operation.size:
         part.operation.size = bytes_of(path)
 
@@ -121,7 +126,7 @@ def _save_ended(save: _Save | None, result: Any, error: BaseException | None) ->
     if save is None:
         return
     trainer, path, part = save
-    _add_size(part, path, written=trainer.is_global_zero and error is None and not part.lasting)
+    _add_place(part, path, written=trainer.is_global_zero and error is None and not part.lasting)
     checkpoints.end(part, failed=error is not None)
     if not part.lasting:
         return
@@ -138,7 +143,11 @@ def _writes_later(trainer: Any) -> bool:
 
 
 def _load_began(connector: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return (connector, checkpoints.begin(LOAD)) if checkpoint_path else None
+    if not checkpoint_path:
+        return None
+    part = checkpoints.begin(LOAD)
+    part.lies_at(checkpoint_path)
+    return connector, part
 
 
 def _load_ended(token: tuple[Any, Part] | None, result: Any, error: BaseException | None) -> None:

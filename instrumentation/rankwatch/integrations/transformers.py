@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,8 +52,8 @@ def _watch_calls(kind: type) -> None:
     replace(kind, "get_batch_samples", _timing_fetches, shows=Capability.DATA_WAIT)
     for name in ("evaluate", "predict", "evaluation_loop"):
         watch(kind, name, began=_evaluation_began, ended=_evaluation_ended, shows=Capability.EVALUATION)
-    for name in ("_save_checkpoint", "save_model"):
-        watch_checkpoint(kind, name, SAVE, shows=Capability.CHECKPOINTS)
+    for name, path in (("_save_checkpoint", _saved_to), ("save_model", _exported_to)):
+        watch_checkpoint(kind, name, SAVE, path, shows=Capability.CHECKPOINTS)
     for name in ("_load_from_checkpoint", "_load_optimizer_and_scheduler"):
         watch(kind, name, began=_load_began, ended=checkpoint_ended)
 
@@ -255,10 +256,19 @@ def _evaluation_ended(token: Any, result: Any, error: BaseException | None) -> N
     leading.evaluation_ended()
 
 
+def _saved_to(_: Any, trainer: Any, model: Any, trial: Any = None, **__: Any) -> Path:
+    return Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
+
+
+def _exported_to(_: Any, trainer: Any, output_dir: Any = None, *rest: Any, **__: Any) -> Any:
+    return output_dir or trainer.args.output_dir
+
+
 def _load_began(trainer: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Part | None:
     if checkpoint is None:
         return None
     part = checkpoints.begin(LOAD)
+    part.lies_at(checkpoint)
     part.operation.step = _step_of(checkpoint, part.operation.step)
     return part
 

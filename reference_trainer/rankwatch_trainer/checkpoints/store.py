@@ -52,7 +52,7 @@ class CheckpointStore:
         Raises OSError where it could not be written, CheckpointError where what was written is damaged;
         the older checkpoints are then still there.
         """
-        with self._run.checkpoint("save", step=step) as operation:
+        with self._run.checkpoint("save", step=step, path=self._path(step)) as operation:
             with operation.stage("serialize"):
                 content = _serialize(state)
             operation.bytes = len(content)
@@ -72,7 +72,7 @@ class CheckpointStore:
 
     def verify(self, step: int) -> None:
         """Reads a checkpoint again. Raises CheckpointError where it is not what was written."""
-        with self._run.checkpoint("verify", step=step) as operation:
+        with self._run.checkpoint("verify", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
                 contents = manifest.read_verified(self._path(step))
             operation.bytes = sum(map(len, contents.values()))
@@ -90,7 +90,7 @@ class CheckpointStore:
 
     def load(self, step: int) -> dict[str, Any]:
         """The state saved at a step. Raises CheckpointError where it is damaged."""
-        with self._run.checkpoint("load", step=step) as operation:
+        with self._run.checkpoint("load", step=step, path=self._path(step)) as operation:
             with operation.stage("read"):
                 contents = manifest.read_verified(self._path(step))
             operation.bytes = sum(map(len, contents.values()))

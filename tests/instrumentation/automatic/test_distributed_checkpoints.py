@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.automatic.programs import Saved, errors, operations, run_program, saved
 
 pytest.importorskip("torch")
@@ -148,6 +149,21 @@ def test_writer_of_its_own(folder: Path) -> None:
         assert save.bytes == _written(folder / "writer", rank)
         assert {each.stage for each in _of(box, WRITER) if each.operation == "load"} >= {"read", "local_plan"}
         assert load.blocked_seconds > 0.0
+
+
+def test_paths(folder: Path) -> None:
+    """The folder of each operation is noted, whether it was given by name or by a writer."""
+    for box in _boxes(folder):
+        noted = read_checkpoints(box.with_suffix(SUFFIX))
+        assert [(each.operation, each.step, Path(each.path).name, each.failed) for each in noted] == [
+            ("load", WRITER, "sync", False),
+            ("save", WRITER, "writer", False),
+            ("save", FAILURE, "failure", True),
+            ("save", PROCESS, "process", False),
+            ("save", ASYNC, "async", False),
+            ("save", SYNC, "sync", False),
+        ]
+        assert {Path(each.path).parent for each in noted} == {folder}
 
 
 def test_same_bytes(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.automatic.programs import Saved, errors, run_program, saved
 
 pytest.importorskip("torch")
@@ -121,3 +122,17 @@ def test_same_bytes(folder: Path, tmp_path: Path) -> None:
     run_program(PROGRAM, tmp_path, recorded=False)
     for name in ("early.pt", "ckpt.pt", "model.pt", "random.pt", "thread.pt"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_paths(folder: Path) -> None:
+    """The path of each operation is noted: its file, or the common folder of its files."""
+    noted = read_checkpoints((folder / "boxes" / "program" / "0.blackbox").with_suffix(SUFFIX))
+    assert {(each.operation, each.step, each.path, each.failed) for each in noted} == {
+        ("save", LOADED, str(folder), False),
+        ("load", LOADED, str(folder), False),
+        ("save", FILE, str(folder / "ckpt.pt"), False),
+        ("save", PAUSE, str(folder), False),
+        ("save", FAILURE, str(folder / "missing" / "ckpt.pt"), True),
+        ("save", FAILURE, str(folder / "ckpt.pt"), False),
+        ("save", THREAD, str(folder / "thread.pt"), False),
+    }

@@ -118,6 +118,7 @@ class DistributedCheckpoints(logging.Handler):
                 call.operation = upload.operation
             else:
                 call.part = checkpoints.begin(operation, lasting=name == "async_save")
+                call.part.lies_at(message.get("checkpoint_id"))
                 if name == "async_save":
                     self._add_upload(call.part.operation, message)
         self._calls.append(call)
@@ -154,6 +155,12 @@ class DistributedCheckpoints(logging.Handler):
             upload = self._upload_of_thread({})
             return None if upload is None else upload.operation
         return outermost.operation
+
+    def transfers(self, folder: object) -> None:
+        """A writer or a reader of this rank is about to work in this folder."""
+        outermost = next(iter(self._calls), None)
+        if outermost is not None and (place := outermost.part or self._operation(outermost)):
+            place.lies_at(folder)
 
     def wrote(self, size: int) -> None:
         """The writer of this rank has written so many bytes; the stage that is open took part in it."""
@@ -266,7 +273,11 @@ def _watch_writer(module: ModuleType) -> None:
         if error is None and result.done():
             distributed_checkpoints.wrote(sum(each.size_in_bytes for each in result.value()))
 
-    watch(module._FileSystemWriter, "write_data", ended=wrote)
+    def transfers(storage: Any, *_: Any, **__: Any) -> None:
+        distributed_checkpoints.transfers(storage.path)
+
+    watch(module._FileSystemWriter, "write_data", began=transfers, ended=wrote)
+    watch(module.FileSystemReader, "read_data", began=transfers)
 
 
 def _watch_reply(module: ModuleType) -> None:
@@ -283,4 +294,7 @@ def _watch_executor(module: ModuleType, name: str) -> None:
         if error is None:
             distributed_checkpoints.upload_began(result)
 
-    watch(getattr(module, name), "execute_save", ended=executed)
+    def executes(*_: Any, storage_writer: Any = None, **__: Any) -> None:
+        distributed_checkpoints.transfers(getattr(storage_writer, "path", None))
+
+    watch(getattr(module, name), "execute_save", began=executes, ended=executed)

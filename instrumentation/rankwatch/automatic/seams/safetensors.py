@@ -35,6 +35,7 @@ def _write_ended(writing: _Writing | None, result: object, error: BaseException 
     if writing is not None:
         part, filename = writing
         size = 0 if error is not None else bytes_of(filename)
+        part.operation.holds(filename)
         checkpoints.end(part, stage=CheckpointStage.WRITE, size=size, failed=error is not None)
 
 
@@ -45,4 +46,4 @@ def _read_began(filename: Any = None, *rest: Any, **named: Any) -> _Reading:
 def _read_ended(reading: _Reading, result: object, error: BaseException | None) -> None:
     if error is None and holds_training_state(result):
         began, filename = reading
-        checkpoints.took(LOAD, began, stage=CheckpointStage.READ, size=bytes_of(filename))
+        checkpoints.took(LOAD, began, filename, stage=CheckpointStage.READ, size=bytes_of(filename))

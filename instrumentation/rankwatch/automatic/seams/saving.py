@@ -58,9 +58,10 @@ def _save_ended(file: _File | None, result: object, error: BaseException | None)
     size = 0 if error is not None else bytes_of(file.target, file.position)
     stage, failed = CheckpointStage.WRITE, error is not None
     if file.part is not None:
+        file.part.operation.holds(file.target)
         checkpoints.end(file.part, stage=stage, size=size, failed=failed)
     else:
-        checkpoints.took(SAVE, file.began, stage=stage, size=size, failed=failed)
+        checkpoints.took(SAVE, file.began, file.target, stage=stage, size=size, failed=failed)
 
 
 def _load_began(f: Any = None, *rest: Any, **named: Any) -> _File | None:
@@ -71,7 +72,7 @@ def _load_ended(file: _File | None, result: object, error: BaseException | None)
     # A load that fails shows no state; whether it was a checkpoint is unknown.
     if file is not None and error is None and holds_training_state(result):
         size = bytes_of(file.target, file.position)
-        checkpoints.took(LOAD, file.began, stage=CheckpointStage.READ, size=size)
+        checkpoints.took(LOAD, file.began, file.target, stage=CheckpointStage.READ, size=size)
 
 
 def _is_file(target: object) -> bool:

@@ -1,0 +1,162 @@
+"""The note beside a black box with the paths of its rank's checkpoints: for the agent, which may verify them,
+and for people.
+
+The rank writes it anew at the end of each checkpoint operation whose path it knows, in about 100 us. Nobody
+waits: of two threads that end an operation at the same time, one writes the entries of both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.blackbox.writer import Writer
+from rankwatch.conventions import CHECKPOINT_OPERATIONS
+
+SUFFIX = ".checkpoints"
+ASIDE_SUFFIX = ".checkpoints-new"
+"""Of a note that is not complete yet."""
+MOST_BYTES = 1 << 17
+"""Of a note. JSON writes a character in up to six bytes."""
+_MOST_ENTRIES = 16
+_LONGEST_PATH = 1024
+_LARGEST_STEP = 2**63 - 1
+_LATEST = 1e11
+"""Unix time in the year 5138."""
+
+
+class NotedCheckpoint(NamedTuple):
+    """A checkpoint operation that has ended, and the place of its checkpoint."""
+
+    operation: str
+    """`save`, `verify` or `load`."""
+    step: int
+    path: str
+    """A file, or the common folder of several files: an absolute path as the rank sees it, or a URL."""
+    ended: float
+    """Unix time."""
+    failed: bool
+
+
+class CheckpointPaths:
+    """The note of one rank. Entries of earlier processes of the rank stay until newer ones displace them."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._process = os.getpid()
+        self._entries: deque[NotedCheckpoint] = deque(maxlen=_MOST_ENTRIES)
+        """The newest first."""
+        self._earlier: tuple[NotedCheckpoint, ...] | None = None
+        """Of earlier processes of the rank; None before the note is written."""
+        self._outdated = False
+        self._writing = threading.Lock()
+        """Held by the thread that writes. Nobody waits for it."""
+
+    def add(self, operation: str, step: int, path: str, ended: float, *, failed: bool) -> None:
+        """Note an operation that ended at this moment of the monotonic clock. Raises OSError."""
+        wall = time.time() - time.monotonic() + ended
+        self._entries.appendleft(NotedCheckpoint(operation, step, path, wall, failed))
+        self._outdated = True
+        self.write()
+
+    def write(self) -> None:
+        """Write what is not written yet, once the box has its place. Raises OSError."""
+        if self._writer.identity is None or os.getpid() != self._process:
+            return
+        while self._outdated and self._writing.acquire(blocking=False):
+            try:
+                self._outdated = False
+                self._replace_note(self._writer.path.with_suffix(SUFFIX))
+            finally:
+                self._writing.release()
+
+    def _replace_note(self, note: Path) -> None:
+        if self._earlier is None:
+            self._earlier = read_checkpoints(note)
+        entries = [*self._entries.copy(), *self._earlier][:_MOST_ENTRIES]
+        aside = note.with_suffix(ASIDE_SUFFIX)
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(file, json.dumps({"checkpoints": [each._asdict() for each in entries]}).encode())
+        finally:
+            os.close(file)
+        aside.replace(note)
+
+
+def place_of(path: object) -> str:
+    """A path as the note holds it: absolute, or a URL; empty if this is no path, or too long a one."""
+    if isinstance(path, str | os.PathLike | bytes):
+        text = os.fsdecode(path)
+        place = text if "://" in text else str(Path(text).absolute())
+        return place if text and len(place) <= _LONGEST_PATH else ""
+    name = getattr(path, "name", None)  # an open file
+    return place_of(name) if isinstance(name, str) else ""
+
+
+def common_place(places: Iterable[str]) -> str:
+    """The place of a checkpoint with files at these places: the one file, or the folder of them all."""
+    found = dict.fromkeys(filter(None, places))
+    if len(found) < 2:
+        return next(iter(found), "")
+    if any("://" in each for each in found):
+        return ""
+    common = os.path.commonpath([Path(each).parent for each in found])
+    return "" if common == os.path.sep else common
+
+
+def read_checkpoints(path: Path) -> tuple[NotedCheckpoint, ...]:
+    """The entries of a note, the newest first; none if it is missing or unreadable."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            return ()
+        return parse_checkpoints(os.read(file, MOST_BYTES))
+    except OSError:
+        return ()
+    finally:
+        os.close(file)
+
+
+def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
+    """The entries in the content of a note. It is untrusted: what makes no sense is left out."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        return ()
+    entries = document.get("checkpoints") if isinstance(document, dict) else None
+    found = (_entry(each) for each in entries[:_MOST_ENTRIES]) if isinstance(entries, list) else ()
+    return tuple(each for each in found if each is not None)
+
+
+def _entry(raw: object) -> NotedCheckpoint | None:
+    if not isinstance(raw, dict):
+        return None
+    operation, step, path, ended, failed = (raw.get(name) for name in NotedCheckpoint._fields)
+    if operation not in CHECKPOINT_OPERATIONS or not isinstance(failed, bool):
+        return None
+    if type(step) is not int or abs(step) > _LARGEST_STEP:
+        return None
+    if not isinstance(path, str) or not _is_place(path):
+        return None
+    if not isinstance(ended, int | float) or not 0.0 <= ended < _LATEST:
+        return None
+    return NotedCheckpoint(operation, step, path, float(ended), failed)
+
+
+def _is_place(path: str) -> bool:
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return len(path) <= _LONGEST_PATH and b"\0" not in raw and (path.startswith("/") or "://" in path)
