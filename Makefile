@@ -78,6 +78,7 @@ generate: setup ## rebuild rules, dashboards, manifests and references
 	$(BIN)/rankwatch reference metrics > docs/metrics.md
 	$(BIN)/rankwatch reference settings > docs/settings.md
 	$(BIN)/rankwatch reference rules > docs/rules.md
+	$(BIN)/rankwatch reference slis > docs/slis.md
 
 unchanged: generate ## check that generated files are what the code generates
 	@git diff --exit-code -- alerts/generated dashboards/generated agent/deploy docs || \

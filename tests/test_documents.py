@@ -106,7 +106,7 @@ def test_the_readme_shows_a_command_its_output_and_a_picture_within_thirty_lines
     assert "](docs/images/" in head
 
 
-@pytest.mark.parametrize("subject", ["metrics", "settings", "rules"])
+@pytest.mark.parametrize("subject", ["metrics", "slis", "settings", "rules"])
 def test_the_references_are_what_the_declarations_say(subject: str) -> None:
     """`make generate` rewrites them."""
     printed = subprocess.run(

@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),
         "trace": Command("trace", "write a run as a trace that Perfetto opens", extra="diagnosis"),
-        "reference": Command("reference", "print the reference of metrics, settings or rules as Markdown"),
+        "reference": Command("reference", "print the reference of metrics, indicators, settings or rules"),
         "simulate": Command(
             "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"
         ),
@@ -76,6 +76,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "grafana_foundation_sdk": ("dashboards",),
         "jinja2": ("diagnosis",),
         "msgspec": ("agent", "diagnosis"),
         "opentelemetry": ("agent",),

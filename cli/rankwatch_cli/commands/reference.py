@@ -1,4 +1,4 @@
-"""`rankwatch reference`: print the reference of metrics, of settings or of rules, as Markdown."""
+"""`rankwatch reference`: print the reference of metrics, indicators, settings or rules, as Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def main(arguments: Sequence[str]) -> int:
     """Print the reference that was asked for; returns 0."""
     parser = SentenceParser(
         prog="rankwatch reference",
-        description="Print the reference of metrics, of the agent's settings or of the rules as Markdown.",
+        description="Print the reference of metrics, of the service level indicators, of the agent's "
+        "settings or of the rules as Markdown.",
     )
     parser.add_argument("subject", choices=tuple(_SUBJECTS), help="what to print")
     subject = parser.parse_args(arguments).subject
@@ -72,7 +73,16 @@ def _rules() -> Iterator[str]:
     yield from rules_reference(field_help(RuleConfig))
 
 
+def _slis() -> Iterator[str]:
+    # Only here: it needs the dashboards, and they their SDK.
+    from rankwatch_alerts import RuleConfig
+    from rankwatch_dashboards.slis import slis_reference
+
+    yield from ("# Service level indicators", "", _GENERATED, "")
+    yield from slis_reference(RuleConfig())
+
+
 _SUBJECTS: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
-    {"metrics": _metrics, "settings": _settings, "rules": _rules}
+    {"metrics": _metrics, "slis": _slis, "settings": _settings, "rules": _rules}
 )
 """What can be asked for, and what prints it."""

@@ -231,6 +231,39 @@ TELEMETRY = (
         empty_when_healthy=True,
     ),
     Panel(
+        title="Agents of the run",
+        description="Version of the agent on each node of the run. A node without a band has no agent, and "
+        "what its ranks do is not seen.",
+        unit="short",
+        drawing=Drawing.STATES,
+        queries=(
+            Query(
+                expression=most(
+                    'max by (cluster, node, version) (rankwatch_agent_info{cluster=~"$cluster"}) '
+                    + ON_ITS_NODES,
+                    50,
+                ),
+                legend="{{node}} {{version}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Black boxes left out",
+        description="Black boxes that the agents of these nodes could not follow, per second and reason. "
+        "Any: RankwatchBlackBoxesLeftOut, and ranks are missing from all other panels.",
+        unit="short",
+        queries=(
+            Query(
+                expression=most(
+                    "sum by (cluster, node, reason) "
+                    '(rate(rankwatch_blackbox_faults_total{cluster=~"$cluster"}[$__rate_interval])) '
+                    + ON_ITS_NODES
+                ),
+                legend="{{node}} {{reason}}",
+            ),
+        ),
+    ),
+    Panel(
         title="Collectors",
         description="Outcome of each collector's last run on the nodes of the run. Failed raises "
         "RankwatchCollectorFailing; not_applicable means that the hardware is not there.",

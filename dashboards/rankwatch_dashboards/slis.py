@@ -1,0 +1,90 @@
+"""The page on the service level indicators: their series, and the alerts and panels that use them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind
+from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts.rules import AlertRule, RecordingRule
+from rankwatch_alerts.slis import SLIS
+from rankwatch_dashboards import dashboards
+
+_NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+_SERIES: Mapping[str, str] = {
+    **{each.name: each.name for each in METRICS},
+    **{each.name: each.name for each in RECORDED_SERIES},
+    **{
+        each.name + suffix: each.name
+        for each in METRICS
+        if each.kind is Kind.HISTOGRAM
+        for suffix in ("_bucket", "_sum", "_count")
+    },
+}
+"""A name in an expression -> the series or histogram that it is of."""
+_MOST_PANELS = 3
+
+_HEAD = """\
+Each row is a service level indicator: a question that a person on call asks, the series that answer it, the
+alerts that judge it, and the first panels that show it. Where there is none, the reason stands in its place.
+"""
+
+
+def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
+    """Series -> the panels whose queries name it, as "dashboard: title"."""
+    found: dict[str, list[str]] = {}
+    for board in dashboards(config):
+        name = board["title"].removeprefix("Rankwatch / ")
+        for panel in board["panels"]:
+            for series in {each for query in panel.get("targets", ()) for each in named_in(query["expr"])}:
+                found.setdefault(series, []).append(f"{name}: {panel['title']}")
+    return found
+
+
+def sources_by_alert(config: RuleConfig) -> Mapping[str, set[str]]:
+    """Alert -> every series that its rules depend on, also through recording rules."""
+    sources: dict[str, set[str]] = {}
+    for group in recording_groups(config):
+        for rule in group.rules:
+            if isinstance(rule, RecordingRule):
+                sources.setdefault(rule.record, set()).update(named_in(rule.expression))
+    found: dict[str, set[str]] = {}
+    for group in alert_groups(config):
+        for rule in group.rules:
+            if isinstance(rule, AlertRule):
+                found.setdefault(rule.alert, set()).update(_closure(named_in(rule.expression), sources))
+    return found
+
+
+def slis_reference(config: RuleConfig) -> Iterator[str]:
+    """The page, below its title, in Markdown."""
+    shown = panels_by_series(config)
+    yield _HEAD
+    for part, slis in SLIS.items():
+        yield from (f"## {part}", "", "| indicator | question | series | alerts | panels |")
+        yield "| --- | --- | --- | --- | --- |"
+        for sli in slis:
+            series = ", ".join(f"`{name}`" for name in sli.series)
+            alerts = ", ".join(sli.alerts) or f"none: {sli.no_alert}"
+            panels = list(dict.fromkeys(each for name in sli.series for each in shown.get(name, ())))
+            listed = "; ".join(panels[:_MOST_PANELS]) or f"none: {sli.no_panel}"
+            yield f"| {sli.name} | {sli.question} | {series} | {alerts} | {listed} |"
+        yield ""
+
+
+def named_in(expression: str) -> set[str]:
+    """The declared series that an expression names."""
+    return {_SERIES[each] for each in _NAME.findall(expression) if each in _SERIES}
+
+
+def _closure(found: Iterable[str], sources: Mapping[str, set[str]]) -> set[str]:
+    """These series, and all that they are recorded from."""
+    known: set[str] = set()
+    pending = list(found)
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            known.add(name)
+            pending += sources.get(name, ())
+    return known
