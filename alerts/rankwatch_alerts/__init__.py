@@ -5,7 +5,14 @@ from rankwatch_alerts.alertmanager import alertmanager_config
 from rankwatch_alerts.config import RuleConfig, load_config
 from rankwatch_alerts.generation import prometheus_config, to_yaml, write_all, write_rules
 from rankwatch_alerts.recording import recording_groups
-from rankwatch_alerts.rules import ALERT_NAMES, HARDWARE_ALERTS, HARDWARE_UID, RUN_DEBUG_UID, Alert
+from rankwatch_alerts.rules import (
+    ALERT_NAMES,
+    CHECKPOINTS_GOODPUT_UID,
+    HARDWARE_ALERTS,
+    HARDWARE_UID,
+    RUN_DEBUG_UID,
+    Alert,
+)
 
 __all__ = [
     "RuleConfig",
@@ -13,6 +20,7 @@ __all__ = [
     "Alert",
     "ALERT_NAMES",
     "RUN_DEBUG_UID",
+    "CHECKPOINTS_GOODPUT_UID",
     "HARDWARE_UID",
     "HARDWARE_ALERTS",
     "recording_groups",

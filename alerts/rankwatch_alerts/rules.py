@@ -69,6 +69,8 @@ PAGE_LABEL, MAY_PAGE, NO_PAGE = "page", "yes", "no"
 """Label of critical alerts of a run: whether the run is large enough to wake somebody."""
 RUN_DEBUG_UID = "rankwatch-run-debug"
 """Uid of the dashboard every alert of a run links to."""
+CHECKPOINTS_GOODPUT_UID = "rankwatch-checkpoints-goodput"
+"""Uid of the dashboard of checkpoints, goodput and cost of a run."""
 HARDWARE_UID = "rankwatch-hardware"
 """Uid of the dashboard alerts on hardware link to."""
 

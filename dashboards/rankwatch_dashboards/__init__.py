@@ -19,11 +19,13 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     # Only here, so that a missing extra is named by the command, and not by an ImportError.
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+    from rankwatch_dashboards.checkpoints_goodput import checkpoints_goodput
     from rankwatch_dashboards.hardware import hardware
     from rankwatch_dashboards.run_debug import run_debug
 
     encoder = JSONEncoder(sort_keys=True)
-    made = (json.loads(encoder.encode(each(config).build())) for each in (run_debug, hardware))
+    builders = (run_debug, checkpoints_goodput, hardware)
+    made = (json.loads(encoder.encode(each(config).build())) for each in builders)
     return tuple(_completed(each) for each in made)
 
 

@@ -78,6 +78,16 @@ def any_cluster(query: str) -> dashboard.QueryVariable:
     return chosen("cluster", "Cluster", query).include_all(True).all_value(".*")
 
 
+def variables_of_run() -> tuple[dashboard.QueryVariable, ...]:
+    """A run and ranks of it."""
+    run, rank = 'cluster=~"$cluster"', 'cluster=~"$cluster", run=~"$run"'
+    return (
+        any_cluster("label_values(rankwatch_rank_info, cluster)"),
+        chosen("run", "Run", f"label_values(rankwatch_rank_info{{{run}}}, run)"),
+        several(chosen("rank", "Rank", f"label_values(rankwatch_rank_info{{{rank}}}, rank)")),
+    )
+
+
 def _links() -> dashboard.DashboardLink:
     return (
         dashboard.DashboardLink("Rankwatch")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig
-from rankwatch_dashboards.board import Rows, any_cluster, board, chosen, several
+from rankwatch_dashboards.board import Rows, board, variables_of_run
+from rankwatch_dashboards.checkpoints_goodput.checkpoints import at_a_glance
 from rankwatch_dashboards.panels import RUN
-from rankwatch_dashboards.run_debug.learning import checkpoints, learning
+from rankwatch_dashboards.run_debug.learning import learning
 from rankwatch_dashboards.run_debug.machines import NODES, TELEMETRY
 from rankwatch_dashboards.run_debug.progress import PROGRESS, STEP_SPLIT
 from rankwatch_dashboards.run_debug.slow import COLLECTIVES, who_is_slow, why_slow
@@ -18,7 +19,7 @@ ROWS: Rows = (
     ("Who is slow?", who_is_slow),
     ("No rank to blame?", why_slow),
     ("Is it learning?", learning),
-    ("Could work be lost?", checkpoints),
+    ("Could work be lost?", at_a_glance),
     ("Collectives", lambda _: COLLECTIVES),
     ("Nodes of the run", lambda _: NODES),
     ("Can the data be trusted?", lambda _: TELEMETRY),
@@ -31,17 +32,7 @@ def run_debug(config: RuleConfig) -> dashboard.Dashboard:
         "Rankwatch / Run debug",
         RUN_DEBUG_UID,
         "One training run: progress, step split, stragglers, learning, checkpoints, nodes.",
-        variables=(
-            any_cluster("label_values(rankwatch_rank_info, cluster)"),
-            chosen("run", "Run", 'label_values(rankwatch_rank_info{cluster=~"$cluster"}, run)'),
-            several(
-                chosen(
-                    "rank",
-                    "Rank",
-                    'label_values(rankwatch_rank_info{cluster=~"$cluster", run=~"$run"}, rank)',
-                )
-            ),
-        ),
+        variables=variables_of_run(),
         alerts=RUN,
         rows=ROWS,
         config=config,

@@ -1,9 +1,9 @@
-"""Rows: is it learning, and could work be lost?"""
+"""Row: is it learning?"""
 
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import RANKS, RUN, Drawing, Panel, Query, most
+from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, most
 
 
 def learning(config: RuleConfig) -> tuple[Panel, ...]:
@@ -88,78 +88,6 @@ _LOSS_SPIKES = Panel(
         Query(
             expression=f"sum by (run) (rate(rankwatch_loss_spikes_total{{{RANKS}}}[$__rate_interval]))",
             legend="{{run}}",
-        ),
-    ),
-)
-
-
-def checkpoints(config: RuleConfig) -> tuple[Panel, ...]:
-    """Panels whose threshold is that of the alert."""
-    return (
-        _age_of_the_last_good_checkpoint(config),
-        _CHECKPOINT_TIME_BY_STAGE,
-        _CHECKPOINT_BLOCKING,
-        _CHECKPOINT_FAILURES,
-    )
-
-
-def _age_of_the_last_good_checkpoint(config: RuleConfig) -> Panel:
-    return Panel(
-        title="Age of the last good checkpoint",
-        description="Work that would be lost now. Above the line: RankwatchCheckpointStale. A saw-tooth "
-        "is healthy.",
-        unit="s",
-        threshold=config.checkpoint_age_budget_seconds,
-        queries=(
-            Query(
-                expression=f"time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max{{{RUN}}}",
-                legend="{{run}}",
-            ),
-        ),
-    )
-
-
-_CHECKPOINT_TIME_BY_STAGE = Panel(
-    title="Checkpoint time by stage",
-    description="Share of time spent in each stage of checkpoint operations. A growing write or "
-    "fsync points to the storage.",
-    unit="percentunit",
-    drawing=Drawing.STACKED,
-    queries=(
-        Query(
-            expression="sum by (operation, checkpoint_stage) (rate("
-            f"rankwatch_checkpoint_stage_seconds_total{{{RANKS}}}[$__rate_interval]))",
-            legend="{{operation}} {{checkpoint_stage}}",
-        ),
-    ),
-)
-
-
-_CHECKPOINT_BLOCKING = Panel(
-    title="Time blocked by checkpoints",
-    description="Share of time for which checkpoints block training, on the worst rank. The rest of their "
-    "time goes by beside training.",
-    unit="percentunit",
-    queries=(
-        Query(
-            expression="max by (operation) (rate("
-            f"rankwatch_checkpoint_blocking_seconds_total{{{RANKS}}}[$__rate_interval]))",
-            legend="{{operation}}",
-        ),
-    ),
-)
-
-
-_CHECKPOINT_FAILURES = Panel(
-    title="Checkpoint failures",
-    description="Failed operations in the last minutes. Any save or verify above zero raises "
-    "RankwatchCheckpointFailed.",
-    unit="short",
-    queries=(
-        Query(
-            expression="sum by (operation) (increase(rankwatch_checkpoint_operations_total"
-            f'{{{RANKS}, outcome="failure"}}[$__rate_interval]))',
-            legend="{{operation}}",
         ),
     ),
 )

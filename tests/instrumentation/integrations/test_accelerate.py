@@ -62,6 +62,7 @@ def test_checkpoints(job: Job) -> None:
     for rank in range(RANKS):
         assert job.checkpoints(rank, "save") == [(1, True), (3, True)]
         assert [success for _, success in job.checkpoints(rank, "load")] == [True]
+        assert (job.places(rank, "save"), job.places(rank, "load")) == (["state-2", "state-4"], ["state-2"])
 
 
 def test_tracker(job: Job) -> None:

@@ -62,6 +62,7 @@ def test_checkpoints(sharded: Job) -> None:
     """All files of a rank are one save: those of the model and of the rank's part of the optimizer."""
     for rank in range(RANKS):
         assert sharded.checkpoints(rank, "save") == [(2, True), (5, True)]
+        assert sharded.places(rank, "save") == ["global_step3", "global_step6"]
 
 
 def test_skipped_steps(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_checkpoints(job: Job) -> None:
     for rank in range(RANKS):
         assert job.checkpoints(rank, "save") == [(step, True) for step in (2, 4, 6, 4, 6)]
         assert job.checkpoints(rank, "load") == [(2 * _SAVE_STEPS, True)]
+        assert job.places(rank, "save") == [f"step={each}.ckpt" for each in (2, 4, 6, 4, "6-v1")]
+        assert job.places(rank, "load") == [f"step={2 * _SAVE_STEPS}.ckpt"]
     saved = [each for each in job.records(0) if each.name == "save"]
     assert all(each.payload[0] > 0 for each in saved)
 

@@ -90,6 +90,8 @@ def test_checkpoints(job: Job) -> None:
         saved = [*_SAVED, *[step for step in _SAVED if step > script.SAVE_STEPS]]
         assert job.checkpoints(rank, "save") == [(step, True) for step in saved]
         assert job.checkpoints(rank, "load") == [(script.SAVE_STEPS, True)]
+        assert job.places(rank, "save") == [f"checkpoint-{step}" for step in saved]
+        assert job.places(rank, "load") == [f"checkpoint-{script.SAVE_STEPS}"]
 
 
 def test_phases(job: Job) -> None:

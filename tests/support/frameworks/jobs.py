@@ -14,6 +14,7 @@ from rankwatch.automatic.launching import recording_environment
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
+from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
 from support.jobs.torchrun import torchrun
 from support.training.blackbox import Read, read
 
@@ -83,6 +84,11 @@ class Job:
             for each in found
             if each.name == operation and not each.payload[2]
         ]
+
+    def places(self, rank: int, operation: str) -> list[str]:
+        """Names of the files and folders of all checkpoints that are noted, the oldest first."""
+        noted = read_checkpoints(self.box(rank).with_suffix(SUFFIX))
+        return [Path(each.path).name for each in reversed(noted) if each.operation == operation]
 
     def seconds_of_steps(self, rank: int, phase: str) -> float:
         """Time of a phase inside steps."""

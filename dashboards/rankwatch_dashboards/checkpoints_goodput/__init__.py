@@ -1,0 +1,25 @@
+"""The dashboard of what a run could lose, and of what its time and money are spent on."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+
+from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, RuleConfig
+from rankwatch_dashboards.board import Rows, board, variables_of_run
+from rankwatch_dashboards.checkpoints_goodput.checkpoints import at_a_glance
+from rankwatch_dashboards.panels import RUN
+
+ROWS: Rows = (("Could work be lost?", at_a_glance),)
+
+
+def checkpoints_goodput(config: RuleConfig) -> dashboard.Dashboard:
+    """The builder of the dashboard."""
+    return board(
+        "Rankwatch / Checkpoints and goodput",
+        CHECKPOINTS_GOODPUT_UID,
+        "One training run: checkpoints, work at risk, goodput, cost, attempts.",
+        variables=variables_of_run(),
+        alerts=RUN,
+        rows=ROWS,
+        config=config,
+    )
