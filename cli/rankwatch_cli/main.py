@@ -61,6 +61,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "diagnose": Command(
             "diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss", extra="diagnosis"
         ),
+        "compare": Command(
+            "compare", "say what became worse from one run to another, for CI", extra="diagnosis"
+        ),
         "table": Command(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -136,6 +137,28 @@ def judge_straggler(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Verdict 
             raise
         return None
     return diagnose(operation_table(boxes, rows))
+
+
+def rates(box: Box) -> tuple[float, Mapping[str, float]]:
+    """Steps per second, and work per second by unit, over the steps in the box."""
+    steps: dict[int, tuple[float, float]] = {}
+    amounts: list[tuple[str, int, float]] = []
+    for record in box.records:
+        if record.kind == RecordKind.STEP:
+            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
+        elif record.kind == RecordKind.WORK:
+            amount, step = layout.WORK.unpack_from(record.payload)
+            amounts.append((box.names.get(record.name, ""), step, amount))
+    if not steps:
+        return 0.0, {}
+    seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
+    if seconds <= 0.0:
+        return 0.0, {}
+    found: dict[str, float] = defaultdict(float)
+    for unit, step, amount in amounts:
+        if unit and step in steps and 0.0 <= amount < math.inf:
+            found[unit] += amount / seconds
+    return len(steps) / seconds, found
 
 
 _SCALARS = (RecordKind.SCALAR,)

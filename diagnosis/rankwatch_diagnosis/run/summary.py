@@ -5,7 +5,6 @@ It is made from the boxes of this node, and needs nothing but Python; only the v
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from rankwatch.settings import printable
 from rankwatch_agent.training.follower import worst_state
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.folder import find_run
-from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler
+from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
@@ -68,7 +67,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     lacking = contention(boxes, Processes())
     yield "cpus", lacks_cpus(lacking) if lacking else ""
     yield "tracker", ", ".join(tracked(boxes))
-    yield "verdict", _verdict(straggler) if table else ""
+    yield "verdict", verdict_words(straggler) if table else ""
 
 
 def _headline(boxes: Boxes) -> str:
@@ -107,7 +106,7 @@ def _throughput(boxes: Boxes) -> str:
     steps: list[float] = []
     work: dict[str, float] = defaultdict(float)
     for box in boxes.by_rank.values():
-        per_second, amounts = _rates(box)
+        per_second, amounts = rates(box)
         if per_second:
             steps.append(per_second)
         for unit, rate in amounts.items():
@@ -116,28 +115,6 @@ def _throughput(boxes: Boxes) -> str:
         return ""
     order = sorted(work, key=lambda unit: (unit not in ("samples", TOKENS), unit))[:_UNITS_SHOWN]
     return ", ".join([f"{median(steps):.4g} steps/s", *(f"{work[unit]:,.0f} {unit}/s" for unit in order)])
-
-
-def _rates(box: Box) -> tuple[float, Mapping[str, float]]:
-    """Steps per second, and work per second by unit, over the steps in the box."""
-    steps: dict[int, tuple[float, float]] = {}
-    amounts: list[tuple[str, int, float]] = []
-    for record in box.records:
-        if record.kind == RecordKind.STEP:
-            steps[layout.STEP.unpack_from(record.payload)[0]] = (record.start, record.end)
-        elif record.kind == RecordKind.WORK:
-            amount, step = layout.WORK.unpack_from(record.payload)
-            amounts.append((box.names.get(record.name, ""), step, amount))
-    if not steps:
-        return 0.0, {}
-    seconds = max(end for _, end in steps.values()) - min(start for start, _ in steps.values())
-    if seconds <= 0.0:
-        return 0.0, {}
-    found: dict[str, float] = defaultdict(float)
-    for unit, step, amount in amounts:
-        if unit and step in steps and 0.0 <= amount < math.inf:
-            found[unit] += amount / seconds
-    return len(steps) / seconds, found
 
 
 def _worst_rank(rows: Mapping[int, Sequence[Row]]) -> str:
@@ -229,7 +206,8 @@ def _saved_bytes(box: Box) -> int:
     return max(sizes, default=0)
 
 
-def _verdict(found: Verdict | None) -> str:
+def verdict_words(found: Verdict | None) -> str:
+    """What slows a run down, in a clause."""
     if found is None:
         return "not judged here: it needs NumPy (extra [diagnosis])"
     if found.cause is Cause.NONE:
