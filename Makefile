@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
 
-.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection clean
+.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection bench-loss clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -92,6 +92,8 @@ bench-detection: setup ## diagnose 800 simulated jobs, clean and as in productio
 	$(BIN)/python -m tests.bench.detection.curves --seed-base $(SEED_BASE)
 	$(BIN)/python -m tests.bench.real_jobs
 	$(BIN)/python -m tests.bench.detection_scale
+
+bench-loss: setup ## our loss detector beside those of others on the same healthy and diverging curves
 	$(BIN)/python -m tests.bench.loss_detection
 
 clean: ## remove the virtual environment, helm and caches

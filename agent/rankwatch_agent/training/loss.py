@@ -1,10 +1,13 @@
-"""Statistics of the loss, on every step: its trend, its noise, spikes, and how far it stands above its trend.
+"""Statistics of the loss, on every step: its trend, its noise, spikes, and whether it diverges.
 
-A spike that recovers at once is information; a trend that breaks is an alert. So the trend follows slowly,
-and each value pulls it only so far. The deviation is that of an average: one spike moves it a little, a
-divergence moves it for good. There are two such averages. The short one shows a break within a few steps. The
-long one is compared with the lowest level of the last thousand steps, and shows a drift that is slow enough
-to take the trend along.
+A spike that recovers at once is information; a loss that rises and stays is an alert. Two tests look for it:
+
+- the *step*: a short average far above a trend that each value pulls only so far;
+- the *evidence*: a cumulative sum (CUSUM, Page 1954) of how far the values stand above the lowest level of
+  about the last thousand steps. It finds what no single value shows: slow drifts, growing oscillations.
+
+Either makes the loss suspicious. It diverges once it has been so for some steps without falling back. From
+then on trend and level hold still, for a bounded time, so that the divergence does not become the trend.
 
 The agent and `rankwatch diagnose loss` judge by this class.
 """
@@ -12,64 +15,66 @@ The agent and `rankwatch diagnose loss` judge by this class.
 from __future__ import annotations
 
 import math
-from collections import deque
+from enum import StrEnum
 
-NEIGHBOUR_WEIGHT = 0.02
-"""Weight of a new distance of neighbours: a memory of about 50 steps."""
-SWAY_WEIGHT = 0.01
-"""Weight of a new sway: a memory of about 100 steps."""
-SWAY_SPAN = 10
-"""Steps between the three averages whose bend is the sway."""
-_MEAN_STEP_OF_NOISE = 2.0 / math.sqrt(math.pi)
+
+class RelearnReason(StrEnum):
+    """Why the loss may stand elsewhere from now on."""
+
+    RESTART = "restart"
+    """Another process goes on, perhaps from an earlier step."""
+    DATASET = "dataset"
+    """Other data, as the user says."""
+    LEARNING_RATE = "learning_rate"
+    """It changed from one step to the next; a schedule that moves a little with each step is none."""
+    BATCH_SIZE = "batch_size"
+    EVALUATION = "evaluation"
+
+
+ANY_LEVEL = (RelearnReason.RESTART, RelearnReason.DATASET)
+"""Reasons after which the loss may stand anywhere. After the others a rise is bounded: a learning rate that
+is too high must not make its own divergence normal."""
+GRACE_RISE = 0.25
+"""A change of learning rate or batch size may lift the loss by this part, as may other data ..."""
+GRACE_STEPS = 200
+"""... within so many steps."""
+
+NOISE_WEIGHT = 0.01
+"""Weight of a new distance of neighbours: a memory of about 100 steps. An oscillation that grows faster than
+by 1.7 % a step does not pass as noise, which follows no faster."""
+_MEAN_DISTANCE = 2.0 / math.sqrt(math.pi)
 """Mean distance of two values of Gaussian noise with standard deviation 1."""
-_MEAN_SWAY_OF_NOISE = 0.604
-"""Mean sway of Gaussian noise with standard deviation 1, each step drawn anew, with the recent average
-below; from 200,000 draws."""
-_LARGEST_SWAY = 4.0
-"""A sway beyond this many mean distances of neighbours is taken as that."""
+BLOCK_STEPS = 8
+BLOCKS = 4
+"""Short blocks in a long one."""
+_MEAN_BEND = math.sqrt(2.0 / math.pi) * math.sqrt(6.0)
+"""Mean of |a - 2b + c| of three values of Gaussian noise with standard deviation 1."""
+_LARGEST_BEND = 4.0
+"""A bend beyond this many of those that independent noise would have is taken as that."""
 
 
-class LossNoise:
-    """The standard deviation of the noise, estimated in two ways; the larger one counts.
+class _Blocks:
+    """The standard deviation that the means of blocks tell, were the noise independent from step to step.
 
-    A slope does not inflate the distance of neighbours. But noise that carries over from step to step, as
-    with data in order, makes neighbours alike. So there is also the sway: how far the recent average bends
-    over twenty steps, which a slope does not inflate either.
+    Noise that carries over, as with data in order, makes neighbours alike, but not the means of blocks. A
+    slope does not change how far the means of three blocks bend.
     """
 
-    def __init__(self) -> None:
-        self._distance = 0.0
-        self._sway = 0.0
-        self._last = math.nan
-        self._past: deque[float] = deque(maxlen=2 * SWAY_SPAN)
+    def __init__(self, steps: int, memory: int) -> None:
+        self.sigma = 0.0
+        self._scale = math.sqrt(steps) / _MEAN_BEND
+        self._memory = memory
+        self._blocks = 0
+        self._before = self._last = 0.0
 
-    @property
-    def sigma(self) -> float:
-        """The standard deviation, in units of the loss."""
-        return max(self._distance / _MEAN_STEP_OF_NOISE, self._sway / _MEAN_SWAY_OF_NOISE)
-
-    def begin(self, value: float) -> None:
-        """Take the first value."""
-        self._last = value
-
-    def learn(self, value: float, weight: float) -> None:
-        """Take a value of the warm-up, with its weight."""
-        self._distance += (abs(value - self._last) - self._distance) * weight
-        self._last = value
-
-    def follow(self, value: float, limit: float) -> None:
-        """Take a value; a distance beyond `limit` counts as that."""
-        self._distance += (min(abs(value - self._last), limit) - self._distance) * NEIGHBOUR_WEIGHT
-        self._last = value
-
-    def sway(self, recent: float, *, calm: bool) -> None:
-        """Take the recent average; learn from it only where the loss is calm."""
-        past = self._past
-        if calm and len(past) == 2 * SWAY_SPAN:
-            bend = abs(recent - 2.0 * past[SWAY_SPAN] + past[0])
-            bend = min(bend, _LARGEST_SWAY * self._distance)
-            self._sway += (bend - self._sway) * SWAY_WEIGHT
-        past.append(recent)
+    def add(self, mean: float, sigma: float) -> None:
+        """Take the mean of a block; sigma: of the noise, which bounds what one block can say."""
+        self._blocks += 1
+        if self._blocks > 2:
+            bend = abs(self._before - 2.0 * self._last + mean) * self._scale
+            bend = min(bend, _LARGEST_BEND * max(sigma, self.sigma))
+            self.sigma += (bend - self.sigma) / min(self._blocks - 2, self._memory)
+        self._before, self._last = self._last, mean
 
 
 TREND_WEIGHT = 0.02
@@ -81,52 +86,124 @@ RECENT_WEIGHT = 0.2
 """Weight of a new value in the recent average: a memory of about 5 steps. Its own noise is a third
 of the loss's (sqrt(w / (2 - w)))."""
 LEVEL_WEIGHT = 0.001
-"""Weight with which the lowest level gives way to a long average above it: a level that a run was meant to
-take (other data, another batch size) is normal after about a thousand steps."""
+"""Weight with which the lowest level gives way to a long average above it."""
 WARM_UP_STEPS = 20
 """Values before spikes and deviation are judged, at the start of each process."""
 SPIKE_SIGMAS = 6.0
 """A value further above the trend than this many standard deviations is a spike."""
 DIVERGENCE_SIGMAS = 5.0
 """A deviation above this, if it lasts, is a divergence: the default of `loss_deviation` in the alerts."""
-LEVEL_SIGMAS = 4.0
-"""The long average this far above the lowest level deviates as much as the recent one DIVERGENCE_SIGMAS
-above the trend. It may be lower: noise moves the long average by only a tenth of a sigma."""
 PULL_SIGMAS = 3.0
 """A value above pulls the trend up as if it were at most this far away (the averages: 4x), so that
 neither a spike nor a divergence drags the trend along. Downwards all follow freely: loss shall fall."""
 _RELATIVE_FLOOR = 0.01
-"""Noise below a hundredth of the loss is taken as that. A rise of less than 5 % is no divergence, however
-smooth the curve: a learning rate that warms up lifts it by so much."""
+"""Noise below a hundredth of the loss is taken as that."""
+
+ALLOWED_RISE = 0.06
+"""A rise above the level by this part is no evidence, however smooth the curve: a learning rate that warms up
+and data in order lift a healthy loss by so much."""
+ALLOWED_SIGMAS = 1.0
+"""Nor is one by this many standard deviations."""
+EVIDENCE = 12.0
+"""Sum of the standard deviations beyond what is allowed from which the loss is suspicious."""
+_PER_EVIDENCE = DIVERGENCE_SIGMAS / EVIDENCE
+MOST_EVIDENCE = 1.5 * EVIDENCE
+"""More is not added up, so that the sum falls soon after a recovery."""
+MOST_SIGMAS = 4.0
+"""What one value adds to the evidence at most, and ..."""
+LEAST_SIGMAS = -1.0
+"""... takes from it: an oscillation that grows must not cancel itself."""
+
+SUSPICIOUS_SIGMAS = 2.0
+"""A deviation from which steps count towards a divergence, and ..."""
+CALM_SIGMAS = 1.0
+"""... below which all is well again."""
+CONFIRM_STEPS = 12
+"""Suspicious steps without falling back after which the loss diverges."""
+PEAK_WEIGHT = 0.5
+"""Weight of a new value in the short average of a suspicious loss: a memory of two steps."""
+PEAK_KEPT = 0.98
+"""Its highest excess is forgotten by this part a step: what stays at half of a spike has not recovered."""
+FALLEN_BACK = 0.7
+"""Below this part of the highest excess the loss is falling back, and ..."""
+BACK_UP = 0.9
+"""... above this part it has swung up again."""
+MOST_SWINGS = 3
+"""A loss that swings up so often, and is never calm between, diverges."""
+FROZEN_STEPS = 1000
+FROZEN_SECONDS = 900.0
+"""A divergence that lasts for both is what the run is meant to do: its level is learnt. Three times as long
+as the alert waits."""
 
 _LARGEST = 1e300
 """A finite loss beyond is taken as this: distances of two values must not become infinite."""
 
 
 class LossStatistics:
-    """Online statistics of one rank's loss; constant memory."""
+    """Online statistics of one rank's loss, or of another value with a trend; constant memory.
 
-    def __init__(self) -> None:
+    confirm_steps: suspicious steps after which the loss diverges; infinite: it never does, and its trend
+        always follows.
+    """
+
+    def __init__(self, *, confirm_steps: float = CONFIRM_STEPS) -> None:
         self.count = 0
         """Finite values seen."""
         self.nonfinite = 0
         self.spikes = 0
         self.trend = math.nan
         """The slow average; of the process before, until this one reports a loss."""
+        self._confirm_steps = confirm_steps
         self.begin_process()
 
     def begin_process(self) -> None:
         """Forget the trend: a run that goes on from an earlier step has the loss of that step."""
         self.recent = math.nan
-        self._since = 0
-        self._long = math.nan
-        self._level = math.nan
-        self._noise = LossNoise()
-
-    @property
-    def sigma(self) -> float:
+        self.sigma = 1e-12
         """Standard deviation of the noise, at least a hundredth of the loss."""
-        return max(self._noise.sigma, _RELATIVE_FLOOR * abs(self.trend), 1e-12)
+        self.deviation = math.nan
+        """How far the loss stands above what was expected; NaN in the warm-up. Of the step in standard
+        deviations; of the evidence so that DIVERGENCE_SIGMAS stands for EVIDENCE. The larger one counts."""
+        self._since = 0
+        self._settles = False
+        """Once warm, the loss may still rise for a while."""
+        self._last = math.nan
+        self._distance = 0.0
+        self._short = _Blocks(BLOCK_STEPS, memory=25)
+        self._slow = _Blocks(BLOCK_STEPS * BLOCKS, memory=16)
+        self._long = math.nan
+        self._anchor()
+
+    def _anchor(self) -> None:
+        """Expect what the long average is."""
+        if self._since:
+            self.trend = self._long
+        self._level = self._long
+        self._grace = 0
+        self._evidence = 0.0
+        self._block_sum, self._block_values = 0.0, 0
+        self._slow_sum, self._slow_blocks = 0.0, 0
+        self._calm()
+
+    def _calm(self) -> None:
+        self.diverging = False
+        """The loss has risen for long enough and does not fall back."""
+        self._suspicious = self._falling = False
+        self._held = self._swings = self._frozen = 0
+        self._frozen_at = self._fast = self._peak = 0.0
+
+    def relearn(self, reason: RelearnReason) -> None:
+        """From the next value on the loss may stand elsewhere, for a reason that is known."""
+        if reason in ANY_LEVEL:
+            self.begin_process()
+            self._settles = reason is RelearnReason.DATASET
+        elif self.warm and not self.diverging:
+            self._allow_rise()
+
+    def _allow_rise(self) -> None:
+        self._grace = GRACE_STEPS
+        rise = max(GRACE_RISE * abs(self.trend), DIVERGENCE_SIGMAS * self.sigma)
+        self._level = self.trend + rise  # in place of trend and level, until the grace is over
 
     @property
     def warm(self) -> bool:
@@ -135,58 +212,140 @@ class LossStatistics:
 
     @property
     def expected(self) -> float:
-        """What the loss should be: the trend, or the lowest level where the loss is further above that."""
-        return self._level if self._above_level > self.recent - self.trend else self.trend
+        """What the loss should be: the trend, or the level where that tells more."""
+        return self._level if self._grace or self._evidence * _PER_EVIDENCE >= self.deviation else self.trend
 
-    @property
-    def deviation(self) -> float:
-        """How many sigmas the averages stand above trend and level, the further one; NaN in the warm-up."""
-        if not self.warm:
-            return math.nan
-        return max(self.recent - self.trend, self._above_level) / self.sigma
-
-    @property
-    def _above_level(self) -> float:
-        return (self._long - self._level) * (DIVERGENCE_SIGMAS / LEVEL_SIGMAS)
-
-    def add(self, value: float) -> None:
-        """Take the loss of the next step."""
-        if not math.isfinite(value):
+    def add(self, value: float, at: float = 0.0) -> None:
+        """Take the loss of the next step; at: seconds of any clock; without, only steps count."""
+        if value - value:  # NaN for NaN and for infinity
             self.nonfinite += 1
             return
-        value = max(-_LARGEST, min(value, _LARGEST))
+        if not -_LARGEST < value < _LARGEST:
+            value = math.copysign(_LARGEST, value)
         self.count += 1
         self._since += 1
-        if self._since == 1:
-            self.trend = self.recent = self._long = self._level = value
-            self._noise.begin(value)
-        elif self._since <= WARM_UP_STEPS:
+        if self._since > WARM_UP_STEPS:
+            self._follow(value)
+            self._weigh(value)
+            if self._suspicious:
+                self._judge(value, at)
+        elif self._since > 1:
             self._learn(value)
         else:
-            self._follow(value)
+            self.trend = self.recent = self._long = self._level = self._last = value
 
     def _learn(self, value: float) -> None:
         weight = 1.0 / self._since  # a plain mean first, so that the start does not linger
-        self._noise.learn(value, weight)
+        self._distance += (abs(value - self._last) - self._distance) * weight
+        self._last = value
         self.trend += (value - self.trend) * max(weight, TREND_WEIGHT)
         self.recent += (value - self.recent) * max(weight, RECENT_WEIGHT)
         self._long = self._level = self.trend
+        self.sigma = max(self._distance / _MEAN_DISTANCE, _RELATIVE_FLOOR * abs(self.trend), 1e-12)
+        if self._since == WARM_UP_STEPS:
+            self.deviation = (self.recent - self.trend) / self.sigma
+            if self._settles:
+                self._allow_rise()
+
+    # From here on comparisons take the place of `min` and `max`: half the cost, for each step of each rank.
 
     def _follow(self, value: float) -> None:
+        """Let averages and noise follow, as far as the loss is not suspected of leading them astray."""
         sigma = self.sigma
         excess = value - self.trend
         if excess > SPIKE_SIGMAS * sigma:
             self.spikes += 1
         pull = PULL_SIGMAS * sigma
-        far = 4 * pull
-        self._noise.follow(value, pull)
-        # Comparisons in place of `min`: half the cost, and this is done for each step of each rank.
-        self.trend += (excess if excess < pull else pull) * (TREND_WEIGHT if excess > 0 else FALL_WEIGHT)
+        far = 4.0 * pull
         above = value - self.recent
         self.recent += (above if above < far else far) * RECENT_WEIGHT
         above = value - self._long
         self._long += (above if above < far else far) * TREND_WEIGHT
+        distance, self._last = abs(value - self._last), value
+        if self.diverging:
+            return
+        self._distance += ((distance if distance < pull else pull) - self._distance) * NOISE_WEIGHT
+        self._block_sum += value if excess < far else self.trend + far
+        self._block_values += 1
+        if self._block_values == BLOCK_STEPS:
+            self._take_block()
+        if self._grace:
+            self._grace -= 1
+            if not self._grace:
+                self._anchor()
+            return
+        self.trend += (excess if excess < pull else pull) * (TREND_WEIGHT if excess > 0.0 else FALL_WEIGHT)
         gap = self._long - self._level
-        self._level += gap if gap < 0 else gap * LEVEL_WEIGHT
-        # Not while it stands high: a divergence must not make its own noise look large.
-        self._noise.sway(self.recent, calm=self.deviation <= 0.5 * DIVERGENCE_SIGMAS)
+        self._level += gap if gap < 0.0 else gap * LEVEL_WEIGHT
+
+    def _take_block(self) -> None:
+        """Learn the noise from blocks of values, but not while they stand high: they would look noisy."""
+        mean = self._block_sum / BLOCK_STEPS
+        self._block_sum, self._block_values = 0.0, 0
+        self._slow_sum += mean
+        self._slow_blocks += 1
+        calm = self.deviation <= 0.5 * DIVERGENCE_SIGMAS
+        if calm:
+            self._short.add(mean, self.sigma)
+        if self._slow_blocks == BLOCKS:
+            if calm:
+                self._slow.add(self._slow_sum / BLOCKS, self.sigma)
+            self._slow_sum, self._slow_blocks = 0.0, 0
+
+    def _weigh(self, value: float) -> None:
+        """Update noise, evidence and deviation."""
+        sigma, short = self._distance / _MEAN_DISTANCE, self._short.sigma
+        if sigma < short:
+            sigma = short
+        floor = _RELATIVE_FLOOR * abs(self.trend) + 1e-12
+        if sigma < floor:
+            sigma = floor
+        self.sigma = sigma
+        slow, level = self._slow.sigma, self._level
+        if slow < sigma:
+            slow = sigma
+        allowed = ALLOWED_RISE * abs(level)
+        noise = ALLOWED_SIGMAS * slow
+        above = (value - level - (allowed if allowed > noise else noise)) / slow
+        if above > MOST_SIGMAS:
+            above = MOST_SIGMAS
+        elif above < LEAST_SIGMAS:
+            above = LEAST_SIGMAS
+        evidence = self._evidence + above
+        if evidence < 0.0:
+            evidence = 0.0
+        elif evidence > MOST_EVIDENCE:
+            evidence = MOST_EVIDENCE
+        self._evidence = evidence
+        deviation = (self.recent - (level if self._grace else self.trend)) / sigma
+        evidence *= _PER_EVIDENCE
+        self.deviation = deviation = deviation if deviation > evidence else evidence
+        if deviation > SUSPICIOUS_SIGMAS and not self._suspicious:
+            self._suspicious = True
+            self._fast = self.recent - self.expected
+
+    def _judge(self, value: float, at: float) -> None:
+        """Decide whether a suspicious loss diverges, recovers, or is what the run is meant to do."""
+        fast = self._fast = self._fast + (value - self.expected - self._fast) * PEAK_WEIGHT
+        peak = self._peak = max(fast, self._peak * PEAK_KEPT)
+        if self.deviation <= CALM_SIGMAS:
+            self._calm()
+        elif self.diverging:
+            self._frozen += 1
+            if self._frozen >= FROZEN_STEPS and at - self._frozen_at >= (FROZEN_SECONDS if at else 0.0):
+                self._anchor()
+        elif fast < FALLEN_BACK * peak:
+            self._held, self._falling = 0, True
+        elif not self._falling or fast > BACK_UP * peak:
+            self._confirm(at)
+
+    def _confirm(self, at: float) -> None:
+        """Count a step on which the loss does not fall back; it diverges after enough, or enough swings."""
+        self._held += 1
+        if self._falling:
+            self._falling = False
+            if self._fast > PULL_SIGMAS * self.sigma:  # less is noise
+                self._swings += 1
+        lasts = self._held >= self._confirm_steps or self._swings >= MOST_SWINGS
+        if lasts and self.deviation > DIVERGENCE_SIGMAS and self._confirm_steps < math.inf:
+            self.diverging, self._frozen_at = True, at

@@ -209,7 +209,7 @@ class RankTotals:
         if not math.isfinite(value):
             self.nonfinite[name] += 1
         if name == LOSS:
-            self.loss.add(value)
+            self.loss.add(value, end)
 
     def _take_work(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         unit = self._units.get(number)

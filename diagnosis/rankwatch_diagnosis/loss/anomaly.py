@@ -110,7 +110,7 @@ class Excursion:
         return self._in_a_row > 0
 
     def add_outlier(
-        self, step: int, value: float, expected: float, *, above: bool, confirm_after: int
+        self, step: int, value: float, expected: float, *, above: bool, confirm_after: float
     ) -> None:
         """Take a value that stands out."""
         self._ordinary = 0

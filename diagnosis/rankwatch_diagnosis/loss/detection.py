@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from rankwatch_agent.training.loss import CONFIRM_STEPS
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Kind, Severity
 from rankwatch_diagnosis.loss.detectors import (
-    PERSISTENCE_VALUES,
     DivergenceDetector,
     LossScaleDetector,
     NonFiniteDetector,
@@ -77,12 +77,17 @@ class _Anomalies:
 
 
 def detect(
-    rows: Iterable[StepValues], counts: ReadCounts, *, persistence: int = PERSISTENCE_VALUES
+    rows: Iterable[StepValues],
+    counts: ReadCounts,
+    *,
+    persistence: int = CONFIRM_STEPS,
+    new_levels: Collection[int] = (),
 ) -> LossVerdict:
     """Judge the rows in their order, in constant memory.
 
     counts: of what was read; what is judged and what is left out is added here.
-    persistence: values in a row for which a deviation must last to be a divergence.
+    new_levels: steps from which the loss may stand elsewhere, as with other data.
+    persistence: values for which a loss that stands out must not fall back to be a divergence.
     """
     anomalies = _Anomalies()
     detectors = _Detectors(anomalies, persistence)
@@ -92,6 +97,8 @@ def detect(
         if last is not None and row.step <= last - RESTART_STEPS:
             counts.restarts += 1
             detectors.end_process()
+        elif row.step in new_levels and row.step != last:
+            detectors.loss.relearn()
         first = row.step if first is None else min(first, row.step)
         last = row.step
         counts.rows += 1
@@ -131,8 +138,9 @@ class _Detectors:
             "grad_norm": NonFiniteDetector(add, Kind.GRADIENT_NON_FINITE, recovered_severity=info),
             "update_norm": NonFiniteDetector(add, Kind.UPDATE_NON_FINITE, recovered_severity=info),
         }
+        self.loss = DivergenceDetector(add, persistence=persistence)
         detectors: dict[str, DivergenceDetector | NormJumpDetector | LossScaleDetector] = {
-            "loss": DivergenceDetector(add, persistence=persistence),
+            "loss": self.loss,
             "grad_norm": NormJumpDetector(add, Kind.GRADIENT_NORM_JUMP),
             "update_norm": NormJumpDetector(add, Kind.UPDATE_NORM_JUMP),
             "loss_scale": LossScaleDetector(add),

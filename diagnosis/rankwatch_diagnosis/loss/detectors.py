@@ -9,15 +9,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, SPIKE_SIGMAS, LossStatistics
+from rankwatch_agent.training.loss import (
+    CONFIRM_STEPS,
+    DIVERGENCE_SIGMAS,
+    SPIKE_SIGMAS,
+    LossStatistics,
+    RelearnReason,
+)
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
 
 FEW_VALUES = 3
 """Values that are not finite, of which so many are single steps, such as a loss scaler skips."""
-PERSISTENCE_VALUES = 30
-"""Values in a row for which a deviation must last. The alert waits 300 s (`loss_for_seconds`); a file has no
-clock, and 30 steps are 300 s at 10 s a step. Spikes that recover at once stay far below it: three bad batches
-lift the deviation for about six values."""
 RETURN_VALUES = 1000
 """Values within which a loss that no longer stands out may come back to where it was. The longest average of
 the trend reaches as far; a loss that takes longer has become the trend."""
@@ -105,7 +107,7 @@ class NormJumpDetector(_ExcursionDetector):
 
     def __init__(self, emit: Callable[[Anomaly], None], kind: Kind) -> None:
         super().__init__(emit, kind)
-        self._statistics = LossStatistics()
+        self._statistics = LossStatistics(confirm_steps=math.inf)
 
     def take(self, step: int, value: float) -> None:
         """Take the norm of a step; one that is zero, negative or not finite is ignored here."""
@@ -144,13 +146,12 @@ class _LastingDivergence:
 class DivergenceDetector:
     """Finds spikes and divergences of the loss, by the statistics that the agent keeps of every rank.
 
-    persistence: values in a row for which the deviation must be above its threshold.
+    persistence: values for which a loss that stands out must not fall back.
     """
 
-    def __init__(self, emit: Callable[[Anomaly], None], *, persistence: int = PERSISTENCE_VALUES) -> None:
+    def __init__(self, emit: Callable[[Anomaly], None], *, persistence: int = CONFIRM_STEPS) -> None:
         self._emit = emit
-        self._persistence = persistence
-        self._statistics = LossStatistics()
+        self._statistics = LossStatistics(confirm_steps=persistence)
         self._excursion: Excursion | None = None
         self._lasting: list[_LastingDivergence] = []
         self._return_below = math.inf
@@ -166,14 +167,16 @@ class DivergenceDetector:
         if self._lasting:
             self._await_return()
         above = statistics.deviation > DIVERGENCE_SIGMAS
+        # The statistics say when it is certain, not a number of values in a row.
+        confirm_after = 0.0 if statistics.diverging else math.inf
         if above or statistics.spikes > spikes:
             if self._excursion is None:
                 self._excursion = Excursion(step, value, expected)
                 self._return_below = expected + 0.5 * DIVERGENCE_SIGMAS * sigma
-            self._excursion.add_outlier(step, value, expected, above=above, confirm_after=self._persistence)
+            self._excursion.add_outlier(step, value, expected, above=above, confirm_after=confirm_after)
         elif self._excursion is not None:
             self._excursion.add_ordinary()
-            if self._excursion.over:
+            if self._excursion.over and not statistics.diverging:
                 self._conclude(ended=False)
 
     def end_process(self) -> None:
@@ -183,6 +186,11 @@ class DivergenceDetector:
             self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.CRITICAL, recovered=False))
         self._lasting.clear()
         self._statistics.begin_process()
+
+    def relearn(self) -> None:
+        """From the next value on the loss may stand elsewhere."""
+        self.end_process()
+        self._statistics.relearn(RelearnReason.DATASET)
 
     def _await_return(self) -> None:
         """Emit the divergences that have come back, and those for which it is too late."""
@@ -199,7 +207,8 @@ class DivergenceDetector:
         excursion, self._excursion = self._excursion, None
         if excursion is None:
             return
-        recovered = self._statistics.recent < self._return_below and not (ended and excursion.above_now)
+        up = ended and (excursion.above_now or self._statistics.diverging)
+        recovered = self._statistics.recent < self._return_below and not up
         if excursion.confirmed_step is not None and not recovered and not ended:
             self._lasting.append(_LastingDivergence(excursion, self._return_below))
             return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, nullcontext
 from itertools import chain
 from pathlib import Path
 
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.loss import CONFIRM_STEPS
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
-from rankwatch_diagnosis.loss.detectors import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.formats import (
     MATCH_SECONDS,
     Extract,
@@ -42,14 +42,16 @@ def diagnose(
     *,
     pattern: str | None = None,
     columns: Mapping[str, str] | None = None,
-    persistence: int = PERSISTENCE_VALUES,
+    persistence: int = CONFIRM_STEPS,
+    new_levels: Collection[int] = (),
     match_seconds: float = MATCH_SECONDS,
 ) -> LossVerdict:
     """Judge the losses of a file.
 
     pattern: regular expression with the groups `step` and `loss`, for the lines of a log.
     columns: name of ours -> name in a table, for those that differ.
-    persistence: values in a row for which a deviation must last to be a divergence.
+    persistence: values for which a loss that stands out must not fall back to be a divergence.
+    new_levels: steps from which the loss may stand elsewhere, as with other data.
     match_seconds: time of the processor that `pattern` may take on one line. In the main thread only.
     Raises UserError where the file cannot be read or holds no loss, or the pattern takes too long.
     """
@@ -57,7 +59,8 @@ def diagnose(
     # A mistake in the pattern is reported before a large file is opened.
     limited = bounded(extract_by(pattern), seconds=match_seconds) if pattern is not None else nullcontext()
     with limited as extract:
-        verdict = detect(_rows(path, counts, extract, columns or {}), counts, persistence=persistence)
+        rows = _rows(path, counts, extract, columns or {})
+        verdict = detect(rows, counts, persistence=persistence, new_levels=new_levels)
     if not counts.losses:
         raise UserError(_no_loss(path, counts, pattern))
     return verdict

@@ -104,8 +104,8 @@ def _sentence(anomaly: Anomaly) -> str:
 def _evidence(verdict: LossVerdict) -> Iterator[str]:
     counts = verdict.counts
     yield (
-        f"a divergence is more than {DIVERGENCE_SIGMAS:g} standard deviations above the trend for "
-        f"{verdict.persistence} steps in a row"
+        f"a divergence stands {DIVERGENCE_SIGMAS:g} standard deviations above the trend, at once or in sum, "
+        f"and does not fall back for {verdict.persistence} steps"
     )
     if counts.losses < WARM_UP_STEPS:
         yield f"too few steps for a trend, which takes {WARM_UP_STEPS}: only NaN and infinity were looked for"

@@ -235,7 +235,7 @@ SCALARS = (
         "rankwatch_loss_deviation",
         "1",
         _RANK,
-        "How far the smoothed loss stands above its trend, in robust standard deviations of its own noise.",
+        "How far the loss stands above its trend, at once or in sum, in standard deviations of its noise.",
     ),
 )
 

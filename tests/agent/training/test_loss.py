@@ -7,7 +7,15 @@ import random
 
 import pytest
 
-from rankwatch_agent.training.loss import DIVERGENCE_SIGMAS, LossStatistics
+from rankwatch_agent.training.loss import (
+    CONFIRM_STEPS,
+    DIVERGENCE_SIGMAS,
+    FROZEN_SECONDS,
+    FROZEN_STEPS,
+    GRACE_STEPS,
+    LossStatistics,
+    RelearnReason,
+)
 from rankwatch_agent.training.totals import RankTotals
 
 
@@ -87,6 +95,109 @@ def test_correlated_noise(seed: int) -> None:
         carried = 0.95 * carried + source.gauss(0.0, 0.015)
         statistics.add(1.5 + 4.0 * math.exp(-step / 80) + carried)
         assert not statistics.deviation > DIVERGENCE_SIGMAS
+
+
+def test_divergence_is_certain() -> None:
+    """A loss that stays up diverges after some steps, and one that falls back does not."""
+    stays, recovers = after(curve(3, 400)), after(curve(3, 400))
+    level = stays.trend
+    for step in range(2 * CONFIRM_STEPS):
+        stays.add(level + 3.0)
+        recovers.add(level + 3.0 * math.exp(-step / 8))
+        assert stays.diverging == (step + 1 >= CONFIRM_STEPS)
+        assert not recovers.diverging
+    assert recovers.deviation < stays.deviation
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drift_within_noise(seed: int) -> None:
+    """A drift that no single value shows adds up. It diverges before it is four sigma high."""
+    statistics, source = LossStatistics(), random.Random(seed)
+    for _ in range(500):
+        statistics.add(2.0 + source.gauss(0.0, 0.1))
+    steps = 0
+    while not statistics.diverging:
+        steps += 1
+        statistics.add(2.0 + 0.003 * steps + source.gauss(0.0, 0.1))
+    assert 0.003 * steps < 0.4
+
+
+def test_growing_oscillation() -> None:
+    """A loss that swings ever further diverges, although it comes back with each swing."""
+    source, statistics = random.Random(1), LossStatistics()
+    losses = [2.0 + source.gauss(0.0, 0.02) for _ in range(400)]
+    for loss in losses:
+        statistics.add(loss)
+    for step in range(150):
+        statistics.add(2.0 + 0.02 * math.exp(step / 40) * math.sin(step) + source.gauss(0.0, 0.02))
+    assert statistics.diverging
+
+
+def test_spikes_that_recover() -> None:
+    """Spikes of several steps, one after the other, are no divergence."""
+    losses = curve(8, 2000)
+    for begin in range(100, 2000, 150):
+        for offset in range(40):
+            losses[begin + offset] *= 1.0 + 2.0 * math.exp(-offset / 8)
+    statistics = LossStatistics()
+    for loss in losses:
+        statistics.add(loss)
+        assert not statistics.diverging
+    assert statistics.spikes > 20
+
+
+def test_spike_that_settles_higher() -> None:
+    """What stays at a part of its spike has not recovered."""
+    losses = curve(9, 600)
+    for step in range(400, 600):
+        losses[step] += 1.0 + 5.0 * math.exp(-(step - 400) / 8)
+    assert after(losses).diverging
+
+
+def test_frozen_reference_is_bounded() -> None:
+    """A divergence does not become the trend while an alert may wait for it. For ever it does not alarm."""
+    statistics, ends = after(curve(3, 400)), list[float]()
+    for step in range(100 * FROZEN_STEPS):
+        at = 1.0 + 0.1 * step  # ten steps a second: a thousand steps are too short for an alert to wait
+        statistics.add(4.5, at)
+        if step > CONFIRM_STEPS and not statistics.diverging:
+            ends.append(at)
+            break
+        assert step < 20 or statistics.deviation > DIVERGENCE_SIGMAS
+    assert FROZEN_SECONDS <= ends[0] < FROZEN_SECONDS + 10.0
+    assert statistics.trend == pytest.approx(4.5)
+    statistics.add(4.5, ends[0])
+    assert abs(statistics.deviation) < 1.0
+
+
+def test_known_rise() -> None:
+    """After a known change of the learning rate the loss may rise by a part, but not diverge."""
+    for rise, diverges in ((0.2, False), (1.0, True)):
+        statistics = after(curve(3, 400))
+        statistics.relearn(RelearnReason.LEARNING_RATE)
+        seen = False
+        for step, loss in enumerate(curve(4, 400 + 2 * GRACE_STEPS)[400:]):
+            statistics.add(loss * (1.0 + rise * min(1.0, step / 50)))
+            seen |= statistics.diverging
+        assert seen == diverges
+
+
+def test_other_data() -> None:
+    """On other data the loss may stand anywhere and settle."""
+    statistics = after(curve(3, 400))
+    statistics.relearn(RelearnReason.DATASET)
+    for step in range(1000):
+        statistics.add((4.0 + 0.3 * min(1.0, step / 100)) * (1.0 + 0.02 * math.sin(7.0 * step)))
+        assert not statistics.diverging
+
+
+def test_trend_that_always_follows() -> None:
+    """Other values than losses may rise: without a number of steps to confirm, nothing diverges."""
+    statistics = LossStatistics(confirm_steps=math.inf)
+    for step in range(3000):
+        statistics.add(1.0 + 0.0003 * step + 0.01 * math.sin(7.0 * step))
+        assert not statistics.diverging
+    assert statistics.trend == pytest.approx(1.9, abs=0.1)
 
 
 def test_new_process_new_trend() -> None:

@@ -16,7 +16,7 @@ from support.diagnosis.loss_curves import curves
 
 
 def file_of(tmp_path: Path, kind: str) -> Path:
-    (curve,) = curves(kind, 1, seed=3)
+    (curve,) = curves(kind, 1, seed=3, steps=2000)
     path = tmp_path / "loss.csv"
     path.write_text(curve.csv())
     return path
@@ -27,7 +27,8 @@ def test_healthy_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["diagnose", "loss", str(file_of(tmp_path, "plain"))]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "no anomaly in 2,000 steps (0 to 1999)",
-        "a divergence is more than 5 standard deviations above the trend for 30 steps in a row",
+        "a divergence stands 5 standard deviations above the trend, at once or in sum, and does not fall "
+        "back for 12 steps",
     ]
 
 
@@ -60,8 +61,8 @@ def test_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns and a pattern select the same values. With a longer persistence, a short rise is no
-    divergence."""
+    """Columns and a pattern select the same values. A short rise is no divergence with a longer persistence,
+    and no anomaly where a new level is expected."""
     losses = [2.0] * 200 + [3.0] * 40 + [2.0] * 100
     table, log = tmp_path / "t.csv", tmp_path / "l.txt"
     table.write_text("n,l\n" + "".join(f"{step},{loss}\n" for step, loss in enumerate(losses)))
@@ -72,6 +73,8 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "1 warning in 340 steps" in capsys.readouterr().out
     assert main(["diagnose", "loss", *columns, "--persistence", "100"]) == 0
     assert "no divergence; 1 info in 340 steps" in capsys.readouterr().out
+    assert main(["diagnose", "loss", *columns, "--new-level", "200"]) == 0
+    assert "no anomaly in 340 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def anomalies(losses: Iterable[float], begin: int = 0) -> tuple[Anomaly, ...]:
 
 
 def of_curve(curve: Curve) -> tuple[Anomaly, ...]:
-    return verdict(StepValues(*pair) for pair in zip(curve.steps, curve.losses, strict=True)).anomalies
+    rows = (StepValues(*pair) for pair in zip(curve.steps, curve.losses, strict=True))
+    return detect(rows, ReadCounts(), new_levels=curve.new_levels).anomalies
 
 
 def steady(count: int) -> list[float]:
@@ -46,7 +47,7 @@ def test_healthy_curves(kind: str) -> None:
 
     A few of the curves of tests/bench/loss_detection.py.
     """
-    for curve in curves(kind, 6, seed=1):
+    for curve in curves(kind, 4, seed=1, steps=3000):
         assert [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO] == []
 
 
@@ -54,13 +55,17 @@ def test_healthy_curves(kind: str) -> None:
 def test_diverging_curves(kind: str) -> None:
     """A diverging curve is critical and not before it diverges.
 
-    Each of a few is found within 500 steps.
+    Each of a few is found within 100 steps, of a gradual divergence from where the smoothed curve shows it.
+    A swing that comes back is a warning, and so may be all of an oscillation.
     """
     for curve in curves(kind, 4, seed=1):
         grave = [anomaly for anomaly in of_curve(curve) if anomaly.severity != Severity.INFO]
         assert curve.onset is not None
-        assert 0 <= grave[0].step - curve.onset < 500
-        assert any(anomaly.severity is Severity.CRITICAL for anomaly in grave)
+        assert curve.turn is not None
+        assert curve.turn <= grave[0].step
+        assert grave[0].confirmed_step is not None
+        assert grave[0].confirmed_step - curve.onset < 100
+        assert kind == "growing oscillation" or Severity.CRITICAL in {each.severity for each in grave}
 
 
 def test_single_spike() -> None:

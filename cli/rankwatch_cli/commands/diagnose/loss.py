@@ -10,10 +10,10 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.loss import CONFIRM_STEPS
 from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_cli.runs import boxes_of, named_run, runs_directory
 from rankwatch_diagnosis.loss.detection import LossVerdict
-from rankwatch_diagnosis.loss.detectors import PERSISTENCE_VALUES
 from rankwatch_diagnosis.loss.formats import COLUMNS
 from rankwatch_diagnosis.loss.reading import diagnose
 from rankwatch_diagnosis.loss.report import as_json, as_text
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             pattern=given.pattern,
             columns=dict(map(_column, given.column)),
             persistence=given.persistence,
+            new_levels=given.new_level,
         )
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
@@ -89,10 +90,19 @@ def _parser() -> SentenceParser:
     parser.add_argument(
         "--persistence",
         type=int,
-        default=PERSISTENCE_VALUES,
+        default=CONFIRM_STEPS,
         metavar="STEPS",
-        help="reported steps in a row for which the loss must stand above its trend to diverge (default "
-        f"{PERSISTENCE_VALUES}); the agent's alert waits 300 s instead",
+        help="reported steps for which a loss that stands out must not fall back to diverge (default "
+        f"{CONFIRM_STEPS}); the agent's alert waits 300 s besides",
+    )
+    parser.add_argument(
+        "--new-level",
+        type=int,
+        action="append",
+        default=[],
+        metavar="STEP",
+        help="a step from which the loss may stand elsewhere: other data, another learning rate; may be "
+        "repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
