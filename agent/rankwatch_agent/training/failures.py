@@ -55,7 +55,7 @@ _THROWN = re.compile(r"^ *what\(\): +(.{1,400})", re.MULTILINE)
 """The C++ exception that nobody caught."""
 _FRAME = re.compile(r'^ *File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})', re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: |$)")
-_FATAL = re.compile(r"Fatal Python error: ([A-Za-z -]{1,60})")
+_FATAL = re.compile(r"^Fatal Python error: ([A-Za-z -]{1,60})", re.MULTILINE)
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -119,12 +119,11 @@ def left_behind(box: Path, owner: int) -> Failure | None:
     """
     pointer = box.with_suffix(ERROR_FILE_SUFFIX)
     try:
-        found = (
+        return (
             _torchrun_error(pointer, owner)
-            or _crash(box.with_suffix(CRASHED_SUFFIX), owner)
+            or _told(_crash(box.with_suffix(CRASHED_SUFFIX), owner), _output(pointer, owner))
             or _kill(box.with_suffix(KILLED_SUFFIX), owner)
         )
-        return found if found is None or found.kind is not FailureKind.CRASH else _told(found, pointer, owner)
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -151,14 +150,52 @@ def crash_in(copy: Path) -> Failure | None:
 def _crash(path: Path, owner: int) -> Failure | None:
     """The crash by what faulthandler wrote, and when it wrote that."""
     text = _read(path, owner, _MOST_OUTPUT_BYTES).decode("utf-8", "replace")
-    found = _FATAL.match(text)
-    if found is None:
+    crash = _crash_by(text) if _FATAL.match(text) else None
+    return crash if crash is None else crash._replace(wall=path.lstat().st_mtime)
+
+
+def _crash_by(text: str) -> Failure | None:
+    """The last crash that a text tells of."""
+    crashes = list(_FATAL.finditer(text))
+    if not crashes:
         return None
+    found = crashes[-1]
     name = found[1].strip()
     signal = _SIGNALS.get(name, "signal")
-    if signal == "SIGABRT" and not _by_python(text):
+    if signal == "SIGABRT" and not _by_python(text[found.start() :]):
         name = _NATIVE
-    return Failure(signal, FailureKind.CRASH, name, wall=path.lstat().st_mtime)
+    return Failure(signal, FailureKind.CRASH, name)
+
+
+def _output(pointer: Path, owner: int) -> tuple[str, float] | None:
+    """The end of what the rank wrote to standard error, and when; None where torchrun keeps it in no file."""
+    target = Path(os.fsdecode(_read(pointer, owner, _MOST_PATH_BYTES)))
+    if not target.is_absolute():
+        return None
+    path = target.with_name(_OUTPUT)
+    text = _read(path, owner, _MOST_OUTPUT_BYTES, from_end=True).decode("utf-8", "replace")
+    return (text, path.lstat().st_mtime) if text else None
+
+
+def _told(crash: Failure | None, output: tuple[str, float] | None) -> Failure | None:
+    """The crash with what standard error tells of it.
+
+    A script below torchrun's `record` has its stacks written there, too, and not beside its box.
+    """
+    if output is None:
+        return crash
+    text, wall = output
+    found = crash or _crash_by(text)
+    if found is None:
+        return None
+    found = found if found.wall is not None else found._replace(wall=wall)
+    if (watchdog := _last(_WATCHDOG, text)) is not None:
+        return found._replace(kind=FailureKind.WATCHDOG_ABORT, message=_shown(watchdog))
+    if (thrown := _last(_THROWN, text)) is not None:
+        known = kind_of("", thrown)
+        kind = known if known is not FailureKind.EXCEPTION else FailureKind.CRASH
+        return found._replace(kind=kind, message=_shown(thrown))
+    return found
 
 
 def _kill(path: Path, owner: int) -> Failure | None:
@@ -170,22 +207,6 @@ def _kill(path: Path, owner: int) -> Failure | None:
 def _by_python(stacks: str) -> bool:
     """False if all Python threads are listed and none of them is the one that received the signal."""
     return "Current thread" in stacks or "Thread 0x" not in stacks
-
-
-def _told(crash: Failure, pointer: Path, owner: int) -> Failure:
-    """The crash with what the rank wrote to standard error about it, where torchrun keeps that in a file."""
-    target = Path(os.fsdecode(_read(pointer, owner, _MOST_PATH_BYTES)))
-    if not target.is_absolute():
-        return crash
-    written = _read(target.with_name(_OUTPUT), owner, _MOST_OUTPUT_BYTES, from_end=True)
-    text = written.decode("utf-8", "replace")
-    if (watchdog := _last(_WATCHDOG, text)) is not None:
-        return crash._replace(kind=FailureKind.WATCHDOG_ABORT, message=_shown(watchdog))
-    if (thrown := _last(_THROWN, text)) is not None:
-        known = kind_of("", thrown)
-        kind = known if known is not FailureKind.EXCEPTION else FailureKind.CRASH
-        return crash._replace(kind=kind, message=_shown(thrown))
-    return crash
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

@@ -126,6 +126,17 @@ def test_abort_of_the_watchdog(tmp_path: Path) -> None:
     assert "SeqNum=42" in told.message
 
 
+def test_stacks_on_standard_error(tmp_path: Path) -> None:
+    """Below torchrun's `record` they are written there, in the middle of other output."""
+    (tmp_path / f"0{ERROR_FILE_SUFFIX}").write_text(str(tmp_path / "error.json"))
+    (tmp_path / "stderr.log").write_text(
+        "hello\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n"
+    )
+    found = left_behind(tmp_path / BOX, US)
+    assert found is not None
+    assert (found[:3], found.wall is not None) == (("SIGSEGV", "crash", "Segmentation fault"), True)
+
+
 def test_abort_of_a_library(tmp_path: Path) -> None:
     """What a C++ exception says, and what kind of failure that is."""
     (tmp_path / f"0{CRASHED_SUFFIX}").write_text(ABORTED)

@@ -148,7 +148,7 @@ class RunAttempts:
                 identity.attempt, header.run_class, identity.world_size, header.requeues, header.restarts
             )
             numbers = sorted(each for each in self._attempts if each.run == key.run)
-            for old in numbers[: len(numbers) - MOST_ATTEMPTS]:
+            for old in numbers[: max(0, len(numbers) - MOST_ATTEMPTS)]:
                 del self._attempts[old]
         found.started = min(found.started, _process_start(rank))
         found.restarts = max(found.restarts, header.restarts)
