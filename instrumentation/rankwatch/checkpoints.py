@@ -14,6 +14,9 @@ from rankwatch.checkpoint_paths import CheckpointPaths, place_of
 from rankwatch.failures import Failures, guarded
 from rankwatch.spans import Span
 
+_MOST_SAVES = 64
+"""Saves that are followed at a time: a program may begin and never end them."""
+
 
 class CheckpointLog:
     """Writes the records of checkpoint operations, with the moments at which they began and ended."""
@@ -21,7 +24,23 @@ class CheckpointLog:
     def __init__(self, writer: Writer, failures: Failures) -> None:
         self._writer = writer
         self._failures = failures
+        self._saves: set[float] = set()
+        """When each save began that is under way, monotonic."""
         self._paths = CheckpointPaths(writer)
+
+    @guarded("record the beginning of a checkpoint")
+    def began(self, operation: str, moment: float, *, step: int, waited: bool = False) -> None:
+        """Record that an operation begins; one that never ends was cut off. Without this call it is unknown
+        until its end. waited: training has just waited for the save before it."""
+        saves = operation == "save"
+        overlaps = saves and (waited or bool(self._saves))
+        if len(self._saves) >= _MOST_SAVES:
+            self._saves.clear()
+        if saves:
+            self._saves.add(moment)
+        name = self._writer.name_number(operation)
+        kind, payload = RecordKind.CHECKPOINT_BEGAN, layout.CHECKPOINT_BEGAN
+        self._writer.append(kind, name, moment, moment, payload, step, overlaps)
 
     @guarded("record a stage of a checkpoint")
     def stage(
@@ -49,11 +68,17 @@ class CheckpointLog:
         blocked_seconds: float,
         size: int = 0,
         failed: bool = False,
+        beside: bool = False,
         path: object = None,
     ) -> None:
-        """Record an operation, after its stages. blocked_seconds: of the training thread. path: of the
-        checkpoint."""
-        self._write(operation, began, ended, size, step, 0, failed, blocked_seconds)
+        """Record an operation, after its stages.
+
+        blocked_seconds: of the training thread. beside: it ended after training had gone on. path: of the
+        checkpoint.
+        """
+        self._saves.discard(began)
+        outcome = (layout.FAILED_BESIDE if beside else layout.FAILED_BLOCKING) if failed else layout.SUCCEEDED
+        self._write(operation, began, ended, size, step, 0, outcome, blocked_seconds)
         if not failed and operation != "load":
             self._writer.integers[Now.CHECKPOINT_STEP] = step
             self._writer.floats[Now.CHECKPOINT_ENDED] = ended
@@ -137,6 +162,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
         """Begin the operation."""
         self._phase.__enter__()
         self._began = time.monotonic()
+        self._log.began(self.name, self._began, step=self.step)
         return self
 
     def unblock(self) -> None:
@@ -157,6 +183,7 @@ class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
             blocked_seconds=until - self._began if self._blocks else 0.0,
             size=self.bytes,
             failed=self._failed or failed,
+            beside=not self._blocks or self._unblocked is not None,
             path=self.path,
         )
         self._phase.__exit__(None, None, None)

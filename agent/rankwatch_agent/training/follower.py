@@ -227,6 +227,8 @@ class RankFollower:
             self.state = RankState.FAILED
         if self.state in ENDED_STATES:
             self._note_end(self.last_sign)
+            if not self.alive:
+                self.totals.checkpoints.end_process()
 
     def _look_for_failure(self) -> None:
         """What the files beside the box tell of the end of the rank, and the box does not."""

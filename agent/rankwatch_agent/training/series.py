@@ -54,7 +54,7 @@ class RankSeries:
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
         found.extend(self._collectives(rank, key))
-        found.extend(self._checkpoints(totals, key))
+        found.extend(totals.checkpoints.series(key, self._wall))
         found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
         pid = rank.pid
         resident = None if pid is None else resident_bytes(self._procfs, pid)
@@ -113,23 +113,6 @@ class RankSeries:
         if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
             return  # it ended in an orderly way; of a lost one it matters where it stood
         yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
-
-    def _checkpoints(self, totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
-        for operation, found in totals.checkpoints.items():
-            at = (*key, operation)
-            yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), found.succeeded)
-            yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), found.failed)
-            if found.succeeded or found.failed:
-                yield _one("rankwatch_checkpoint_operation_seconds_total", at, found.seconds)
-                yield _one("rankwatch_checkpoint_blocking_seconds_total", at, found.blocking_seconds)
-            for stage, seconds in found.stage_seconds.items():
-                yield _one("rankwatch_checkpoint_stage_seconds_total", (*at, stage), seconds)
-        if totals.checkpoint_bytes is not None:
-            yield _one("rankwatch_checkpoint_bytes", key, totals.checkpoint_bytes)
-        good = totals.last_good_checkpoint
-        if good is not None:
-            yield _one("rankwatch_checkpoint_last_good_timestamp_seconds", key, self._wall(good[0]))
-            yield _one("rankwatch_checkpoint_last_good_step", key, good[1])
 
 
 def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:

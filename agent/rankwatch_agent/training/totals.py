@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, EVALUATION, LOSS, FailureKind, Lifecycle
+from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.settings import printable
+from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.failures import Failure, kind_of
 from rankwatch_agent.training.loss import LossStatistics
@@ -24,18 +25,6 @@ _NAMES = (1 << layout.NAME_BITS) - 1
 """The bits of a tag that hold the number of a name."""
 _unpack_scalar, _unpack_work = layout.SCALAR.unpack_from, layout.WORK.unpack_from
 _ENDS = frozenset(Lifecycle) - {Lifecycle.STARTED, Lifecycle.RESUMED}
-
-
-@dataclass
-class CheckpointTotals:
-    """Checkpoint operations of one kind."""
-
-    succeeded: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    blocking_seconds: float = 0.0
-    """Of these, those in which the training thread was blocked."""
-    stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,11 +69,7 @@ class RankTotals:
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
         self.collectives = RankCollectives(self.names, self.steps)
-        self.checkpoints = {operation: CheckpointTotals() for operation in CHECKPOINT_OPERATIONS}
-        self.checkpoint_bytes: int | None = None
-        self.saved: tuple[float, int] | None = None
-        """End (monotonic) and step of the last checkpoint that was saved."""
-        self.verified: tuple[float, int] | None = None
+        self.checkpoints = RankCheckpoints()
         self.lifecycle = LifecycleTotals()
         self.first_step: tuple[float, float] | None = None
         """Start and end of the first step of the present process, monotonic."""
@@ -110,6 +95,7 @@ class RankTotals:
             int(RecordKind.CHECKPOINT): self._take_checkpoint,
             int(RecordKind.LIFECYCLE): self._take_lifecycle,
             int(RecordKind.DEVICE_PHASE): self._take_device_phase,
+            int(RecordKind.CHECKPOINT_BEGAN): self._take_checkpoint_began,
         }
 
     def begin_process(self) -> None:
@@ -117,6 +103,7 @@ class RankTotals:
         self.lifecycle.ended_by = None
         self.lifecycle.last_failure = None
         self.first_step = None
+        self.checkpoints.begin_process()
         self.loss.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
@@ -130,11 +117,6 @@ class RankTotals:
         key = Failure(exception, failure.kind)
         self.lifecycle.failures[key] = self.lifecycle.failures.get(key, 0) + 1
         self.lifecycle.last_failure = failure._replace(exception=exception)
-
-    @property
-    def last_good_checkpoint(self) -> tuple[float, int] | None:
-        """The last verified one where the run verifies, else the last saved one."""
-        return self.verified or self.saved
 
     def add(self, records: Columns, name_of: Callable[[int], str]) -> None:
         """Add the records of one poll; `name_of` gives the name of a number."""
@@ -190,6 +172,8 @@ class RankTotals:
         step, failed = layout.STEP.unpack_from(raw, at)
         if failed:
             self.timeouts.step_failed(end)
+        else:
+            self.checkpoints.stepped(step)
         if self.notes is not None:
             self.notes.recorded(start, failed=bool(failed))
         if self.first_step is None:
@@ -226,43 +210,36 @@ class RankTotals:
         if 0.0 <= local <= seconds < math.inf:
             self.steps.device_phase(self.names.bound("phase", self._name_of(number)), seconds, local, step)
 
+    def _take_checkpoint_began(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        self.checkpoints.begins(self._name_of(number), start, raw, at)
+
     def _take_checkpoint(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(raw, at)
+        size, step, stage, outcome, blocked = layout.CHECKPOINT.unpack_from(raw, at)
         operation = self._name_of(number)
-        totals = self.checkpoints.get(operation)
-        if totals is None:
+        if operation not in self.checkpoints.operations:
             self.names.dropped += 1
             return
+        text = self.names.bound("checkpoint_stage", self._name_of(stage)) if stage else ""
         if self.notes is not None:
-            text = self.names.bound("checkpoint_stage", self._name_of(stage)) if stage else ""
-            self.notes.checkpoint(operation, text, start, end, size, step, bool(failed))
+            self.notes.checkpoint(operation, text, start, end, size, step, bool(outcome))
         if stage:
-            if text := self.names.bound("checkpoint_stage", self._name_of(stage)):
-                totals.stage_seconds[text] = totals.stage_seconds.get(text, 0.0) + end - start
+            if text:
+                failed = bool(outcome)
+                self.checkpoints.stage_ended(operation, text, end - start, size, step, failed=failed)
             return
-        totals.seconds += end - start
+        self.checkpoints.operation_ended(operation, start, end, size, step, outcome, blocked)
         if self._observe_checkpoint is not None:
             self._observe_checkpoint(operation, end - start)
-        if blocked > 0.0:
-            totals.blocking_seconds += min(blocked, end - start)
-        if failed:
-            totals.failed += 1
-            return
-        totals.succeeded += 1
-        if operation == "save":
-            self.saved = (end, step)
-            self.checkpoint_bytes = size or self.checkpoint_bytes
-        elif operation == "verify":
-            self.verified = (end, step)
 
     def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
-        _, reason, *pieces = layout.ENDING.unpack_from(raw, at)
+        step, reason, *pieces = layout.ENDING.unpack_from(raw, at)
         event, detail = self._name_of(number), self._name_of(reason)
         life = self.lifecycle
         if event == Lifecycle.STARTED:
             self.timeouts.begin_process(start)
         elif event == Lifecycle.RESUMED:
             life.resumes += 1
+            self.checkpoints.resumed(step)
             if self.notes is not None:
                 self.notes.resumed()
         elif event == Lifecycle.PREEMPTED:

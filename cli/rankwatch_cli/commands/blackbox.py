@@ -119,6 +119,9 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
         return f"{text} number {number}{', ended by an exception' if failed else ''}"
     if kind == RecordKind.LIFECYCLE:
         return f"{text} {_error(rank, record)}".rstrip()
+    if kind == RecordKind.CHECKPOINT_BEGAN:
+        step, overlaps = layout.CHECKPOINT_BEGAN.unpack_from(record.payload)
+        return f"{text} of step {step}{', before the one before was finished' if overlaps else ''}"
     if kind == RecordKind.CHECKPOINT:
         size, step, stage, failed, blocked = layout.CHECKPOINT.unpack_from(record.payload)
         part = f" stage {rank.name(stage)}" if stage else ""

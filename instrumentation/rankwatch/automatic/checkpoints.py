@@ -46,6 +46,8 @@ class Operation:
         self.blocked_seconds = 0.0
         self.size = 0
         self.failed = False
+        self.beside = False
+        """It ended after training had gone on."""
         self.path = ""
         """Of the whole checkpoint, where somebody knows it; else it is the common one of its files."""
         self._places: deque[str] = deque(maxlen=_MOST_STAGES)
@@ -100,6 +102,7 @@ class Operation:
             blocked_seconds=self.blocked_seconds,
             size=self.size,
             failed=self.failed,
+            beside=self.beside,
             path=self.path or common_place(self._places.copy()),
         )
 
@@ -129,6 +132,8 @@ class Checkpoints:
         self._run: Run | None = None
         self._joining: Operation | None = None
         """The operation of this pause between steps; more files may follow."""
+        self._waited_at: int | None = None
+        """Step after which training has waited for a save that began before that step."""
         self._early: deque[Operation] = deque(maxlen=_MOST_EARLY)
         self._thread = threading.local()
         self.waiting = False
@@ -155,11 +160,12 @@ class Checkpoints:
             part.outer = outer
         elif not _on_training_thread():
             now = self.clock()
-            part = Part(self._new(name, now), now)
+            part = Part(self._begun(name, now), now)
+            part.operation.beside = True
         else:
             self.begins()
             now = self.clock()
-            part = Part(self._new(name, now) if lasting else self._joined(name, now), now)
+            part = Part(self._begun(name, now) if lasting else self._joined(name, now), now)
             part.blocks, part.lasting = True, lasting
             if self._run is not None:
                 part.phase = self._run.phase(CHECKPOINT)
@@ -217,6 +223,7 @@ class Checkpoints:
         operation.ended = self.clock()
         operation.wait_ends(operation.ended)
         operation.failed |= failed
+        operation.beside = operation.returned
         operation.finished = True
         if operation.returned:
             self._record(operation)
@@ -229,6 +236,8 @@ class Checkpoints:
         self.begins()
         phase = nullcontext() if self._run is None else self._run.phase(CHECKPOINT)
         phase.__enter__()
+        if self._run is not None and self._run.current_step > operation.step:
+            self._waited_at = self._run.current_step
         operation.wait_begins(stage, self.clock())
         return phase
 
@@ -281,8 +290,15 @@ class Checkpoints:
             self.waiting = True
             self.settle()
         if self._joining is None:
-            self._joining = self._new(name, began)
+            self._joining = self._begun(name, began)
         return self._joining
+
+    def _begun(self, name: str, now: float) -> Operation:
+        operation = self._new(name, now)
+        if self._run is not None:
+            waited = name == SAVE and self._waited_at == operation.step
+            self._run.checkpoint_log.began(name, now, step=operation.step, waited=waited)
+        return operation
 
     def _extend(
         self, operation: Operation, began: float, ended: float, *, blocks: bool, failed: bool

@@ -84,8 +84,15 @@ SCALAR = struct.Struct("<dq")
 WORK = struct.Struct("<dq")
 """Amount, step."""
 CHECKPOINT = struct.Struct("<QqIId")
-"""Bytes, step, stage's name (0: the whole operation), 1 if it failed, seconds for which it blocked the
+"""Bytes, step, stage's name (0: the whole operation), outcome (see below), seconds for which it blocked the
 training thread. The rest of its time went by beside training."""
+SUCCEEDED = 0
+FAILED_BLOCKING = 1
+FAILED_BESIDE = 2
+"""Outcomes of a checkpoint operation. The last one: it failed after training had gone on."""
+CHECKPOINT_BEGAN = struct.Struct("<qI")
+"""Step, 1 if a save was still under way that began earlier, or training has just waited for one. The record
+of the operation's end has the same start."""
 LIFECYCLE = struct.Struct("<qI")
 """Step, name of a detail (type of an exception)."""
 ENDING = struct.Struct("<qI4I")
@@ -117,6 +124,7 @@ class RecordKind(IntEnum):
     CHECKPOINT = 6
     LIFECYCLE = 7
     DEVICE_PHASE = 8
+    CHECKPOINT_BEGAN = 9
 
 
 class Now(IntEnum):

@@ -6,6 +6,7 @@ declarations. Base units only: seconds and bytes.
 
 from __future__ import annotations
 
+from rankwatch.conventions.checkpoints import CHECKPOINTS
 from rankwatch.conventions.collectives import COLLECTIVES, NCCL_RAS
 from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
@@ -13,7 +14,7 @@ from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.life import LIFE
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
-from rankwatch.conventions.runs import CHECKPOINTS, MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
+from rankwatch.conventions.runs import MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP, TRACKERS
 
 METRICS: tuple[Metric, ...] = (

@@ -1,4 +1,4 @@
-"""Metrics of a run: its ranks, steps and how they vary, scalars such as the loss, checkpoints."""
+"""Metrics of a run: its ranks, steps and how they vary, scalars such as the loss."""
 
 from __future__ import annotations
 
@@ -237,46 +237,4 @@ SCALARS = (
         _RANK,
         "How far the loss stands above its trend, at once or in sum, in standard deviations of its noise.",
     ),
-)
-
-CHECKPOINTS = (
-    Metric(
-        name="rankwatch_checkpoint_duration_seconds",
-        kind=Kind.HISTOGRAM,
-        unit="seconds",
-        labels=(Label.RUN, Label.OPERATION),
-        help="Duration of checkpoint operations (save, verify, load) of all ranks of the run on this node.",
-    ),
-    counter(
-        "rankwatch_checkpoint_operations_total",
-        "1",
-        (*_RANK, Label.OPERATION, Label.OUTCOME),
-        "Checkpoint operations (save, verify, load) by outcome (success, failure).",
-    ),
-    counter(
-        "rankwatch_checkpoint_operation_seconds_total",
-        "seconds",
-        (*_RANK, Label.OPERATION),
-        "Time spent in checkpoint operations.",
-    ),
-    counter(
-        "rankwatch_checkpoint_blocking_seconds_total",
-        "seconds",
-        (*_RANK, Label.OPERATION),
-        "Part of that time for which the training thread was blocked. The rest went by beside training.",
-    ),
-    counter(
-        "rankwatch_checkpoint_stage_seconds_total",
-        "seconds",
-        (*_RANK, Label.OPERATION, Label.CHECKPOINT_STAGE),
-        "Time spent in stages of checkpoint operations (serialize, write, fsync, ...).",
-    ),
-    gauge("rankwatch_checkpoint_bytes", "bytes", _RANK, "Size of the last checkpoint saved by the rank."),
-    gauge(
-        "rankwatch_checkpoint_last_good_timestamp_seconds",
-        "seconds",
-        _RANK,
-        "Unix time of the last good checkpoint: verified where the run verifies, else saved.",
-    ),
-    gauge("rankwatch_checkpoint_last_good_step", "1", _RANK, "Step of the last good checkpoint."),
 )

@@ -29,9 +29,11 @@ CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load")
 
 
 class CheckpointStage(StrEnum):
-    """Stages of a checkpoint operation that zero-code recording tells apart. The comments name the functions
-    of torch.distributed.checkpoint."""
+    """Stages of a checkpoint operation. The comments name the functions of torch.distributed.checkpoint by
+    which zero-code recording tells them apart. Explicit calls may use any name."""
 
+    SERIALIZE = "serialize"
+    """Turning the state into bytes, where that is apart from writing them."""
     WRITE = "write"
     """Writing files: `write_data`, torch.save, safetensors."""
     READ = "read"
@@ -50,6 +52,18 @@ class CheckpointStage(StrEnum):
     """Planning what the rank writes or reads: `local_step`."""
     GLOBAL_PLAN = "global_plan"
     """Joining the plans of all ranks, on the coordinator: `global_step`."""
+    FSYNC = "fsync"
+    """Waiting until the disk has the files."""
+    PUBLISH = "publish"
+    """Renaming what is complete to its final name."""
+    VERIFY = "verify"
+    """Reading it again, as a part of the save."""
+    UPLOAD = "upload"
+    """Copying it to a remote storage."""
+    DELETE = "delete"
+    """Removing older checkpoints."""
+    OTHER = "other"
+    """An operation failed outside of all its stages."""
     COMMIT = "commit"
     """Writing the metadata that make it complete, on the coordinator: `finish_checkpoint`."""
 

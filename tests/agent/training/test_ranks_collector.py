@@ -25,8 +25,12 @@ def test_every_rank_metric(tmp_path: Path) -> None:
     code = """
 steps(25)
 with run.checkpoint("save") as operation:
-    with operation.stage("write"): pass
-    operation.bytes = 10
+    with operation.stage("write"): operation.bytes = 10
+    with operation.stage("commit"): pass
+operation = run.checkpoint("load")
+operation.stage("read").end(failed=True)
+operation.end(failed=True)
+run.checkpoint("save").begin()
 with run.checkpoint("verify"): pass
 with run.evaluation(): pass
 run.resumed(7)

@@ -25,6 +25,7 @@ _FORMS = {
     RecordKind.COLLECTIVE: layout.COLLECTIVE,
     RecordKind.SCALAR: layout.SCALAR,
     RecordKind.WORK: layout.WORK,
+    RecordKind.CHECKPOINT_BEGAN: layout.CHECKPOINT_BEGAN,
     RecordKind.CHECKPOINT: layout.CHECKPOINT,
     RecordKind.LIFECYCLE: layout.LIFECYCLE,
     RecordKind.DEVICE_PHASE: layout.DEVICE,

@@ -1,0 +1,221 @@
+"""The checkpoint operations of one rank: what they add up to, which are under way, and what a resume lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage, metric
+from rankwatch_agent.runtime.collector import Series
+
+_SAVE, _VERIFY = "save", "verify"
+_MOST_UNDER_WAY = 64
+"""Operations of a rank that are followed at a time."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that an operation has ended with success."""
+
+    ended: float
+    """Monotonic."""
+    step: int
+
+
+@dataclass
+class OperationTotals:
+    """Checkpoint operations of one kind."""
+
+    succeeded: int = 0
+    failed: int = 0
+    unfinished: int = 0
+    """Cut off by the end of the process."""
+    seconds: float = 0.0
+    blocking_seconds: float = 0.0
+    """Of these, those in which the training thread was blocked."""
+    bytes: int = 0
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    stage_bytes: dict[str, int] = field(default_factory=dict)
+    stage_failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Stages:
+    """The stages so far of an operation that has not ended."""
+
+    bytes: int = 0
+    write_seconds: float = 0.0
+    failed: bool = False
+    committed: bool = False
+
+
+class RankCheckpoints:
+    """Adds up the checkpoint operations of a rank, across restarts of its process."""
+
+    def __init__(self) -> None:
+        self.operations = {operation: OperationTotals() for operation in CHECKPOINT_OPERATIONS}
+        self.bytes: int | None = None
+        """Size of the last checkpoint that was saved."""
+        self.write_seconds: float | None = None
+        """Time in stages `write` of the last save."""
+        self.saved: Checkpoint | None = None
+        self.committed: Checkpoint | None = None
+        """The last one whose common metadata this rank has written, once all ranks had written their part."""
+        self.verified: Checkpoint | None = None
+        self.overlapped = 0
+        """Saves that began while one before was not finished, or right after a wait for it."""
+        self.failed_beside = 0
+        """Saves that failed after training had gone on."""
+        self.restored_step: int | None = None
+        """Of the present process."""
+        self.steps_lost = 0
+        """Steps done after the checkpoint that a resume took, over all resumes."""
+        self._reached = -1
+        """Highest step since the last resume."""
+        self._stages: dict[tuple[str, int], _Stages] = {}
+        """By operation and step."""
+        self._under_way: dict[tuple[str, float], None] = {}
+        """By operation and beginning."""
+
+    @property
+    def last_good(self) -> Checkpoint | None:
+        """The last verified one where the run verifies, else the last saved one."""
+        return self.verified or self.saved
+
+    def saves_under_way(self) -> list[float]:
+        """When each save began that has not ended, monotonic."""
+        return [began for operation, began in self._under_way if operation == _SAVE]
+
+    def begins(self, operation: str, began: float, raw: bytes, at: int) -> None:
+        """The record of a beginning."""
+        _, overlaps = layout.CHECKPOINT_BEGAN.unpack_from(raw, at)
+        if operation not in self.operations or len(self._under_way) >= _MOST_UNDER_WAY:
+            return
+        if not overlaps:  # the ends of those before may have been overwritten in the ring
+            for earlier in [each for each in self._under_way if each[0] == operation]:
+                del self._under_way[earlier]
+        self._under_way[operation, began] = None
+        if operation == _SAVE and overlaps:
+            self.overlapped += 1
+
+    def stage_ended(
+        self, operation: str, stage: str, seconds: float, size: int, step: int, *, failed: bool
+    ) -> None:
+        """A stage of an operation has ended. size: bytes of the operation so far."""
+        totals = self.operations[operation]
+        totals.stage_seconds[stage] = totals.stage_seconds.get(stage, 0.0) + seconds
+        if len(self._stages) >= _MOST_UNDER_WAY:
+            self._stages.clear()
+        open_stages = self._stages.setdefault((operation, step), _Stages())
+        if size > open_stages.bytes:
+            totals.stage_bytes[stage] = totals.stage_bytes.get(stage, 0) + size - open_stages.bytes
+            open_stages.bytes = size
+        if stage == CheckpointStage.WRITE:
+            open_stages.write_seconds += seconds
+        if failed:
+            open_stages.failed = True
+            totals.stage_failures[stage] = totals.stage_failures.get(stage, 0) + 1
+        open_stages.committed |= stage == CheckpointStage.COMMIT and not failed
+
+    def operation_ended(
+        self, operation: str, start: float, end: float, size: int, step: int, outcome: int, blocked: float
+    ) -> None:
+        """A whole operation has ended, after its stages."""
+        self._under_way.pop((operation, start), None)
+        stages = self._stages.pop((operation, step), _Stages())
+        totals = self.operations[operation]
+        totals.seconds += end - start
+        totals.bytes += size
+        if blocked > 0.0:
+            totals.blocking_seconds += min(blocked, end - start)
+        if outcome != layout.SUCCEEDED:
+            totals.failed += 1
+            if not stages.failed:
+                other = CheckpointStage.OTHER.value
+                totals.stage_failures[other] = totals.stage_failures.get(other, 0) + 1
+            if operation == _SAVE and outcome == layout.FAILED_BESIDE:
+                self.failed_beside += 1
+            return
+        totals.succeeded += 1
+        if operation == _SAVE:
+            self.saved = Checkpoint(end, step)
+            self.bytes = size or self.bytes
+            self.write_seconds = stages.write_seconds or self.write_seconds
+            if stages.committed:
+                self.committed = self.saved
+        elif operation == _VERIFY:
+            self.verified = Checkpoint(end, step)
+
+    def stepped(self, number: int) -> None:
+        """The rank has completed a step."""
+        self._reached = max(self._reached, number)
+
+    def resumed(self, step: int) -> None:
+        """The rank goes on from a checkpoint of this step."""
+        self.restored_step = step
+        self.steps_lost += max(0, self._reached - step) if step >= 0 else 0
+        self._reached = step
+
+    def begin_process(self) -> None:
+        """Another process takes the rank."""
+        self.end_process()
+        self.restored_step = None
+
+    def end_process(self) -> None:
+        """The process is gone: what it had begun stays unfinished. Further calls do nothing."""
+        for operation, _ in self._under_way:
+            self.operations[operation].unfinished += 1
+        self._under_way.clear()
+        self._stages.clear()
+
+    def series(self, key: tuple[str, str], wall: Callable[[float], float]) -> Iterator[Series]:
+        """The series of the rank; `wall` turns monotonic time into Unix time."""
+        for operation, totals in self.operations.items():
+            yield from _operation_series((*key, operation), totals)
+        yield _one("rankwatch_checkpoint_saves_overlapped_total", key, self.overlapped)
+        yield _one("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
+        under_way = self.saves_under_way()
+        yield _one("rankwatch_checkpoint_saves_pending", key, len(under_way))
+        if under_way:
+            oldest = wall(min(under_way))
+            yield _one("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
+        for name, value in (
+            ("rankwatch_checkpoint_bytes", self.bytes),
+            ("rankwatch_checkpoint_last_write_seconds", self.write_seconds),
+            ("rankwatch_rank_restored_step", self.restored_step),
+        ):
+            if value is not None:
+                yield _one(name, key, value)
+        yield _one("rankwatch_rank_steps_lost_total", key, self.steps_lost)
+        for kind, checkpoint in (
+            ("good", self.last_good),
+            ("saved", self.saved),
+            ("committed", self.committed),
+            ("verified", self.verified),
+        ):
+            if checkpoint is not None:
+                ended = wall(checkpoint.ended)
+                yield _one(f"rankwatch_checkpoint_last_{kind}_timestamp_seconds", key, ended)
+                yield _one(f"rankwatch_checkpoint_last_{kind}_step", key, checkpoint.step)
+
+
+def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iterator[Series]:
+    yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
+    yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
+    yield _one("rankwatch_checkpoint_operations_total", (*at, "unfinished"), totals.unfinished)
+    if totals.succeeded or totals.failed:
+        yield _one("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
+        yield _one("rankwatch_checkpoint_blocking_seconds_total", at, totals.blocking_seconds)
+        yield _one("rankwatch_checkpoint_operation_bytes_total", at, totals.bytes)
+    for name, by_stage in (
+        ("rankwatch_checkpoint_stage_seconds_total", totals.stage_seconds),
+        ("rankwatch_checkpoint_stage_bytes_total", totals.stage_bytes),
+        ("rankwatch_checkpoint_stage_failures_total", totals.stage_failures),
+    ):
+        for stage, value in by_stage.items():
+            yield _one(name, (*at, stage), value)
+
+
+def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
+    return Series(metric(name), labels, value)

@@ -1,0 +1,190 @@
+"""Checkpoints of ranks: what is under way, cut off, complete, and lost at a resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import rankwatch
+from rankwatch_agent.runtime.collector import Collection
+from rankwatch_agent.training.checkpoints import RankCheckpoints
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.totals import RankTotals
+from support.training.ranks import go_on, rank, state, values
+
+KEY = ("job", "0")
+SAVE = (*KEY, "save")
+
+
+def _collected(directory: Path, collector: RanksCollector | None = None) -> Collection:
+    return (collector or RanksCollector(directory=directory)).collect()
+
+
+def _one(collection: Collection, name: str) -> float:
+    return values(collection, name)[KEY]
+
+
+def _outcomes(collection: Collection) -> dict[str, float]:
+    found = values(collection, "rankwatch_checkpoint_operations_total")
+    return {labels[3]: value for labels, value in found.items() if labels[:3] == SAVE}
+
+
+def _start(directory: Path) -> rankwatch.Run:
+    run = rankwatch.start(run="job", rank=0, world_size=1, directory=directory)
+    assert isinstance(run, rankwatch.Run)
+    return run
+
+
+def test_bytes_by_stage(tmp_path: Path) -> None:
+    """A stage has the bytes by which the checkpoint grew in it; an operation has them all."""
+    run = _start(tmp_path)
+    for _ in range(2):
+        with run.checkpoint("save", step=3) as save:
+            with save.stage("serialize"):
+                pass
+            for size in (10, 30):
+                with save.stage("write"):
+                    save.bytes = size
+            with save.stage("fsync"):
+                pass
+    run.finish()
+    found = _collected(tmp_path)
+    assert values(found, "rankwatch_checkpoint_stage_bytes_total") == {(*SAVE, "write"): 60.0}
+    assert values(found, "rankwatch_checkpoint_operation_bytes_total") == {SAVE: 60.0}
+    written = values(found, "rankwatch_checkpoint_stage_seconds_total")[*SAVE, "write"]
+    assert 0.0 < _one(found, "rankwatch_checkpoint_last_write_seconds") < written
+
+
+def test_failures_by_stage(tmp_path: Path) -> None:
+    """A failure belongs to the stage that failed, or to none of them."""
+    run = _start(tmp_path)
+    for stage in ("write", "fsync", ""):
+        try:
+            with run.checkpoint("save", step=3) as save:
+                if stage:
+                    with save.stage(stage):
+                        raise OSError(28, "No space left on device")
+                raise ValueError("no stage")
+        except (OSError, ValueError):
+            pass
+    run.finish()
+    failures = values(_collected(tmp_path), "rankwatch_checkpoint_stage_failures_total")
+    assert failures == {(*SAVE, stage): 1.0 for stage in ("write", "fsync", "other")}
+
+
+def test_save_beside_training(tmp_path: Path) -> None:
+    """A save that goes on beside training is pending until it ends. If it fails then, that is said."""
+    code = """
+save = run.checkpoint("save", step=3).begin()
+save.unblock()
+ready()
+save.end(failed=True)
+ready()
+"""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code) as process:
+        found = _collected(tmp_path, collector)
+        assert _one(found, "rankwatch_checkpoint_saves_pending") == 1.0
+        since = _one(found, "rankwatch_checkpoint_save_pending_since_timestamp_seconds")
+        go_on(process)
+        found = _collected(tmp_path, collector)
+        assert _one(found, "rankwatch_checkpoint_saves_pending") == 0.0
+        assert not values(found, "rankwatch_checkpoint_save_pending_since_timestamp_seconds")
+        assert _one(found, "rankwatch_checkpoint_background_failures_total") == 1.0
+        assert since <= _one(found, "rankwatch_rank_heartbeat_timestamp_seconds")
+
+
+def test_overlap(tmp_path: Path) -> None:
+    """A save that begins while another one is under way is counted; one after it is not."""
+    run = _start(tmp_path)
+    first = run.checkpoint("save", step=3).begin()
+    second = run.checkpoint("save", step=6).begin()
+    load = run.checkpoint("load", step=6).begin()
+    for each in (load, first, second):
+        each.end()
+    with run.checkpoint("save", step=9):
+        pass
+    run.finish()
+    assert _one(_collected(tmp_path), "rankwatch_checkpoint_saves_overlapped_total") == 1.0
+
+
+def test_end_in_the_middle(tmp_path: Path) -> None:
+    """A rank that is killed in the middle of a save leaves one unfinished, and the one before is the last."""
+    code = """
+with run.checkpoint("save", step=3): pass
+steps(4)
+save = run.checkpoint("save", step=7).begin()
+save.stage("write").begin()
+ready()
+"""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, code) as process:
+        assert _outcomes(_collected(tmp_path, collector)) == {"success": 1, "failure": 0, "unfinished": 0}
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(2):
+            found = _collected(tmp_path, collector)
+    assert state(found) == {"0": "lost"}
+    assert _outcomes(found) == {"success": 1, "failure": 0, "unfinished": 1}
+    assert _one(found, "rankwatch_checkpoint_saves_pending") == 0.0
+    assert _one(found, "rankwatch_checkpoint_last_saved_step") == 3.0
+
+
+def test_complete_for_all_ranks(tmp_path: Path) -> None:
+    """The rank that has written the common metadata has completed the checkpoint for all."""
+    run = _start(tmp_path)
+    for step, stages in ((3, ("write", "commit")), (6, ("write",))):
+        with run.checkpoint("save", step=step) as save:
+            for stage in stages:
+                with save.stage(stage):
+                    pass
+    run.finish()
+    found = _collected(tmp_path)
+    assert _one(found, "rankwatch_checkpoint_last_saved_step") == 6.0
+    assert _one(found, "rankwatch_checkpoint_last_committed_step") == 3.0
+
+
+def test_resumes(tmp_path: Path) -> None:
+    """Each resume loses the steps after its checkpoint that this life of the run had done."""
+    collector = RanksCollector(directory=tmp_path)
+    lost = []
+    for resumed, steps in ((None, 5), (2, 4), (2, 1)):
+        run = _start(tmp_path)
+        if resumed is not None:
+            run.resumed(resumed)
+        for _ in range(steps):
+            with run.step():
+                pass
+        run.finish()
+        found = _collected(tmp_path, collector)
+        lost.append(_one(found, "rankwatch_rank_steps_lost_total"))
+        restored = values(found, "rankwatch_rank_restored_step")
+        assert restored == ({} if resumed is None else {KEY: 2.0})
+    assert lost == [0.0, 2.0, 6.0]  # steps 0 to 4, then 3 to 6, then 3
+
+
+def test_no_checkpoints(tmp_path: Path) -> None:
+    """A run without checkpoints has no step and no moment of one."""
+    run = _start(tmp_path)
+    with run.step():
+        pass
+    run.finish()
+    found = _collected(tmp_path)
+    names = {each.metric.name for each in found.series}
+    assert not {each for each in names if each.startswith("rankwatch_checkpoint_last")}
+    assert _outcomes(found) == {"success": 0, "failure": 0, "unfinished": 0}
+
+
+def test_lost_ends() -> None:
+    """An end that the ring has lost leaves no save under way for ever."""
+    checkpoints = RankCheckpoints()
+    alone = bytes(12)
+    for began in (1.0, 2.0, 3.0):
+        checkpoints.begins("save", began, alone, 0)
+    assert checkpoints.saves_under_way() == [3.0]
+    for number in range(1000):
+        checkpoints.begins("save", 4.0 + number, bytes(8) + b"\1\0\0\0", 0)
+        checkpoints.stage_ended("save", "write", 1.0, 1, number, failed=False)
+    assert len(checkpoints.saves_under_way()) <= 64
+    assert RankTotals(print, 1).checkpoints.saves_under_way() == []
