@@ -7,6 +7,7 @@ fails on any that does not come from here. Importing it costs nothing: no depend
 from rankwatch.conventions import environment
 from rankwatch.conventions.capabilities import Capability, Unseen
 from rankwatch.conventions.declaration import Kind, Metric, RecordedSeries
+from rankwatch.conventions.goodput import GoodputState
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.metrics import METRICS, metric
 from rankwatch.conventions.recorded import RECORDED_SERIES
@@ -56,6 +57,7 @@ __all__ = [
     "CHECKPOINT_OPERATIONS",
     "CheckpointStage",
     "Lifecycle",
+    "GoodputState",
     "RankState",
     "ENDED_STATES",
     "Capability",

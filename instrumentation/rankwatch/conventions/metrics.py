@@ -10,6 +10,7 @@ from rankwatch.conventions.checkpoints import CHECKPOINTS
 from rankwatch.conventions.collectives import COLLECTIVES, NCCL_RAS
 from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
+from rankwatch.conventions.goodput import GOODPUT
 from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.life import LIFE
@@ -26,6 +27,7 @@ METRICS: tuple[Metric, ...] = (
     *VARIATION,
     *SCALARS,
     *CHECKPOINTS,
+    *GOODPUT,
     *COLLECTIVES,
     *NCCL_RAS,
     *INCIDENTS,
