@@ -136,6 +136,15 @@ class RuleConfig:
     checkpoint_for_seconds: float = 60.0
     """How long the last good checkpoint must be too old."""
 
+    goodput_window_seconds: float = 3600.0
+    """Window of goodput, badput by cause and cost. An hour holds a checkpoint and shows a restart as it passes;
+    sliding ETTR is commonly given over an hour."""
+    goodput_interval_seconds: float = 60.0
+    """Interval of the rules of goodput and cost, which change slowly and read long windows."""
+    interval_advice_window_seconds: float = 604800.0
+    """Window over which saves and interruptions are averaged for the advice about the checkpoint interval:
+    a week, because interruptions are rare. Prometheus must keep its data for so long."""
+
     absence_window_seconds: float = 300.0
     """How long a running rank must be silent to count as vanished."""
     absence_lookback_seconds: float = 1800.0
@@ -220,6 +229,8 @@ class RuleConfig:
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
         self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
+        self._expect_longer("goodput_window_seconds", "goodput_interval_seconds")
+        self._expect_longer("interval_advice_window_seconds", "goodput_window_seconds")
         self._expect_longer("straggler_for_seconds", "step_window_seconds")
         self._expect_longer("cause_for_seconds", "step_window_seconds")
         self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
@@ -305,6 +316,9 @@ _LEAST_SCRAPES = {
     "loss_for_seconds": 15,
     "checkpoint_age_budget_seconds": 30,
     "checkpoint_for_seconds": 2,
+    "goodput_window_seconds": 60,
+    "goodput_interval_seconds": 1,
+    "interval_advice_window_seconds": 240,
     "absence_window_seconds": 10,
     "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,

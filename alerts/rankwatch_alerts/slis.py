@@ -295,11 +295,37 @@ _TELEMETRY = (
     ),
 )
 
+_GOODPUT = (
+    _sli(
+        "goodput",
+        "Which share of the time makes progress that lasts?",
+        "run:rankwatch_goodput_scheduling:ratio",
+        "run:rankwatch_goodput_runtime:ratio",
+        "run:rankwatch_goodput_ettr:ratio",
+        no_alert="its causes have alerts of their own, and a ratio over an hour shows none of them in time",
+    ),
+    _sli(
+        "badput",
+        "What does the rest of the time go to?",
+        "rankwatch_goodput_seconds_total",
+        "run_state:rankwatch_badput:share",
+        no_alert="each cause has an alert of its own",
+    ),
+    _sli(
+        "checkpoint interval",
+        "Would another interval between checkpoints cost less?",
+        "run:rankwatch_checkpoint_interval_advice_seconds:best",
+        "run:rankwatch_checkpoint_interval_advice:gain",
+        no_alert="advice for the next start of the run: nothing is broken",
+    ),
+)
+
 SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
     {
         "Steps": _STEPS,
         "Collectives": _COLLECTIVES,
         "Stragglers": _STRAGGLERS,
+        "Goodput": _GOODPUT,
         "GPUs": _GPUS,
         "Network": _NETWORK,
         "Hosts": _HOSTS,

@@ -7,6 +7,7 @@ from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
 from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_time_rules
+from rankwatch_alerts.recording.goodput import goodput_rules, interval_advice_rules
 from rankwatch_alerts.recording.hardware import hardware_rules
 from rankwatch_alerts.recording.learning import loss_rules
 from rankwatch_alerts.recording.lost import lost_rules
@@ -64,5 +65,10 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             ),
         ),
         RuleGroup(name="rankwatch-collectives", interval_seconds=interval, rules=collective_rules(config)),
+        RuleGroup(
+            name="rankwatch-goodput",
+            interval_seconds=config.goodput_interval_seconds,
+            rules=(*goodput_rules(config), *interval_advice_rules(config)),
+        ),
         RuleGroup(name="rankwatch-hardware", interval_seconds=interval, rules=hardware_rules(config)),
     )

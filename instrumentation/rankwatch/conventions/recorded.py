@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
+from rankwatch.conventions.recorded_goodput import RECORDED_GOODPUT
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
@@ -277,5 +278,6 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_DATA_LOADING,
     *_NETWORK,
     *_COLLECTIVES,
+    *RECORDED_GOODPUT,
     *RECORDED_HARDWARE,
 )
