@@ -137,8 +137,8 @@ class RuleConfig:
     """How long the last good checkpoint must be too old."""
 
     goodput_window_seconds: float = 3600.0
-    """Window of goodput, badput by cause and cost. An hour holds a checkpoint and shows a restart as it passes;
-    sliding ETTR is commonly given over an hour."""
+    """Window of goodput, badput by cause and cost. An hour holds a checkpoint, and is what sliding ETTR is
+    commonly given over."""
     goodput_interval_seconds: float = 60.0
     """Interval of the rules of goodput and cost, which change slowly and read long windows."""
     interval_advice_window_seconds: float = 604800.0

@@ -13,6 +13,7 @@ from typing import ClassVar
 import pytest
 
 from rankwatch.conventions import METRICS, Kind, Label, Metric
+from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import Target, filled_in, targets
@@ -37,6 +38,9 @@ _VALUES: dict[Label, tuple[str, ...]] = {
 }
 """Values of labels; any other label has the value x."""
 
+_STATES: dict[str, tuple[str, ...]] = {"rankwatch_goodput_seconds_total": tuple(GoodputState)}
+"""Values of the label state, where it is not that of ranks."""
+
 
 def _of_rank(rank: int) -> dict[Label, tuple[str, ...]]:
     return {Label.RANK: (str(rank),), Label.STAGE: (str(rank % STAGES),)}
@@ -47,6 +51,8 @@ def _label_sets(metric: Metric, rank: int) -> Iterator[dict[str, str]]:
     sets: list[dict[str, str]] = [{"node": f"n{rank}", "cluster": "c"}]
     for label in metric.labels:
         values = _of_rank(rank).get(label) or _VALUES.get(label, ("x",))
+        if label is Label.STATE:
+            values = _STATES.get(metric.name, values)
         sets = [{**each, str(label): value} for each in sets for value in values]
     yield from sets
 
@@ -58,6 +64,8 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
         return now
     if metric.name == "rankwatch_run_capability_visible":
         return 0.0
+    if metric.name == "rankwatch_run_attempt":  # nodes that joined later have seen later attempts
+        return float(labels["node"][1:])
     if metric.kind is not Kind.COUNTER:
         return 1.0 + 0.1 * int(labels.get("rank", 0))
     if metric.name == "rankwatch_steps_total":

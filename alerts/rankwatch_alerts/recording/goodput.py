@@ -60,14 +60,13 @@ def interval_advice_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     With an interval of d, saves cost blocking / d of the time, and interruptions half an interval each. Saves
     and interruptions are rare, so both are averaged over the window of the advice, from series of the run.
     """
-    return (*_saves(config), *_interruptions(config), *_advice())
+    return (*_saves(config), *_interruptions(config), *_advice(config))
 
 
 def _saves(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    window, history = (
-        duration(config.goodput_window_seconds),
-        duration(config.interval_advice_window_seconds),
-    )
+    # A short window: at the start of a run, the mean over an hour would be too low for an hour.
+    window = duration(config.step_window_seconds)
+    history = duration(config.interval_advice_window_seconds)
     counters = {
         _SAVES: 'rankwatch_checkpoint_operations_total{operation="save", outcome="success"}',
         _BLOCKING: 'rankwatch_checkpoint_blocking_seconds_total{operation="save"}',
@@ -106,9 +105,10 @@ def _interruptions(config: RuleConfig) -> tuple[RecordingRule, ...]:
     )
 
 
-def _advice() -> tuple[RecordingRule, ...]:
+def _advice(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    history = duration(config.interval_advice_window_seconds)
     young = f"sqrt(2 * {_BLOCKED_SECONDS} * on ({RUN}) {_FAILURE_INTERVAL})"
-    saving = f"({_SAVING} / on ({RUN}) ({_SAVES} > 0))"
+    saving = f"(avg_over_time({_SAVING}[{history}]) / on ({RUN}) (avg_over_time({_SAVES}[{history}]) > 0))"
     return (
         recorded(
             ADVICE,

@@ -10,7 +10,11 @@ from rankwatch_dashboards.checkpoints_goodput.checkpoints import at_a_glance
 from rankwatch_dashboards.checkpoints_goodput.goodput import checkpoint_interval, goodput
 from rankwatch_dashboards.panels import RUN
 
-ROWS: Rows = (("Could work be lost?", at_a_glance),)
+ROWS: Rows = (
+    ("Could work be lost?", at_a_glance),
+    ("Which share of the time makes progress?", goodput),
+    ("Would another checkpoint interval cost less?", checkpoint_interval),
+)
 
 
 def checkpoints_goodput(config: RuleConfig) -> dashboard.Dashboard:

@@ -22,9 +22,9 @@ def _of_run(series: str, legend: str) -> Query:
 
 _RATIOS = Panel(
     title="Goodput",
-    description="Over the last hour. Scheduling: share of the time in which the ranks had a process. Runtime: "
-    "share of that in which steps made progress that lasts. ETTR is their product. Below 90 %, look at the "
-    "causes beside.",
+    description="Over the last hour. Scheduling: share of the time in which the ranks had a process. "
+    "Runtime: share of that in which steps made progress that lasts. ETTR is their product. Below 90 %, look "
+    "at the causes beside.",
     unit="percentunit",
     queries=(
         _of_run("run:rankwatch_goodput_scheduling:ratio", "scheduling {{run}}"),
@@ -64,8 +64,8 @@ _INTERVAL = Panel(
 )
 _GAIN = Panel(
     title="Gain of the advised interval",
-    description="Share of the run's time that the advised interval would win. Below 1 % a change is not worth "
-    "the trouble.",
+    description="Share of the run's time that the advised interval would win. Below 1 % a change is not "
+    "worth the trouble.",
     unit="percentunit",
     queries=(_of_run("run:rankwatch_checkpoint_interval_advice:gain", "{{run}}"),),
 )
