@@ -57,6 +57,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "ls": Command("ls", "list the runs of this node: state, step, age, verdict"),
         "summary": Command("summary", "print what a run did, in a few lines"),
         "blackbox": Command("blackbox", "print what a black box holds, of a live rank or a dead one"),
+        "checkpoint": Command(
+            "checkpoint", "verify a checkpoint on disk, or find the newest one that can be used"
+        ),
         "logs": Command("logs", "print the newest lines that the ranks of a run have logged and printed"),
         "diagnose": Command(
             "diagnose", "name the rank and the cause of a slowdown, a hang or a bad loss", extra="diagnosis"

@@ -1,0 +1,131 @@
+"""`.safetensors`: header, sizes and layout. It has no checksum: only a manifest shows flipped values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankwatch.checkpoint_files.reading import OpenFile
+from rankwatch.checkpoint_files.result import Damage, Verification
+
+_LARGEST_HEADER = 100_000_000
+"""The limit of the safetensors library."""
+_ELEMENT_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64,
+    "U32": 32, "U16": 16, "U8": 8,
+    "BOOL": 8, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+class _HeaderError(Exception):
+    """The header is none; the message is half a sentence."""
+
+
+def verify_safetensors(file: OpenFile, shown: str, found: Verification) -> set[str]:
+    """Verify one file; returns the names of its tensors."""
+    try:
+        start, header = _read_header(file)
+    except _HeaderError as error:
+        damage = Damage.TRUNCATED if "breaks off" in str(error) else Damage.MALFORMED
+        found.problem(shown, damage, str(error))
+        return set()
+    found.verified_bytes += start
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    places = []
+    for name, entry in tensors.items():
+        place = _place(name, entry, shown, found)
+        if place is not None:
+            places.append((*place, name))
+    end = _check_layout(sorted(places), file.size - start, shown, found)
+    if file.size - start > end:
+        found.problem(shown, Damage.EXTRA, f"{file.size - start - end} bytes lie behind its last tensor")
+    found.tensors += len(tensors)
+    hole = file.first_hole(start)
+    holes = f", and it reads as zeros from byte {hole}, which was never written" if hole is not None else ""
+    found.not_checked(shown, f"safetensors have no checksum: header, sizes and layout were verified{holes}")
+    return set(tensors)
+
+
+def _read_header(file: OpenFile) -> tuple[int, dict[str, Any]]:
+    if file.size < 8:
+        raise _HeaderError(f"it breaks off at byte {file.size}, before its header")
+    length = int.from_bytes(file.read(0, 8), "little")
+    if length > _LARGEST_HEADER:
+        raise _HeaderError(f"its header claims {length} bytes, more than safetensors allows")
+    if 8 + length > file.size:
+        raise _HeaderError(f"it breaks off at byte {file.size}, in its header of {length} bytes")
+    try:
+        header = json.loads(file.read(8, length), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        raise _HeaderError("its header is no JSON object with distinct keys") from None
+    if not isinstance(header, dict):
+        raise _HeaderError("its header is no JSON object with distinct keys")
+    return 8 + length, header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key repeats")
+    return found
+
+
+def _place(name: str, entry: Any, shown: str, found: Verification) -> tuple[int, int] | None:
+    """Begin and end of a tensor's bytes; None after a problem."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
+            type(each) is int and each >= 0 for each in shape
+        ):
+            pass
+        case _:
+            found.problem(shown, Damage.MALFORMED, "its part of the header is unreadable", name)
+            return None
+    if not 0 <= begin <= end:
+        found.problem(shown, Damage.MALFORMED, f"its bytes go from {begin} to {end}", name)
+        return None
+    bits = _ELEMENT_BITS.get(dtype)
+    if bits is None:
+        found.problem(shown, Damage.MALFORMED, f"its type {dtype[:20]!r} is unknown", name)
+        return begin, end
+    for each in shape:
+        bits *= each
+        if bits > 8 << 62:
+            break
+    if bits != 8 * (end - begin):
+        detail = f"{dtype} x {shape} is {(bits + 7) // 8} bytes, but its place has {end - begin}"
+        found.problem(shown, Damage.SIZE, detail, name)
+    return begin, end
+
+
+def _check_layout(places: list[tuple[int, int, str]], size: int, shown: str, found: Verification) -> int:
+    """Report overlaps, gaps and the end of the file; returns where the last tensor ends."""
+    last = 0
+    for begin, end, name in places:
+        if begin < last:
+            found.problem(shown, Damage.MALFORMED, f"its bytes at {begin} overlap those of another", name)
+        elif begin > last:
+            found.problem(shown, Damage.MALFORMED, f"{begin - last} bytes before it belong to nothing", name)
+        if end > size:
+            detail = f"the file has {size} bytes for tensors, where {begin} to {end} hold it"
+            found.problem(shown, Damage.TRUNCATED, detail, name)
+        last = max(last, end)
+    return last
+
+
+def verify_index(index: bytes, shown: str, tensors: dict[str, set[str]], found: Verification) -> None:
+    """Hold `model.safetensors.index.json` against the shards; `tensors` by name of the shard."""
+    try:
+        weights = json.loads(index)["weight_map"]
+        listed = {str(name): str(file) for name, file in weights.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found.problem(shown, Damage.MALFORMED, "it is no index of shards")
+        return
+    for file in sorted(set(listed.values())):
+        if file not in tensors:
+            names = sorted(name for name, each in listed.items() if each == file)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            found.problem(file, Damage.MISSING, f"{shown} expects it, with {names[0]}{more}", names[0])
+    for name, file in sorted(listed.items()):
+        if file in tensors and name not in tensors[file]:
+            found.problem(file, Damage.MISSING, f"{shown} expects it there", name)
