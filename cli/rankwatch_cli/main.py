@@ -67,6 +67,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "compare": Command(
             "compare", "say what became worse from one run to another, for CI", extra="diagnosis"
         ),
+        "goodput": Command(
+            "goodput",
+            "say what the time of a run went to, what it cost, what would be better",
+            extra="diagnosis",
+        ),
         "table": Command(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),

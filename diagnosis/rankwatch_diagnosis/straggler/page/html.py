@@ -6,18 +6,15 @@ policy of the page allows its own style and its own script, by their hashes, and
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import jinja2
 from markupsafe import Markup
 
 from rankwatch import __version__
 from rankwatch.settings import printable
+from rankwatch_diagnosis.html_page import part_of, policy, template
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.engine import Examination
 from rankwatch_diagnosis.straggler.page.heat_map import event_words, heat_map
@@ -26,6 +23,7 @@ from rankwatch_diagnosis.straggler.report import doubts, fixed_line, rank_second
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.words import cost_sentence, sentence, whom
 
+_PACKAGE = "rankwatch_diagnosis.straggler.page"
 _MOST_RANKS = 24
 _MOST_CAUSES = 24
 _MOST_SHARES = 6
@@ -47,9 +45,15 @@ def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
     if case is not None and by_rank is not None:
         worst = worst_step(case, by_rank)
         pictures = {"map": heat_map(case, by_rank, verdict), "path": worst.picture}
-    style, script = _part("page.css"), _part("page.js")
-    return _template().render(
-        policy=Markup(f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"),
+    style, script = part_of(_PACKAGE, "page.css"), part_of(_PACKAGE, "page.js")
+    filters: dict[str, Callable[..., object]] = {
+        "duration": _duration,
+        "signed": _signed,
+        "percent": _percent,
+        "printable": printable,
+    }
+    return template(part_of(_PACKAGE, "page.html"), filters).render(
+        policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
         data=_embedded(pictures),
@@ -66,20 +70,6 @@ def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
         **_ranks(by_rank),
         unjudged=[*_unjudged(verdict, by_rank)],
     )
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters.update(duration=_duration, signed=_signed, percent=_percent, printable=printable)
-    return environment.from_string(_part("page.html"))
-
-
-def _part(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _embedded(value: object) -> Markup:

@@ -1,0 +1,1 @@
+"""The goodput of a run as a page in one file."""

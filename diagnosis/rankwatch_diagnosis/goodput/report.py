@@ -1,0 +1,209 @@
+"""The goodput of a run for people, as lines of text, and for programs, as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rankwatch.conventions import GoodputState
+from rankwatch.settings import printable
+from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput
+from rankwatch_diagnosis.goodput.what_if import IntervalAdvice, WhatIf, interval_advice, what_ifs
+from rankwatch_diagnosis.json_value import json_value
+
+WORDS = {"straggler_removed": "no straggler", "restarts_halved": "half as many restarts"}
+_MOST_ATTEMPTS = 20
+_GAIN_WORTH_IT = 0.01
+
+
+def lines(run: RunGoodput) -> list[str]:
+    """The ledger, the attempts, what would be better, and what could not be seen."""
+    return [
+        printable(each)
+        for each in (
+            *_headline(run),
+            "",
+            *_ledger(run),
+            "",
+            *_timeline(run),
+            "",
+            *_what_if(run),
+            *_unseen(run),
+        )
+    ]
+
+
+def _headline(run: RunGoodput) -> Iterator[str]:
+    yield headline(run)
+    ratios = {
+        "scheduling": run.scheduling,
+        "runtime": run.runtime,
+        "ETTR": run.ettr,
+        "MFU": run.flops_utilisation,
+    }
+    yield "  " + "   ".join(f"{name} {share(value)}" for name, value in ratios.items())
+
+
+def _ledger(run: RunGoodput) -> Iterator[str]:
+    prices = "".join(f"{price_head(each):>18}" for each in run.costs)
+    yield f"  {'state':<14}{'rank time':>12}{'share':>9}{prices}"
+    for state in ordered_states(run):
+        part = run[state] / run.requested if run.requested else None
+        costs = "".join(f"{each.by_state.get(state, 0.0):>18,.2f}" for each in run.costs)
+        yield f"  {state:<14}{duration(run[state]):>12}{share(part):>9}{costs}"
+    totals = "".join(f"{each.total:>18,.2f}" for each in run.costs)
+    yield f"  {'sum':<14}{duration(run.requested):>12}{share(1.0 if run.requested else None):>9}{totals}"
+    if not run.costs:
+        yield "  no price is known, so there is no cost"
+
+
+def _timeline(run: RunGoodput) -> Iterator[str]:
+    if not run.attempts:
+        yield "  no attempts are known"
+        return
+    yield f"  {'attempt':<9}{'started':<21}{'lasted':>10}{'ranks':>8}  {'steps':<16}ended"
+    shown = run.attempts[-_MOST_ATTEMPTS:]
+    if len(shown) < len(run.attempts):
+        yield f"  ({len(run.attempts) - len(shown)} earlier attempts)"
+    for each in shown:
+        lasted, size = duration(each.ended - each.started), each.world_size or "?"
+        yield (
+            f"  {each.number:<9}{moment(each.started):<21}{lasted:>10}{size:>8}  "
+            f"{steps_of(each):<16}{ended_words(each)}"
+        )
+
+
+def _what_if(run: RunGoodput) -> Iterator[str]:
+    yield "  what if"
+    yield f"    {advice_words(interval_advice(run))}"
+    for each in what_ifs(run):
+        yield f"    {change_words(each, run)}"
+
+
+def _unseen(run: RunGoodput) -> Iterator[str]:
+    if run.unseen:
+        yield ""
+        yield "  not seen"
+        yield from (f"    {each}" for each in run.unseen)
+
+
+def headline(run: RunGoodput) -> str:
+    """The result in one sentence."""
+    spent = duration(run.requested)
+    return f"run {run.run}: {share(run.ettr)} of {spent} of rank time made progress that lasts"
+
+
+def ordered_states(run: RunGoodput) -> list[GoodputState]:
+    """Those with any time: productive first, then by what they took."""
+    found = [each for each in GoodputState if run[each] > 0.0]
+    return sorted(found, key=lambda each: (each is not GoodputState.PRODUCTIVE, -run[each]))
+
+
+def advice_words(advice: IntervalAdvice | str) -> str:
+    """The advice as a sentence."""
+    if isinstance(advice, str):
+        return f"checkpoint interval: {advice}"
+    if advice.gain < _GAIN_WORTH_IT:
+        return (
+            f"checkpoints every {duration(advice.present_seconds)}: good as it is (best "
+            f"{duration(advice.best_seconds)}, worth {share(advice.gain)} more); {_basis_of(advice)}"
+        )
+    return (
+        f"checkpoints every {duration(advice.best_seconds)} instead of {duration(advice.present_seconds)}: "
+        f"worth {share(advice.gain)} of the time; {_basis_of(advice)}"
+    )
+
+
+def _basis_of(advice: IntervalAdvice) -> str:
+    between = [advice.failure_interval_seconds, advice.failure_interval_low, advice.failure_interval_high]
+    mean, fewest, most = map(duration, between)
+    low, high = duration(advice.low_seconds), duration(advice.high_seconds)
+    return (
+        f"a save blocks for {duration(advice.blocking_seconds)}, {advice.interruptions} interruptions, "
+        f"one in {mean} (90 % between {fewest} and {most}: best {low} to {high})"
+    )
+
+
+def change_words(change: WhatIf, run: RunGoodput) -> str:
+    """What a change would be worth, with the money where a price is known."""
+    money = "".join(
+        f", {each.total * change.rank_seconds / run.requested:,.2f} {each.currency} ({each.basis})"
+        for each in run.costs
+    )
+    return (
+        f"{WORDS[change.change]}: {share(change.ettr)} instead of {share(run.ettr)}, saves "
+        f"{duration(change.rank_seconds)} of rank time{money}"
+    )
+
+
+def as_json(run: RunGoodput) -> dict[str, Any]:
+    """The goodput with all of its parts, for programs. Ratios and what is not known are null."""
+    advice = interval_advice(run)
+    return {
+        "run": run.run,
+        "source": run.source,
+        "rank_seconds": json_value({state.value: run[state] for state in GoodputState}),
+        "goodput": json_value(
+            {
+                "scheduling": run.scheduling,
+                "runtime": run.runtime,
+                "ettr": run.ettr,
+                "flops_utilisation": run.flops_utilisation,
+            }
+        ),
+        "costs": [
+            {
+                "currency": each.currency,
+                "basis": each.basis,
+                "total": each.total,
+                "by_state": json_value(each.by_state),
+            }
+            for each in run.costs
+        ],
+        "attempts": [json_value(asdict(each)) for each in run.attempts],
+        "saves": None if run.saves is None else json_value(asdict(run.saves)),
+        "checkpoint_interval": {"reason": advice} if isinstance(advice, str) else json_value(asdict(advice)),
+        "what_if": [json_value(asdict(each)) for each in what_ifs(run)],
+        "not_seen": list(run.unseen),
+    }
+
+
+def price_head(cost: Cost) -> str:
+    """Currency and basis of a column of money."""
+    return f"{cost.currency} ({cost.basis})"
+
+
+def share(ratio: float | None) -> str:
+    """A ratio as a percentage; `unknown` for None."""
+    return "unknown" if ratio is None else f"{100 * ratio:.1f}%"
+
+
+def duration(seconds: float) -> str:
+    """With three digits, in the largest unit that fits."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            value = seconds / size
+            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def moment(wall: float) -> str:
+    """A Unix time, in UTC."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(wall))
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def steps_of(attempt: AttemptGoodput) -> str:
+    """The steps of an attempt."""
+    if attempt.last_step is None:
+        return "-"
+    return f"{'?' if attempt.first_step is None else attempt.first_step} to {attempt.last_step}"
+
+
+def ended_words(attempt: AttemptGoodput) -> str:
+    """How an attempt ended."""
+    return "runs" if attempt.running else attempt.ended_how or "not known"
