@@ -49,6 +49,8 @@ BLOCKS = 4
 """Short blocks in a long one."""
 _MEAN_BEND = math.sqrt(2.0 / math.pi) * math.sqrt(6.0)
 """Mean of |a - 2b + c| of three values of Gaussian noise with standard deviation 1."""
+KEPT_BENDS = 4
+"""So much the bends of the process before count in the next."""
 _LARGEST_BEND = 4.0
 """A bend beyond this many of those that independent noise would have is taken as that."""
 
@@ -64,16 +66,23 @@ class _Blocks:
         self.sigma = 0.0
         self._scale = math.sqrt(steps) / _MEAN_BEND
         self._memory = memory
-        self._blocks = 0
+        self._bends = self._means = 0
         self._before = self._last = 0.0
+
+    def begin_process(self) -> None:
+        """Values go on elsewhere; their noise is probably what it was, but new values soon count more."""
+        self._means = 0
+        self._bends = min(self._bends, KEPT_BENDS)
 
     def add(self, mean: float, sigma: float) -> None:
         """Take the mean of a block; sigma: of the noise, which bounds what one block can say."""
-        self._blocks += 1
-        if self._blocks > 2:
+        if self._means == 2:
             bend = abs(self._before - 2.0 * self._last + mean) * self._scale
             bend = min(bend, _LARGEST_BEND * max(sigma, self.sigma))
-            self.sigma += (bend - self.sigma) / min(self._blocks - 2, self._memory)
+            self._bends += self._bends < self._memory
+            self.sigma += (bend - self.sigma) / self._bends
+        else:
+            self._means += 1
         self._before, self._last = self._last, mean
 
 
@@ -120,13 +129,14 @@ CALM_SIGMAS = 1.0
 """... below which all is well again."""
 CONFIRM_STEPS = 12
 """Suspicious steps without falling back after which the loss diverges."""
-PEAK_WEIGHT = 0.5
-"""Weight of a new value in the short average of a suspicious loss: a memory of two steps."""
-PEAK_KEPT = 0.98
-"""Its highest excess is forgotten by this part a step: what stays at half of a spike has not recovered."""
+FAST_WEIGHT = 0.5
+"""Weight of a new value in the fast average of a suspicious loss: a memory of two steps."""
+PEAK_WEIGHT = 0.1
+"""Weight of the fast average's logarithm in that of its peak: what halves in less than 20 steps falls back,
+and what stays, however far below its peak, does so for some 30 steps at most."""
 FALLEN_BACK = 0.7
 """Below this part of the highest excess the loss is falling back, and ..."""
-BACK_UP = 0.9
+BACK_UP = 0.8
 """... above this part it has swung up again."""
 MOST_SWINGS = 3
 """A loss that swings up so often, and is never calm between, diverges."""
@@ -154,6 +164,8 @@ class LossStatistics:
         self.trend = math.nan
         """The slow average; of the process before, until this one reports a loss."""
         self._confirm_steps = confirm_steps
+        self._short = _Blocks(BLOCK_STEPS, memory=25)
+        self._slow = _Blocks(BLOCK_STEPS * BLOCKS, memory=16)
         self.begin_process()
 
     def begin_process(self) -> None:
@@ -169,8 +181,8 @@ class LossStatistics:
         """Once warm, the loss may still rise for a while."""
         self._last = math.nan
         self._distance = 0.0
-        self._short = _Blocks(BLOCK_STEPS, memory=25)
-        self._slow = _Blocks(BLOCK_STEPS * BLOCKS, memory=16)
+        self._short.begin_process()
+        self._slow.begin_process()
         self._long = math.nan
         self._anchor()
 
@@ -188,7 +200,7 @@ class LossStatistics:
     def _calm(self) -> None:
         self.diverging = False
         """The loss has risen for long enough and does not fall back."""
-        self._suspicious = self._falling = False
+        self._suspicious = self._falling = self._came_down = False
         self._held = self._swings = self._frozen = 0
         self._frozen_at = self._fast = self._peak = 0.0
 
@@ -202,7 +214,7 @@ class LossStatistics:
 
     def _allow_rise(self) -> None:
         self._grace = GRACE_STEPS
-        rise = max(GRACE_RISE * abs(self.trend), DIVERGENCE_SIGMAS * self.sigma)
+        rise = max(GRACE_RISE * abs(self.trend), self.sigma)
         self._level = self.trend + rise  # in place of trend and level, until the grace is over
 
     @property
@@ -326,8 +338,9 @@ class LossStatistics:
 
     def _judge(self, value: float, at: float) -> None:
         """Decide whether a suspicious loss diverges, recovers, or is what the run is meant to do."""
-        fast = self._fast = self._fast + (value - self.expected - self._fast) * PEAK_WEIGHT
-        peak = self._peak = max(fast, self._peak * PEAK_KEPT)
+        fast = self._fast = self._fast + (value - self.expected - self._fast) * FAST_WEIGHT
+        fast = max(fast, 0.5 * self.sigma)  # the ratio of anything less is noise
+        peak = self._peak = max(fast, self._peak * (fast / self._peak) ** PEAK_WEIGHT) if self._peak else fast
         if self.deviation <= CALM_SIGMAS:
             self._calm()
         elif self.diverging:
@@ -335,17 +348,17 @@ class LossStatistics:
             if self._frozen >= FROZEN_STEPS and at - self._frozen_at >= (FROZEN_SECONDS if at else 0.0):
                 self._anchor()
         elif fast < FALLEN_BACK * peak:
-            self._held, self._falling = 0, True
+            self._held, self._falling, self._came_down = 0, True, True
         elif not self._falling or fast > BACK_UP * peak:
             self._confirm(at)
 
     def _confirm(self, at: float) -> None:
         """Count a step on which the loss does not fall back; it diverges after enough, or enough swings."""
         self._held += 1
-        if self._falling:
-            self._falling = False
-            if self._fast > PULL_SIGMAS * self.sigma:  # less is noise
-                self._swings += 1
+        self._falling = False
+        if self._came_down and self._fast > PULL_SIGMAS * self.sigma:  # less is noise
+            self._came_down = False
+            self._swings += 1
         lasts = self._held >= self._confirm_steps or self._swings >= MOST_SWINGS
         if lasts and self.deviation > DIVERGENCE_SIGMAS and self._confirm_steps < math.inf:
             self.diverging, self._frozen_at = True, at
