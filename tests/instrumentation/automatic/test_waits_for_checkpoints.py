@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.layout import FAILED_BESIDE, RecordKind
 from support.automatic.programs import errors, run_program, saved
 from support.training.blackbox import of_kind
 
@@ -50,6 +50,7 @@ def main():
     step({WAITED} + 1)
     assert upload.result() is not None
     assert upload.result() is not None
+    dcp.async_save(state, checkpoint_id=HERE + "/next").result()
     step({IMPATIENT})
     upload = dcp.async_save(state, storage_writer=Slow(HERE + "/impatient"))
     try:
@@ -140,3 +141,19 @@ def test_wait_for_staging(box: Path) -> None:
         pytest.skip("this torch has no stager that copies in the background")
     assert [each.stage for each in found].count("synchronize_staging") == 1
     waits(box, STAGED)
+
+
+def test_overlaps(box: Path) -> None:
+    """A save overlaps if training has waited for the one before, which began before the last step. One whose
+    end is waited for at once makes the next one late, but overlaps with none."""
+    began = of_kind(box, RecordKind.CHECKPOINT_BEGAN)
+    overlaps = [int(step) for step, overlaps in (each.payload for each in began) if overlaps]
+    assert overlaps == [WAITED + 1]
+    ended = {each.start for each in of_kind(box, RecordKind.CHECKPOINT) if not each.payload[2]}
+    assert {each.start for each in began} == ended
+
+
+def test_late_failure(box: Path) -> None:
+    """A save whose failure comes up after its call is told apart from one whose call fails."""
+    outcomes = {int(each.payload[1]): each.payload[3] for each in of_kind(box, RecordKind.CHECKPOINT)}
+    assert outcomes[FAILED] == FAILED_BESIDE
