@@ -135,6 +135,17 @@ class RuleConfig:
     """The same for a run that declares a checkpoint interval, in intervals."""
     checkpoint_for_seconds: float = 60.0
     """How long the last good checkpoint must be too old."""
+    checkpoint_overlaps: float = 2.0
+    """Saves that were not finished when the next one began from which an alert is raised. The save at the end
+    of a run often meets the one before."""
+    checkpoint_overlap_window_seconds: float = 7200.0
+    """Within this time."""
+    checkpoint_write_factor: float = 3.0
+    """How much longer than the median rank a rank must write in a save to be named."""
+    checkpoint_write_skew_seconds: float = 10.0
+    """The same in seconds: nobody waits long for a slow writer of small files."""
+    checkpoint_writers: int = 3
+    """Fewest ranks that write for one of them to be named."""
 
     goodput_window_seconds: float = 3600.0
     """Window of goodput, badput by cause and cost. An hour holds a checkpoint, and is what sliding ETTR is
@@ -288,6 +299,7 @@ class RuleConfig:
         return replace(
             scaled,
             checkpoint_age_budget_seconds=600.0,
+            checkpoint_write_skew_seconds=1.0,
             page_least_ranks={DEFAULT_CLASS: 1.0},
             straggler_least_residual=scaled.straggler_residual,
         )
@@ -319,6 +331,7 @@ _LEAST_SCRAPES = {
     "goodput_window_seconds": 60,
     "goodput_interval_seconds": 1,
     "interval_advice_window_seconds": 240,
+    "checkpoint_overlap_window_seconds": 30,
     "absence_window_seconds": 10,
     "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,

@@ -31,6 +31,7 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.NAME: ("loss", "gradient_norm"),
     Label.UNIT: ("tokens",),
     Label.OPERATION: ("save", "all_reduce"),
+    Label.CHECKPOINT_STAGE: ("write",),
     Label.OUTCOME: ("success", "failure"),
     Label.MODE: ("user", "idle"),
     Label.STATE: ("running",),

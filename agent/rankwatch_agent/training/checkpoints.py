@@ -173,7 +173,6 @@ class RankCheckpoints:
         """The series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
             yield from _operation_series((*key, operation), totals)
-        yield _one("rankwatch_checkpoint_saves_overlapped_total", key, self.overlapped)
         yield _one("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
         under_way = self.saves_under_way()
         yield _one("rankwatch_checkpoint_saves_pending", key, len(under_way))
@@ -208,10 +207,11 @@ def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iter
         yield _one("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
         yield _one("rankwatch_checkpoint_blocking_seconds_total", at, totals.blocking_seconds)
         yield _one("rankwatch_checkpoint_operation_bytes_total", at, totals.bytes)
+    failures = dict.fromkeys(totals.stage_seconds, 0) | totals.stage_failures
     for name, by_stage in (
         ("rankwatch_checkpoint_stage_seconds_total", totals.stage_seconds),
         ("rankwatch_checkpoint_stage_bytes_total", totals.stage_bytes),
-        ("rankwatch_checkpoint_stage_failures_total", totals.stage_failures),
+        ("rankwatch_checkpoint_stage_failures_total", failures),
     ):
         for stage, value in by_stage.items():
             yield _one(name, (*at, stage), value)

@@ -31,6 +31,8 @@ def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "")
     yield _one("rankwatch_run_info", named, 1)
     yield _one("rankwatch_run_attempt", (run,), header.identity.attempt)
     yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
+    overlapped = max(each.totals.checkpoints.overlapped for each in ranks)
+    yield _one("rankwatch_checkpoint_saves_overlapped_total", (run,), overlapped)
     if header.checkpoint_interval_seconds is not None:
         yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
 

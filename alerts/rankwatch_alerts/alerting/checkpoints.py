@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, matching, value_of
+from rankwatch_alerts.alerting.alert import (
+    OF_RANK,
+    OF_RUN,
+    alert_rule,
+    looked_up,
+    matching,
+    opened_on,
+    value_of,
+)
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
+from rankwatch_alerts.recording.checkpoints import COMPLETE, COMPLETE_STEP, WRITE_MEDIAN, WRITE_SKEW
+from rankwatch_alerts.recording.steps import LIVING
+from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration
+
+_DASHBOARD = opened_on(CHECKPOINTS_GOODPUT_UID, *OF_RUN)
+
+
+def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """All of them."""
+    return (
+        checkpoint_failed(config),
+        checkpoint_stale(config),
+        checkpoint_overlap(config),
+        checkpoint_writer_slow(config),
+        resumed_from_older(config),
+    )
 
 
 def checkpoint_failed(config: RuleConfig) -> AlertRule:
     """A warning: work is at risk only once the last good checkpoint is old, which has its own alert."""
     failures = 'operation=~"save|verify", outcome="failure"'
     window = duration(config.event_window_seconds)
+    of_operation = (*OF_RANK, "operation")
+    stage = looked_up(
+        "topk(1, sum by (checkpoint_stage) (increase("
+        f"rankwatch_checkpoint_stage_failures_total{matching(of_operation)}[{window}])) > 0)",
+        of_operation,
+        '{{ . | first | label "checkpoint_stage" }}',
+        "not known",
+    )
     return alert_rule(
         config,
         Alert.CHECKPOINT_FAILED,
@@ -26,7 +57,8 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
         description=(
             "Checkpoint {{ $labels.operation }} failed on rank {{ $labels.rank }} of run "
             "{{ $labels.run }} on node {{ $labels.node }} in the last "
-            f"{window}. Check space, mount and errors of the checkpoint path on that node, and that "
+            f"{window}; stage that fails most on it: {stage}. "
+            "Check space, mount and errors of the checkpoint path on that node, and that "
             "an older good checkpoint is kept."
         ),
     )
@@ -62,4 +94,88 @@ def checkpoint_stale(config: RuleConfig) -> AlertRule:
             f"stopped now; the budget is {budget}. Check whether it saves at all, and whether its saves fail "
             "or do not verify."
         ),
+    )
+
+
+def checkpoint_overlap(config: RuleConfig) -> AlertRule:
+    """Saves in the background take longer than the time between two of them."""
+    window = duration(config.checkpoint_overlap_window_seconds)
+    return alert_rule(
+        config,
+        Alert.CHECKPOINT_OVERLAP,
+        # Half below the number, because `increase` extrapolates.
+        f"""
+            max by ({RUN}) (increase(rankwatch_checkpoint_saves_overlapped_total[{window}]))
+            > {config.checkpoint_overlaps - 0.5:g}
+            and on ({RUN})
+            run:rankwatch_ranks_running:sum > 0
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="Saves are not finished when the next one begins.",
+        description=(
+            "In run {{ $labels.run }}, "
+            f'{{{{ $value | printf "%.0f" }}}} saves in the last {window} began while the one before was not '
+            "finished. Training waits for it, or a new save is at the mercy of two. Save less often, or make "
+            "saves faster: find the slowest stage and writer."
+        ),
+        dashboard=_DASHBOARD,
+    )
+
+
+def checkpoint_writer_slow(config: RuleConfig) -> AlertRule:
+    """One rank holds up the save of all."""
+    excess = config.checkpoint_write_factor - 1
+    size = value_of(f"rankwatch_checkpoint_bytes{matching(OF_RANK)}", OF_RANK, "unknown size", "humanize1024")
+    usual = value_of(
+        f"quantile(0.5, rankwatch_checkpoint_bytes{matching(OF_RUN)})", OF_RUN, "unknown", "humanize1024"
+    )
+    median = value_of(f"{WRITE_MEDIAN}{matching(OF_RUN)}", OF_RUN, "not known", "humanizeDuration")
+    return alert_rule(
+        config,
+        Alert.CHECKPOINT_WRITER_SLOW,
+        f"""
+            {WRITE_SKEW}
+            > on ({RUN}) group_left ()
+            clamp_min({excess:g} * {WRITE_MEDIAN}, {config.checkpoint_write_skew_seconds:g})
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="One rank writes its part of the checkpoint much more slowly than the others.",
+        description=(
+            "In the last save of run {{ $labels.run }}, rank {{ $labels.rank }} on node {{ $labels.node }} "
+            f"wrote for {{{{ $value | humanizeDuration }}}} longer than the median rank ({median}). It wrote "
+            f"{size}B, the median rank {usual}B. If it wrote as much as the others, check the storage "
+            "and the network of that node; else balance the parts."
+        ),
+        dashboard=_DASHBOARD,
+    )
+
+
+def resumed_from_older(config: RuleConfig) -> AlertRule:
+    """The run does work again that a newer checkpoint holds."""
+    complete = value_of(f"{COMPLETE_STEP}{matching(OF_RUN)}", OF_RUN, "unknown", 'printf "%.0f"')
+    return alert_rule(
+        config,
+        Alert.RESUMED_FROM_OLDER,
+        # A difference of one may be a matter of counting. The attempt began after that checkpoint.
+        f"""
+            max by ({RUN}) (rankwatch_rank_restored_step {LIVING})
+            < on ({RUN})
+            {COMPLETE_STEP} - 1
+            and on ({RUN})
+            run:rankwatch_rank_start_timestamp_seconds:min > on ({RUN}) {COMPLETE}
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="A run has resumed from an older checkpoint than its newest complete one.",
+        description=(
+            'Run {{ $labels.run }} has resumed from step {{ $value | printf "%.0f" }}, although its newest '
+            f"complete checkpoint is of step {complete}. Unless that is meant, find out why the newer one "
+            "was passed over before the next save or clean-up removes it."
+        ),
+        dashboard=_DASHBOARD,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import agent_rules
 from rankwatch_alerts.recording.causes import data_loading_rules, jitter_rules, stage_rules
+from rankwatch_alerts.recording.checkpoints import checkpoint_rules
 from rankwatch_alerts.recording.collectives import collective_rules, network_rules
 from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_time_rules
 from rankwatch_alerts.recording.goodput import goodput_rules, interval_advice_rules
@@ -37,6 +38,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             interval_seconds=interval,
             rules=(
                 *progress_rules(config),
+                *checkpoint_rules(config),
                 *run_rules(config),
                 *agent_rules(config),
                 *stall_place_rules(config),

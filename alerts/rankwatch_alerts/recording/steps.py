@@ -8,11 +8,12 @@ from __future__ import annotations
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import ENDED, RANK, RUNNING, RecordingRule, duration, recorded
 
-_LIVING = f"and on ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1)"
+LIVING = f"and on ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1)"
+"""Appended to a series of ranks: only those that run."""
 
 
 def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Which ranks run, and when the run last made progress or saved a good checkpoint."""
+    """Which ranks run, and when the run last made progress."""
     return (
         recorded(
             "rank:rankwatch_rank_running:bool",
@@ -31,33 +32,10 @@ def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             "run:rankwatch_rank_start_timestamp_seconds:min",
             # Of running ranks: whatever ended before this belongs to an earlier attempt.
             f"""
-                min by (cluster, run) (rankwatch_rank_start_timestamp_seconds {_LIVING})
+                min by (cluster, run) (rankwatch_rank_start_timestamp_seconds {LIVING})
             """,
         ),
         *_progress_rules(config),
-        recorded(
-            "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
-            # The earliest start within the lookback: a run that restarts all the time saves nothing either.
-            # A run that declares no interval may never want to save.
-            f"""
-                max by (cluster, run) (rankwatch_checkpoint_last_good_timestamp_seconds)
-                or
-                min by (cluster, run) (
-                  min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
-                )
-                and on (cluster, run)
-                rankwatch_run_checkpoint_interval_seconds
-            """,
-        ),
-        recorded(
-            "run:rankwatch_checkpoint_age_budget_seconds:max",
-            f"""
-                {config.checkpoint_declared_intervals:g}
-                * max by (cluster, run) (rankwatch_run_checkpoint_interval_seconds)
-                or
-                0 * run:rankwatch_ranks_running:sum + {config.checkpoint_age_budget_seconds:g}
-            """,
-        ),
     )
 
 
@@ -69,10 +47,10 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             # The later of both; the label `of` keeps them apart.
             f"""
                 max by (cluster, run) (
-                  max by (cluster, run) (rankwatch_progress_timestamp_seconds {_LIVING})
+                  max by (cluster, run) (rankwatch_progress_timestamp_seconds {LIVING})
                   or
                   label_replace(
-                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds {_LIVING}),
+                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds {LIVING}),
                     "of", "start", "", ""
                   )
                 )
@@ -83,7 +61,7 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             # A rank without a timeout does what its history does not hold yet, such as a first save.
             f"""
                 clamp_min(
-                  max by (cluster, run) (rankwatch_progress_timeout_seconds {_LIVING}),
+                  max by (cluster, run) (rankwatch_progress_timeout_seconds {LIVING}),
                   {config.stall_floor_seconds:g}
                 )
                 unless on (cluster, run)

@@ -61,8 +61,9 @@ CHECKPOINTS = (
     counter(
         "rankwatch_checkpoint_saves_overlapped_total",
         "1",
-        _RANK,
-        "Saves that began while one before was not finished, or right after training had waited for it.",
+        (Label.RUN,),
+        "Saves that began while one before was not finished, or right after training had waited for it, on "
+        "the rank of this node that has most of them.",
     ),
     counter(
         "rankwatch_checkpoint_background_failures_total",

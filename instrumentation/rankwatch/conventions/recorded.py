@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
+from rankwatch.conventions.recorded_checkpoints import RECORDED_CHECKPOINTS
 from rankwatch.conventions.recorded_goodput import RECORDED_GOODPUT
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
@@ -41,17 +42,6 @@ _PROGRESS = (
         "run:rankwatch_progress_timeout_seconds:max",
         _RUN,
         "Longest time without progress that is normal for the run: learnt, above a floor, or the fallback.",
-    ),
-    recorded(
-        "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
-        _RUN,
-        "Unix time of the run's last good checkpoint, or of its earliest start where it has none and "
-        "declares an interval.",
-    ),
-    recorded(
-        "run:rankwatch_checkpoint_age_budget_seconds:max",
-        _RUN,
-        "Age of the last good checkpoint from which an alert is raised.",
     ),
     recorded("run:rankwatch_run_small:bool", _RUN, "1 for a run that has too few ranks to page."),
     recorded(
@@ -268,6 +258,7 @@ _COLLECTIVES = (
 
 RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_PROGRESS,
+    *RECORDED_CHECKPOINTS,
     *RECORDED_STALLS,
     *RECORDED_NODES,
     *_STEPS,

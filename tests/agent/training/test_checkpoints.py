@@ -68,8 +68,11 @@ def test_failures_by_stage(tmp_path: Path) -> None:
                 raise ValueError("no stage")
         except (OSError, ValueError):
             pass
+    with run.checkpoint("save", step=6) as save, save.stage("read"):
+        pass
     run.finish()
     failures = values(_collected(tmp_path), "rankwatch_checkpoint_stage_failures_total")
+    assert failures.pop((*SAVE, "read")) == 0.0  # born at 0, so that an increase is seen
     assert failures == {(*SAVE, stage): 1.0 for stage in ("write", "fsync", "other")}
 
 
@@ -106,7 +109,8 @@ def test_overlap(tmp_path: Path) -> None:
     with run.checkpoint("save", step=9):
         pass
     run.finish()
-    assert _one(_collected(tmp_path), "rankwatch_checkpoint_saves_overlapped_total") == 1.0
+    overlapped = values(_collected(tmp_path), "rankwatch_checkpoint_saves_overlapped_total")
+    assert overlapped == {("job",): 1.0}
 
 
 def test_end_in_the_middle(tmp_path: Path) -> None:
