@@ -20,6 +20,7 @@ from rankwatch_agent.training.conditions import RankCondition, RunConditions
 from rankwatch_agent.training.discovery import Discovery
 from rankwatch_agent.training.exemplars import STEP, Durations, Exemplars
 from rankwatch_agent.training.follower import RankFollower, run_label
+from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
@@ -49,7 +50,7 @@ class RanksCollector:
     notes: takes what becomes spans; None where nobody wants traces.
     exemplars: the traces that belong to measurements.
     events: what the node knows of the end of processes.
-    life_directory: where the counts of attempts are kept; None keeps none.
+    life_directory: where the counts of attempts and the account of time are kept; None keeps none.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -91,6 +92,7 @@ class RanksCollector:
         self._exemplars = exemplars or Exemplars()
         self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
         self._life = LifeCounters(life_directory, wall())
+        self._ledgers = RunLedgers(life_directory, wall())
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -112,6 +114,7 @@ class RanksCollector:
         self._attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._life.update(self._attempts.all(), self._wall(), self._wall_of(0.0))
         self._tracked.update((rank for ranks in runs.values() for rank in ranks), moment)
+        self._ledgers.update(runs, moment)
         self._compare_ranks(runs)
         series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
@@ -155,6 +158,7 @@ class RanksCollector:
             first = ranks[0]
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
+            parts.append(_Part(first, partial(self._ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
         for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
@@ -171,7 +175,7 @@ class RanksCollector:
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
-        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints)
+        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints, self._ledgers.of(run))
         rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
         if rank.run != run:
             rank.close()

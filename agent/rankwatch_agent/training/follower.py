@@ -85,6 +85,8 @@ class RankFollower:
         if in_its_place:
             self.run, self.foreign = run_label(path, self.owner)
         self._missed_before = 0
+        self._missed_seen = 0
+        """Of the present process, and known to the account of its time."""
         self._note_process()
         totals.collectives.resolve_by(self._reader.name, self._groups_now)
 
@@ -125,6 +127,7 @@ class RankFollower:
         self.totals.steps.settle(moment, idle_until)
         self.open_phase = self._innermost_open()
         self._judge(moment)
+        self._keep_account(moment)
 
     @property
     def inode(self) -> int:
@@ -161,6 +164,10 @@ class RankFollower:
         return reader
 
     def _take(self, columns: Columns) -> None:
+        if self._reader.missed > self._missed_seen:
+            self._missed_seen = self._reader.missed
+            if self.totals.ledger is not None:
+                self.totals.ledger.missed()
         self.totals.add(columns, self._reader.name)
         if self.newest.maxlen:
             self.newest.extend(columns.records())
@@ -178,9 +185,12 @@ class RankFollower:
         self._reader.close()
         self._missed_before += self._reader.missed
         self._note_end(self.last_sign)
+        self.totals.steps.settle(math.inf, math.inf)
+        self._end_account()
         if self._before_new_process is not None:
             self._before_new_process(self)
         self._reader = reader
+        self._missed_seen = 0
         self.newest.clear()
         self.totals.begin_process()
         self.totals.collectives.resolve_by(reader.name, self._groups_now)
@@ -256,9 +266,28 @@ class RankFollower:
         return self._reader.missed
 
     def _note_process(self) -> None:
-        """Note the present process for traces, if somebody wants them."""
+        """Note the present process for traces and for the account of its time, if somebody wants them."""
+        self.totals.account(self._reader.header)
         if self.totals.notes is not None:
             self.totals.notes.begin(Process(self.run, self._reader.header, self.owner))
+
+    def _keep_account(self, moment: float) -> None:
+        """Attribute what no step holds: the end of the process, or a stall."""
+        ledger, totals = self.totals.ledger, self.totals
+        if ledger is None or not totals.steps.all_settled:
+            return
+        if self.state in ENDED_STATES and not self.alive:
+            self._end_account()
+        elif self.state not in ENDED_STATES:
+            limit = totals.timeouts.timeout(self.open_phase[0] if self.open_phase else None)
+            since = max(totals.last_progress, self.header.started_monotonic)
+            if limit is not None and moment - since > limit:
+                ledger.stall(moment)
+
+    def _end_account(self) -> None:
+        if self.totals.ledger is not None:
+            in_order = self.totals.lifecycle.ended_by in (Lifecycle.FINISHED, Lifecycle.EXITED)
+            self.totals.ledger.end_process(self.last_sign, in_order=in_order)
 
     def _note_end(self, moment: float) -> None:
         """Note the end of the present process; one that left no word was ended from outside."""

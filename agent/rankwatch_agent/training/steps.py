@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT, TOKENS
+from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.split import Collective, Interval, message_seconds, split_step
 from rankwatch_agent.training.timeouts import SECTIONS, LearntTimeouts
 from rankwatch_agent.training.variation import OpenSteps, StepParts, Variation
@@ -194,11 +195,18 @@ class StepAssembler:
         self._timeouts = timeouts
         self._observe = observe
         self._settled = settled
+        self.ledger: RankLedger | None = None
+        """Takes each step and section, where somebody keeps account of the time."""
         self._pending: tuple[float, float, int] | None = None
         self._last_end: float | None = None
         """Of the last step that was settled."""
         self._sections_since = 0.0
         """Seconds of checkpoints and evaluations that lay outside of steps, since then."""
+
+    @property
+    def all_settled(self) -> bool:
+        """Whether no step waits to be settled."""
+        return self._pending is None
 
     def begin_process(self) -> None:
         """Another process takes the rank."""
@@ -256,6 +264,8 @@ class StepAssembler:
             self._settled(number, start, end, inside, held)
         step = self._open.of(number)
         parts, own = split_step(start, end, inside, held)
+        if self.ledger is not None:
+            self.ledger.step(number, start, end, parts, self._normal_pause)
         self.message_seconds += message_seconds(start, end, held)
         # On a GPU the host's phases show when work was enqueued, not how long it took.
         if not self.device_seconds:
@@ -306,3 +316,8 @@ class StepAssembler:
             if name in SECTIONS:
                 self._timeouts.section(name, seconds)
                 self._sections_since += seconds
+            if self.ledger is not None:
+                self.ledger.section(began, ended, name)
+
+    def _normal_pause(self) -> float | None:
+        return self._timeouts.timeout(None)

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.columns import Columns
 from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.records import Header
 from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
 from rankwatch.conventions.traces import SCALARS
 from rankwatch.settings import printable
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.failures import Failure, kind_of
+from rankwatch_agent.training.goodput.rank_ledger import RankLedger
+from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.loss import LossStatistics
 from rankwatch_agent.training.spans.records import RankNotes
 from rankwatch_agent.training.split import Collective, Interval
@@ -46,6 +49,7 @@ class RankTotals:
 
     observe_step: takes the duration of each step in seconds, for the histogram of the run.
     observe_checkpoint: takes each checkpoint operation with its duration in seconds.
+    ledgers: keep account of the rank's time, with those of the other ranks of the run.
     notes: takes steps, checkpoints and evaluations for traces.
     max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
         in `names.dropped` and otherwise ignored.
@@ -57,11 +61,15 @@ class RankTotals:
         max_names: int,
         notes: RankNotes | None = None,
         observe_checkpoint: Callable[[str, float], None] | None = None,
+        ledgers: RunLedger | None = None,
     ) -> None:
         self.names = BoundedNames(max_names)
         self.records = 0
         self.timeouts = LearntTimeouts()
         self._observe_checkpoint = observe_checkpoint
+        self._ledgers = ledgers
+        self.ledger: RankLedger | None = None
+        """What the time of the rank is spent on; None where nobody keeps account of it."""
         self.notes = notes
         """For traces; None where nobody wants them."""
         self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
@@ -110,6 +118,12 @@ class RankTotals:
         for names in (self._phase_names, self._scalar_names, self._units):
             names.clear()
         self.collectives.begin_process()
+
+    def account(self, header: Header) -> None:
+        """Keep account of the time of the process that has this header, if anybody wants it."""
+        if self._ledgers is not None:
+            self.ledger = self.steps.ledger = self._ledgers.rank(header)
+            self.ledger.begin_process(header)
 
     def take_failure(self, failure: Failure) -> None:
         """Count what has ended the rank."""
@@ -172,6 +186,8 @@ class RankTotals:
         step, failed = layout.STEP.unpack_from(raw, at)
         if failed:
             self.timeouts.step_failed(end)
+            if self.ledger is not None:
+                self.ledger.step_failed(start)
         else:
             self.checkpoints.stepped(step)
         if self.notes is not None:
@@ -228,6 +244,8 @@ class RankTotals:
                 self.checkpoints.stage_ended(operation, text, end - start, size, step, failed=failed)
             return
         self.checkpoints.operation_ended(operation, start, end, size, step, outcome, blocked)
+        if operation == "load" and blocked > 0.0 and self.ledger is not None:
+            self.ledger.restored(start, end)
         if self._observe_checkpoint is not None:
             self._observe_checkpoint(operation, end - start)
 

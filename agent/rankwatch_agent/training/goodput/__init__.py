@@ -1,0 +1,1 @@
+"""What the time of a run's ranks was spent on."""

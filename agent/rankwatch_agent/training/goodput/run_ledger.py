@@ -1,0 +1,64 @@
+"""The time of a run's ranks on this node, over all of its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rankwatch.blackbox.records import Header
+from rankwatch.conventions import GoodputState
+from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan, AttemptSpans
+from rankwatch_agent.training.goodput.rank_ledger import RankLedger, Seconds
+from rankwatch_agent.training.goodput.transfers import RoleTransfers, Transfers
+
+
+class RunLedger:
+    """The ledgers of the ranks of one run on this node."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankLedger] = {}
+        self.attempts = AttemptSpans()
+        self._roles: dict[str, RoleTransfers] = {}
+
+    @property
+    def seconds(self) -> Seconds:
+        """Rank-seconds by state."""
+        return {state: sum(each.seconds[state] for each in self.ranks.values()) for state in GoodputState}
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps that were done again, on the rank with the most."""
+        return max((each.replayed_steps for each in self.ranks.values()), default=0)
+
+    def rank(self, header: Header) -> RankLedger:
+        """The ledger of a rank, made where there is none."""
+        return self.rank_of(header.identity.rank, str(header.identity.coordinates.get("pp", "")))
+
+    def rank_of(self, number: int, role: str) -> RankLedger:
+        """The same by its number; ranks of one role do the same work."""
+        found = self.ranks.get(number)
+        if found is None:
+            transfers = Transfers(self._roles.setdefault(role, RoleTransfers()))
+            found = self.ranks[number] = RankLedger(self.attempts, transfers, role)
+        return found
+
+    def charge_ended(self, moment: float, living: Collection[int]) -> None:
+        """Attribute the time of ranks that have ended: idle beside others of their attempt, down once the
+        next attempt has begun. `moment` is monotonic, `living` the ranks whose processes live."""
+        newest = self.attempts.newest
+        busy = {self.ranks[each].attempt for each in living if each in self.ranks}
+        for ledger in self.ranks.values():
+            if not ledger.ended:
+                continue
+            if ledger.attempt < newest:
+                ledger.down(self.attempts.by_number[newest].started)
+            elif ledger.attempt in busy:
+                ledger.idle(moment)
+
+    def by_attempt(self) -> Iterator[tuple[int, AttemptSpan, Seconds]]:
+        """Number, span and rank-seconds by state of each attempt, in their order."""
+        for number, span in sorted(self.attempts.by_number.items()):
+            seconds: Seconds = {}
+            for ledger in self.ranks.values():
+                for state, value in ledger.by_attempt.get(number, {}).items():
+                    seconds[state] = seconds.get(state, 0.0) + value
+            yield number, span, seconds

@@ -1,0 +1,90 @@
+"""The ledgers of all runs of this node, kept across restarts of the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankwatch.conventions import ENDED_STATES, metric
+from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.state_file import StateFile
+from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.goodput.run_ledger import RunLedger
+from rankwatch_agent.training.goodput.saved import load_run, save_run
+
+FORGET_SECONDS = 86400.0
+"""After which a run that was not seen any more is forgotten: the next attempt counts its time as down."""
+SAVE_SECONDS = 10.0
+_MOST_RUNS = 200
+_FORMAT = 1
+_SECONDS = metric("rankwatch_goodput_seconds_total")
+_REPLAYED = metric("rankwatch_replayed_steps_total")
+_HIGHEST = metric("rankwatch_run_highest_step")
+
+
+class RunLedgers:
+    """By the name of the run, as labels name it.
+
+    directory: where they are kept; without one they begin anew with the agent.
+    started: Unix time at which the agent started.
+    """
+
+    def __init__(self, directory: Path | None, started: float) -> None:
+        self._runs: dict[str, RunLedger] = {}
+        self._seen: dict[str, float] = {}
+        """Run -> Unix time at which it was seen last."""
+        self._started = started
+        self._saved = 0.0
+        self._file: StateFile | None = None
+        if directory is not None:
+            self._file = StateFile(directory / "goodput.json", "the account of time begins anew")
+            self._file.load(self._load)
+
+    def of(self, run: str) -> RunLedger:
+        """The ledger of a run, made where there is none."""
+        found = self._runs.get(run)
+        if found is None:
+            found = self._runs[run] = RunLedger()
+        return found
+
+    def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float) -> None:
+        """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic."""
+        wall = self._started
+        for run, ranks in runs.items():
+            living = {each.header.identity.rank for each in ranks if each.state not in ENDED_STATES}
+            self.of(run).charge_ended(moment, living)
+            wall = self._seen[run] = ranks[0].header.wall(moment)
+        self._forget(wall)
+        if moment >= self._saved + SAVE_SECONDS:
+            self._saved = moment
+            self.save()
+
+    def series(self, run: str) -> Iterator[Series]:
+        """What the time of a run was spent on; every state, from the beginning."""
+        ledger = self._runs[run]
+        for state, seconds in ledger.seconds.items():
+            yield Series(_SECONDS, (run, state), seconds)
+        yield Series(_REPLAYED, (run,), ledger.replayed_steps)
+        if ledger.attempts.highest_step >= 0:
+            yield Series(_HIGHEST, (run,), ledger.attempts.highest_step)
+
+    def save(self) -> None:
+        """Write all of them."""
+        if self._file is not None:
+            runs = {run: [self._seen[run], save_run(self._runs[run])] for run in self._seen}
+            self._file.save({"format": _FORMAT, "runs": runs})
+
+    def _forget(self, wall: float) -> None:
+        oldest_first = sorted(self._seen, key=lambda run: self._seen[run])
+        for run in oldest_first:
+            if self._seen[run] < wall - FORGET_SECONDS or len(self._seen) > _MOST_RUNS:
+                del self._seen[run]
+                self._runs.pop(run, None)
+
+    def _load(self, document: Any) -> None:
+        if document["format"] != _FORMAT:
+            raise ValueError("it has another format")
+        for run, (seen, saved) in document["runs"].items():
+            self._runs[str(run)] = load_run(saved, self._started)
+            self._seen[str(run)] = float(seen)
