@@ -176,8 +176,7 @@ class AgentConfig:
     traces_directory: str = "/var/lib/rankwatch/traces"
     """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
     life_directory: str = "/var/lib/rankwatch/life"
-    """Directory where the agent keeps which attempts of runs it has counted, and their time;
-    without it a restart forgets."""
+    """Directory where the agent keeps what it knows of attempts and their time; else a restart forgets it."""
     mlflow_endpoint: str = ""
     """URL of the MLflow server that is told about the runs which it tracks; empty tells nobody."""
     mlflow_headers_file: Path | None = None
