@@ -207,6 +207,27 @@ def _disk(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         yield DiskCollector(path=path, rootfs=config.rootfs, procfs=config.procfs, schedule=schedule)
 
 
+def _checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if not config.checkpoint_bytes_per_second:
+        return
+    from rankwatch_agent.training.checkpoint_verification.collector import (
+        CheckpointsCollector,
+        VerificationSettings,
+    )
+
+    state = config.checkpoint_state_directory
+    settings = VerificationSettings(
+        bytes_per_second=config.checkpoint_bytes_per_second,
+        path_map=tuple(
+            (source, target)
+            for source, _, target in (each.partition("=") for each in config.checkpoint_path_map)
+        ),
+        rootfs=config.rootfs,
+        directory=Path(state) if state else None,
+    )
+    yield CheckpointsCollector(conditions=shared.run_conditions, settings=settings, schedule=schedule)
+
+
 def _processes(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.process_table import ProcessesCollector
 
@@ -341,6 +362,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "tcp": _tcp,
         "disk": _disk,
         "processes": _processes,
+        "checkpoints": _checkpoints,
         "mounts": _mounts,
         "rdma": _rdma,
         "ethtool": _ethtool,

@@ -24,6 +24,7 @@ class Alert(StrEnum):
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"
     CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
+    CHECKPOINT_DAMAGED = "RankwatchCheckpointDamaged"
     CHECKPOINT_STALE = "RankwatchCheckpointStale"
     CHECKPOINT_OVERLAP = "RankwatchCheckpointOverlap"
     CHECKPOINT_WRITER_SLOW = "RankwatchCheckpointWriterSlow"

@@ -376,6 +376,19 @@ _GOODPUT = (
         no_alert="each cause has an alert of its own",
     ),
     _sli(
+        "checkpoint verification",
+        "Is what was saved still what was written?",
+        "rankwatch_checkpoint_damaged_step",
+        alerts=(Alert.CHECKPOINT_DAMAGED,),
+    ),
+    _sli(
+        "verified checkpoints",
+        "Up to which step has a checkpoint been read and found good?",
+        "rankwatch_checkpoint_verified_step",
+        "rankwatch_checkpoint_verified_timestamp_seconds",
+        no_alert="what is not good has an alert, and a run whose last good checkpoint is old has another",
+    ),
+    _sli(
         "checkpoint interval",
         "Would another interval between checkpoints cost less?",
         "run:rankwatch_checkpoint_interval_advice_seconds:best",

@@ -17,7 +17,7 @@ def test_every_collector_has_its_schedule() -> None:
     config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
     built = build_collectors(config, build_shared(config))
     names = [collector.name for collector in built]
-    several = {"disk": ["disk:/a", "disk:/b"], "traces": []}  # which go nowhere
+    several = {"disk": ["disk:/a", "disk:/b"], "traces": [], "checkpoints": []}  # told nothing
     assert names == [each for name in DEFAULT_SCHEDULES for each in several.get(name, [name])]
     looks_each_second = {"collectives"}  # and asks each rank once in its interval
     assert {each.interval_seconds for each in built if each.name not in looks_each_second} == {7.0}

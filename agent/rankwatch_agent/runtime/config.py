@@ -51,6 +51,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "disk": Schedule(15.0, 10.0),
         # One file of each process of the node.
         "processes": Schedule(30.0, 10.0),
+        # Looks for saves that have ended; a process of its own reads them.
+        "checkpoints": Schedule(5.0, 10.0),
         # A file server that is gone costs two seconds.
         "mounts": Schedule(15.0, 10.0),
         # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
@@ -119,6 +121,12 @@ class AgentConfig:
     """Longest run of a collector in seconds, where not its default."""
     checkpoint_paths: tuple[Path, ...] = ()
     """Absolute paths of checkpoints on the host; the disk collector watches each."""
+    checkpoint_bytes_per_second: float = 0.0
+    """Bytes per second at which each saved checkpoint is read again and verified; 0 verifies none."""
+    checkpoint_path_map: tuple[str, ...] = ()
+    """FROM=TO for paths that are others on the host than in the training process; the first that fits."""
+    checkpoint_state_directory: str = "/var/lib/rankwatch/checkpoints"
+    """Directory where the agent keeps which checkpoints it has verified; without it a restart forgets."""
     network_include: tuple[str, ...] = ()
     """Names (globs) of network interfaces to watch; empty watches all that have hardware."""
     network_exclude: tuple[str, ...] = ("lo",)
@@ -196,7 +204,7 @@ class AgentConfig:
     sysfs: Path = Path("/sys")
     """Where the host's /sys is mounted."""
     rootfs: Path = Path("/")
-    """Where the host's root is mounted; checkpoint_paths are below it."""
+    """Where the host's root is mounted; checkpoints and checkpoint_paths are below it."""
     retention_seconds: float = 3600.0
     """Seconds after the end of a run until it is forgotten and its black boxes are removed."""
     max_runs: int = 100
@@ -223,6 +231,10 @@ class AgentConfig:
         expect(self, "node", bool(self.node), "a name")
         absolute = all(path.is_absolute() for path in self.checkpoint_paths)
         expect(self, "checkpoint_paths", absolute, "absolute paths")
+        rate = self.checkpoint_bytes_per_second
+        expect(self, "checkpoint_bytes_per_second", 0 <= rate < float("inf"), "a number of at least 0")
+        mapped = all(each.startswith("/") and "=/" in each for each in self.checkpoint_path_map)
+        expect(self, "checkpoint_path_map", mapped, "pairs of absolute paths, FROM=TO")
         for name in ("dcgm_endpoint", "otlp_endpoint", "traces_endpoint", "mlflow_endpoint", "dashboard_url"):
             known = not getattr(self, name) or getattr(self, name).startswith(("http://", "https://"))
             expect(self, name, known, "a URL that begins with http:// or https://")

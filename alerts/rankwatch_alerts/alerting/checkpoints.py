@@ -23,6 +23,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
     """All of them."""
     return (
         checkpoint_failed(config),
+        checkpoint_damaged(config),
         checkpoint_stale(config),
         checkpoint_overlap(config),
         checkpoint_writer_slow(config),
@@ -176,6 +177,30 @@ def resumed_from_older(config: RuleConfig) -> AlertRule:
             'Run {{ $labels.run }} has resumed from step {{ $value | printf "%.0f" }}, although its newest '
             f"complete checkpoint is of step {complete}. Unless that is meant, find out why the newer one "
             "was passed over before the next save or clean-up removes it."
+        ),
+        dashboard=_DASHBOARD,
+    )
+
+
+def checkpoint_damaged(config: RuleConfig) -> AlertRule:
+    """Critical: whoever resumes from it trains on wrong numbers, and nothing else says so."""
+    return alert_rule(
+        config,
+        Alert.CHECKPOINT_DAMAGED,
+        """
+            max by (cluster, run, node, path, file, tensor, damage) (
+              rankwatch_checkpoint_damaged_step
+            )
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="A checkpoint on disk is not what was written.",
+        description=(
+            "Checkpoint {{ $labels.path }} of run {{ $labels.run }}, step {{ $value }}, is damaged or "
+            "incomplete: {{ $labels.file }}{{ if $labels.tensor }}, tensor {{ $labels.tensor }}{{ end }} is "
+            "{{ $labels.damage }}. Do not resume from it, and keep the good checkpoint before it: "
+            "`rankwatch checkpoint newest` names it."
         ),
         dashboard=_DASHBOARD,
     )

@@ -8,12 +8,14 @@ from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, RuleConfig
 from rankwatch_dashboards.board import Rows, board, variables_of_run
 from rankwatch_dashboards.checkpoints_goodput.checkpoints import NEWEST, at_a_glance, saving
 from rankwatch_dashboards.checkpoints_goodput.goodput import checkpoint_interval, goodput
+from rankwatch_dashboards.checkpoints_goodput.verification import verification
 from rankwatch_dashboards.panels import RUN
 
 ROWS: Rows = (
     ("Could work be lost?", at_a_glance),
     ("What is saved, and what is at risk?", lambda _: NEWEST),
     ("How do saves go?", saving),
+    ("Is what was saved still what was written?", verification),
     ("Which share of the time makes progress?", goodput),
     ("Would another checkpoint interval cost less?", checkpoint_interval),
 )

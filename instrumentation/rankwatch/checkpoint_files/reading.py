@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -39,10 +40,12 @@ class Pace:
         bytes_per_second: float | None = None,
         progress: Callable[[int], None] | None = None,
         *,
+        keep_cached: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bytes = 0
+        self.keep_cached = keep_cached
         self._rate = bytes_per_second
         self._progress = progress
         self._reported = 0
@@ -77,6 +80,7 @@ class OpenFile:
         found = os.fstat(self._descriptor)
         self.size = found.st_size
         self._modified = found.st_mtime_ns
+        self._forget()
 
     def __enter__(self) -> OpenFile:
         return self
@@ -84,7 +88,14 @@ class OpenFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._forget()
         os.close(self._descriptor)
+
+    def _forget(self) -> None:
+        """Have the system drop what it has of the file in memory, unless it is not on disk yet."""
+        if not self._pace.keep_cached:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, count: int) -> bytes:
         """Exactly these bytes. Raises ShortFileError."""

@@ -20,17 +20,19 @@ def verify(
     *,
     bytes_per_second: float | None = None,
     progress: Callable[[int], None] | None = None,
+    keep_cached: bool = True,
 ) -> Verification:
     """Verify a checkpoint, a file or a folder, of any format that rankwatch knows.
 
     Reads at most `bytes_per_second`, and calls `progress` with the bytes read so far. Executes no pickle,
-    follows no link out of the checkpoint, and blocks on no FIFO or device.
+    follows no link out of the checkpoint, and blocks on no FIFO or device. With `keep_cached=False` it reads
+    what the disk holds, as far as the system can forget what it has in memory, and leaves nothing there.
 
     Raises CheckpointGoneError if there is none, or no more, and CheckpointError for what can be none.
     """
     given = Path(os.path.realpath(path))
     found = Verification(given)
-    pace = Pace(bytes_per_second, progress)
+    pace = Pace(bytes_per_second, progress, keep_cached=keep_cached)
     try:
         mode = given.stat().st_mode
         if stat.S_ISDIR(mode):

@@ -126,4 +126,54 @@ CHECKPOINTS = (
         _RANK,
         "Steps done after the checkpoint that a resume took, over all resumes of the rank on this node.",
     ),
+    gauge(
+        "rankwatch_checkpoint_verified_step",
+        "1",
+        (Label.RUN,),
+        "Step of the newest checkpoint that the agent has read and found good; on the node of rank 0.",
+    ),
+    gauge(
+        "rankwatch_checkpoint_verified_timestamp_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Unix time at which that checkpoint was saved.",
+    ),
+    gauge(
+        "rankwatch_checkpoint_verification_timestamp_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Unix time at which the agent last finished a verification of a checkpoint, whatever it found.",
+    ),
+    gauge(
+        "rankwatch_checkpoint_verification_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Duration of that verification.",
+    ),
+    gauge(
+        "rankwatch_checkpoint_damaged_step",
+        "1",
+        (Label.RUN, Label.PATH, Label.FILE, Label.TENSOR, Label.DAMAGE),
+        "Step of a checkpoint that the agent found damaged or incomplete, with the first problem, until it "
+        "is deleted or saved again.",
+    ),
+    counter(
+        "rankwatch_checkpoint_verifications_total",
+        "1",
+        (Label.OUTCOME,),
+        "Verifications of checkpoints by the agent, by outcome: good, damaged, incomplete, unverifiable, "
+        "gone (deleted meanwhile), failed (could not be read).",
+    ),
+    counter(
+        "rankwatch_checkpoint_verification_bytes_total",
+        "bytes",
+        (),
+        "Size of the checkpoints that the agent has verified.",
+    ),
+    gauge(
+        "rankwatch_checkpoint_verifications_pending",
+        "1",
+        (),
+        "Checkpoints that wait for their verification by the agent, or are being verified.",
+    ),
 )

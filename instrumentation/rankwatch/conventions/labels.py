@@ -33,6 +33,12 @@ class Label(StrEnum):
     REPLICA = "replica"
     """Data-parallel coordinate, empty where the rank states none; ranks of one replica work on the same
     microbatches."""
+    FILE = "file"
+    """A file of a checkpoint, by its path within it."""
+    TENSOR = "tensor"
+    """Name of a tensor of a checkpoint; empty where none is meant alone."""
+    DAMAGE = "damage"
+    """What is wrong with a file of a checkpoint: flipped, truncated, missing, ..."""
     CHECKPOINT_STAGE = "checkpoint_stage"
     """Stage of a checkpoint operation: serialize, write, fsync, ..."""
     HOST = "host"

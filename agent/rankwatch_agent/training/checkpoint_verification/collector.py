@@ -1,0 +1,264 @@
+"""Collector `checkpoints`: has each saved checkpoint verified once, in the background.
+
+The agent on the node of rank 0 does it, so that of the nodes that share a file system one reads, without a
+word between them and without a file of ours in the user's folder. One checkpoint is read at a time, of the
+run whose last verification is the oldest, the newest save first; saves older than a good one are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankwatch.checkpoint_paths import MOST_BYTES, SUFFIX, parse_checkpoints
+from rankwatch.conventions import metric
+from rankwatch.settings import printable
+from rankwatch_agent.runtime.collector import Collection, Schedule, Series
+from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.untrusted import open_regular
+from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
+from rankwatch_agent.training.checkpoint_verification.records import (
+    Saved,
+    VerificationRecord,
+    VerificationRecords,
+)
+from rankwatch_agent.training.conditions import RankCondition, RunConditions
+
+logger = logging.getLogger(__name__)
+
+_VERIFIED_STEP = metric("rankwatch_checkpoint_verified_step")
+_VERIFIED_AT = metric("rankwatch_checkpoint_verified_timestamp_seconds")
+_VERIFICATION_AT = metric("rankwatch_checkpoint_verification_timestamp_seconds")
+_VERIFICATION_SECONDS = metric("rankwatch_checkpoint_verification_seconds")
+_DAMAGED_STEP = metric("rankwatch_checkpoint_damaged_step")
+_VERIFICATIONS = metric("rankwatch_checkpoint_verifications_total")
+_BYTES = metric("rankwatch_checkpoint_verification_bytes_total")
+_PENDING = metric("rankwatch_checkpoint_verifications_pending")
+
+OUTCOMES = ("good", "damaged", "incomplete", "unverifiable", "gone", "failed")
+_BAD = ("damaged", "incomplete")
+_SETTLE_SECONDS = 10.0
+"""After the end of a save: other ranks may still write."""
+_RETRIES = 3
+_RETRY_SECONDS = 60.0
+"""Between two looks at an incomplete checkpoint, whose save other ranks may not have finished."""
+_MOST_DAMAGED = 3
+"""Damaged checkpoints of a run that have series, the newest."""
+_LONGEST_LABEL = 200
+
+
+class VerificationSettings(NamedTuple):
+    """How and where checkpoints are read."""
+
+    bytes_per_second: float
+    path_map: tuple[tuple[str, str], ...]
+    """(path in the training process, path on the host); the first that fits."""
+    rootfs: Path
+    """The host's root, as the agent sees it."""
+    directory: Path | None
+    """Where results are kept across restarts."""
+
+
+class _Task(NamedTuple):
+    run: str
+    saved: Saved
+    owner: int
+
+
+class CheckpointsCollector:
+    """Starts at most one process at a time; `start` and both clocks are parameters for tests."""
+
+    name = "checkpoints"
+
+    def __init__(
+        self,
+        *,
+        conditions: RunConditions,
+        settings: VerificationSettings,
+        schedule: Schedule,
+        start: Callable[..., VerifyingProcess] = VerifyingProcess,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.interval_seconds, self.deadline_seconds = schedule
+        self._conditions = conditions
+        self._settings = settings
+        self._start = start
+        self._wall = wall
+        self._records = VerificationRecords(settings.directory)
+        self._outcomes: Counter[str] = Counter()
+        self._bytes = 0
+        self._current: tuple[_Task, VerifyingProcess] | None = None
+        self._looks: dict[tuple[str, Saved], tuple[int, float]] = {}
+        """Incomplete checkpoints: how often they were read, and when they may be read again."""
+        self._log_limit = LogLimit()
+
+    def collect(self) -> Collection:
+        """Take the result of the process that has ended, start the next one, and export."""
+        self._finish()
+        pending = list(self._pending())
+        if self._current is None:
+            self._begin(pending)
+        waiting = len(pending) + (self._current is not None and self._current[0] not in pending)
+        return Collection(series=[*self._series_of_runs(), *self._series_of_node(waiting)])
+
+    def close(self) -> None:
+        """End the process that runs."""
+        if self._current is not None:
+            self._current[1].kill()
+
+    def _pending(self) -> Iterator[_Task]:
+        """Saves that wait, in the order in which they are to be verified."""
+        runs = self._conditions.runs
+        oldest_first = sorted(
+            runs, key=lambda run: max((e.finished for e in self._records.of_run(run)), default=0.0)
+        )
+        for run in oldest_first:
+            first = next((each for each in runs[run].ranks if each.rank == 0), None)
+            if first is not None:
+                yield from self._pending_of_run(run, first)
+
+    def _pending_of_run(self, run: str, rank: RankCondition) -> Iterator[_Task]:
+        records = self._records.of_run(run)
+        done = {each.saved for each in records}
+        good = max((each.ended for each in records if each.outcome == "good"), default=-1.0)
+        now = self._wall()
+        for saved in saves_beside(rank.path, rank.owner):
+            if saved.ended <= good:
+                return
+            settled = now - saved.ended > _SETTLE_SECONDS or saved.ended > now + _SETTLE_SECONDS
+            _, not_before = self._looks.get((run, saved), (0, 0.0))
+            if saved not in done and settled and now >= not_before:
+                yield _Task(run, saved, rank.owner)
+
+    def _begin(self, pending: list[_Task]) -> None:
+        if not pending:
+            return
+        task, path = pending[0], self._path_of(pending[0].saved.path)
+        try:
+            process = self._start(path, owner=task.owner, bytes_per_second=self._settings.bytes_per_second)
+        except OSError as error:
+            self._record(task, {"error": f"it could not be started: {error.strerror}"}, 0.0)
+            return
+        self._current = (task, process)
+
+    def _path_of(self, path: str) -> Path:
+        """Where a path of the training process lies for the agent."""
+        for source, target in self._settings.path_map:
+            if path == source or path.startswith(f"{source.rstrip('/')}/"):
+                path = f"{target.rstrip('/')}/{path[len(source.rstrip('/')) :].lstrip('/')}"
+                break
+        return self._settings.rootfs / path.lstrip("/")
+
+    def _finish(self) -> None:
+        if self._current is None:
+            return
+        task, process = self._current
+        seconds = process.seconds
+        found = process.result()
+        if found is not None:
+            self._current = None
+            self._record(task, found, seconds)
+
+    def _record(self, task: _Task, found: dict[str, Any], seconds: float) -> None:
+        result = found.get("result") or {}
+        outcome = str(result.get("outcome", "gone" if "gone" in found else "failed"))
+        if outcome == "incomplete" and self._looks_again(task):
+            return
+        self._looks.pop((task.run, task.saved), None)
+        self._outcomes[outcome] += 1
+        self._bytes += int(result.get("bytes", 0))
+        problems = result.get("problems") or [{}]
+        record = VerificationRecord(
+            *task.saved,
+            outcome=outcome,
+            finished=self._wall(),
+            seconds=round(seconds, 3),
+            bytes=int(result.get("bytes", 0)),
+            file=str(problems[0].get("file", "")),
+            tensor=str(problems[0].get("tensor", "")),
+            damage=str(problems[0].get("damage", "")),
+        )
+        self._records.add(task.run, record)
+        self._log(record, found, problems[0])
+
+    def _looks_again(self, task: _Task) -> bool:
+        looks, _ = self._looks.get((task.run, task.saved), (0, 0.0))
+        if looks >= _RETRIES:
+            return False
+        self._looks = dict(list(self._looks.items())[-1000:])
+        self._looks[task.run, task.saved] = (looks + 1, self._wall() + _RETRY_SECONDS)
+        return True
+
+    def _log(self, record: VerificationRecord, found: dict[str, Any], problem: dict[str, Any]) -> None:
+        if record.outcome in _BAD:
+            where = f"{record.file}, tensor {record.tensor}" if record.tensor else record.file
+            detail = printable(f"{where}: {record.damage}: {problem.get('detail', '')}")
+            logger.error("checkpoint %s is %s: %s", printable(record.path), record.outcome, detail)
+        elif record.outcome == "failed" and self._log_limit.allows("failed"):
+            logger.warning("%s", printable(str(found.get("error", "")))[:500])
+
+    def _series_of_runs(self) -> Iterator[Series]:
+        for run in self._conditions.runs:
+            records = self._records.of_run(run)
+            if not records:
+                continue
+            good = max(
+                (each for each in records if each.outcome == "good"), key=lambda e: e.ended, default=None
+            )
+            if good is not None:
+                yield Series(_VERIFIED_STEP, (run,), good.step)
+                yield Series(_VERIFIED_AT, (run,), good.ended)
+            yield Series(_VERIFICATION_AT, (run,), records[-1].finished)
+            yield Series(_VERIFICATION_SECONDS, (run,), records[-1].seconds)
+            yield from self._damaged(run, records)
+
+    def _damaged(self, run: str, records: list[VerificationRecord]) -> Iterator[Series]:
+        """One series for each path, of its newest verification."""
+        newest = {each.path: each for each in sorted(records, key=lambda each: each.ended)}
+        bad = [
+            each
+            for each in newest.values()
+            if each.outcome in _BAD and os.path.lexists(self._path_of(each.path))
+        ]
+        for each in sorted(bad, key=lambda each: each.ended)[-_MOST_DAMAGED:]:
+            names = (each.path, each.file, each.tensor, each.damage)
+            yield Series(
+                _DAMAGED_STEP, (run, *(printable(name)[:_LONGEST_LABEL] for name in names)), each.step
+            )
+
+    def _series_of_node(self, waiting: int) -> Iterator[Series]:
+        for outcome in OUTCOMES:
+            yield Series(_VERIFICATIONS, (outcome,), self._outcomes[outcome])
+        yield Series(_BYTES, (), self._bytes)
+        yield Series(_PENDING, (), waiting)
+
+
+def saves_beside(box: Path, owner: int) -> list[Saved]:
+    """The saves that succeeded by the note beside a box, the newest first; none if it is of no use."""
+    try:
+        file = open_regular(box.with_suffix(SUFFIX))
+    except (OSError, ValueError):
+        return []
+    try:
+        status = os.fstat(file)
+        if status.st_uid != owner or status.st_size > MOST_BYTES:
+            return []
+        noted = parse_checkpoints(os.pread(file, MOST_BYTES, 0))
+    except OSError:
+        return []
+    finally:
+        os.close(file)
+    saves = [
+        Saved(each.path, each.step, each.ended)
+        for each in noted
+        if each.operation == "save" and not each.failed and each.path.startswith("/")
+    ]
+    newest: dict[str, Saved] = {}
+    for each in sorted(saves, key=lambda each: each.ended, reverse=True):
+        newest.setdefault(each.path, each)  # a file that was written again holds the newest only
+    return list(newest.values())
