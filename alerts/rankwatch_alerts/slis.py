@@ -6,41 +6,11 @@ A test holds that each alert depends on the series, and that each series is on a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from rankwatch_alerts.rules import Alert
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sli:
-    """One service level indicator."""
-
-    name: str
-    question: str
-    """What a person on call asks."""
-    series: tuple[str, ...]
-    """Metrics of the agent and recorded series that answer it."""
-    alerts: tuple[Alert, ...] = ()
-    """What judges it."""
-    no_alert: str = ""
-    """Why nothing does; empty where something does."""
-    no_panel: str = ""
-    """Why no panel shows it; empty where one does."""
-
-
-def _sli(
-    name: str,
-    question: str,
-    *series: str,
-    alerts: tuple[Alert, ...] = (),
-    no_alert: str = "",
-    no_panel: str = "",
-) -> Sli:
-    return Sli(
-        name=name, question=question, series=series, alerts=alerts, no_alert=no_alert, no_panel=no_panel
-    )
-
+from rankwatch_alerts.sli import Sli
+from rankwatch_alerts.sli import sli as _sli
 
 _OWN_PAST = "what is good differs between runs; the panel shows the run's own past"
 _CONTEXT = "context for other alerts: alone it says nothing about a run"
