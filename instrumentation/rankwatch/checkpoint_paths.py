@@ -66,6 +66,15 @@ class CheckpointPaths:
         self._outdated = True
         self.write()
 
+    def renamed(self, source: str, target: str) -> None:
+        """Follow a checkpoint to another name. Raises OSError."""
+        for _ in range(len(self._entries)):
+            entry = self._entries.pop()
+            path = moved(entry.path, source, target)
+            self._outdated |= path != entry.path
+            self._entries.appendleft(entry._replace(path=path))
+        self.write()
+
     def write(self) -> None:
         """Write what is not written yet, once the box has its place. Raises OSError."""
         if self._writer.identity is None or os.getpid() != self._process:
@@ -98,6 +107,14 @@ def place_of(path: object) -> str:
         return place if text and len(place) <= _LONGEST_PATH else ""
     name = getattr(path, "name", None)  # an open file
     return place_of(name) if isinstance(name, str) else ""
+
+
+def moved(place: str, source: str, target: str) -> str:
+    """The place, after the file or folder at `source` has become `target`."""
+    if place == source:
+        return target
+    inside = source + os.path.sep
+    return target + place[len(source) :] if place.startswith(inside) else place
 
 
 def common_place(places: Iterable[str]) -> str:

@@ -85,6 +85,11 @@ class CheckpointLog:
         if place := place_of(path):
             self._paths.add(operation, step, place, ended, failed=failed)
 
+    @guarded("note the new path of a checkpoint")
+    def renamed(self, source: str, target: str) -> None:
+        """A file or a folder has another name now; does nothing unless the note has it."""
+        self._paths.renamed(source, target)
+
     @guarded("note the paths of checkpoints")
     def note_paths(self) -> None:
         """Write the note of paths, once the box has its place."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from rankwatch.checkpoint_paths import common_place, place_of
+from rankwatch.checkpoint_paths import common_place, moved, place_of
 from rankwatch.conventions import CHECKPOINT
 from rankwatch.run import Run
 
@@ -72,6 +72,12 @@ class Operation:
     def lies_at(self, path: object) -> None:
         """Its file or folder is this one. The first call counts."""
         self.path = self.path or place_of(path)
+
+    def renamed(self, source: str, target: str) -> None:
+        """A file or a folder has another name now."""
+        self.path = moved(self.path, source, target)
+        for _ in range(len(self._places)):
+            self._places.append(moved(self._places.popleft(), source, target))
 
     def wait_begins(self, stage: str, moment: float) -> None:
         """The training thread waits for what goes on in the background."""
@@ -215,6 +221,19 @@ class Checkpoints:
         if self.current() is not None:
             return True
         return self._joining is not None and self._joining.name == name and _on_training_thread()
+
+    def renamed(self, source: object, target: object) -> None:
+        """The script has renamed a file or a folder: perhaps one of a checkpoint."""
+        operation = self.current() or (self._joining if _on_training_thread() else None)
+        if operation is None and self._run is None:
+            return
+        old, new = place_of(source), place_of(target)
+        if not old or not new:
+            return
+        if operation is not None:
+            operation.renamed(old, new)
+        if self._run is not None:
+            self._run.checkpoint_log.renamed(old, new)
 
     def finish(self, operation: Operation, *, failed: bool = False) -> None:
         """A lasting operation has ended, in any thread. Later calls do nothing."""

@@ -43,6 +43,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         clipping,
         data_loading,
         distributed_checkpoints,
+        file_systems,
         frameworks,
         gradient_scaling,
         loss_scaling,
@@ -65,6 +66,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         saving.targets,
         distributed_checkpoints.targets,
         safetensors.targets,
+        file_systems.targets,
         frameworks.targets,
     )
 

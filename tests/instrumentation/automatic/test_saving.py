@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support.automatic.programs import Saved, errors, run_program, saved
 
 pytest.importorskip("torch")
 
-LOADED, FILE, PAUSE, NONE, FAILURE, THREAD = -1, 10, 20, 30, 40, 50
+LOADED, FILE, PAUSE, NONE, FAILURE, THREAD, SAFE, LATE = -1, 10, 20, 30, 40, 50, 60, 70
 """Steps after which the program does what is named."""
 PROGRAM = f"""
 import io, threading
@@ -53,6 +54,21 @@ step({THREAD})
 thread = threading.Thread(target=torch.save, args=(state, HERE + "/thread.pt"))
 thread.start()
 thread.join()
+
+step({SAFE})
+import pathlib, shutil
+os.mkdir(HERE + "/new.partial")
+with open(HERE + "/new.partial/ckpt.pt", "wb") as file:
+    torch.save(state, file)
+    file.flush()
+    os.fsync(file.fileno())
+pathlib.Path(HERE + "/new.partial").rename(HERE + "/new")
+os.mkdir(HERE + "/older")
+shutil.rmtree(HERE + "/older")
+
+step({LATE})
+os.rename(HERE + "/thread.pt", HERE + "/renamed.pt")
+os.rename(HERE + "/data.pt", HERE + "/no_checkpoint.pt")
 step()
 """
 
@@ -105,7 +121,16 @@ def test_save_in_a_thread(folder: Path) -> None:
     """A save in another thread is an operation that blocks training for no time."""
     stage, operation = _of(folder, THREAD)
     assert (operation.operation, operation.blocked_seconds) == ("save", 0.0)
-    assert operation.bytes == stage.bytes == _sizes(folder, "thread.pt")
+    assert operation.bytes == stage.bytes == _sizes(folder, "renamed.pt")
+
+
+def test_around_the_file(folder: Path) -> None:
+    """The fsync of the file, its rename to the final name and the removal of an older one are stages."""
+    found = _of(folder, SAFE)
+    assert [each.stage for each in found] == ["write", "fsync", "publish", "delete", ""]
+    assert all(first.end <= second.start for first, second in pairwise(found[:-1]))
+    assert found[-1].blocked_seconds >= sum(each.end - each.start for each in found[:-1])
+    assert _of(folder, LATE) == []
 
 
 def test_before_the_first_step(folder: Path) -> None:
@@ -120,7 +145,7 @@ def test_before_the_first_step(folder: Path) -> None:
 def test_same_bytes(folder: Path, tmp_path: Path) -> None:
     """The files have the same bytes with and without recording. The old format holds addresses of memory."""
     run_program(PROGRAM, tmp_path, recorded=False)
-    for name in ("early.pt", "ckpt.pt", "model.pt", "random.pt", "thread.pt"):
+    for name in ("early.pt", "ckpt.pt", "model.pt", "random.pt", "renamed.pt", "new/ckpt.pt"):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
@@ -134,5 +159,6 @@ def test_paths(folder: Path) -> None:
         ("save", PAUSE, str(folder), False),
         ("save", FAILURE, str(folder / "missing" / "ckpt.pt"), True),
         ("save", FAILURE, str(folder / "ckpt.pt"), False),
-        ("save", THREAD, str(folder / "thread.pt"), False),
+        ("save", THREAD, str(folder / "renamed.pt"), False),
+        ("save", SAFE, str(folder / "new" / "ckpt.pt"), False),
     }

@@ -156,6 +156,10 @@ class DistributedCheckpoints(logging.Handler):
             return None if upload is None else upload.operation
         return outermost.operation
 
+    def working(self) -> bool:
+        """True while a function of it runs in this thread."""
+        return bool(self._calls)
+
     def transfers(self, folder: object) -> None:
         """A writer or a reader of this rank is about to work in this folder."""
         outermost = next(iter(self._calls), None)
