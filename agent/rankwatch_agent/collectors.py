@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
 from rankwatch_agent.training.conditions import RunConditions
 from rankwatch_agent.training.exemplars import Exemplars
+from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.spans.records import Notes, OpenIncident, Traces
 from rankwatch_agent.training.tracked_runs import TrackedRuns
 
@@ -41,6 +43,8 @@ class Shared:
     tracked_runs: TrackedRuns
     incidents: IncidentRegistry
     history: MetricsHistory
+    ledgers: RunLedgers
+    """What the time of each run was spent on."""
     events: NodeEvents
     traces: Traces | None = None
     """None where traces go nowhere."""
@@ -56,9 +60,14 @@ def build_shared(config: AgentConfig) -> Shared:
         tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
+        ledgers=RunLedgers(_life_directory(config), time.time()),
         events=NodeEvents(),
         traces=_build_traces(config),
     )
+
+
+def _life_directory(config: AgentConfig) -> Path | None:
+    return Path(config.life_directory) if config.life_directory else None
 
 
 def _build_traces(config: AgentConfig) -> Traces | None:
@@ -95,7 +104,8 @@ def _ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
         tracked=shared.tracked_runs,
         exemplars=shared.traces.exemplars if shared.traces else None,
         events=shared.events,
-        life_directory=Path(config.life_directory) if config.life_directory else None,
+        life_directory=_life_directory(config),
+        ledgers=shared.ledgers,
     )
 
 

@@ -50,7 +50,8 @@ class RanksCollector:
     notes: takes what becomes spans; None where nobody wants traces.
     exemplars: the traces that belong to measurements.
     events: what the node knows of the end of processes.
-    life_directory: where the counts of attempts and the account of time are kept; None keeps none.
+    life_directory: where the counts of attempts are kept; None keeps none.
+    ledgers: keeps account of the time of all runs.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -72,6 +73,7 @@ class RanksCollector:
         exemplars: Exemplars | None = None,
         events: NodeEvents | None = None,
         life_directory: Path | None = None,
+        ledgers: RunLedgers | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -92,7 +94,7 @@ class RanksCollector:
         self._exemplars = exemplars or Exemplars()
         self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
         self._life = LifeCounters(life_directory, wall())
-        self._ledgers = RunLedgers(life_directory, wall())
+        self._ledgers = ledgers or RunLedgers(None, wall())
         self._discovery = Discovery(
             directory,
             self._follow,

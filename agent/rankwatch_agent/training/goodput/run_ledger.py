@@ -53,6 +53,10 @@ class RunLedger:
                 ledger.down(self.attempts.by_number[newest].started)
             elif ledger.attempt in busy:
                 ledger.idle(moment)
+            else:  # until the last of them had ended
+                ledger.idle(
+                    max(each.cursor for each in self.ranks.values() if each.attempt == ledger.attempt)
+                )
 
     def by_attempt(self) -> Iterator[tuple[int, AttemptSpan, Seconds]]:
         """Number, span and rank-seconds by state of each attempt, in their order."""

@@ -48,6 +48,11 @@ class RunLedgers:
             found = self._runs[run] = RunLedger()
         return found
 
+    @property
+    def runs(self) -> Mapping[str, RunLedger]:
+        """Those of which the collector `ranks` knows; read them from its thread, or take single numbers."""
+        return self._runs
+
     def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float) -> None:
         """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic."""
         wall = self._started

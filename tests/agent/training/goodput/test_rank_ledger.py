@@ -182,8 +182,10 @@ def test_idle() -> None:
     run.ranks[1].end_process(121.0, in_order=True)
     run.charge_ended(130.0, living={0})
     assert run.ranks[1].seconds[GoodputState.IDLE] == pytest.approx(10.0)
+    steps(run.ranks[0], 20, 15, begin=120.0)
+    run.ranks[0].end_process(135.0, in_order=True)
     run.charge_ended(140.0, living=set())
-    assert run.ranks[1].seconds[GoodputState.IDLE] == pytest.approx(10.0)
+    assert run.ranks[1].seconds[GoodputState.IDLE] == pytest.approx(15.0)
 
 
 def test_died_in_start_up() -> None:
