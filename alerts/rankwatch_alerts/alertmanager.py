@@ -78,6 +78,8 @@ def _inhibit_rules() -> list[dict[str, object]]:
             (Alert.NODE_LOST,), (*stalls, *judged_by_pace, Alert.RANK_LOST, Alert.TELEMETRY_ABSENT), of_run
         ),
         *_inhibited_by_nodes(),
+        _inhibit((Alert.NODE_LOST, Alert.RANK_LOST), (Alert.RUN_FAILED,), of_run),
+        _inhibit((Alert.RUN_CRASH_LOOPING,), (Alert.RUN_FAILED, Alert.RANK_LOST), of_run),
         _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run, f'reason!="{KILLED_WHILE_WAITING}"'),
         _inhibit(stalls, judged_by_pace, of_run),
         {

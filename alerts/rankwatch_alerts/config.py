@@ -156,6 +156,17 @@ class RuleConfig:
     """Window over which saves and interruptions are averaged for the advice about the checkpoint interval:
     a week, because interruptions are rare. Prometheus must keep its data for so long."""
 
+    run_failed_for_seconds: float = 180.0
+    """How long a run that failed must stand: launchers and schedulers start most of them again."""
+    crash_loop_attempts: float = 3.0
+    """Attempts one after the other without a new step that are a loop of crashes."""
+    pace_window_seconds: float = 7200.0
+    """Over how long the pace of a run is taken for its ETA: with checkpoints, evaluations and restarts."""
+    behind_plan_for_seconds: float = 1800.0
+    """How long a run must be estimated to miss its deadline."""
+    objective_window_seconds: float = 604800.0
+    """Window of success rates: a week."""
+
     absence_window_seconds: float = 300.0
     """How long a running rank must be silent to count as vanished."""
     absence_lookback_seconds: float = 1800.0
@@ -332,6 +343,10 @@ _LEAST_SCRAPES = {
     "goodput_interval_seconds": 1,
     "interval_advice_window_seconds": 240,
     "checkpoint_overlap_window_seconds": 30,
+    "run_failed_for_seconds": 4,
+    "pace_window_seconds": 20,
+    "behind_plan_for_seconds": 8,
+    "objective_window_seconds": 40,
     "absence_window_seconds": 10,
     "absence_lookback_seconds": 30,
     "absence_for_seconds": 15,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from rankwatch_alerts.rules import Alert
 from rankwatch_alerts.sli import Sli
 from rankwatch_alerts.sli import sli as _sli
+from rankwatch_alerts.slis_life import LIFE
 
 _OWN_PAST = "what is good differs between runs; the panel shows the run's own past"
 _CONTEXT = "context for other alerts: alone it says nothing about a run"
@@ -370,6 +371,7 @@ _GOODPUT = (
 SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
     {
         "Steps": _STEPS,
+        "Life of runs": LIFE,
         "Collectives": _COLLECTIVES,
         "Stragglers": _STRAGGLERS,
         "Checkpoints": _CHECKPOINTS,

@@ -32,7 +32,8 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.UNIT: ("tokens",),
     Label.OPERATION: ("save", "all_reduce"),
     Label.CHECKPOINT_STAGE: ("write",),
-    Label.OUTCOME: ("success", "failure"),
+    Label.OUTCOME: ("success", "failure", "finished", "preempted"),
+    Label.CAUSE: ("first", "restart"),
     Label.MODE: ("user", "idle"),
     Label.STATE: ("running",),
     Label.TRACKER_URL: ("https://mlflow.example/#/experiments/1/runs/2",),
@@ -63,6 +64,10 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
     running = now - began
     if metric.name.endswith("timestamp_seconds"):
         return now
+    if metric.name == "rankwatch_step":
+        return running * STEPS_PER_SECOND
+    if metric.name == "rankwatch_target_steps":
+        return 1e6
     if metric.name == "rankwatch_run_capability_visible":
         return 0.0
     if metric.name == "rankwatch_run_attempt":  # nodes that joined later have seen later attempts

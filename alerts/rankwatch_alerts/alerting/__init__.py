@@ -8,6 +8,7 @@ from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
 from rankwatch_alerts.alerting.learning import loss_diverging, loss_non_finite
+from rankwatch_alerts.alerting.life import run_behind_plan, run_crash_looping, run_failed
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
 from rankwatch_alerts.alerting.slow import (
     jitter,
@@ -33,6 +34,9 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             *rank_lost(config),
             *run_stalled(config),
             *collectives_desynchronised(config),
+            run_failed(config),
+            run_crash_looping(config),
+            run_behind_plan(config),
         ),
         "rankwatch-performance": (
             *straggler(config),

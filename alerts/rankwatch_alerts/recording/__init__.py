@@ -11,6 +11,7 @@ from rankwatch_alerts.recording.costs import arrival_rules, cost_rules, lost_tim
 from rankwatch_alerts.recording.goodput import goodput_rules, interval_advice_rules
 from rankwatch_alerts.recording.hardware import hardware_rules
 from rankwatch_alerts.recording.learning import loss_rules
+from rankwatch_alerts.recording.life import life_rules
 from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.nodes import node_rules
 from rankwatch_alerts.recording.runs import run_rules
@@ -40,6 +41,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *progress_rules(config),
                 *checkpoint_rules(config),
                 *run_rules(config),
+                *life_rules(config),
                 *agent_rules(config),
                 *stall_place_rules(config),
                 *stall_cause_rules(config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch_dashboards.checkpoints_goodput.life import TIME_LEFT
 from rankwatch_dashboards.panels import RANKS, RUN, Drawing, Panel, Query
 
 PROGRESS = (
@@ -29,22 +30,7 @@ PROGRESS = (
             Query(expression=f"max by (run) (rankwatch_step{{{RUN}}})", legend="{{run}} fastest rank"),
         ),
     ),
-    Panel(
-        title="Time left",
-        description="Steps still to do times the mean step of the last minutes. Empty where the run names no "
-        "target. Growing means the run slows down.",
-        unit="s",
-        drawing=Drawing.NUMBER,
-        span=4,
-        queries=(
-            Query(
-                expression=f"(max by (cluster, run) (rankwatch_target_steps{{{RUN}}}) "
-                f"- max by (cluster, run) (rankwatch_step{{{RUN}}})) "
-                f"* run:rankwatch_step_seconds:mean{{{RUN}}}",
-                legend="{{run}}",
-            ),
-        ),
-    ),
+    TIME_LEFT,
     Panel(
         title="Since last progress",
         description="Time since any rank completed a step, checkpoint or evaluation. Bad when it exceeds "

@@ -55,6 +55,13 @@ LIFE = (
         "slowest rank here.",
     ),
     gauge(
+        "rankwatch_run_attempts_without_progress",
+        "1",
+        (Label.RUN,),
+        "Attempts that have ended one after the other without a step that no attempt before had reached, as "
+        "far as this node has seen them; attempts that finished, or were preempted or interrupted, are none.",
+    ),
+    gauge(
         "rankwatch_run_requeues",
         "1",
         (Label.RUN,),

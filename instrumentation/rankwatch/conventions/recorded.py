@@ -11,6 +11,7 @@ from rankwatch.conventions.labels import Label
 from rankwatch.conventions.recorded_checkpoints import RECORDED_CHECKPOINTS
 from rankwatch.conventions.recorded_goodput import RECORDED_GOODPUT
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
+from rankwatch.conventions.recorded_life import RECORDED_LIFE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
 from rankwatch.conventions.recorded_stragglers import RECORDED_STRAGGLERS
@@ -261,6 +262,7 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *RECORDED_CHECKPOINTS,
     *RECORDED_STALLS,
     *RECORDED_NODES,
+    *RECORDED_LIFE,
     *_STEPS,
     *RECORDED_STRAGGLERS,
     *_STAGES,

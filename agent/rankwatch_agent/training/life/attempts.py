@@ -48,6 +48,8 @@ class Attempt:
     """Of rank 0, by its own box; None where it is on another node."""
     first_steps: dict[int, float] = field(default_factory=dict)
     """Rank -> seconds from the start of its process to the end of its first step."""
+    highest_step: int = -1
+    """That any rank here has completed; -1 before the first."""
     ended: float | None = None
     """When its last rank here ended; None while one lives."""
     found_ended: float | None = None
@@ -129,6 +131,7 @@ class RunAttempts:
         number = rank.header.identity.rank
         attempt.updated = max(attempt.updated, moment)
         self._note_first_step(attempt, rank)
+        attempt.highest_step = max(attempt.highest_step, _last_step(rank))
         if rank.state not in ENDED_STATES and not over:
             attempt.living.add(number)
             attempt.ends.pop(number, None)
@@ -244,6 +247,12 @@ def _process_start(rank: RankFollower) -> float:
     if header.process_started_wall is None:
         return header.started_monotonic
     return header.started_monotonic - (header.started_wall - header.process_started_wall)
+
+
+def _last_step(rank: RankFollower) -> int:
+    """The last step that the present process has completed; -1 for none."""
+    now = rank.now
+    return (now.step - 1 if now.step_began else now.step) if now.steps_completed else -1
 
 
 def _sigterm(rank: RankFollower) -> float | None:

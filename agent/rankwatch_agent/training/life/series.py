@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import metric
+from rankwatch.conventions import Outcome, metric
 from rankwatch_agent.runtime.collector import Series
 from rankwatch_agent.training.life.attempts import Attempt
 
+_WANTED = frozenset((Outcome.FINISHED, Outcome.PREEMPTED, Outcome.INTERRUPTED))
+"""Ends that are no fault of the run."""
 _MOST_MESSAGE = 160
 """Characters of a message in a label."""
 
@@ -28,6 +30,7 @@ def life_series(
     yield _one("rankwatch_run_attempt_start_timestamp_seconds", (run,), wall(newest.started))
     if newest.first_steps:
         yield _one("rankwatch_run_time_to_first_step_seconds", (run,), max(newest.first_steps.values()))
+    yield _one("rankwatch_run_attempts_without_progress", (run,), without_progress(attempts))
     deadline = max((each.deadline_wall or 0.0 for each in headers), default=0.0)
     if deadline:
         yield _one("rankwatch_run_deadline_timestamp_seconds", (run,), deadline)
@@ -44,6 +47,19 @@ def life_series(
             end.message[:_MOST_MESSAGE],
         )
         yield _one("rankwatch_run_attempt_end_timestamp_seconds", labels, wall(ended.ended))
+
+
+def without_progress(attempts: Sequence[Attempt]) -> int:
+    """How many attempts have ended one after the other without a step that no attempt had reached before."""
+    count, highest = 0, -1
+    for each in attempts:
+        further = each.highest_step > highest
+        highest = max(highest, each.highest_step)
+        if further or (each.end is not None and each.end.outcome in _WANTED):
+            count = 0
+        elif each.end is not None:
+            count += 1
+    return count
 
 
 def _one(name: str, labels: tuple[str, ...], value: float) -> Series:

@@ -232,6 +232,23 @@ def test_restart(agent: Agent, tmp_path: Path) -> None:
     assert starts == {("", "first"): 1.0, ("", "restart"): 1.0}
 
 
+def test_attempts_without_progress(agent: Agent, tmp_path: Path) -> None:
+    """Attempts that end one after the other before a new step; one new step ends the row."""
+    name = "rankwatch_run_attempts_without_progress"
+    seen = []
+    for attempt, steps in enumerate((3, 3, 2, 3)):
+        before = f"os.environ['RANKWATCH_ATTEMPT'] = '{attempt}'"
+        with rank(tmp_path / "boxes", f"steps({steps})\nready()\nraise ValueError", before=before) as process:
+            agent.after(0.0)
+            go_on(process)
+            process.wait()
+        (count,) = values(agent.settled(), name).values()
+        seen.append(count)
+    assert seen == [0.0, 1.0, 2.0, 3.0]
+    with rank(tmp_path / "boxes", "steps(4)\nready()", before="os.environ['RANKWATCH_ATTEMPT'] = '4'"):
+        assert set(values(agent.after(0.0), name).values()) == {0.0}
+
+
 def test_time_to_first_step(agent: Agent, tmp_path: Path) -> None:
     """It counts from the start of the process: imports belong to it."""
     with rank(tmp_path / "boxes", "steps(1)\nready()", before="time.sleep(0.5)"):

@@ -1,0 +1,78 @@
+"""Alerts on a run that has failed, fails again and again, or will not be done in time."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, looked_up, matching
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.life import DEADLINE_MARGIN, FAILED, TIME_TO_COMPLETE
+from rankwatch_alerts.rules import RUN, Alert, AlertRule, Severity
+
+_END = "rankwatch_run_attempt_end_timestamp_seconds"
+_OF_ROOT = (*OF_RUN, "node", "kind")
+
+
+def run_failed(config: RuleConfig) -> AlertRule:
+    """The run is over and nobody has started it again. A lost rank has its own alert."""
+    message = looked_up(
+        f"{_END}{matching(_OF_ROOT)}",
+        _OF_ROOT,
+        "{{ with (. | first).Labels.message }}: {{ . }}{{ end }}",
+        "",
+    )
+    return alert_rule(
+        config,
+        Alert.RUN_FAILED,
+        f"time() - {FAILED}",
+        for_seconds=config.run_failed_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="A run failed, and nothing has started it again.",
+        description=(
+            "Run {{ $labels.run }} failed {{ $value | humanizeDuration }} ago"
+            "{{ with $labels.rank }} on rank {{ . }}{{ end }}, node {{ $labels.node }}, by "
+            "{{ $labels.kind }}{{ with $labels.exception }} ({{ . }}){{ end }}"
+            f"{message}. The other ranks ended because of it."
+        ),
+    )
+
+
+def run_crash_looping(config: RuleConfig) -> AlertRule:
+    """Restarts hide each failure, and the allocation pays for all of them."""
+    return alert_rule(
+        config,
+        Alert.RUN_CRASH_LOOPING,
+        f"max by ({RUN}) (rankwatch_run_attempts_without_progress) >= {config.crash_loop_attempts:g}",
+        for_seconds=0,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="A run fails again and again at the same place.",
+        description=(
+            "{{ $value }} attempts of run {{ $labels.run }} have ended one after the other without a step "
+            "that was new. Its restarts repeat the failure: look at the reason of the last one before it is "
+            "started again."
+        ),
+    )
+
+
+def run_behind_plan(config: RuleConfig) -> AlertRule:
+    """Only of runs that declare a deadline and their number of steps."""
+    return alert_rule(
+        config,
+        Alert.RUN_BEHIND_PLAN,
+        f"-{DEADLINE_MARGIN} > 0",
+        for_seconds=config.behind_plan_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="A run will not be done by its deadline.",
+        description=(
+            "At the pace of the last hours run {{ $labels.run }} will be done "
+            "{{ $value | humanizeDuration }} after its deadline, "
+            + looked_up(
+                f"{TIME_TO_COMPLETE}{matching(OF_RUN)}",
+                OF_RUN,
+                "in {{ . | first | value | humanizeDuration }}",
+                "some time from now",
+            )
+            + ". Repeated steps, restarts, checkpoints and evaluations are part of this pace."
+        ),
+    )

@@ -1,0 +1,121 @@
+"""How runs end, how far they are, and when they will be done."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
+
+FAILED = "run:rankwatch_run_failed_timestamp_seconds:max"
+HIGHEST_STEP = "run:rankwatch_step:max"
+PACE = "run:rankwatch_step:deriv"
+TIME_TO_COMPLETE = "run:rankwatch_time_to_complete_seconds:estimate"
+DEADLINE_MARGIN = "run:rankwatch_deadline_margin_seconds:estimate"
+SUCCESS = "class:rankwatch_run_success:ratio"
+RESTARTS = "class:rankwatch_run_restarts:ratio"
+PREEMPTIONS = "class:rankwatch_run_preemptions:increase"
+
+_CLASS = "cluster, run_class"
+_ROOT = f"{RUN}, node, rank, kind, exception"
+_END = "rankwatch_run_attempt_end_timestamp_seconds"
+_SAME_ATTEMPT_SECONDS = 120.0
+"""Nodes see the end of one attempt within this time, and attempts that fail last longer."""
+
+
+def life_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Ends and progress of each run, and rates of each class of runs."""
+    return (_failed_rule(), *_progress_rules(config), *_class_rules(config))
+
+
+def _failed_rule() -> RecordingRule:
+    """The root cause where a node has it, else a victim. An agent keeps the end of an earlier attempt on its
+    node, so only the newest ends count."""
+    newest = f"""
+        max by ({_ROOT}) ({_END}{{outcome="failed"}})
+        > on ({RUN}) group_left ()
+        max by ({RUN}) ({_END}) - {_SAME_ATTEMPT_SECONDS:g}
+    """
+    root = f"""
+        max by ({_ROOT}) ({_END}{{outcome="failed", kind!="collective"}})
+        > on ({RUN}) group_left ()
+        max by ({RUN}) ({_END}) - {_SAME_ATTEMPT_SECONDS:g}
+    """
+    return recorded(
+        FAILED,
+        f"""
+        (
+          ({root.strip()})
+          or
+          ({newest.strip()} unless on ({RUN}) ({root.strip()}))
+        )
+        unless on ({RUN})
+        run:rankwatch_ranks_running:sum > 0
+        """,
+    )
+
+
+def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """A restart takes the run back to its checkpoint: steps that it repeats are no progress."""
+    lookback, window = duration(config.absence_lookback_seconds), duration(config.pace_window_seconds)
+    return (
+        recorded(
+            HIGHEST_STEP,
+            # The higher of both; the label `of` keeps them apart.
+            f"""
+                max by ({RUN}) (
+                  max by ({RUN}) (rankwatch_step)
+                  or
+                  label_replace(last_over_time({HIGHEST_STEP}[{lookback}]), "of", "before", "", "")
+                )
+                and on ({RUN})
+                rankwatch_run_attempt
+            """,
+        ),
+        recorded(PACE, f"deriv({HIGHEST_STEP}[{window}])"),
+        recorded(
+            TIME_TO_COMPLETE,
+            f"""
+                clamp_min(max by ({RUN}) (rankwatch_target_steps) - 1 - {HIGHEST_STEP}, 0)
+                / on ({RUN})
+                ({PACE} > 0)
+                and on ({RUN})
+                run:rankwatch_ranks_running:sum > 0
+            """,
+        ),
+        recorded(
+            DEADLINE_MARGIN,
+            f"""
+                max by ({RUN}) (rankwatch_run_deadline_timestamp_seconds)
+                - on ({RUN})
+                (time() + {TIME_TO_COMPLETE})
+            """,
+        ),
+    )
+
+
+def _class_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The counters have no label of a run, so an increase misses no first event."""
+    window = duration(config.objective_window_seconds)
+    finished = _increase("rankwatch_run_attempts_total", window, '{outcome="finished"}')
+    return (
+        recorded(
+            SUCCESS,
+            f"""
+                {finished}
+                / on ({_CLASS})
+                ({finished} + on ({_CLASS}) {_increase("rankwatch_run_failures_total", window)} > 0)
+            """,
+        ),
+        recorded(
+            RESTARTS,
+            f"""
+                {_increase("rankwatch_run_starts_total", window, '{cause!="first"}')}
+                / on ({_CLASS})
+                ({_increase("rankwatch_run_starts_total", window)} > 0)
+            """,
+        ),
+        recorded(PREEMPTIONS, _increase("rankwatch_run_attempts_total", window, '{outcome="preempted"}')),
+    )
+
+
+def _increase(counter: str, window: str, matchers: str = "") -> str:
+    return f"sum by ({_CLASS}) (increase({counter}{matchers}[{window}]))"

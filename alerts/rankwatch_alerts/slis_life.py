@@ -1,0 +1,53 @@
+"""The indicators of how runs begin and end, and of when they will be done."""
+
+from __future__ import annotations
+
+from rankwatch_alerts.rules import Alert
+from rankwatch_alerts.sli import sli
+
+LIFE = (
+    sli(
+        "run success",
+        "How many attempts end well, by class of runs, and why do the others not?",
+        "rankwatch_run_attempts_total",
+        "rankwatch_run_failures_total",
+        "class:rankwatch_run_success:ratio",
+        no_alert="each failure has its own alert, and what share is good differs between classes",
+    ),
+    sli(
+        "failure of a run",
+        "Has the run failed, on which rank, and by what?",
+        "rankwatch_run_attempt_end_timestamp_seconds",
+        alerts=(Alert.RUN_FAILED,),
+    ),
+    sli(
+        "crash loop",
+        "Do its restarts bring it further?",
+        "rankwatch_run_attempts_without_progress",
+        alerts=(Alert.RUN_CRASH_LOOPING,),
+    ),
+    sli(
+        "restarts",
+        "How often are runs started again, by whom, and how often are they preempted?",
+        "rankwatch_run_starts_total",
+        "rankwatch_run_restarts",
+        "rankwatch_run_requeues",
+        "class:rankwatch_run_restarts:ratio",
+        "class:rankwatch_run_preemptions:increase",
+        no_alert="a restart that brings the run further is the cure, and not the fault",
+    ),
+    sli(
+        "time to first step",
+        "How long does the run take to start?",
+        "rankwatch_run_time_to_first_step_seconds",
+        no_alert="what is good differs between runs; the panel shows the run's own past",
+    ),
+    sli(
+        "time to complete",
+        "When will the run be done, and is that in time?",
+        "run:rankwatch_time_to_complete_seconds:estimate",
+        "run:rankwatch_deadline_margin_seconds:estimate",
+        alerts=(Alert.RUN_BEHIND_PLAN,),
+    ),
+)
+"""In the order of a life."""
