@@ -27,6 +27,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "agent": ".agent",
         "node": ".node",
         "traces": ".traces",
+        "checkpoint-verify": ".checkpoint_verify",
         "zero-code": ".zero_code",
         "zero-code-cost": ".zero_code_cost",
     }

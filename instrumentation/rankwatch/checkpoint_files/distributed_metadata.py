@@ -28,6 +28,7 @@ _ATTRIBUTES = {
     "MetadataIndex": ("fqn", "offset", "index"),
     "StorageMeta": ("checkpoint_id", "save_id", "load_id", "modules"),
 }
+_PATHS = tuple(f"pathlib.{module}{kind}Path" for module in ("", "_local.") for kind in ("Posix", "Windows"))
 _PLACE = "torch.distributed.checkpoint.filesystem._StorageInfo"
 _PLACE_ATTRIBUTES = ("relative_path", "offset", "length", "transform_descriptors")
 
@@ -115,7 +116,7 @@ def _check_origin(found: DistributedMetadata, value: Any) -> None:
     if meta is None:
         return
     path, save = state_of(meta, "checkpoint_id"), state_of(meta, "save_id")
-    known_path = path is None or isinstance(path, str) or name_of(path).startswith("pathlib.")
+    known_path = path is None or isinstance(path, str) or name_of(path) in _PATHS
     known_save = save is None or (isinstance(save, str) and _UUID.fullmatch(save))
     if not _is_a("StorageMeta", meta) or not known_path or not known_save:
         found.contradictions.append(("", "its storage_meta is not what torch writes"))

@@ -1,41 +1,21 @@
-"""The manifest of a checkpoint: what its files must be, by size and SHA-256."""
+"""The files of a checkpoint, each held against rankwatch's manifest while they are read."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
-from typing import TypedDict
 
+from rankwatch.checkpoint_files import CheckpointError as ManifestError
+from rankwatch.checkpoint_files import Manifest, digest_of
+from rankwatch.checkpoint_files.manifest import NAME, as_bytes, parse
 from rankwatch_trainer.errors import CheckpointError
 
-NAME = "manifest.json"
-_FORMAT = 1
-
-
-class FileEntry(TypedDict):
-    """One file of a checkpoint."""
-
-    bytes: int
-    sha256: str
-
-
-class Manifest(TypedDict):
-    """Content of manifest.json."""
-
-    format: int
-    step: int
-    files: dict[str, FileEntry]
+__all__ = ["NAME", "manifest_of", "read_verified"]
 
 
 def manifest_of(step: int, files: dict[str, bytes]) -> bytes:
     """The manifest of these contents, as they are in memory, before a disk has touched them."""
-    entries: dict[str, FileEntry] = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in files.items()
-    }
-    manifest: Manifest = {"format": _FORMAT, "step": step, "files": entries}
-    return json.dumps(manifest, indent=1).encode()
+    digests = {name: digest_of(content) for name, content in files.items()}
+    return as_bytes(Manifest(step, "sha256", digests))
 
 
 def read_verified(directory: Path) -> dict[str, bytes]:
@@ -43,33 +23,25 @@ def read_verified(directory: Path) -> dict[str, bytes]:
 
     Raises CheckpointError for whatever is missing, unreadable or different.
     """
+    try:
+        manifest = parse(_read(directory / NAME), directory / NAME)
+    except ManifestError as cause:
+        raise CheckpointError(str(cause)) from cause
     contents: dict[str, bytes] = {}
-    for name, entry in _read_manifest(directory)["files"].items():
-        try:
-            content = (directory / name).read_bytes()
-        except OSError as cause:
-            raise CheckpointError(f"could not read {directory / name}: {cause.strerror}") from cause
-        if len(content) != entry["bytes"]:
-            problem = f"it has {len(content)} bytes, expected {entry['bytes']}"
+    for name, expected in manifest.files.items():
+        content = contents[name] = _read(directory / name)
+        if len(content) != expected.bytes:
+            problem = f"it has {len(content)} bytes, expected {expected.bytes}"
             raise CheckpointError(f"could not verify {directory / name}: {problem}")
-        digest = hashlib.sha256(content).hexdigest()
-        if digest != entry["sha256"]:
-            problem = f"its SHA-256 is {digest[:12]}..., expected {entry['sha256'][:12]}..."
+        digest = digest_of(content, manifest.algorithm).digest
+        if digest != expected.digest:
+            problem = f"its SHA-256 is {digest[:12]}..., expected {expected.digest[:12]}..."
             raise CheckpointError(f"could not verify {directory / name}: {problem}")
-        contents[name] = content
     return contents
 
 
-def _read_manifest(directory: Path) -> Manifest:
-    path = directory / NAME
+def _read(path: Path) -> bytes:
     try:
-        manifest: Manifest = json.loads(path.read_bytes())
-        if manifest["format"] != _FORMAT:
-            raise CheckpointError(f"could not use {path}: its format is not {_FORMAT}")
-        for entry in manifest["files"].values():
-            int(entry["bytes"]), str(entry["sha256"])
+        return path.read_bytes()
     except OSError as cause:
         raise CheckpointError(f"could not read {path}: {cause.strerror}") from cause
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
-        raise CheckpointError(f"could not read {path}: it is no manifest of a checkpoint") from cause
-    return manifest

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rankwatch
+from rankwatch.checkpoint_files.manifest import NAME
 from rankwatch_trainer.checkpoints.store import CheckpointStore
 from rankwatch_trainer.errors import CheckpointError
 from support.jobs.trainer import flip_a_byte, plain_store
@@ -71,11 +72,11 @@ def test_silent_corruption(tmp_path: Path) -> None:
         (lambda step: flip_a_byte(step / "state.pt"), "its SHA-256 is"),
         (lambda step: (step / "state.pt").write_bytes(b"short"), "it has 5 bytes, expected"),
         (lambda step: (step / "state.pt").unlink(), "could not read"),
-        (lambda step: (step / "manifest.json").unlink(), "could not read"),
-        (lambda step: (step / "manifest.json").write_text("{]"), "it is no manifest of a checkpoint"),
-        (lambda step: (step / "manifest.json").write_text('{"format": 1}'), "it is no manifest"),
-        (lambda step: (step / "manifest.json").write_text('{"format": 9}'), "its format is not 1"),
-        (lambda step: (step / "manifest.json").write_text("[]"), "it is no manifest of a checkpoint"),
+        (lambda step: (step / NAME).unlink(), "could not read"),
+        (lambda step: (step / NAME).write_text("{]"), "it is no manifest of a checkpoint"),
+        (lambda step: (step / NAME).write_text('{"format": 1}'), "it is no manifest"),
+        (lambda step: (step / NAME).write_text('{"format": 9}'), "it is no manifest of a checkpoint"),
+        (lambda step: (step / NAME).write_text("[]"), "it is no manifest of a checkpoint"),
     ],
 )
 def test_damaged_checkpoint(
