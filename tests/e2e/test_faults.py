@@ -34,6 +34,37 @@ FAULTS: dict[str, tuple[str, ...]] = {
 """Faults by run; steps 20, 40, 60, ... save a checkpoint. The blow-up is short but large: the tiny
 model recovers at once from a smaller one, and is NaN under a longer one."""
 _STEPS_FOREVER = 'print("ready", flush=True)\nsteps(10**6, forward=0.2)\n'
+_OVERLAPPING_SAVES = """
+print("ready", flush=True)
+while True:
+    saves = [run.checkpoint("save").begin(), run.checkpoint("save").begin()]
+    for save in saves: save.unblock()
+    steps(5, forward=0.2)
+    for save in saves: save.end()
+"""
+_WRITES = """
+print("ready", flush=True)
+while True:
+    with run.checkpoint("save") as save:
+        save.bytes = 1000
+        with save.stage("write"): time.sleep({seconds})
+    steps(10, forward=0.2)
+"""
+_TWO_SAVES = """
+steps(21)
+for step in (10, 20):
+    with run.checkpoint("save", step=step): pass
+run.finish()
+ready()
+"""
+_RESUMES = """
+run.resumed(10)
+print("ready", flush=True)
+while True:
+    steps(150, forward=0.2)
+    with run.checkpoint("save"): pass
+"""
+"""Saves after half a minute: in time to keep the checkpoint from being stale, and after the alert."""
 _SAVES_OFTEN = "os.environ['RANKWATCH_CHECKPOINT_INTERVAL_SECONDS'] = '30'"
 EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("killed-rank", Alert.RANK_LOST, {}),
@@ -45,6 +76,9 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("frozen", Alert.RUN_STALLED, {}),
     ("never-saves", Alert.CHECKPOINT_STALE, {}),
     ("lost-node", Alert.NODE_LOST, {"reason": "node", "node": LOST_NODE}),
+    ("overlapping-saves", Alert.CHECKPOINT_OVERLAP, {}),
+    ("slow-writer", Alert.CHECKPOINT_WRITER_SLOW, {"rank": "2", "node": NODE}),
+    ("old-resume", Alert.RESUMED_FROM_OLDER, {}),
 )
 """Run, the alert it must raise, and labels this must have beside `run`."""
 
@@ -70,6 +104,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
             )
             for run, node in {"frozen": NODE, "never-saves": NODE, "lost-node": LOST_NODE}.items()
         }
+        _save_in_bad_ways(system, ranks)
         for run in plain:
             poll(lambda run=run: system.steps(run) >= 10, SECONDS_TO_ALERT, f"steps of {run}")
             if run == "frozen":  # before it must have saved
@@ -81,6 +116,17 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
             system.agents[node].process.kill()
         plain["lost-node"].kill()
         yield system
+
+
+def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
+    boxes = system.directory / NODE / "blackboxes"
+    ranks.enter_context(rank_processes.rank(boxes, _OVERLAPPING_SAVES, run="overlapping-saves"))
+    for number, seconds in enumerate((0.1, 0.1, 2.0)):
+        code = _WRITES.format(seconds=seconds)
+        ranks.enter_context(rank_processes.rank(boxes, code, run="slow-writer", number=number, world=3))
+    with rank_processes.rank(boxes, _TWO_SAVES, run="old-resume"):
+        poll(lambda: system.steps("old-resume") >= 21, SECONDS_TO_ALERT, "steps of old-resume")
+    ranks.enter_context(rank_processes.rank(boxes, _RESUMES, run="old-resume"))
 
 
 def _recorded_as_running(system: MonitoredSystem, run: str) -> bool:
