@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,8 +47,12 @@ class Saved(NamedTuple):
     blocked_seconds: float
 
 
-def run_program(code: str, folder: Path, *, recorded: bool = True, ranks: int = 1) -> list[Path]:
-    """Run a program on some ranks until all have ended well; return their black boxes, rank 0 first.
+def run_program(
+    code: str, folder: Path, *, recorded: bool = True, ranks: int = 1, status: Sequence[int] | None = None
+) -> list[Path]:
+    """Run a program on some ranks until all have ended; return their black boxes, rank 0 first.
+
+    status: how each rank must end; well, if it is not given.
 
     The program may use `torch`, RANK, HERE (`folder`) and `step()`.
     """
@@ -76,7 +81,7 @@ def run_program(code: str, folder: Path, *, recorded: bool = True, ranks: int = 
     finally:
         for each in started:
             each.kill()
-    assert codes == [0] * ranks
+    assert codes == (list(status) if status else [0] * ranks)
     return sorted(boxes.glob("program/*.blackbox"), key=lambda each: int(each.stem))
 
 
