@@ -34,6 +34,8 @@ class RunSeen:
     step: int
     """Highest number of a step; -1 before the first."""
     target_steps: int | None
+    seconds_left: float | None
+    """Until the target, at the mean pace since the start; None where no rank lives or it is unknown."""
     started: float
     """Unix time at which its latest process started."""
     ended: float | None
@@ -126,12 +128,21 @@ def _read(folder: Path) -> RunSeen | None:
         state=worst_state({each.state for each in ranks}),
         step=max(each.step for each in ranks),
         target_steps=latest.target_steps,
+        seconds_left=_seconds_left(latest) if living else None,
         started=latest.started,
         ended=None if living else max(each.last_sign for each in ranks),
         ranks=len(ranks),
         living=living,
         world_size=latest.world_size,
     )
+
+
+def _seconds_left(rank: _Rank) -> float | None:
+    """With the start of the process in the pace, so that it rather says too much."""
+    spent = rank.last_sign - rank.started
+    if not rank.target_steps or rank.steps_completed < 2 or spent <= 0.0:
+        return None
+    return max(0, rank.target_steps - rank.step - 1) * spent / rank.steps_completed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +152,7 @@ class _Rank:
     world_size: int
     state: RankState
     step: int
+    steps_completed: int
     target_steps: int | None
     started: float
     last_sign: float
@@ -165,7 +177,8 @@ def _read_rank(path: Path) -> _Rank | None:
         world_size=header.identity.world_size,
         state=rank_state(path, now.ended_by, alive=alive, stepped=now.steps_completed > 0),
         step=now.step if now.steps_completed or now.step_began else -1,
-        target_steps=header.target_steps,
+        steps_completed=now.steps_completed,
+        target_steps=now.target_steps or header.target_steps,
         started=header.started_wall,
         last_sign=header.wall(last),
     )

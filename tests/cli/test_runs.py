@@ -47,15 +47,16 @@ def test_listing(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ls"]) == 0
         head, *rows = capsys.readouterr().out.splitlines()
         assert main(["ls", "--json"]) == 0
-    assert head.split() == ["RUN", "NAME", "STATE", "STEP", "AGE", "RANKS", "VERDICT"]
+    assert head.split() == ["RUN", "NAME", "STATE", "STEP", "LEFT", "AGE", "RANKS", "VERDICT"]
     assert [[row.split()[0], *row.split()[2:4]] for row in rows] == [
         ["living", "running", "1/100"],
         ["second", "failed", "4/10"],
         ["first", "finished", "2/10"],
     ]
-    assert [row.split()[6] for row in rows] == ["1/1/1", "0/2/4", "0/1/1"]
+    assert [row.split()[-2] for row in rows] == ["1/1/1", "0/2/4", "0/1/1"]
     living, second, _ = json.loads(capsys.readouterr().out)
     assert (living["state"], living["living"], "ended" in living) == ("running", 1, False)
+    assert living["seconds_left"] > 0.0
     assert (second["ranks"], second["world_size"], second["step"]) == (2, 4, 4)
     assert second["verdict"] == "inconclusive"
 

@@ -14,7 +14,7 @@ from rankwatch_cli.runs import RunSeen, find_runs, runs_directory
 _VERDICT_SECONDS = 10.0
 """Time spent on verdicts, the newest run first; the other runs show none."""
 _NONE = "-"
-_HEAD = ("RUN", "NAME", "STATE", "STEP", "AGE", "RANKS", "VERDICT")
+_HEAD = ("RUN", "NAME", "STATE", "STEP", "LEFT", "AGE", "RANKS", "VERDICT")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
@@ -22,10 +22,12 @@ def main(arguments: Sequence[str]) -> int:
     """List the runs; returns 0, also without any."""
     parser = SentenceParser(
         prog="rankwatch ls",
-        description="List the runs that are recorded on this node: name, state, step, age, ranks, verdict.",
-        epilog="NAME is that of the script or the job. AGE counts from the start. RANKS are those that\n"
-        "live, those with a black box here, and those of the whole run. VERDICT is what\n"
-        "`rankwatch diagnose run RUN` finds, in a word; it needs the extra [diagnosis].",
+        description="List the runs that are recorded on this node: name, state, step, time left, age, ranks, "
+        "verdict.",
+        epilog="NAME is that of the script or the job. LEFT is the time until the target steps are reached,\n"
+        "at the pace since the start. AGE counts from the start. RANKS are those that live, those with a\n"
+        "black box here, and those of the whole run. VERDICT is what `rankwatch diagnose run RUN` finds, in\n"
+        "a word; it needs the extra [diagnosis].",
     )
     parser.add_argument(
         "--directory", type=Path, metavar="DIR", help="of the black boxes; default $RANKWATCH_DIR"
@@ -82,6 +84,7 @@ def _row(run: RunSeen, verdict: str | None, now: float) -> tuple[str, ...]:
         run.short_name or _NONE,
         run.state.value,
         _NONE if run.step < 0 else f"{run.step}{target}",
+        _NONE if run.seconds_left is None else _age(run.seconds_left),
         _age(max(0.0, now - run.started)),
         f"{run.living}/{run.ranks}/{run.world_size}",
         verdict or _NONE,

@@ -18,7 +18,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
-from rankwatch_agent.training.failures import Failure
+from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_agent.training.tracked_runs import trackers_beside
@@ -94,6 +94,8 @@ class Box:
             self.failure.kind,
             ": ".join(filter(None, (self.failure.exception, self.failure.message))),
         )
+        if self.failure.exception == KILLED:
+            return f"the kernel for lack of memory ({self.failure.message})"
         if kind is FailureKind.EXIT_STATUS:
             return f"exit status {self.failure.message}"
         return f"{_OUT_OF_MEMORY[kind]} ({text})" if kind in _OUT_OF_MEMORY else text

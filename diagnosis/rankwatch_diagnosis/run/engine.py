@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import Cause, RankState
+from rankwatch_agent.training.failures import KILLED
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
@@ -234,7 +235,9 @@ def _why(
         processes = "the process is" if len(ranks) == 1 else "the processes are"
         it = "it" if len(ranks) == 1 else f"rank {first.rank}"
         if first.ended_by:
-            return f"{listed(ranks)}: {it} crashed by {first.ended_by}; {it} was {where_of(first)}"
+            killed = first.failure is not None and first.failure.exception == KILLED
+            how = "was killed" if killed else "crashed"
+            return f"{listed(ranks)}: {it} {how} by {first.ended_by}; {it} was {where_of(first)}"
         return f"{listed(ranks)}: {processes} gone without giving a reason; {it} was {where_of(first)}"
     if state is RunState.FAILED and ranks:
         failure = boxes.by_rank[ranks[0]].ended_by or "an exception"

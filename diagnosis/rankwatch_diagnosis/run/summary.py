@@ -17,6 +17,7 @@ from rankwatch.conventions import COMMUNICATION, ENDED_STATES, TOKENS, Cause, Ra
 from rankwatch.settings import printable
 from rankwatch_agent.training.follower import worst_state
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.ending import ending_words, seconds_left
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.phases import phase_table
@@ -56,9 +57,12 @@ def _cut(line: str) -> str:
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
     table = phase_table(boxes, rows)
     yield "attempt", boxes.attempt
+    yield "ended", ending_words(boxes)
     yield "ranks", _ranks(boxes)
     yield "step", _phases(table)
     yield "throughput", _throughput(boxes) if table else ""
+    left = seconds_left(boxes)
+    yield "time left", "" if left is None else _duration(left)
     yield "worst rank", _worst_rank(rows)
     straggler = judge_straggler(boxes, rows) if table else None
     yield "stalls", _stalls(straggler, _last_pause(boxes))

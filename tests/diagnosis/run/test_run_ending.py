@@ -1,0 +1,49 @@
+"""How the boxes of a run tell its end, and its time left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankwatch_agent.training.life.kills import write_kill
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.report import lines
+from rankwatch_diagnosis.run.summary import summary_lines
+from support.training.ranks import go_on, rank
+
+LINE = "Memory cgroup out of memory: Killed process 7 (python3) total-vm:1kB"
+
+
+def test_root_cause(tmp_path: Path) -> None:
+    """The rank that failed by itself, and not the one that was killed because of it."""
+    with (
+        rank(tmp_path, "steps(3)\nready()", number=0, world=2) as other,
+        rank(tmp_path, "steps(3)\nready()\nraise FloatingPointError('loss')", number=1, world=2) as failing,
+    ):
+        go_on(failing)
+        failing.wait()
+        other.terminate()
+        other.wait()
+        card = "\n".join(summary_lines(tmp_path))
+    assert "ended        failed, non_finite on rank 1 (FloatingPointError: loss)" in card
+
+
+def test_killed_by_the_kernel(tmp_path: Path) -> None:
+    """The line that the agent has kept beside the box is in the card and in the verdict."""
+    with rank(tmp_path, "steps(3)\nready()") as process:
+        process.kill()
+        process.wait()
+        write_kill(tmp_path / "job" / "0.blackbox", os.geteuid(), LINE)
+        card = "\n".join(summary_lines(tmp_path))
+        report = " ".join(" ".join(lines(diagnose_run(tmp_path))).split())
+    assert f"ended        failed, host_out_of_memory (SIGKILL: {LINE})" in card
+    assert "the kernel" in report or "gone" in report
+
+
+def test_time_left(tmp_path: Path) -> None:
+    """Of a run with a target that goes on."""
+    with rank(tmp_path, "steps(5, 0.02)\nready()") as process:
+        assert any(" time left " in line for line in summary_lines(tmp_path))
+        process.kill()
+        process.wait()
+        assert not any(" time left " in line for line in summary_lines(tmp_path))
