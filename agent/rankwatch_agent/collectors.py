@@ -182,6 +182,12 @@ def _trackers(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterat
     yield build_trackers(config, runs=shared.tracked_runs, registry=shared.incidents)
 
 
+def _cost(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    from rankwatch_agent.training.cost.collector import build_cost
+
+    yield build_cost(config, conditions=shared.run_conditions, gpus=shared.inventory.gpus)
+
+
 def _host(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.host import HostCollector
 
@@ -366,6 +372,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "evidence": _evidence,
         "traces": _traces,
         "trackers": _trackers,
+        "cost": _cost,
         "host": _host,
         "clock": _clock,
         "network": _network,

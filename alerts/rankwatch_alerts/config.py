@@ -150,6 +150,8 @@ class RuleConfig:
     goodput_window_seconds: float = 3600.0
     """Window of goodput, badput by cause and cost. An hour holds a checkpoint, and is what sliding ETTR is
     commonly given over."""
+    cost_for_seconds: float = 1800.0
+    """How long a forecast must be over the budget, or a price be missing: both are for office hours."""
     goodput_interval_seconds: float = 60.0
     """Interval of the rules of goodput and cost, which change slowly and read long windows."""
     interval_advice_window_seconds: float = 604800.0
@@ -341,6 +343,7 @@ _LEAST_SCRAPES = {
     "checkpoint_for_seconds": 2,
     "goodput_window_seconds": 60,
     "goodput_interval_seconds": 1,
+    "cost_for_seconds": 4,
     "interval_advice_window_seconds": 240,
     "checkpoint_overlap_window_seconds": 30,
     "run_failed_for_seconds": 4,

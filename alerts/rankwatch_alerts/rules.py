@@ -54,6 +54,8 @@ class Alert(StrEnum):
     NIC_ERRORS = "RankwatchNicErrors"
     OOM_KILL = "RankwatchOomKill"
     CHECKPOINT_DISK_FILLING = "RankwatchCheckpointDiskFilling"
+    FORECAST_OVER_BUDGET = "RankwatchForecastOverBudget"
+    PRICE_UNKNOWN = "RankwatchPriceUnknown"
     BLACK_BOXES_LEFT_OUT = "RankwatchBlackBoxesLeftOut"
 
 

@@ -12,6 +12,7 @@ from rankwatch_alerts.rules import Alert
 from rankwatch_alerts.sli import Sli
 from rankwatch_alerts.sli import sli as _sli
 from rankwatch_alerts.slis_life import LIFE
+from rankwatch_alerts.slis_spending import COSTS, GOODPUT
 
 _OWN_PAST = "what is good differs between runs; the panel shows the run's own past"
 _CONTEXT = "context for other alerts: alone it says nothing about a run"
@@ -330,43 +331,6 @@ _CHECKPOINTS = (
     ),
 )
 
-_GOODPUT = (
-    _sli(
-        "goodput",
-        "Which share of the time makes progress that lasts?",
-        "run:rankwatch_goodput_scheduling:ratio",
-        "run:rankwatch_goodput_runtime:ratio",
-        "run:rankwatch_goodput_ettr:ratio",
-        no_alert="its causes have alerts of their own, and a ratio over an hour shows none of them in time",
-    ),
-    _sli(
-        "badput",
-        "What does the rest of the time go to?",
-        "rankwatch_goodput_seconds_total",
-        "run_state:rankwatch_badput:share",
-        no_alert="each cause has an alert of its own",
-    ),
-    _sli(
-        "checkpoint verification",
-        "Is what was saved still what was written?",
-        "rankwatch_checkpoint_damaged_step",
-        alerts=(Alert.CHECKPOINT_DAMAGED,),
-    ),
-    _sli(
-        "verified checkpoints",
-        "Up to which step has a checkpoint been read and found good?",
-        "rankwatch_checkpoint_verified_step",
-        "rankwatch_checkpoint_verified_timestamp_seconds",
-        no_alert="what is not good has an alert, and a run whose last good checkpoint is old has another",
-    ),
-    _sli(
-        "checkpoint interval",
-        "Would another interval between checkpoints cost less?",
-        "run:rankwatch_checkpoint_interval_advice_seconds:best",
-        "run:rankwatch_checkpoint_interval_advice:gain",
-        no_alert="advice for the next start of the run: nothing is broken",
-    ),
-)
 
 SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
     {
@@ -375,7 +339,8 @@ SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
         "Collectives": _COLLECTIVES,
         "Stragglers": _STRAGGLERS,
         "Checkpoints": _CHECKPOINTS,
-        "Goodput": _GOODPUT,
+        "Goodput": GOODPUT,
+        "Cost": COSTS,
         "GPUs": _GPUS,
         "Network": _NETWORK,
         "Hosts": _HOSTS,

@@ -36,6 +36,8 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.CAUSE: ("first", "restart"),
     Label.MODE: ("user", "idle"),
     Label.STATE: ("running",),
+    Label.CURRENCY: ("EUR",),
+    Label.BASIS: ("list",),
     Label.TRACKER_URL: ("https://mlflow.example/#/experiments/1/runs/2",),
 }
 """Values of labels; any other label has the value x."""

@@ -40,6 +40,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "traces": Schedule(1.0, 10.0),
         # At most six metrics of a run go to its tracker each time.
         "trackers": Schedule(60.0, 20.0),
+        # Adds up money between two runs; prices change by the day.
+        "cost": Schedule(5.0, 5.0),
         "host": Schedule(5.0, 5.0),
         "clock": Schedule(15.0, 5.0),
         "network": Schedule(5.0, 5.0),
@@ -185,6 +187,12 @@ class AgentConfig:
     """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
     life_directory: str = "/var/lib/rankwatch/life"
     """Directory where the agent keeps what it knows of attempts and their time; else a restart forgets it."""
+    price_table: Path | None = None
+    """TOML file with prices of GPUs and budgets of runs; read again when it changes."""
+    cost_charge: Literal["rank", "node"] = "rank"
+    """What a run is charged for: rank, the GPUs of its ranks; node, all GPUs of the node."""
+    cost_directory: str = "/var/lib/rankwatch/cost"
+    """Directory where the agent keeps what runs have spent; without it a restart counts from their start."""
     mlflow_endpoint: str = ""
     """URL of the MLflow server that is told about the runs which it tracks; empty tells nobody."""
     mlflow_headers_file: Path | None = None

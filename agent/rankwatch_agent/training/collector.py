@@ -241,4 +241,6 @@ def _condition(rank: RankFollower) -> RankCondition:
         steps=rank.totals.steps.steps,
         local_seconds=rank.totals.steps.local_seconds,
         role=str(rank.header.identity.coordinates.get("pp", "")),
+        gpu=rank.now.gpu,
+        short_name=rank.header.identity.short_name,
     )

@@ -51,6 +51,10 @@ class RankCondition(NamedTuple):
     """Its own work in them: their time less what it spent blocked in collectives."""
     role: str = ""
     """Ranks of one role do the same work: those of one pipeline stage."""
+    gpu: str = ""
+    """UUID of its GPU or MIG instance; empty where it names none."""
+    short_name: str = ""
+    """Of the run's script or job; empty if it has none."""
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out
 from rankwatch_alerts.alerting.checkpoints import checkpoint_alerts
+from rankwatch_alerts.alerting.cost import forecast_over_budget, price_unknown
 from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
@@ -48,6 +49,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
         "rankwatch-learning": (loss_non_finite(config), loss_diverging(config)),
         "rankwatch-checkpoints": checkpoint_alerts(config),
+        "rankwatch-cost": (forecast_over_budget(config), price_unknown(config)),
         "rankwatch-gpus": gpu_alerts(config),
         "rankwatch-fabric": fabric_alerts(config),
         "rankwatch-hosts": host_alerts(config),

@@ -7,6 +7,7 @@ from grafana_foundation_sdk.builders import dashboard
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, RuleConfig
 from rankwatch_dashboards.board import Rows, board, variables_of_run
 from rankwatch_dashboards.checkpoints_goodput.checkpoints import NEWEST, at_a_glance, saving
+from rankwatch_dashboards.checkpoints_goodput.cost import cost
 from rankwatch_dashboards.checkpoints_goodput.goodput import checkpoint_interval, goodput
 from rankwatch_dashboards.checkpoints_goodput.life import life
 from rankwatch_dashboards.checkpoints_goodput.verification import verification
@@ -20,6 +21,7 @@ ROWS: Rows = (
     ("Which share of the time makes progress?", goodput),
     ("Would another checkpoint interval cost less?", checkpoint_interval),
     ("How do attempts end, and when will it be done?", life),
+    ("What does it cost?", cost),
 )
 
 

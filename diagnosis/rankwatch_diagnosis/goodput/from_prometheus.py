@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from rankwatch.conventions import GoodputState
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
+from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput, Saves
 from rankwatch_diagnosis.prometheus_api import PrometheusApi
 
 _MOST_POINTS = 5000
@@ -54,6 +54,7 @@ class _Reading:
             seconds=seconds,
             attempts=attempts,
             saves=self._saves(attempts),
+            costs=tuple(self._costs(seconds)),
             unseen=tuple(self._unseen(attempts)),
         )
 
@@ -130,6 +131,16 @@ class _Reading:
             blocking_seconds=blocking / count,
             seconds=max(seconds, blocking) / count,
         )
+
+    def _costs(self, seconds: Mapping[GoodputState, float]) -> Iterator[Cost]:
+        """What was spent, by the share of each state in the time that is charged: that with a process."""
+        charged = {**seconds, GoodputState.DOWN: 0.0}
+        total = sum(charged.values())
+        found = self._api.query(f"sum by (currency, basis) ({self._last('rankwatch_run_spent')})")
+        for labels, value in found:
+            if total > 0.0 and math.isfinite(value):
+                by_state = {state: value * each / total for state, each in charged.items()}
+                yield Cost(currency=labels["currency"], basis=labels["basis"], by_state=by_state)
 
     def _unseen(self, attempts: tuple[AttemptGoodput, ...]) -> Iterator[str]:
         if not attempts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankwatch.conventions.checkpoints import CHECKPOINTS
 from rankwatch.conventions.collectives import COLLECTIVES, NCCL_RAS
+from rankwatch.conventions.cost import COST
 from rankwatch.conventions.declaration import Metric
 from rankwatch.conventions.fabric import AFFINITY, LINKS, RDMA
 from rankwatch.conventions.goodput import GOODPUT
@@ -28,6 +29,7 @@ METRICS: tuple[Metric, ...] = (
     *SCALARS,
     *CHECKPOINTS,
     *GOODPUT,
+    *COST,
     *COLLECTIVES,
     *NCCL_RAS,
     *INCIDENTS,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rankwatch.conventions.declaration import RecordedSeries, recorded
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.recorded_checkpoints import RECORDED_CHECKPOINTS
+from rankwatch.conventions.recorded_cost import RECORDED_COST
 from rankwatch.conventions.recorded_goodput import RECORDED_GOODPUT
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
 from rankwatch.conventions.recorded_life import RECORDED_LIFE
@@ -272,5 +273,6 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_NETWORK,
     *_COLLECTIVES,
     *RECORDED_GOODPUT,
+    *RECORDED_COST,
     *RECORDED_HARDWARE,
 )

@@ -55,6 +55,7 @@ def _history(end: float) -> Iterator[str]:
                 at,
                 start + (attempt * LONG - 5) * MINUTE,
             )
+            add("rankwatch_run_spent", f'{here},currency="EUR",basis="list"', at, 0.5 * (minute - down))
         saves = 'node="n0",rank="0",operation="save"'
         add("rankwatch_checkpoint_operations_total", f'{saves},outcome="success"', at, minute // 30)
         add("rankwatch_checkpoint_blocking_seconds_total", saves, at, 12.0 * (minute // 30))
@@ -90,6 +91,9 @@ def test_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["goodput"]["scheduling"] == pytest.approx(145 / 150, rel=0.01)
     assert found["goodput"]["ettr"] == pytest.approx(210 / 240 * 145 / 150, rel=0.01)
     assert found["goodput"]["flops_utilisation"] is None
+    (money,) = found["costs"]
+    assert money["total"] == pytest.approx(0.5 * (up + gone_up), rel=0.01)
+    assert money["by_state"]["straggler"] == pytest.approx(money["total"] * 20 / 240)
     attempts = found["attempts"]
     assert [each["number"] for each in attempts] == [0, 1, 2, 3]
     assert [each["ended_how"] for each in attempts] == ["failed: crash"] * 3 + [""]
@@ -114,7 +118,7 @@ def test_text_and_page(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words in (
         "run r: 84.7% of",
         "scheduling 96.8%",
-        "no price is known",
+        "EUR (list)",
         "failed: crash",
         "no straggler",
     ):

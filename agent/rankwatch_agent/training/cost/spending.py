@@ -1,0 +1,123 @@
+"""What each run has spent on this node, kept across restarts of the agent.
+
+Money is added as it is spent, at the price of the moment: a price that changes later does not change it, and
+no server must keep the history of a run of months. What no price was known for is not added.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch_agent.runtime.logs import LogLimit
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 4 << 20
+_MOST_RUNS = 2000
+_KEPT_SECONDS = 90 * 86400.0
+"""A run that waits for so long to go on is another one."""
+
+
+class Money(NamedTuple):
+    """A kind of money: amounts of different kinds are never added."""
+
+    currency: str
+    basis: str
+
+
+class Charged(NamedTuple):
+    """What is charged to a run at one moment."""
+
+    rates: Mapping[Money, float]
+    """Money for an hour."""
+    since: float
+    """Unix time at which its oldest living process here started."""
+
+
+class Spending:
+    """The sums of all runs.
+
+    directory: where they are kept. Without one they begin anew with the agent.
+    save_seconds: between two saves; a crash of the agent costs no more than is added again from the file's
+        time on, at the present price.
+    """
+
+    def __init__(self, directory: Path | None, save_seconds: float = 30.0) -> None:
+        self._spent: dict[str, dict[Money, float]] = {}
+        self._until: dict[str, float] = {}
+        """Run -> Unix time up to which it is charged."""
+        self._path = None if directory is None else directory / "spent.json"
+        self._save_seconds = save_seconds
+        self._saved = -math.inf
+        self._log_limit = LogLimit()
+        if self._path is not None:
+            self._load(self._path)
+
+    def charge(self, charged: Mapping[str, Charged], moment: float) -> None:
+        """Add what was spent since the last time, or since the start of processes that began later."""
+        for run, (rates, since) in charged.items():
+            spent = self._spent.setdefault(run, {})
+            seconds = max(0.0, moment - max(since, self._until.get(run, since)))
+            for money, rate in rates.items():
+                spent[money] = spent.get(money, 0.0) + rate * seconds / 3600.0
+            self._until[run] = moment  # also after a clock was set back
+        if moment >= self._saved + self._save_seconds or moment < self._saved:
+            self._forget(charged, moment)
+            self._save(moment)
+
+    def of(self, run: str) -> Iterator[tuple[Money, float]]:
+        """What a run has spent, by kind of money."""
+        yield from self._spent.get(run, {}).items()
+
+    def _forget(self, living: Container[str], moment: float) -> None:
+        ended = sorted((at, run) for run, at in self._until.items() if run not in living)
+        beyond = len(self._until) - _MOST_RUNS
+        for number, (at, run) in enumerate(ended):
+            if number < beyond or at < moment - _KEPT_SECONDS:
+                del self._spent[run], self._until[run]
+
+    def _save(self, moment: float) -> None:
+        """Write the sums, whole or not at all."""
+        self._saved = moment
+        if self._path is None:
+            return
+        runs = {
+            run: {"until": self._until[run], "spent": [[*money, amount] for money, amount in spent.items()]}
+            for run, spent in self._spent.items()
+        }
+        temporary = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"runs": runs}))
+            temporary.replace(self._path)
+        except OSError as error:
+            if self._log_limit.allows("save"):
+                logger.warning(
+                    "could not write %s: %s; after a restart of the agent, runs are charged from the start "
+                    "of their processes",
+                    self._path,
+                    error.strerror,
+                )
+
+    def _load(self, path: Path) -> None:
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise ValueError("it is too large")
+            for run, found in json.loads(path.read_text())["runs"].items():
+                until = float(found["until"])
+                spent = {Money(str(one), str(two)): float(amount) for one, two, amount in found["spent"]}
+                if not all(map(math.isfinite, (until, *spent.values()))):
+                    raise ValueError("an amount is no number")
+                self._until[run], self._spent[run] = until, spent
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning(
+                "could not use %s: %s; runs are charged from the start of their processes", path, error
+            )
+            self._spent, self._until = {}, {}

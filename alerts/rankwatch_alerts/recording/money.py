@@ -1,0 +1,106 @@
+"""What a run costs: what is charged to it, times the price of the moment. Currencies are never added."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.cost import PriceBasis
+from rankwatch.conventions.goodput import GoodputState
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
+from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
+
+PER_HOUR = "run:rankwatch_cost_per_hour:sum"
+SPENT = "run:rankwatch_spent:sum"
+USED = "run:rankwatch_budget_used:ratio"
+FORECAST = "run:rankwatch_budget_forecast:ratio"
+_STEPS, _TOKENS = "run:rankwatch_steps:rate", "run:rankwatch_tokens:rate"
+_PER_TOKENS = "run:rankwatch_cost_per_million_tokens:mean"
+_REMAINING = "run:rankwatch_remaining_seconds:estimate"
+MONEY = f"{RUN}, currency, basis"
+
+
+def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Cost by hour, state, step and token, what was spent, and what it will come to."""
+    return (*_rates(config), *_units(config), *_budget(config))
+
+
+def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    remembered = duration(config.node_memory_seconds)
+    return (
+        recorded(PER_HOUR, "or\n".join(map(_per_hour, PriceBasis))),
+        recorded(SPENT, f"sum by ({MONEY}) (last_over_time(rankwatch_run_spent[{remembered}]))"),
+        recorded("run_state:rankwatch_cost_per_hour:sum", "or\n".join(map(_per_state, GoodputState))),
+    )
+
+
+def _per_hour(basis: PriceBasis) -> str:
+    """A model has one price of each basis at a time, so what is charged finds at most one."""
+    return f"""
+        sum by ({MONEY}) (
+          rankwatch_run_allocated_gpus
+          * on (cluster, node, gpu_model) group_left (currency, basis)
+          rankwatch_gpu_price_per_hour{{basis="{basis}"}}
+        )
+    """
+
+
+def _per_state(state: GoodputState) -> str:
+    """One state at a time: a run may have several kinds of money, and each has all states."""
+    if state is GoodputState.DOWN:  # without a process nothing is charged
+        return f'label_replace(0 * {PER_HOUR}, "state", "{state}", "", "")\n'
+    return f"""
+        label_replace(
+          {PER_HOUR}
+          * on ({RUN}) group_left ()
+          (sum by ({RUN}) ({RANKS_BY_STATE}{{state="{state}"}}) / on ({RUN}) ({ALLOCATED} > 0)),
+          "state", "{state}", "", ""
+        )
+    """
+
+
+def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    window = duration(config.step_window_seconds)
+    tokens = f'sum by ({RUN}, rank) (rate(rankwatch_work_total{{unit="tokens"}}[{window}]))'
+    replicas = f'max by ({RUN}, rank, replica) (rankwatch_rank_info{{replica!=""}})'
+    per_second = f"{PER_HOUR} / 3600 / on ({RUN}) group_left ()"
+    return (
+        recorded(_STEPS, f"max by ({RUN}) (rate(rankwatch_steps_total[{window}])) > 0"),
+        recorded(
+            _TOKENS,
+            # Where ranks state no replica, each has tokens of its own.
+            f"""
+                sum by ({RUN}) (
+                  max by ({RUN}, replica) ({tokens} * on ({RUN}, rank) group_left (replica) {replicas})
+                ) > 0
+                or
+                sum by ({RUN}) ({tokens}) > 0
+            """,
+        ),
+        recorded("run:rankwatch_cost_per_step:mean", f"{per_second} {_STEPS}"),
+        recorded(_PER_TOKENS, f"1e6 * {per_second} {_TOKENS}"),
+        recorded(
+            "run:rankwatch_cost_per_million_tokens:marginal",
+            f"{_PER_TOKENS} * on ({RUN}) group_left () run:rankwatch_goodput_runtime:ratio",
+        ),
+    )
+
+
+def _budget(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    window = duration(config.goodput_window_seconds)
+    budget = f"max by ({MONEY}) (rankwatch_run_budget)"
+    # Each part by all labels: the money of the budget is the only one that it judges.
+    to_come = f"{PER_HOUR} / 3600 * on ({RUN}) group_left () {_REMAINING}"
+    return (
+        recorded(USED, f"{SPENT} / on ({MONEY}) {budget}"),
+        recorded(
+            _REMAINING,
+            f"""
+                clamp_min(
+                  max by ({RUN}) (rankwatch_target_steps) - on ({RUN}) max by ({RUN}) (rankwatch_step),
+                  0
+                )
+                / on ({RUN})
+                avg_over_time({_STEPS}[{window}])
+            """,
+        ),
+        recorded(FORECAST, f"({SPENT} + on ({MONEY}) ({to_come})) / on ({MONEY}) {budget}"),
+    )

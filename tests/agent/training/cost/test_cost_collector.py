@@ -1,0 +1,209 @@
+"""The collector `cost`: what is charged, at which price, and what stays after restarts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions import RankState
+from rankwatch_agent.runtime.collector import Schedule
+from rankwatch_agent.runtime.errors import NotApplicable, UserError
+from rankwatch_agent.sources.gpu.inventory import GpuIdentity
+from rankwatch_agent.training.conditions import RankCondition, RunConditions
+from rankwatch_agent.training.cost.allocation import ChargedRank, allocate
+from rankwatch_agent.training.cost.collector import CostCollector
+
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+
+
+def gpu(uuid: str, model: str, mig_uuids: tuple[str, ...] = ()) -> GpuIdentity:
+    return GpuIdentity(uuid=uuid, pci_bus_id=uuid, index=0, minor_number=0, model=model, mig_uuids=mig_uuids)
+
+
+GPUS = [*(gpu(f"GPU-{number}", H100) for number in range(4)), gpu("GPU-l4", L4, ("MIG-0", "MIG-1"))]
+BOOT = 1_700_000_000.0
+
+
+def price(model: str, amount: float, currency: str = "EUR", more: str = "") -> str:
+    fields = f'gpu_model="{model}"\nprice_per_hour={amount}\ncurrency="{currency}"\nbasis="list"'
+    return f"[[price]]\n{fields}\n{more}\n"
+
+
+def rank(number: int, gpu: str = "", *, started: float = 0.0, ended: bool = False) -> RankCondition:
+    return RankCondition(
+        rank=number,
+        path=Path(f"{number}.blackbox"),
+        state=RankState.LOST if ended else RankState.RUNNING,
+        last_progress=started,
+        timeout=None,
+        open_phase=None,
+        pid=1,
+        started=started,
+        gpu=gpu,
+        short_name="llama",
+    )
+
+
+class Node:
+    """A node with a clock that the test sets."""
+
+    def __init__(self, directory: Path, table: str | None = None, *, whole_node: bool = False) -> None:
+        self.path = directory / "prices.toml"
+        self.moment = 0.0
+        self.conditions = RunConditions()
+        if table is not None:
+            self.path.write_text(table)
+        self._directory, self._whole_node, self._priced = directory / "cost", whole_node, table is not None
+        self.restart()
+
+    def restart(self) -> None:
+        self.collector = CostCollector(
+            conditions=self.conditions,
+            gpus=lambda: GPUS,
+            price_table=self.path if self._priced else None,
+            whole_node=self._whole_node,
+            directory=self._directory,
+            schedule=Schedule(5.0, 5.0),
+            monotonic=lambda: self.moment,
+            wall=lambda: BOOT + self.moment,
+        )
+
+    def at(self, moment: float, **runs: list[RankCondition]) -> dict[tuple[str, ...], float]:
+        self.moment = moment
+        self.conditions.update(runs, moment)
+        found = self.collector.collect().series
+        return {(each.metric.name.removeprefix("rankwatch_"), *each.labels): each.value for each in found}
+
+
+def test_spent(tmp_path: Path) -> None:
+    """From the start of the processes on; ranks on one GPU pay for it once; a GPU is charged, used or not."""
+    node = Node(tmp_path, price(H100, 2.0) + price(L4, 0.5))
+    ranks = [rank(0, "GPU-0"), rank(1, "GPU-1"), rank(2, "GPU-1"), rank(3, "MIG-0")]
+    found = node.at(3600.0, r=ranks)
+    assert found["cost_total", "r", "EUR", "list"] == pytest.approx(2 * 2.0 + 0.25)
+    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(4.25)
+    assert found["run_allocated_gpus", "r", H100] == 2
+    assert found["run_allocated_gpus", "r", L4] == 0.5
+    assert found["gpu_price_per_hour", H100, "EUR", "list"] == 2.0
+    assert found["run_price_known", "r", H100] == 1
+    assert node.at(7200.0, r=ranks)["run_spent", "r", "EUR", "list"] == pytest.approx(8.5)
+
+
+def test_no_price(tmp_path: Path) -> None:
+    """Without a price there is no cost, and a series says so; never a cost of 0."""
+    node = Node(tmp_path, price(L4, 1.0))
+    found = node.at(3600.0, r=[rank(0, "GPU-0")])
+    assert found["run_price_known", "r", H100] == 0
+    assert not [name for name, *_ in found if name in ("cost_total", "run_spent", "gpu_price_per_hour")]
+
+
+def test_two_currencies(tmp_path: Path) -> None:
+    """They are never added."""
+    node = Node(tmp_path, price(H100, 2.0) + price(L4, 1.0, "USD"))
+    found = node.at(3600.0, r=[rank(0, "GPU-0"), rank(1, "GPU-l4")])
+    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(2.0)
+    assert found["run_spent", "r", "USD", "list"] == pytest.approx(1.0)
+
+
+def test_price_changes(tmp_path: Path) -> None:
+    """Each hour keeps the price of its day."""
+    changes = "valid_{}=2023-11-14T23:13:20\n"  # an hour after BOOT
+    table = price(H100, 2.0, more=changes.format("until")) + price(H100, 10.0, more=changes.format("from"))
+    node = Node(tmp_path, table)
+    ranks = [rank(0, "GPU-0")]
+    node.at(3599.0, r=ranks)
+    node.at(3600.0, r=ranks)
+    found = node.at(7200.0, r=ranks)
+    assert found["run_spent", "r", "EUR", "list"] == pytest.approx(2.0 + 10.0, rel=0.01)
+    assert found["gpu_price_per_hour", H100, "EUR", "list"] == 10.0
+
+
+def test_restart_of_the_agent(tmp_path: Path) -> None:
+    """What was spent stays, and the time without an agent is charged."""
+    node = Node(tmp_path, price("cpu", 1.0))
+    ranks = [rank(0), rank(1)]
+    node.at(3600.0, r=ranks)
+    node.restart()
+    assert node.at(5400.0, r=ranks)["run_spent", "r", "EUR", "list"] == pytest.approx(3.0)
+
+
+def test_between_attempts(tmp_path: Path) -> None:
+    """Without a process nothing is charged; the next attempt goes on from the same sum."""
+    node = Node(tmp_path, price("cpu", 1.0))
+    node.at(3600.0, r=[rank(0)])
+    assert node.at(7200.0, r=[rank(0, ended=True)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
+    assert node.at(9000.0, r=[rank(0, started=8100.0)])["run_spent", "r", "EUR", "list"] == pytest.approx(
+        1.25
+    )
+
+
+def test_clock_set_back(tmp_path: Path) -> None:
+    """Nothing is charged twice, and nothing is taken back."""
+    node = Node(tmp_path, price("cpu", 1.0))
+    node.at(3600.0, r=[rank(0)])
+    assert node.at(1800.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
+    assert node.at(5400.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"runs": {"r": {"until": "x"}}}', "[" * 100_000, '{"runs": 1}']
+)
+def test_broken_sums(tmp_path: Path, content: str) -> None:
+    """They are left out: the run is charged from the start of its processes."""
+    (tmp_path / "cost").mkdir()
+    (tmp_path / "cost" / "spent.json").write_text(content)
+    node = Node(tmp_path, price("cpu", 1.0))
+    assert node.at(3600.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
+
+
+def test_broken_reload(tmp_path: Path) -> None:
+    """A changed table that cannot be used is counted, and the one before it stays."""
+    node = Node(tmp_path, price("cpu", 1.0))
+    node.at(1.0, r=[rank(0)])
+    node.path.write_text("[[price]]")
+    os.utime(node.path, (1, 1))
+    for moment in (2.0, 3.0):
+        found = node.at(moment, r=[rank(0)])
+        assert found["price_table_failures_total",] == 1
+        assert found["gpu_price_per_hour", "cpu", "EUR", "list"] == 1.0
+
+
+def test_broken_at_the_start(tmp_path: Path) -> None:
+    """Then the agent does not start."""
+    with pytest.raises(UserError, match="it has no gpu_model"):
+        Node(tmp_path, "[[price]]")
+
+
+def test_no_table(tmp_path: Path) -> None:
+    """The state is visible all the same; without runs there is nothing to say."""
+    node = Node(tmp_path)
+    with pytest.raises(NotApplicable):
+        node.at(1.0)
+    assert node.at(2.0, r=[rank(0)])["run_price_known", "r", "cpu"] == 0
+
+
+def test_budget(tmp_path: Path) -> None:
+    """By the short name of the run."""
+    table = '[[budget]]\nrun="lla*"\namount=50\ncurrency="EUR"\nbasis="list"\n'
+    assert Node(tmp_path, table).at(1.0, r=[rank(0)])["run_budget", "r", "EUR", "list"] == 50
+
+
+def test_shared_gpu() -> None:
+    """Two runs on one GPU divide it by their ranks; a GPU that nobody lists has no model."""
+    ranks = [
+        ChargedRank("a", "GPU-0"),
+        ChargedRank("a", "GPU-0"),
+        ChargedRank("b", "GPU-0"),
+        ChargedRank("b", "?"),
+    ]
+    found = allocate(ranks, GPUS, whole_node=False)
+    assert found["a"] == {H100: pytest.approx(2 / 3)}
+    assert found["b"] == {H100: pytest.approx(1 / 3), "unknown": 1.0}
+
+
+def test_whole_node() -> None:
+    """All GPUs of the node, also those that no rank uses."""
+    found = allocate([ChargedRank("a", "GPU-0")], GPUS, whole_node=True)
+    assert found["a"] == {H100: 4.0, L4: 1.0}
