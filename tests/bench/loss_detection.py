@@ -21,7 +21,7 @@ from .loss_peers import PEERS, Peer
 
 CURVES = 34
 """Of each healthy kind, so that there are 306; of diverging kinds 1.5 times as many."""
-SEED = 3000
+SEED = 7000
 """Seeds from here on were not used while the detector was developed."""
 MOST_DELAY, MEDIAN_DELAY = 50, 15
 """Targets, in steps."""

@@ -4,7 +4,7 @@ A spike that recovers at once is information; a loss that rises and stays is an 
 
 - the *step*: a short average far above a trend that each value pulls only so far;
 - the *evidence*: a cumulative sum (CUSUM, Page 1954) of how far the values stand above the lowest level of
-  about the last thousand steps. It finds what no single value shows: slow drifts, growing oscillations.
+  about the last 500 steps. It finds what no single value shows: slow drifts, growing oscillations.
 
 Either makes the loss suspicious. It diverges once it has been so for some steps without falling back. From
 then on trend and level hold still, for a bounded time, so that the divergence does not become the trend.
@@ -94,8 +94,8 @@ two weights put the trend about half a standard deviation below the mean."""
 RECENT_WEIGHT = 0.2
 """Weight of a new value in the recent average: a memory of about 5 steps. Its own noise is a third
 of the loss's (sqrt(w / (2 - w)))."""
-LEVEL_WEIGHT = 0.001
-"""Weight with which the lowest level gives way to a long average above it."""
+LEVEL_WEIGHT = 0.002
+"""Weight by which the low level gives way to a long average above it; noise that wanders makes it low."""
 WARM_UP_STEPS = 20
 """Values before spikes and deviation are judged, at the start of each process."""
 SPIKE_SIGMAS = 6.0
@@ -192,7 +192,7 @@ class LossStatistics:
             self.trend = self._long
         self._level = self._long
         self._grace = 0
-        self._evidence = 0.0
+        self._evidence = self._allowed = 0.0
         self._block_sum, self._block_values = 0.0, 0
         self._slow_sum, self._slow_blocks = 0.0, 0
         self._calm()
@@ -318,7 +318,10 @@ class LossStatistics:
             slow = sigma
         allowed = ALLOWED_RISE * abs(level)
         noise = ALLOWED_SIGMAS * slow
-        above = (value - level - (allowed if allowed > noise else noise)) / slow
+        if allowed < noise:
+            allowed = noise
+        self._allowed = allowed
+        above = (value - level - allowed) / slow
         if above > MOST_SIGMAS:
             above = MOST_SIGMAS
         elif above < LEAST_SIGMAS:
@@ -353,8 +356,8 @@ class LossStatistics:
             self._confirm(at)
 
     def _confirm(self, at: float) -> None:
-        """Count a step on which the loss does not fall back; it diverges after enough, or enough swings."""
-        self._held += 1
+        """Count a step that does not fall back, if it stands out; the loss diverges after enough of them."""
+        self._held += self._fast > self._allowed
         self._falling = False
         if self._came_down and self._fast > PULL_SIGMAS * self.sigma:  # less is noise
             self._came_down = False

@@ -45,9 +45,11 @@ class Curve:
 
     @property
     def new_levels(self) -> frozenset[int]:
-        """Steps that a user tells the command, which sees no more than the file."""
+        """Steps that a user tells the command, which sees no more than the file; a mistake nobody tells."""
         told = (RelearnReason.DATASET, RelearnReason.LEARNING_RATE, RelearnReason.RESTART)
-        return frozenset(self.steps[at] for at, reason in self.marks.items() if reason in told)
+        end = len(self.steps) if self.turn is None else self.turn
+        known = (at for at, reason in self.marks.items() if reason in told and at < end)
+        return frozenset(self.steps[at] for at in known)
 
     def csv(self) -> str:
         """The curve as a file of `rankwatch diagnose loss`."""
