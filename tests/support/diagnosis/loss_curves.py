@@ -255,7 +255,9 @@ def _gradual(
     visible = (1.0 + max(VISIBLE_RISE, run.sigma)) * run.clean(turn) * VISIBLE_STEPS
     clean = [run.clean(step) * times(max(0, step - turn)) for step in range(turn - VISIBLE_STEPS, steps)]
     sums = (sum(clean[end - VISIBLE_STEPS : end]) for end in range(VISIBLE_STEPS, len(clean) + 1))
-    onset = turn + next(step for step, recent in enumerate(sums, -1) if recent >= visible and step >= 0)
+    shown = (step for step, recent in enumerate(sums, -1) if recent >= visible and step >= 0)
+    # One that never shows, because the loss falls beneath it, begins where it is highest.
+    onset = turn + next(shown, max(range(len(clean) - VISIBLE_STEPS), key=clean[VISIBLE_STEPS:].__getitem__))
     return _curve(kind, losses, onset, turn)
 
 
