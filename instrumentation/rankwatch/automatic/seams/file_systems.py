@@ -5,6 +5,8 @@ Many scripts save under a temporary name and rename what is complete, so the pat
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
@@ -15,18 +17,16 @@ from rankwatch.conventions import CheckpointStage
 
 
 def targets() -> Mapping[str, Callable[[ModuleType], object]]:
-    """The functions by which `pathlib` does it, too."""
-    return {"os": _patch_os, "shutil": _patch_shutil}
+    """What saves files: without it there are no checkpoints whose files could be followed."""
+    return {"torch.serialization": _patch}
 
 
-def _patch_os(module: ModuleType) -> None:
-    watch(module, "fsync", began=_began, ended=_synchronized)
+def _patch(module: ModuleType) -> None:
+    """Watch the functions of the standard library, which `pathlib` calls, too."""
+    watch(os, "fsync", began=_began, ended=_synchronized)
     for name in ("rename", "replace"):
-        watch(module, name, began=_rename_began, ended=_renamed)
-
-
-def _patch_shutil(module: ModuleType) -> None:
-    watch(module, "rmtree", began=_began, ended=_removed)
+        watch(os, name, began=_rename_began, ended=_renamed)
+    watch(shutil, "rmtree", began=_began, ended=_removed)
 
 
 def _began(*_: object, **__: object) -> float | None:
