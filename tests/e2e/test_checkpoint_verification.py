@@ -1,0 +1,88 @@
+"""A bit flips in a checkpoint of the reference trainer, and the agent's series name file and tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.agent.process import agent_process, fetch, until
+from support.checkpoints import flip
+from support.jobs.trainer import DEADLINE_SECONDS, TINY, started_ranks
+
+pytestmark = pytest.mark.e2e
+
+STEPS = (10, 20, 30)
+
+
+def trained(directory: Path) -> Path:
+    """The folder of the checkpoints of a run of two ranks that has ended."""
+    folder = directory / "checkpoints"
+    arguments = (
+        *TINY,
+        *(
+            "--steps",
+            "30",
+            "--checkpoint-dir",
+            str(folder),
+            "--checkpoint-every",
+            "10",
+            "--keep-checkpoints",
+            "3",
+        ),
+    )
+    environment = {
+        "RANKWATCH_DISABLE": "",
+        "RANKWATCH_DIR": str(directory / "blackboxes"),
+        "RANKWATCH_RUN": "job",
+    }
+    with started_ranks(2, arguments, environment) as ranks:
+        for each in ranks:
+            assert each.wait(DEADLINE_SECONDS) == 0, each.stderr and each.stderr.read()
+    assert len(list(folder.iterdir())) == len(STEPS)
+    return folder
+
+
+def age(note: Path, seconds: float) -> None:
+    """Let the saves in a note have ended earlier: the agent gives other ranks ten seconds."""
+    document = json.loads(note.read_text())
+    for each in document["checkpoints"]:
+        each["ended"] -= seconds
+    note.write_text(json.dumps(document))
+
+
+def test_flipped_bit_is_named(tmp_path: Path) -> None:
+    """The newest checkpoint is damaged, and the one before it is the newest verified; also after a restart
+    of the agent, which reads neither of them again."""
+    folder = trained(tmp_path)
+    age(tmp_path / "blackboxes/job/0.checkpoints", 60)
+    state = folder / "step-00000030" / "state.pt"
+    flip(state, 8 * (state.stat().st_size // 2))
+    flags = ("--collectors", "ranks,checkpoints", "--checkpoint-bytes-per-second", "1e9")
+    flags += (
+        "--checkpoint-state-directory",
+        str(tmp_path / "state"),
+        "--intervals-seconds",
+        "checkpoints=0.2",
+    )
+    damaged = re.compile(r"^rankwatch_checkpoint_damaged_step\{(.*)\} 30.0$", re.MULTILINE)
+    for done in (1, 0):
+        with agent_process(tmp_path, *flags) as agent:
+
+            def page() -> str:
+                return fetch(agent.address, "/metrics").body.decode()
+
+            def holds(line: str) -> bool:
+                return re.search(line, page(), re.MULTILINE) is not None
+
+            until(lambda: holds(r"^rankwatch_checkpoint_verified_step\{.*\} 20.0$"), "step 20 is verified")
+            found = damaged.search(page())
+            assert found is not None
+            assert f'path="{folder}/step-00000030"' in found[1]
+            assert 'file="state.pt"' in found[1]
+            assert 'damage="flipped"' in found[1]
+            assert re.search(r'tensor="(model|optimizer)\.[\w.]+', found[1]), found[1]
+            assert holds(rf'^rankwatch_checkpoint_verifications_total\{{.*outcome="damaged".*\}} {done}.0$')
+        (tmp_path / "address").unlink()
