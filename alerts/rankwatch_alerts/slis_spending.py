@@ -42,6 +42,14 @@ GOODPUT: tuple[Sli, ...] = (
         no_alert="advice for the next start of the run: nothing is broken",
     ),
 )
+GOODPUT += (
+    sli(
+        "utilisation",
+        "Which share of its peak does the hardware compute for the model?",
+        "run:rankwatch_model_flops_utilisation:ratio",
+        no_alert="what is good differs between models; the panel shows the run's own past",
+    ),
+)
 COSTS: tuple[Sli, ...] = (
     sli(
         "cost",

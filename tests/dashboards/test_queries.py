@@ -28,7 +28,8 @@ SECONDS_FOR_ALL = 120.0
 _VALUES: dict[Label, tuple[str, ...]] = {
     Label.RUN: ("r",),
     Label.PHASE: ("data_wait", "forward", "backward", "optimizer", "communication", "other"),
-    Label.NAME: ("loss", "gradient_norm"),
+    Label.DTYPE: ("tf32", "fp16", "bf16", "fp8"),
+    Label.NAME: ("loss", "flops_per_token", "gradient_norm"),
     Label.UNIT: ("tokens",),
     Label.OPERATION: ("save", "all_reduce"),
     Label.CHECKPOINT_STAGE: ("write",),

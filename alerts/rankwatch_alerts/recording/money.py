@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.cost import PriceBasis
+from rankwatch.conventions.cost import FLOPS_PER_TOKEN, PriceBasis
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
@@ -15,12 +15,13 @@ FORECAST = "run:rankwatch_budget_forecast:ratio"
 _STEPS, _TOKENS = "run:rankwatch_steps:rate", "run:rankwatch_tokens:rate"
 _PER_TOKENS = "run:rankwatch_cost_per_million_tokens:mean"
 _REMAINING = "run:rankwatch_remaining_seconds:estimate"
+_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 MONEY = f"{RUN}, currency, basis"
 
 
 def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Cost by hour, state, step and token, what was spent, and what it will come to."""
-    return (*_rates(config), *_units(config), *_budget(config))
+    return (*_rates(config), *_units(config), _utilisation(), *_budget(config))
 
 
 def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -82,6 +83,28 @@ def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
             f"{_PER_TOKENS} * on ({RUN}) group_left () run:rankwatch_goodput_runtime:ratio",
         ),
     )
+
+
+def _utilisation() -> RecordingRule:
+    """A run with a GPU whose peak is not known has none: it would be too high."""
+    return recorded("run:rankwatch_model_flops_utilisation:ratio", "or\n".join(map(_of_peak, _DTYPES)))
+
+
+def _of_peak(dtype: str) -> str:
+    flops = f'max by ({RUN}) (rankwatch_scalar{{name="{FLOPS_PER_TOKEN}"}})'
+    peak = f'rankwatch_gpu_peak_flops{{dtype="{dtype}"}}'
+    return f"""
+        label_replace(
+          {_TOKENS}
+          * on ({RUN})
+          {flops}
+          / on ({RUN})
+          sum by ({RUN}) (rankwatch_run_allocated_gpus * on (cluster, node, gpu_model) group_left () {peak})
+          unless on ({RUN})
+          (rankwatch_run_allocated_gpus unless on (cluster, node, gpu_model) {peak}),
+          "dtype", "{dtype}", "", ""
+        )
+    """
 
 
 def _budget(config: RuleConfig) -> tuple[RecordingRule, ...]:

@@ -8,7 +8,7 @@ from rankwatch_dashboards.panels import RUN, Drawing, Panel, Query
 
 def goodput(config: RuleConfig) -> tuple[Panel, ...]:
     """The ratios, and where the rest of the time goes."""
-    return _RATIOS, _STATES, _BADPUT
+    return _RATIOS, _STATES, _BADPUT, _UTILISATION
 
 
 def checkpoint_interval(config: RuleConfig) -> tuple[Panel, ...]:
@@ -31,6 +31,14 @@ _RATIOS = Panel(
         _of_run("run:rankwatch_goodput_runtime:ratio", "runtime {{run}}"),
         _of_run("run:rankwatch_goodput_ettr:ratio", "ETTR {{run}}"),
     ),
+)
+_UTILISATION = Panel(
+    title="Model FLOPs utilisation (MFU)",
+    description="Against the dense peak of each type of numbers: look at the one that the model computes in. "
+    "Empty where the run states no flops_per_token, or a GPU has no known peak. Below 30 %, look at the step "
+    "split.",
+    unit="percentunit",
+    queries=(_of_run("run:rankwatch_model_flops_utilisation:ratio", "{{run}} {{dtype}}"),),
 )
 _STATES = Panel(
     title="Ranks by state of goodput",

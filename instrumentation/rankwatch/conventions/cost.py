@@ -19,6 +19,8 @@ class PriceBasis(StrEnum):
     """What own machines cost over their life, with power and people."""
 
 
+FLOPS_PER_TOKEN = "flops_per_token"
+"""Name of the scalar by which a run states the FLOPs of its model for a token, forward and backward."""
 CPU_MODEL = "cpu"
 """Stands for the model of a GPU where a rank has none: its price is that of a rank."""
 
@@ -38,6 +40,13 @@ COST = (
         (Label.RUN, Label.GPU_MODEL),
         "GPUs of this node that are charged to the run, used or not; ranks, for the model cpu. A GPU that "
         "several runs share is divided between them.",
+    ),
+    gauge(
+        "rankwatch_gpu_peak_flops",
+        "1",
+        (Label.GPU_MODEL, Label.DTYPE),
+        "Peak FLOP/s of a GPU by type of numbers, dense, by its data sheet; no series for a model that is "
+        "not known.",
     ),
     gauge(
         "rankwatch_run_price_known",

@@ -93,6 +93,8 @@ class Label(StrEnum):
     MODEL = "model"
     GPU_MODEL = "gpu_model"
     """Model of a GPU that is charged, as NVML names it; cpu for ranks without one."""
+    DTYPE = "dtype"
+    """Type of numbers that a peak is of: tf32, fp16, bf16, fp8."""
     CURRENCY = "currency"
     """Three letters of ISO 4217: EUR."""
     BASIS = "basis"

@@ -9,6 +9,12 @@ _RUN = (Label.CLUSTER, Label.RUN)
 
 RECORDED_GOODPUT = (
     recorded(
+        "run:rankwatch_model_flops_utilisation:ratio",
+        (*_RUN, Label.DTYPE),
+        "Program goodput: model FLOPs utilisation (MFU) against the peak of each type of numbers that the "
+        "GPUs have. No series where FLOPs per token or the peak of a GPU of the run are not known.",
+    ),
+    recorded(
         "run_state:rankwatch_goodput_ranks:mean",
         (*_RUN, Label.STATE),
         "Ranks of the run in each state of goodput, averaged over the window of goodput.",

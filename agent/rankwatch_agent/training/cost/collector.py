@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from rankwatch.conventions import metric
@@ -25,6 +27,7 @@ _KNOWN = metric("rankwatch_run_price_known")
 _COST = metric("rankwatch_cost_total")
 _SPENT = metric("rankwatch_run_spent")
 _BUDGET = metric("rankwatch_run_budget")
+_PEAK = metric("rankwatch_gpu_peak_flops")
 _FAILURES = metric("rankwatch_price_table_failures_total")
 
 
@@ -58,6 +61,7 @@ class CostCollector:
         self.interval_seconds, self.deadline_seconds = schedule
         self._conditions = conditions
         self._gpus = gpus
+        self._peaks = load_peaks()
         self._failures = 0
         self._loaded = False
         self._path = price_table
@@ -86,7 +90,12 @@ class CostCollector:
             {run: Charged(_rates(each, prices), self._since(run)) for run, each in allocated.items()}, moment
         )
         return Collection(
-            (*_price_series(prices), *self._run_series(allocated, prices, table), self._failed())
+            (
+                *_price_series(prices),
+                *self._peak_series(models),
+                *self._run_series(allocated, prices, table),
+                self._failed(),
+            )
         )
 
     def _load(self) -> PriceTable:
@@ -123,6 +132,11 @@ class CostCollector:
             if budget is not None:
                 yield Series(_BUDGET, (run, budget.currency, budget.basis), budget.amount)
 
+    def _peak_series(self, models: Sequence[str]) -> Iterator[Series]:
+        for model in models:
+            for dtype, peak in self._peaks.get(model, {}).items():
+                yield Series(_PEAK, (model, dtype), peak)
+
     def _failed(self) -> Series:
         return Series(_FAILURES, (), self._failures)
 
@@ -139,6 +153,12 @@ def build_cost(
         directory=Path(config.cost_directory) if config.cost_directory else None,
         schedule=config.schedule(CostCollector.name),
     )
+
+
+def load_peaks() -> dict[str, dict[str, float]]:
+    """Model -> type of numbers -> FLOP/s, as shipped with the agent."""
+    text = resources.files("rankwatch_agent.training.cost").joinpath("peak_flops.toml").read_text()
+    return {model: entry["peak"] for model, entry in tomllib.loads(text).items()}
 
 
 def _rates(charged: Mapping[str, float], prices: Mapping[str, Sequence[Price]]) -> dict[Money, float]:

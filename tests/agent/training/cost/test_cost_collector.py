@@ -88,6 +88,7 @@ def test_spent(tmp_path: Path) -> None:
     assert found["run_allocated_gpus", "r", L4] == 0.5
     assert found["gpu_price_per_hour", H100, "EUR", "list"] == 2.0
     assert found["run_price_known", "r", H100] == 1
+    assert found["gpu_peak_flops", H100, "bf16"] == 989.5e12
     assert node.at(7200.0, r=ranks)["run_spent", "r", "EUR", "list"] == pytest.approx(8.5)
 
 
