@@ -15,12 +15,11 @@ from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.node_events import NodeEvents
 from rankwatch_agent.runtime.spans import SpanQueue
-from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
 from rankwatch_agent.sources.xid.counter import XidCounter
 from rankwatch_agent.sources.xid.meanings import load_table
-from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.conditions import RunConditions, living_ranks
 from rankwatch_agent.training.exemplars import Exemplars
 from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.spans.records import Notes, OpenIncident, Traces
@@ -250,7 +249,7 @@ def _processes(config: AgentConfig, shared: Shared, schedule: Schedule) -> Itera
     yield ProcessesCollector(
         procfs=config.procfs,
         sysfs=config.sysfs,
-        ranks=lambda: _living_ranks(shared.run_conditions),
+        ranks=lambda: living_ranks(shared.run_conditions),
         schedule=schedule,
     )
 
@@ -261,18 +260,17 @@ def _mounts(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator
     yield MountsCollector(
         procfs=config.procfs,
         rootfs=config.rootfs,
-        ranks=lambda: _living_ranks(shared.run_conditions),
+        ranks=lambda: living_ranks(shared.run_conditions),
         schedule=schedule,
     )
 
 
-def _living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
-    """The ranks whose process is known here."""
-    for run, condition in conditions.runs.items():
-        for rank in condition.ranks:
-            pid = None if rank.ended else writer_of(rank.path)
-            if pid is not None:
-                yield RankProcess(run, rank.rank, pid)
+def _preemption(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if not config.preemption_cloud:
+        return
+    from rankwatch_agent.sources.preemption import PreemptionCollector
+
+    yield PreemptionCollector(cloud=config.preemption_cloud, events=shared.events, schedule=schedule)
 
 
 def _gpu(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
@@ -380,6 +378,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "disk": _disk,
         "processes": _processes,
         "checkpoints": _checkpoints,
+        "preemption": _preemption,
         "mounts": _mounts,
         "rdma": _rdma,
         "ethtool": _ethtool,

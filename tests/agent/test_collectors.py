@@ -17,7 +17,12 @@ def test_every_collector_has_its_schedule() -> None:
     config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
     built = build_collectors(config, build_shared(config))
     names = [collector.name for collector in built]
-    several = {"disk": ["disk:/a", "disk:/b"], "traces": [], "checkpoints": []}  # told nothing
+    several = {
+        "disk": ["disk:/a", "disk:/b"],
+        "traces": [],
+        "checkpoints": [],
+        "preemption": [],
+    }  # told nothing
     assert names == [each for name in DEFAULT_SCHEDULES for each in several.get(name, [name])]
     looks_each_second = {"collectives"}  # and asks each rank once in its interval
     assert {each.interval_seconds for each in built if each.name not in looks_each_second} == {7.0}

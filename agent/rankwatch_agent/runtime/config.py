@@ -55,6 +55,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "processes": Schedule(30.0, 10.0),
         # Looks for saves that have ended; a process of its own reads them.
         "checkpoints": Schedule(5.0, 10.0),
+        # Clouds announce the end of a machine 30 s to two minutes before.
+        "preemption": Schedule(5.0, 5.0),
         # A file server that is gone costs two seconds.
         "mounts": Schedule(15.0, 10.0),
         # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
@@ -185,6 +187,8 @@ class AgentConfig:
     """Seconds between two spans that show a running attempt."""
     traces_directory: str = "/var/lib/rankwatch/traces"
     """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
+    preemption_cloud: Literal["", "aws", "gcp", "azure"] = ""
+    """Cloud whose metadata server is asked for notices of preemption: aws, gcp or azure; empty asks none."""
     life_directory: str = "/var/lib/rankwatch/life"
     """Directory where the agent keeps what it knows of attempts and their time; else a restart forgets it."""
     price_table: Path | None = None

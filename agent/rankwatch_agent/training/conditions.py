@@ -7,7 +7,7 @@ must be asked before somebody ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import ENDED_STATES, RankState
+from rankwatch_agent.runtime.untrusted import RankProcess, writer_of
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
 
 SHARE_OF_TIMEOUT = 0.5
@@ -132,3 +133,12 @@ class RunConditions:
             )
             runs[run] = condition if condition.suspects() else replace(condition, suspected_since=None)
         self._runs = MappingProxyType(runs)
+
+
+def living_ranks(conditions: RunConditions) -> Iterator[RankProcess]:
+    """The ranks whose process is known here."""
+    for run, condition in conditions.runs.items():
+        for rank in condition.ranks:
+            pid = None if rank.ended else writer_of(rank.path)
+            if pid is not None:
+                yield RankProcess(run, rank.rank, pid)

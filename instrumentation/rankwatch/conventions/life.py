@@ -74,6 +74,13 @@ LIFE = (
         "How often the launcher has started the ranks again in the present job, as the launcher says.",
     ),
     gauge(
+        "rankwatch_preemption_notice_timestamp_seconds",
+        "seconds",
+        (Label.SOURCE,),
+        "Unix time at which the cloud first said that it will take this machine away; no series while it "
+        "does not.",
+    ),
+    gauge(
         "rankwatch_run_deadline_timestamp_seconds",
         "seconds",
         (Label.RUN,),
