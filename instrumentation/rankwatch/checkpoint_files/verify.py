@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from rankwatch.checkpoint_files.folder import verify_folder
+from rankwatch.checkpoint_files.folder import MOST_FILES, verify_folder
 from rankwatch.checkpoint_files.layouts import TRACKER, read_text
 from rankwatch.checkpoint_files.names import is_temporary, step_of
 from rankwatch.checkpoint_files.reading import MissingFileError, OpenFile, Pace, ReadError
@@ -38,8 +38,10 @@ def verify(
         if stat.S_ISDIR(mode):
             one = _pointed(given, pace)
             found.path = one
+            before = _state_of(one)
             verify_folder(one, found, pace)
         elif stat.S_ISREG(mode):
+            before = _state_of(given)
             _verify_single(given, found, pace)
         else:
             raise CheckpointError(f"could not verify {given}: it is neither a file nor a folder")
@@ -50,6 +52,26 @@ def verify(
         raise CheckpointError(f"could not verify {given}: {reason}") from None
     if not found.path.exists():
         raise CheckpointGoneError(f"could not verify {given}: it was deleted while it was read")
+    if found.problems and _state_of(found.path) != before:
+        # Half of it is of another moment than the rest: what does not fit says nothing.
+        found.problems.clear()
+        found.more_problems = 0
+        found.problem(".", Damage.UNFINISHED, "it was written to, or is being deleted, while it was read")
+    return found
+
+
+def _state_of(path: Path) -> dict[str, tuple[int, int, int]]:
+    """Inode, size and time of each file of a checkpoint."""
+    files = (
+        [path] if path.is_file() else [Path(top, name) for top, _, names in os.walk(path) for name in names]
+    )
+    found = {}
+    for each in files[:MOST_FILES]:
+        try:
+            status = each.lstat()
+        except OSError:
+            continue  # deleted meanwhile, which the other look shows
+        found[str(each)] = (status.st_ino, status.st_size, status.st_mtime_ns)
     return found
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankwatch.checkpoint_files import CheckpointError, CheckpointGoneError, Damage, Outcome, verify
+from rankwatch.checkpoint_files import (
+    CheckpointError,
+    CheckpointGoneError,
+    Damage,
+    ManifestWriter,
+    Outcome,
+    merge,
+    verify,
+)
 from rankwatch.checkpoint_files.reading import Pace
 from support.checkpoints import flip, save_distributed, state, write_safetensors
 
@@ -208,6 +216,31 @@ def test_written_while_it_is_read(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(10_000_000)}, path)
     found = verify(path, progress=lambda _: os.utime(path, ns=(1, 1)))
     assert found.outcome is Outcome.INCOMPLETE
+
+
+def test_saved_again_while_it_is_read(tmp_path: Path) -> None:
+    """Bytes of two saves do not fit each other. That is no damage, and no alarm."""
+    path = tmp_path / "last.pt"
+    torch.save({"w": torch.zeros(10_000_000)}, path)
+
+    def save_again(_: int) -> None:
+        torch.save({"w": torch.ones(10_000_000)}, path)
+
+    found = verify(path, progress=save_again)
+    assert [each.damage for each in found.problems] == [Damage.UNFINISHED]
+
+
+def test_half_deleted_while_it_is_read(tmp_path: Path) -> None:
+    """A clean-up on a slow file system takes one file after the other."""
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    with ManifestWriter(folder, step=1) as manifest:
+        for name in ("a.pt", "b.pt"):
+            with manifest.open(name) as file:
+                torch.save({"w": torch.zeros(10_000_000)}, file)
+    merge(folder, 1)
+    found = verify(folder, progress=lambda _: (folder / "b.pt").unlink(missing_ok=True))
+    assert [each.damage for each in found.problems] == [Damage.UNFINISHED]
 
 
 def test_pace() -> None:
