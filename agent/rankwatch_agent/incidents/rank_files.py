@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from rankwatch import checkpoint_paths
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
@@ -41,20 +42,24 @@ EACH_SECONDS = 3.0
 
 
 def add_black_boxes(bundle: Bundle) -> None:
-    """Copies the black boxes, and what they say of experiment trackers. Living ranks go on writing, so a
-    record may be torn."""
+    """Copies the black boxes, and the notes beside them on experiment trackers and paths of checkpoints.
+    Living ranks go on writing, so a record may be torn."""
     run = bundle.incident.run
     for rank in bundle.ranks:
         name = f"blackboxes/{run}/{rank.rank}{layout.SUFFIX}"
         with bundle.part(name):
             copy_file(rank.path, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=MAX_BOX_BYTES)
-        note = rank.path.with_suffix(trackers.SUFFIX)
         if trackers_beside(rank.path, rank.owner):
-            name = f"blackboxes/{run}/{note.name}"
-            with bundle.part(name):
-                copy_file(
-                    note, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=trackers.MOST_BYTES
-                )
+            _add_note(bundle, rank.path.with_suffix(trackers.SUFFIX), trackers.MOST_BYTES)
+        note = rank.path.with_suffix(checkpoint_paths.SUFFIX)
+        if checkpoint_paths.read_checkpoints(note):
+            _add_note(bundle, note, checkpoint_paths.MOST_BYTES)
+
+
+def _add_note(bundle: Bundle, note: Path, max_bytes: int) -> None:
+    name = f"blackboxes/{bundle.incident.run}/{note.name}"
+    with bundle.part(name):
+        copy_file(note, bundle.folder, name, fault=EvidenceFault.BLACK_BOX, max_bytes=max_bytes)
 
 
 def add_terminated_stacks(bundle: Bundle) -> None:

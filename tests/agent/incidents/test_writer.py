@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rankwatch.blackbox.reader import Reader
+from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch.conventions import RankState
 from rankwatch.conventions.incidents import EvidenceFault, IncidentKind
 from rankwatch.conventions.trackers import TrackerKind
@@ -314,6 +315,20 @@ def test_trackers(tmp_path: Path, standing: RankCondition) -> None:
     _, bundle = write(writer(), tmp_path, standing)
     (copied,) = bundle.glob("blackboxes/*/0.trackers")
     assert parse_note(copied.read_bytes())[0].url == page
+
+
+def test_paths_of_checkpoints(tmp_path: Path, standing: RankCondition) -> None:
+    """The bundle says where the checkpoints of a rank lie; a note that says nothing is not kept."""
+    note = standing.path.with_suffix(".checkpoints")
+    note.write_text("nonsense")
+    _, bundle = write(writer(), tmp_path, standing)
+    assert not list(bundle.glob("blackboxes/*/*.checkpoints"))
+    entry = {"operation": "save", "step": 3, "path": "/data/step-3", "ended": 1.0, "failed": False}
+    note.write_text(json.dumps({"checkpoints": [entry]}))
+    shutil.rmtree(bundle)
+    _, bundle = write(writer(), tmp_path, standing)
+    (copied,) = bundle.glob("blackboxes/*/0.checkpoints")
+    assert read_checkpoints(copied)[0].path == "/data/step-3"
 
 
 @pytest.mark.parametrize("content", [b"no lines", b"\0" * FILE_BYTES, None])
