@@ -55,6 +55,7 @@ class _Reading:
             attempts=attempts,
             saves=self._saves(attempts),
             costs=tuple(self._costs(seconds)),
+            flops_utilisation=self._flops_utilisation(),
             unseen=tuple(self._unseen(attempts)),
         )
 
@@ -141,6 +142,12 @@ class _Reading:
             if total > 0.0 and math.isfinite(value):
                 by_state = {state: value * each / total for state, each in charged.items()}
                 yield Cost(currency=labels["currency"], basis=labels["basis"], by_state=by_state)
+
+    def _flops_utilisation(self) -> dict[str, float]:
+        """The mean while it was known."""
+        series = f"run:rankwatch_model_flops_utilisation:ratio{{{self._matcher}}}[{self._window}]"
+        found = self._api.query(f"max by (dtype) (avg_over_time({series}))")
+        return {each.labels["dtype"]: each.value for each in found if math.isfinite(each.value)}
 
     def _unseen(self, attempts: tuple[AttemptGoodput, ...]) -> Iterator[str]:
         if not attempts:

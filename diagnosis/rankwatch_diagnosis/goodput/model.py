@@ -69,8 +69,9 @@ class RunGoodput:
     """None for a run without a successful save."""
     costs: tuple[Cost, ...] = ()
     """Empty where no price is known."""
-    flops_utilisation: float | None = None
-    """Program goodput: model FLOPs utilisation (MFU); None where it is not known."""
+    flops_utilisation: Mapping[str, float] = field(default_factory=dict)
+    """Program goodput: model FLOPs utilisation (MFU), by the type of numbers whose peak it is measured
+    against; empty where it is not known."""
     unseen: tuple[str, ...] = ()
     """What could not be seen, in words."""
 

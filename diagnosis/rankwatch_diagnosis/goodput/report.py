@@ -37,13 +37,9 @@ def lines(run: RunGoodput) -> list[str]:
 
 def _headline(run: RunGoodput) -> Iterator[str]:
     yield headline(run)
-    ratios = {
-        "scheduling": run.scheduling,
-        "runtime": run.runtime,
-        "ETTR": run.ettr,
-        "MFU": run.flops_utilisation,
-    }
-    yield "  " + "   ".join(f"{name} {share(value)}" for name, value in ratios.items())
+    ratios = {"scheduling": run.scheduling, "runtime": run.runtime, "ETTR": run.ettr}
+    shown = [f"{name} {share(value)}" for name, value in ratios.items()]
+    yield "  " + "   ".join((*shown, f"MFU {utilisation_words(run)}"))
 
 
 def _ledger(run: RunGoodput) -> Iterator[str]:
@@ -150,7 +146,7 @@ def as_json(run: RunGoodput) -> dict[str, Any]:
                 "scheduling": run.scheduling,
                 "runtime": run.runtime,
                 "ettr": run.ettr,
-                "flops_utilisation": run.flops_utilisation,
+                "flops_utilisation": run.flops_utilisation or None,
             }
         ),
         "costs": [
@@ -168,6 +164,12 @@ def as_json(run: RunGoodput) -> dict[str, Any]:
         "what_if": [json_value(asdict(each)) for each in what_ifs(run)],
         "not_seen": list(run.unseen),
     }
+
+
+def utilisation_words(run: RunGoodput) -> str:
+    """The utilisation against the peak of each type of numbers; `unknown` without any."""
+    parts = [f"{share(ratio)} of {dtype}" for dtype, ratio in sorted(run.flops_utilisation.items())]
+    return ", ".join(parts) or share(None)
 
 
 def price_head(cost: Cost) -> str:

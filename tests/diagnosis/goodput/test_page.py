@@ -46,3 +46,9 @@ def test_nothing_known() -> None:
     assert "unknown" in goodput_page(empty)
     assert "no attempts are known" in "\n".join(lines(empty))
     assert "unknown" in "\n".join(lines(replace(empty, seconds={GoodputState.DOWN: 1.0})))
+
+
+def test_utilisation() -> None:
+    """Nobody guesses in which type of numbers a model computes: each peak stands for itself."""
+    text = "\n".join(lines(replace(RUN, flops_utilisation={"bf16": 0.4, "fp8": 0.2})))
+    assert "MFU 40.0% of bf16, 20.0% of fp8" in text

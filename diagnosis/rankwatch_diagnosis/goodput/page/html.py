@@ -18,6 +18,7 @@ from rankwatch_diagnosis.goodput.report import (
     price_head,
     share,
     steps_of,
+    utilisation_words,
 )
 from rankwatch_diagnosis.goodput.what_if import interval_advice, what_ifs
 from rankwatch_diagnosis.html_page import part_of, policy, template
@@ -57,7 +58,7 @@ def _facts(run: RunGoodput) -> dict[str, str]:
         "scheduling goodput": share(run.scheduling),
         "runtime goodput": share(run.runtime),
         "ETTR": share(run.ettr),
-        "MFU": share(run.flops_utilisation),
+        "MFU": printable(utilisation_words(run)),
         "attempts": str(len(run.attempts)),
         **{printable(price_head(each)): f"{each.total:,.2f}" for each in run.costs},
     }
