@@ -132,7 +132,7 @@ CONFIRM_STEPS = 12
 FAST_WEIGHT = 0.5
 """Weight of a new value in the fast average of a suspicious loss: a memory of two steps."""
 PEAK_WEIGHT = 0.1
-"""Weight of the fast average's logarithm in that of its peak: what halves in less than 20 steps falls back,
+"""Weight of the fast average's logarithm in that of its peak: what halves in less than 10 steps falls back,
 and what stays, however far below its peak, does so for some 30 steps at most."""
 FALLEN_BACK = 0.7
 """Below this part of the highest excess the loss is falling back, and ..."""
