@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from rankwatch.blackbox import layout
+from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.place import remove_abandoned
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.removal import remove_box
@@ -56,6 +56,7 @@ def sweep(directory: Path, *, kept_seconds: float = KEPT_SECONDS) -> None:
                 shutil.rmtree(path.with_suffix(PROFILE_SUFFIX), ignore_errors=True)
                 for suffix in SUFFIXES_BESIDE:
                     path.with_suffix(suffix).unlink(missing_ok=True)
+                kept.remove_with(path.parent)
                 path.parent.rmdir()
         except (OSError, BlackBoxError):
             continue  # another user's, not a box, or not the last box of its run

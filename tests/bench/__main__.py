@@ -28,6 +28,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "node": ".node",
         "traces": ".traces",
         "checkpoint-verify": ".checkpoint_verify",
+        "goodput": ".goodput",
         "zero-code": ".zero_code",
         "zero-code-cost": ".zero_code_cost",
     }

@@ -13,6 +13,7 @@ from rankwatch_agent.runtime.logs import LogLimit
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 << 20
+"""By default."""
 
 
 class StateFile:
@@ -21,8 +22,9 @@ class StateFile:
     lost: what it means that the state is lost, for the log: "traces begin anew".
     """
 
-    def __init__(self, path: Path, lost: str) -> None:
+    def __init__(self, path: Path, lost: str, *, most_bytes: int = _MAX_BYTES) -> None:
         self._path = path
+        self._most_bytes = most_bytes
         self._lost = lost
         self._log_limit = LogLimit()
 
@@ -46,7 +48,7 @@ class StateFile:
         """Give what was saved to `use`, if there is any. `use` raises KeyError, TypeError, ValueError or
         AttributeError for anything that it cannot have saved; that is logged."""
         try:
-            if self._path.stat().st_size > _MAX_BYTES:
+            if self._path.stat().st_size > self._most_bytes:
                 raise ValueError("it is too large")
             use(json.loads(self._path.read_text()))
         except FileNotFoundError:

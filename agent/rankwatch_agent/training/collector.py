@@ -94,7 +94,8 @@ class RanksCollector:
         self._exemplars = exemplars or Exemplars()
         self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
         self._life = LifeCounters(life_directory, wall())
-        self._ledgers = ledgers or RunLedgers(None, wall())
+        self.ledgers = ledgers or RunLedgers(None, wall())
+        """What the time of each run was spent on."""
         self._discovery = Discovery(
             directory,
             self._follow,
@@ -116,7 +117,7 @@ class RanksCollector:
         self._attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._life.update(self._attempts.all(), self._wall(), self._wall_of(0.0))
         self._tracked.update((rank for ranks in runs.values() for rank in ranks), moment)
-        self._ledgers.update(runs, moment)
+        self.ledgers.update(runs, moment)
         self._compare_ranks(runs)
         series = self._series(runs)
         series.append(Series(metric("rankwatch_blackboxes"), (), len(discovery.ranks)))
@@ -160,7 +161,7 @@ class RanksCollector:
             first = ranks[0]
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
-            parts.append(_Part(first, partial(self._ledgers.series, run)))
+            parts.append(_Part(first, partial(self.ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
         for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
@@ -177,7 +178,7 @@ class RanksCollector:
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
-        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints, self._ledgers.of(run))
+        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints, self.ledgers.of(run))
         rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
         if rank.run != run:
             rank.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
 from typing import NamedTuple
 
+from rankwatch.blackbox import kept
 from rankwatch.blackbox.removal import remove_box
 from rankwatch.conventions import BoxFault
 from rankwatch.errors import BlackBoxError
@@ -228,6 +229,7 @@ class Discovery:
             self._forgotten[path] = inode
             _log.warning("could not remove %s of a run that ended: %s", path, error.strerror)
             return
+        kept.remove_with(path.parent)
         with contextlib.suppress(OSError):  # not empty: other ranks, or somebody else's files
             path.parent.rmdir()
 

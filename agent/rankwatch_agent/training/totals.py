@@ -119,6 +119,11 @@ class RankTotals:
             names.clear()
         self.collectives.begin_process()
 
+    def keep_account(self, ledgers: RunLedger, header: Header) -> None:
+        """Keep account of the time from now on, for the process that has this header."""
+        self._ledgers = ledgers
+        self.account(header)
+
     def account(self, header: Header) -> None:
         """Keep account of the time of the process that has this header, if anybody wants it."""
         if self._ledgers is not None:

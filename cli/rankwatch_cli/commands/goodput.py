@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rankwatch.settings import SentenceParser
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.runs import named_run, runs_directory
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.goodput.report import as_json, lines
 
@@ -35,6 +36,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _read(given: argparse.Namespace) -> RunGoodput:
+    if given.prometheus is None:
+        return _of_this_node(given)
+    if given.run is None:
+        raise UserError("--prometheus needs the name of a run")
     from rankwatch_diagnosis.goodput.from_prometheus import read_prometheus
     from rankwatch_diagnosis.prometheus_api import PrometheusApi
 
@@ -44,16 +49,37 @@ def _read(given: argparse.Namespace) -> RunGoodput:
     return read_prometheus(api, given.run, cluster=given.cluster, since_seconds=given.since)
 
 
+def _of_this_node(given: argparse.Namespace) -> RunGoodput:
+    from rankwatch_agent.runtime.config import AgentConfig
+    from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
+    from rankwatch_diagnosis.goodput.from_boxes import read_folder
+
+    account = given.account or Path(AgentConfig.life_directory) / ACCOUNT
+    return read_folder(named_run(given.run, runs_directory()), account)
+
+
 def _parser() -> SentenceParser:
     parser = SentenceParser(
         prog="rankwatch goodput",
         description="Say what the time of a run's ranks was spent on, over all of its attempts, what that "
         "cost, and what another checkpoint interval, no straggler or fewer restarts would be worth.",
     )
-    parser.add_argument("run", metavar="RUN", help="name of the run, as its label `run` has it")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), or a directory "
+        "with its black boxes; with --prometheus the name, as its label `run` has it",
+    )
+    parser.add_argument(
+        "--account",
+        type=Path,
+        metavar="FILE",
+        help="where the agent of this node keeps account of time (default: goodput.json in the default "
+        "life_directory)",
+    )
     parser.add_argument(
         "--prometheus",
-        required=True,
         metavar="URL",
         help="ask this Prometheus, which knows all nodes; USER:PASSWORD@ before the host logs in",
     )

@@ -18,12 +18,16 @@ _MOST_BOXES = 512
 
 def next_attempt(run: Path, counted: int) -> int:
     """The number of the attempt that begins now: the one that the launcher counts, or a later one if ranks of
-    that attempt or of a later one have run here and are gone."""
-    return max([counted, *(attempt + 1 for attempt in _ended_attempts(run) if attempt < MOST_ATTEMPTS)])
+    that attempt or of a later one have run here and are gone, or live here in a later one.
+
+    The last counts for a rank that is new here: the others may have replaced all boxes of earlier attempts.
+    """
+    return max([counted, *(attempt for attempt in _attempts(run) if attempt <= MOST_ATTEMPTS)])
 
 
-def _ended_attempts(run: Path) -> Iterator[int]:
-    """Of ranks that recorded before this process started, and live no more.
+def _attempts(run: Path) -> Iterator[int]:
+    """The least number that this attempt may have, by each box here. A rank that recorded before this process
+    started, and lives no more, was in an earlier one; one that lives is in this one.
 
     All ranks of an attempt are started at about the same time, and record after they have imported torch."""
     this = own_start()
@@ -40,7 +44,10 @@ def _ended_attempts(run: Path) -> Iterator[int]:
         except (BlackBoxError, OSError):
             continue
         try:
-            if reader.header.started_wall < this and not reader.writer_alive():
-                yield reader.header.identity.attempt
+            attempt = reader.header.identity.attempt
+            if reader.writer_alive():
+                yield attempt
+            elif reader.header.started_wall < this:
+                yield attempt + 1
         finally:
             reader.close()

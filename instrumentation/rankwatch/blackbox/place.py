@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankwatch.blackbox import kept
 from rankwatch.errors import BlackBoxError
 
 HIDDEN_SUFFIX = ".starting"
@@ -100,6 +101,7 @@ def _replace_ended(hidden: Path, path: Path) -> bool:
                 return False
         except FileNotFoundError:
             return False
+        kept.keep(path, old)
         hidden.replace(path)
     finally:
         os.close(old)

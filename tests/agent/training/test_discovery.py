@@ -59,7 +59,7 @@ def test_resumed_while_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     collector.collect()
     monkeypatch.undo()
     assert len(begun) == 1
-    assert [path.name for path in (tmp_path / "job").iterdir()] == ["0.blackbox"]
+    assert [path.name for path in (tmp_path / "job").glob("*.*")] == ["0.blackbox"]
 
 
 def test_rank_in_tick_of_listing(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_ATTEMPTS = 1000
+MOST_ATTEMPTS = 100
 """Of a run that are kept apart. Of more, the oldest are joined."""
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import CHECKPOINT, COMMUNICATION, DATA_WAIT, EVALUATION, GoodputState
-from rankwatch_agent.training.goodput.attempt_spans import AttemptSpans
+from rankwatch_agent.training.goodput.attempt_spans import MOST_ATTEMPTS, AttemptSpans
 from rankwatch_agent.training.goodput.transfers import Transfers
 
 FOLLOWING_STEPS = 10
@@ -70,7 +70,6 @@ class RankLedger:
     """
 
     def __init__(self, attempts: AttemptSpans, transfers: Transfers, role: str = "") -> None:
-        self.seconds: Seconds = dict.fromkeys(GoodputState, 0.0)
         self.by_attempt: dict[int, Seconds] = {}
         self.replayed_steps = 0
         self.process: Process | None = None
@@ -88,10 +87,18 @@ class RankLedger:
         """Its pipeline stage."""
         self._attempts = attempts
         self._transfers = transfers
+        self._present: Seconds = {}
+        """Of the present attempt."""
         self._sections: deque[Interval] = deque(maxlen=_MOST_SECTIONS)
         self._missed = False
         self._failed = math.nan
         """Start of a step that an exception ended."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Over all attempts."""
+        attempts = self.by_attempt.values()
+        return {state: sum(each.get(state, 0.0) for each in attempts) for state in GoodputState}
 
     @property
     def attempt(self) -> int:
@@ -114,9 +121,15 @@ class RankLedger:
         if self.process is not None:
             self._settle_first_step()
             self._pass_to_next(process.wall(started))
+            self._join_oldest()
         self.process, self.cursor = process, started
+        self._present = self.by_attempt.setdefault(process.attempt, {})
         self.ended = self.stepped = self._missed = False
         self._sections.clear()
+
+    def resume(self) -> None:
+        """Go on with what was saved of the present attempt."""
+        self._present = self.by_attempt.setdefault(self.attempt, {})
 
     def _pass_to_next(self, started: float) -> None:
         """Attribute the time until the next process started, in Unix time. A clock that was set back shows
@@ -230,15 +243,16 @@ class RankLedger:
     def _pass_sections(self, until: float, rest: GoodputState) -> None:
         """Move the cursor: what lies in no section is `rest`. Of two sections at one time the one that began
         first counts, and a restore before all: its phase is that of any checkpoint."""
-        order = sorted(self._sections, key=lambda each: (each.state is not GoodputState.RESTORE, each.began))
-        taken: list[tuple[float, float]] = []
         if not _is_time(self.cursor, until):
             return
         known = 0.0
-        for each in order:
-            seconds = _uncovered(max(each.began, self.cursor), min(each.ended, until), taken)
-            self._add(each.state, seconds)
-            known += seconds
+        if self._sections:
+            order = sorted(self._sections, key=_restores_first)
+            taken: list[tuple[float, float]] = []
+            for each in order:
+                seconds = _uncovered(max(each.began, self.cursor), min(each.ended, until), taken)
+                self._add(each.state, seconds)
+                known += seconds
         self._add(rest, until - self.cursor - known)
         self.cursor = until
         while self._sections and self._sections[0].ended <= self.cursor:
@@ -246,17 +260,22 @@ class RankLedger:
 
     def _states(self, parts: Mapping[str, float], width: float, whole: float) -> Seconds:
         """The states of a step, which sum to `width`: less than all of it where the cursor is in it."""
-        communication = parts.get(COMMUNICATION, 0.0)
-        waited = self._transfers.waited(communication)
-        found = {GoodputState.COMMUNICATION: communication - waited, GoodputState.STRAGGLER: waited}
-        for name, state in _STATE_OF_PART.items():
-            found[state] = parts.get(name, 0.0)
-        found[GoodputState.PRODUCTIVE] = max(0.0, whole - sum(found.values()))
-        total = sum(found.values())
-        if not 0.0 < total < math.inf:
+        found: Seconds = {}
+        productive = whole
+        for name, seconds in parts.items():
+            if name == COMMUNICATION:
+                waited = self._transfers.waited(seconds)
+                found[GoodputState.COMMUNICATION] = seconds - waited
+                found[GoodputState.STRAGGLER] = waited
+                productive -= seconds
+            elif (state := _STATE_OF_PART.get(name)) is not None:
+                found[state] = seconds
+                productive -= seconds
+        found[GoodputState.PRODUCTIVE] = max(0.0, productive)
+        scale = width / max(whole, whole - productive)
+        if not 0.0 < scale < math.inf:
             return {GoodputState.PRODUCTIVE: width}
-        scale = width / total
-        return {state: seconds * scale for state, seconds in found.items()}
+        return found if scale == 1.0 else {state: seconds * scale for state, seconds in found.items()}
 
     def _take_step(self, width: float, states: Seconds) -> None:
         if not self.stepped:
@@ -281,12 +300,18 @@ class RankLedger:
         for state, seconds in first.states.items():
             self._add(state, seconds * left / first.seconds)
 
+    def _join_oldest(self) -> None:
+        """As the spans of attempts are joined."""
+        while len(self.by_attempt) >= MOST_ATTEMPTS:
+            first, second, *_ = sorted(self.by_attempt)
+            kept = self.by_attempt[second]
+            for state, seconds in self.by_attempt.pop(first).items():
+                kept[state] = kept.get(state, 0.0) + seconds
+
     def _add(self, state: GoodputState, seconds: float) -> None:
-        self.seconds[state] += seconds
-        of_attempt = self.by_attempt.get(self.attempt)
-        if of_attempt is None:
-            of_attempt = self.by_attempt[self.attempt] = {}
-        of_attempt[state] = of_attempt.get(state, 0.0) + seconds
+        if seconds:
+            present = self._present
+            present[state] = present.get(state, 0.0) + seconds
 
 
 def process_start(header: Header) -> float:
@@ -294,6 +319,10 @@ def process_start(header: Header) -> float:
     if header.process_started_wall is None:
         return header.started_monotonic
     return header.started_monotonic - max(0.0, header.started_wall - header.process_started_wall)
+
+
+def _restores_first(each: Interval) -> tuple[bool, float]:
+    return each.state is not GoodputState.RESTORE, each.began
 
 
 def _is_time(began: float, ended: float) -> bool:

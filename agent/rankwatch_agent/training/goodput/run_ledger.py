@@ -17,7 +17,8 @@ class RunLedger:
     def __init__(self) -> None:
         self.ranks: dict[int, RankLedger] = {}
         self.attempts = AttemptSpans()
-        self._roles: dict[str, RoleTransfers] = {}
+        self.roles: dict[str, RoleTransfers] = {}
+        """Pipeline stage -> what transfers take there."""
 
     @property
     def seconds(self) -> Seconds:
@@ -37,9 +38,14 @@ class RunLedger:
         """The same by its number; ranks of one role do the same work."""
         found = self.ranks.get(number)
         if found is None:
-            transfers = Transfers(self._roles.setdefault(role, RoleTransfers()))
+            transfers = Transfers(self.roles.setdefault(role, RoleTransfers()))
             found = self.ranks[number] = RankLedger(self.attempts, transfers, role)
         return found
+
+    def newest_attempt(self, rank: int) -> int:
+        """The attempt in which the rank has its newest process; -1 where none is known."""
+        found = self.ranks.get(rank)
+        return -1 if found is None or found.process is None else found.attempt
 
     def charge_ended(self, moment: float, living: Collection[int]) -> None:
         """Attribute the time of ranks that have ended: idle beside others of their attempt, down once the

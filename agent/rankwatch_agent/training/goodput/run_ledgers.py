@@ -13,10 +13,14 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.goodput.saved import load_run, save_run
 
+ACCOUNT = "goodput.json"
+"""Name of the file."""
 FORGET_SECONDS = 86400.0
 """After which a run that was not seen any more is forgotten: the next attempt counts its time as down."""
 SAVE_SECONDS = 10.0
 _MOST_RUNS = 200
+_MOST_BYTES = 64 << 20
+"""100 attempts of 512 ranks take about 16 MB."""
 _FORMAT = 1
 _SECONDS = metric("rankwatch_goodput_seconds_total")
 _REPLAYED = metric("rankwatch_replayed_steps_total")
@@ -38,7 +42,9 @@ class RunLedgers:
         self._saved = 0.0
         self._file: StateFile | None = None
         if directory is not None:
-            self._file = StateFile(directory / "goodput.json", "the account of time begins anew")
+            self._file = StateFile(
+                directory / ACCOUNT, "the account of time begins anew", most_bytes=_MOST_BYTES
+            )
             self._file.load(self._load)
 
     def of(self, run: str) -> RunLedger:
@@ -88,8 +94,25 @@ class RunLedgers:
                 self._runs.pop(run, None)
 
     def _load(self, document: Any) -> None:
-        if document["format"] != _FORMAT:
-            raise ValueError("it has another format")
-        for run, (seen, saved) in document["runs"].items():
+        for run, (seen, saved) in _runs_in(document).items():
             self._runs[str(run)] = load_run(saved, self._started)
             self._seen[str(run)] = float(seen)
+
+
+def saved_ledger(path: Path, run: str) -> RunLedger | None:
+    """The ledger of one run in the file that an agent keeps; None where it has none that can be used."""
+    found: list[RunLedger] = []
+
+    def use(document: Any) -> None:
+        saved = _runs_in(document).get(run)
+        if saved is not None:
+            found.append(load_run(saved[1], 0.0))
+
+    StateFile(path, "it is left out", most_bytes=_MOST_BYTES).load(use)
+    return found[0] if found else None
+
+
+def _runs_in(document: Any) -> dict[str, Any]:
+    if document["format"] != _FORMAT:
+        raise ValueError("it has another format")
+    return dict(document["runs"])

@@ -35,7 +35,6 @@ def load_run(saved: Any, started: float) -> RunLedger:
 
 def _save_rank(ledger: RankLedger) -> dict[str, Any]:
     return {
-        "seconds": ledger.seconds,
         "by_attempt": ledger.by_attempt,
         "replayed_steps": ledger.replayed_steps,
         "process": ledger.process,
@@ -47,12 +46,12 @@ def _save_rank(ledger: RankLedger) -> dict[str, Any]:
 
 
 def _load_rank(ledger: RankLedger, saved: Any) -> None:
-    ledger.seconds.update(_seconds(saved["seconds"]))
     ledger.by_attempt = {int(number): _seconds(each) for number, each in saved["by_attempt"].items()}
     ledger.replayed_steps = int(saved["replayed_steps"])
     if saved["process"] is not None:
         pid, monotonic, wall, attempt = saved["process"]
         ledger.process = Process(int(pid), _finite(monotonic), _finite(wall), int(attempt))
+        ledger.resume()
     ledger.cursor = _finite(saved["cursor"])
     ledger.ended, ledger.stepped = bool(saved["ended"]), bool(saved["stepped"])
     first = saved["first"]

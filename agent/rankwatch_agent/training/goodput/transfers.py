@@ -23,11 +23,20 @@ class RoleTransfers:
 
     def __init__(self) -> None:
         self.ranks: list[Transfers] = []
+        self.least: float | None = None
+        """The least typical time in collectives of a living rank; None before there is one."""
+        self._told = False
 
-    def least(self) -> float | None:
-        """The least typical time in collectives of a rank; None before there is one."""
-        typical = [each.typical for each in self.ranks if each.typical is not None]
-        return min(typical, default=None)
+    def tell(self, least: float | None) -> None:
+        """Set the least one, where it is known beforehand: ranks that are read one after the other cannot be
+        compared while they are read."""
+        self.least, self._told = least, least is not None
+
+    def update(self) -> None:
+        """Take it again."""
+        if not self._told:
+            typical = [each.typical for each in self.ranks if each.living and each.typical is not None]
+            self.least = min(typical, default=None)
 
 
 class Transfers:
@@ -36,6 +45,7 @@ class Transfers:
     def __init__(self, role: RoleTransfers) -> None:
         self.typical: float | None = None
         """Median over the last steps, in seconds; of a rank alone the lowest tenth."""
+        self.living = True
         self._role = role
         self._recent: deque[float] = deque(maxlen=_STEPS)
         self._since = 0
@@ -45,16 +55,19 @@ class Transfers:
         """Of a step's seconds in collectives those beyond the transfers themselves."""
         self._recent.append(communication)
         self._since += 1
-        if self.typical is None or self._since >= _EVERY:
-            self._since = 0
-            alone = len(self._role.ranks) == 1
-            self.typical = (
-                sorted(self._recent)[int(_LEAST * len(self._recent))] if alone else median(self._recent)
-            )
-        least = self._role.least()
-        return 0.0 if least is None else max(0.0, communication - least)
+        if self._since >= _EVERY or self.typical is None:
+            self._learn()
+        least = self._role.least
+        return communication - least if least is not None and communication > least else 0.0
 
     def leave(self) -> None:
         """The rank has ended: it is no measure for the others any more."""
-        self.typical = None
-        self._recent.clear()
+        self.living = False
+        self._role.update()
+
+    def _learn(self) -> None:
+        self.living, self._since = True, 0
+        alone = len(self._role.ranks) == 1
+        recent = self._recent
+        self.typical = sorted(recent)[int(_LEAST * len(recent))] if alone else median(recent)
+        self._role.update()

@@ -1,0 +1,55 @@
+"""A run that is killed three times and resumed, once with another world size, and the agent restarted."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.agent.process import agent_process, rankwatch, until
+from support.goodput_series import exported
+from support.interrupted_run import RUN, STEPS, Stopwatch, run_job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """States sum to the time that went by, replayed steps are exact, and goodput is that of a stopwatch: by
+    the agent that was restarted, and by the boxes alone."""
+    life = tmp_path / "life"
+    flags = ("--life-directory", str(life), "--collectors", "ranks")
+    (tmp_path / "blackboxes").mkdir()
+    with ExitStack() as stack:
+        agents = [stack.enter_context(agent_process(tmp_path, *flags))]
+
+        def between(attempt: int) -> None:
+            if attempt == 2:
+                agents[0].stop()
+                (tmp_path / "address").unlink()
+                agents.append(stack.enter_context(agent_process(tmp_path, *flags)))
+
+        stopwatch = run_job(tmp_path, between)
+        until(lambda: exported(agents[-1])[1] >= STEPS - 1, "the agent has read the last step")
+        until(lambda: sum(exported(agents[-1])[0].values()) > 0.99 * stopwatch.allocated, "it has settled")
+        seconds, _, replayed = exported(agents[-1])
+        check(seconds, replayed, stopwatch)
+    without = rankwatch("goodput", str(tmp_path / "blackboxes" / RUN), "--json", "--account", "/dev/null")
+    found = json.loads(without.stdout)
+    check(found["rank_seconds"], None, stopwatch)
+    assert [each["number"] for each in found["attempts"]] == [0, 1, 2, 3]
+
+
+def check(seconds: dict[str, float], replayed: int | None, stopwatch: Stopwatch) -> None:
+    """Against what the job itself has measured."""
+    assert sum(seconds.values()) == pytest.approx(stopwatch.allocated, rel=0.005)
+    assert seconds["productive"] / sum(seconds.values()) == pytest.approx(
+        stopwatch.productive / stopwatch.allocated, rel=0.02
+    )
+    for state in ("startup", "data", "straggler", "checkpoint", "restore", "replayed", "down"):
+        assert seconds[state] > 0.0, state
+    for state in ("stall", "unknown", "evaluation"):
+        assert seconds[state] == 0.0, state
+    if replayed is not None:
+        assert replayed == stopwatch.replayed_steps

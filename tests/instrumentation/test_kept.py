@@ -1,0 +1,90 @@
+"""The boxes of earlier attempts stay, a few of each rank, and go with the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox import kept
+from rankwatch.blackbox.reader import Reader
+from rankwatch.blackbox.writer import Writer
+from rankwatch.identity import Identity
+from rankwatch.sweep import sweep
+
+CODE = """
+import os, rankwatch
+with rankwatch.start(run="job") as run:
+    with run.step(int(os.environ["STEP"])):
+        pass
+"""
+
+
+def attempt(directory: Path, number: int, rank: int = 0, world: int = 1) -> None:
+    """A process that records one step and ends."""
+    env = {
+        **os.environ,
+        "RANKWATCH_DIR": str(directory),
+        "STEP": str(number),
+        "RANKWATCH_ATTEMPT": str(number),
+    }
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    subprocess.run([sys.executable, "-c", CODE], env=env, check=True, capture_output=True)
+
+
+def steps(path: Path) -> int:
+    """Last step in a box."""
+    reader = Reader(path)
+    try:
+        return reader.now().step
+    finally:
+        reader.close()
+
+
+def test_earlier_attempts(tmp_path: Path) -> None:
+    """The newest few of each rank are kept, whole."""
+    for number in range(5):
+        attempt(tmp_path, number)
+    attempt(tmp_path, 4, rank=10, world=11)
+    found = kept.listed(tmp_path / "job")
+    assert [(rank, number) for rank, number, _ in found] == [(0, 1), (0, 2), (0, 3)]
+    assert [steps(path) for _, _, path in found] == [1, 2, 3]
+    assert steps(tmp_path / "job" / "0.blackbox") == 4
+
+
+def test_gone_with_the_run(tmp_path: Path) -> None:
+    """A sweep that removes the last box of a run removes those that are kept, too."""
+    for number in range(2):
+        attempt(tmp_path, number)
+    sweep(tmp_path, kept_seconds=-1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a link", "not writable"])
+def test_not_kept(tmp_path: Path, obstacle: str) -> None:
+    """What cannot be kept is lost, and the run starts all the same."""
+    attempt(tmp_path, 0)
+    folder = tmp_path / "job" / "earlier"
+    if obstacle == "a file":
+        folder.write_text("")
+    elif obstacle == "a link":
+        folder.symlink_to("/proc/1/nowhere")
+    else:
+        folder.mkdir(mode=0o000)
+    attempt(tmp_path, 1)
+    assert steps(tmp_path / "job" / "0.blackbox") == 1
+
+
+def test_new_rank(tmp_path: Path) -> None:
+    """A rank that is new here is of the attempt of those that live, which have replaced all older boxes."""
+    attempt(tmp_path, 0)
+    living = Writer(tmp_path, Identity(run="job", rank=0, world_size=2, attempt=3), phases=())
+    env = {**os.environ, "RANKWATCH_DIR": str(tmp_path), "STEP": "7", "RANK": "1", "WORLD_SIZE": "2"}
+    subprocess.run([sys.executable, "-c", CODE], env=env, check=True, capture_output=True)
+    reader = Reader(tmp_path / "job" / "1.blackbox")
+    assert reader.header.identity.attempt == 3
+    reader.close()
+    living.unlock()

@@ -1,0 +1,157 @@
+"""Runs a job that is killed and resumed, and reads the stopwatch that it keeps itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.agent.process import clean_environment, until
+from support.jobs import interrupted
+
+RUN = "job"
+STEPS, SAVE_EVERY, COMPILE_SECONDS = 60, 10, 0.4
+WORLDS = (2, 2, 3, 2)
+"""Ranks of each attempt."""
+KILLED_AFTER = (17, 34, 48)
+"""Step of rank 0 after which SIGKILL ends all of each attempt but the last."""
+
+
+class Stopwatch(NamedTuple):
+    """What the job itself has measured, in seconds of all ranks together."""
+
+    allocated: float
+    productive: float
+    replayed_steps: int
+
+
+def run_job(directory: Path, between: Callable[[int], None]) -> Stopwatch:
+    """Run the job through all of its attempts. Its boxes are in `directory/blackboxes`.
+
+    between: called with the number of each attempt once it has made some steps.
+    """
+    for attempt, world in enumerate(WORLDS):
+        seen = len(_lines(directory, 0))
+        with _attempt(directory, attempt, world) as job:
+            _until_line(directory, job, lambda lines, seen=seen: len(lines) > seen + 6)
+            between(attempt)
+            if attempt == len(KILLED_AFTER):
+                assert job.wait(timeout=120) == 0
+            else:
+                last = KILLED_AFTER[attempt]
+                _until_line(
+                    directory,
+                    job,
+                    lambda lines, seen=seen, last=last: ["step", last] in [each[:2] for each in lines[seen:]],
+                )
+    return read_stopwatch(directory)
+
+
+def _until_line(
+    directory: Path, job: subprocess.Popen[bytes], found: Callable[[list[list[Any]]], bool]
+) -> None:
+    until(lambda: found(_lines(directory, 0)) or job.poll() is not None, "the job came so far")
+    assert job.poll() is None, "the job ended by itself"
+
+
+@contextlib.contextmanager
+def _attempt(directory: Path, number: int, world: int) -> Iterator[subprocess.Popen[bytes]]:
+    """torchrun with its ranks, killed together at the end of the block."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command += [interrupted.__file__, str(directory), str(STEPS), str(SAVE_EVERY), str(COMPILE_SECONDS)]
+    own = {"RANKWATCH_RUN": RUN, "RANKWATCH_DIR": str(directory / "blackboxes"), "RANKWATCH_SUMMARY": "0"}
+    own["ATTEMPT"] = str(number)
+    with (directory / "job.log").open("ab") as log:
+        job = subprocess.Popen(
+            command,
+            env={**clean_environment(), "OMP_NUM_THREADS": "1", **own},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield job
+        finally:
+            # torchrun puts each rank into a session of its own, and would start them again.
+            job.kill()
+            for lines in (_lines(directory, rank) for rank in range(world)):
+                starts = [each for each in lines if each[0] == "start"]
+                if starts and lines[-1][0] != "end":
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(starts[-1][2], signal.SIGKILL)
+            job.wait()
+
+
+def read_stopwatch(directory: Path) -> Stopwatch:
+    """Allocated: from the start of a rank's first process to the end of its last one, or to the start of an
+    attempt without it. Productive: steps that are made for the first time, without the wait for the batch and
+    for other ranks, and without what makes the first step of a process slow."""
+    ranks = [_processes(_lines(directory, rank)) for rank in range(max(WORLDS))]
+    began = [min(each[number].started for each in ranks if number in each) for number in range(len(WORLDS))]
+    allocated, productive, reached = 0.0, 0.0, -1
+    replayed = [0] * len(ranks)
+    for number in range(len(WORLDS)):
+        before = reached
+        for rank, processes in enumerate(ranks):
+            if number not in processes:
+                continue
+            process = processes[number]
+            allocated += _until(processes, number, began) - process.started
+            replayed[rank] += sum(step <= before for step in process.steps)
+            productive += sum(process.productive(step) for step in process.steps if step > before)
+            reached = max(reached, *process.steps)
+    return Stopwatch(allocated, productive, max(replayed))
+
+
+class _Process(NamedTuple):
+    started: float
+    steps: dict[int, list[float]]
+    """Number -> its moments."""
+    ended: list[float]
+    """When it ended in order; else empty."""
+    saves: dict[int, float]
+    """Step -> seconds of the save after it."""
+
+    def productive(self, step: int) -> float:
+        """Seconds from the end of the step before, or its own beginning, to its end that moved the run on."""
+        began, batch, computed, _ = self.steps[step]
+        if step - 1 in self.steps:
+            pause = began - self.steps[step - 1][3] - self.saves.get(step - 1, 0.0)
+            return pause + computed - batch
+        return computed - batch - COMPILE_SECONDS
+
+
+def _processes(lines: list[list[Any]]) -> dict[int, _Process]:
+    """By attempt."""
+    found: dict[int, _Process] = {}
+    process = _Process(0.0, {}, [], {})
+    for kind, *values in lines:
+        if kind == "start":
+            process = found[values[2]] = _Process(values[0], {}, [], {})
+        elif kind == "save":
+            process.saves[values[0]] = values[1]
+        elif kind == "step":
+            process.steps[values[0]] = values[1:]
+        else:
+            process.ended.append(values[0])
+    return found
+
+
+def _until(processes: dict[int, _Process], number: int, began: list[float]) -> float:
+    """Until when the time of a rank counts for an attempt."""
+    if number + 1 in processes:
+        return processes[number + 1].started
+    return began[number + 1] if number + 1 < len(began) else processes[number].ended[0]
+
+
+def _lines(directory: Path, rank: int) -> list[list[Any]]:
+    """The stopwatch of a rank; without a last line that was cut off."""
+    path = directory / f"stopwatch-{rank}.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(each) for each in text.splitlines(keepends=True) if each.endswith("\n")]
