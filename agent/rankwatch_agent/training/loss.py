@@ -154,9 +154,10 @@ class LossStatistics:
 
     confirm_steps: suspicious steps after which the loss diverges; infinite: it never does, and its trend
         always follows.
+    least_sigma: noise below this is taken as that.
     """
 
-    def __init__(self, *, confirm_steps: float = CONFIRM_STEPS) -> None:
+    def __init__(self, *, confirm_steps: float = CONFIRM_STEPS, least_sigma: float = 1e-12) -> None:
         self.count = 0
         """Finite values seen."""
         self.nonfinite = 0
@@ -164,6 +165,7 @@ class LossStatistics:
         self.trend = math.nan
         """The slow average; of the process before, until this one reports a loss."""
         self._confirm_steps = confirm_steps
+        self._least_sigma = least_sigma
         self._short = _Blocks(BLOCK_STEPS, memory=25)
         self._slow = _Blocks(BLOCK_STEPS * BLOCKS, memory=16)
         self.begin_process()
@@ -171,7 +173,7 @@ class LossStatistics:
     def begin_process(self) -> None:
         """Forget the trend: a run that goes on from an earlier step has the loss of that step."""
         self.recent = math.nan
-        self.sigma = 1e-12
+        self.sigma = self._least_sigma
         """Standard deviation of the noise, at least a hundredth of the loss."""
         self.deviation = math.nan
         """How far the loss stands above what was expected; NaN in the warm-up. Of the step in standard
@@ -253,7 +255,9 @@ class LossStatistics:
         self.trend += (value - self.trend) * max(weight, TREND_WEIGHT)
         self.recent += (value - self.recent) * max(weight, RECENT_WEIGHT)
         self._long = self._level = self.trend
-        self.sigma = max(self._distance / _MEAN_DISTANCE, _RELATIVE_FLOOR * abs(self.trend), 1e-12)
+        self.sigma = max(
+            self._distance / _MEAN_DISTANCE, _RELATIVE_FLOOR * abs(self.trend), self._least_sigma
+        )
         if self._since == WARM_UP_STEPS:
             self.deviation = (self.recent - self.trend) / self.sigma
             if self._settles:
@@ -309,7 +313,7 @@ class LossStatistics:
         sigma, short = self._distance / _MEAN_DISTANCE, self._short.sigma
         if sigma < short:
             sigma = short
-        floor = _RELATIVE_FLOOR * abs(self.trend) + 1e-12
+        floor = _RELATIVE_FLOOR * abs(self.trend) + self._least_sigma
         if sigma < floor:
             sigma = floor
         self.sigma = sigma

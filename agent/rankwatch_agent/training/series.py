@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -139,13 +138,7 @@ def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
 def _scalars(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
     yield from _by("rankwatch_scalar", key, totals.scalars)
     yield from _by("rankwatch_scalar_nonfinite_total", key, totals.nonfinite)
-    loss = totals.loss
-    if not loss.count:
-        return
-    yield _one("rankwatch_loss_spikes_total", key, loss.spikes)
-    yield _one("rankwatch_loss_trend", key, loss.trend)
-    if not math.isnan(loss.deviation):
-        yield _one("rankwatch_loss_deviation", key, loss.deviation)
+    yield from totals.learning.series(key)
 
 
 def _telemetry(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:

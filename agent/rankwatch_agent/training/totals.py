@@ -18,7 +18,7 @@ from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, 
 from rankwatch_agent.training.failures import Failure, kind_of
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
-from rankwatch_agent.training.loss import LossStatistics
+from rankwatch_agent.training.learning import JUDGED, RankLearning
 from rankwatch_agent.training.spans.records import RankNotes
 from rankwatch_agent.training.split import Collective, Interval
 from rankwatch_agent.training.steps import StepAssembler
@@ -73,7 +73,7 @@ class RankTotals:
         self.notes = notes
         """For traces; None where nobody wants them."""
         self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
-        self.loss = LossStatistics()
+        self.learning = RankLearning()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
         self.collectives = RankCollectives(self.names, self.steps)
@@ -92,7 +92,7 @@ class RankTotals:
         self._phase_names: dict[int, str] = {}
         """Of phases that are no section."""
         self._scalar_names: dict[int, str] = {}
-        """Of scalars other than the loss."""
+        """Of scalars that are only counted."""
         self._units: dict[int, str] = {}
         self._takers = {
             int(RecordKind.PHASE): self._take_phase,
@@ -112,7 +112,7 @@ class RankTotals:
         self.lifecycle.last_failure = None
         self.first_step = None
         self.checkpoints.begin_process()
-        self.loss.begin_process()
+        self.learning.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
         for names in (self._phase_names, self._scalar_names, self._units):
@@ -208,13 +208,15 @@ class RankTotals:
         if not name:
             return
         self.nonfinite.setdefault(name, 0)
-        if name not in (LOSS, OVERFLOW):  # the loss has statistics; each use of the other is counted
+        judged = name in JUDGED
+        if not judged and name != OVERFLOW:  # of which each use is counted
             self._scalar_names[layout.tag(RecordKind.SCALAR, number)] = name
-        value = self.scalars[name] = _unpack_scalar(raw, at)[0]
+        value, step = _unpack_scalar(raw, at)
+        self.scalars[name] = value
         if not math.isfinite(value):
             self.nonfinite[name] += 1
-        if name == LOSS:
-            self.loss.add(value, end)
+        if judged:
+            self.learning.take(name, value, step, end)
 
     def _take_work(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         unit = self._units.get(number)
@@ -225,6 +227,7 @@ class RankTotals:
         amount, step = _unpack_work(raw, at)
         if unit and 0.0 <= amount < math.inf:
             self.steps.work(step, unit, amount)
+            self.learning.work(unit, amount, step)
 
     def _take_device_phase(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         seconds, local, step = layout.DEVICE.unpack_from(raw, at)

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankwatch_agent.training.loss import (
-    CONFIRM_STEPS,
-    DIVERGENCE_SIGMAS,
-    SPIKE_SIGMAS,
-    LossStatistics,
-    RelearnReason,
+from rankwatch_agent.training.learning import (
+    JUMP_PERSISTENCE_VALUES,
+    SMALLEST_SCALE,
+    LossScaleStatistics,
+    NormStatistics,
 )
+from rankwatch_agent.training.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, LossStatistics, RelearnReason
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
 
 FEW_VALUES = 3
@@ -23,17 +23,6 @@ FEW_VALUES = 3
 RETURN_VALUES = 1000
 """Values within which a loss that no longer stands out may come back to where it was. The longest average of
 the trend reaches as far; a loss that takes longer has become the trend."""
-JUMP_RATIO = 2.0
-"""A norm below this many times its trend is no jump: norms wander."""
-JUMP_PERSISTENCE_VALUES = 5
-"""Values in a row after which a jump is more than a few odd batches."""
-COLLAPSE_RATIO = 1 / 16
-"""Four halvings from a scale that had held: a healthy scaler halves once and holds."""
-SMALLEST_SCALE = 1.0
-"""A smaller scale makes gradients smaller instead of larger: no number format gains by that."""
-HOLD_VALUES = 50
-"""Values without a halving that end a collapse. A process must also show so many before a collapse counts: a
-scaler begins too high and finds its place by halving."""
 
 
 class _ExcursionDetector:
@@ -97,31 +86,25 @@ class NonFiniteDetector(_ExcursionDetector):
 
 
 class NormJumpDetector(_ExcursionDetector):
-    """Finds jumps of the gradient norm or of the update norm, which may come before the loss breaks.
-
-    In a run of 32 billion parameters the update norm of Adam doubled before the loss spiked, and the
-    gradient norm followed (https://github.com/marin-community/marin/issues/1368). The logarithm is compared,
-    because the noise of a norm grows with its size, and with the trend only, because norms may rise slowly
-    in a healthy run.
-    """
+    """Finds jumps of the gradient norm or of the update norm, which may come before the loss breaks."""
 
     def __init__(self, emit: Callable[[Anomaly], None], kind: Kind) -> None:
         super().__init__(emit, kind)
-        self._statistics = LossStatistics(confirm_steps=math.inf)
+        self._statistics = NormStatistics()
 
     def take(self, step: int, value: float) -> None:
         """Take the norm of a step; one that is zero, negative or not finite is ignored here."""
-        if not 0.0 < value < math.inf:
-            return
         statistics = self._statistics
-        warm, trend, sigma = statistics.warm, statistics.trend, statistics.sigma
-        logarithm = math.log(value)
-        statistics.add(logarithm)
-        ratio = math.log(JUMP_RATIO)
-        above = warm and statistics.recent - trend > max(ratio, DIVERGENCE_SIGMAS * sigma)
-        if above or (warm and logarithm - trend > max(ratio, SPIKE_SIGMAS * sigma)):
-            expected = math.exp(trend)
-            self._add_outlier(step, value, expected, above=above, confirm_after=JUMP_PERSISTENCE_VALUES)
+        if not statistics.add(value):
+            return
+        if statistics.stands_out:
+            self._add_outlier(
+                step,
+                value,
+                statistics.expected,
+                above=statistics.above,
+                confirm_after=JUMP_PERSISTENCE_VALUES,
+            )
         else:
             self._add_ordinary()
 
@@ -223,60 +206,53 @@ class DivergenceDetector:
 
 
 class LossScaleDetector:
-    """Finds collapses of the loss scale: a scaler that halves again and again finds only overflow."""
+    """Finds collapses of the loss scale, by the statistics that the agent keeps."""
 
     def __init__(self, emit: Callable[[Anomaly], None]) -> None:
         self._emit = emit
+        self._statistics = LossScaleStatistics()
         self._begin()
 
     def _begin(self) -> None:
-        self._last = math.nan
-        self._held = 0
-        """Values since the last halving."""
-        self._settled = False
-        self._first: tuple[int, float, float] | None = None
-        """Step, scale and the scale before, at the first halving."""
-        self._last_step = 0
+        self._step = self._last_step = 0
+        self._first = math.nan
         self._halvings = 0
+        self._collapsed = False
 
     def take(self, step: int, value: float) -> None:
         """Take the scale of a step; one that is no positive number is ignored."""
-        if not 0.0 < value < math.inf:
+        statistics = self._statistics
+        halvings = statistics.halvings
+        if not statistics.add(value):
             return
-        fell = value < self._last
-        before, self._last = self._last, value
-        self._held = 0 if fell else self._held + 1
-        if fell and self._settled:
-            if self._first is None:
-                self._first = (step, value, before)
-            self._last_step, self._halvings = step, self._halvings + 1
-        if self._held >= HOLD_VALUES:
-            self._conclude(value, recovered=True)
-            self._settled = True
+        if statistics.halvings > halvings:
+            if not self._halvings:
+                self._step, self._first = step, value
+            self._last_step = step
+            self._halvings += 1
+        self._collapsed = self._collapsed or (statistics.falling and statistics.collapsed)
+        if not statistics.falling:
+            self._conclude(recovered=value >= SMALLEST_SCALE)
 
     def end_process(self) -> None:
         """The file ends, or the run goes on from an earlier step."""
-        self._conclude(self._last, recovered=False)
-        self._begin()
+        self._conclude(recovered=False)
+        self._statistics.begin_process()
 
-    def _conclude(self, scale: float, *, recovered: bool) -> None:
-        first, self._first = self._first, None
-        halvings, self._halvings = self._halvings, 0
-        if first is None:
-            return
-        step, value, before = first
-        if scale > before * COLLAPSE_RATIO:
-            return
-        self._emit(
-            Anomaly(
-                step=step,
-                kind=Kind.LOSS_SCALE_COLLAPSE,
-                value=value,
-                expected=before,
-                severity=Severity.CRITICAL if scale < SMALLEST_SCALE else Severity.WARNING,
-                last_step=self._last_step,
-                values=halvings,
-                highest=scale,
-                recovered=recovered and scale >= SMALLEST_SCALE,
+    def _conclude(self, *, recovered: bool) -> None:
+        if self._collapsed:
+            scale = self._statistics.last
+            self._emit(
+                Anomaly(
+                    step=self._step,
+                    kind=Kind.LOSS_SCALE_COLLAPSE,
+                    value=self._first,
+                    expected=self._statistics.before,
+                    severity=Severity.CRITICAL if scale < SMALLEST_SCALE else Severity.WARNING,
+                    last_step=self._last_step,
+                    values=self._halvings,
+                    highest=scale,
+                    recovered=recovered,
+                )
             )
-        )
+        self._begin()

@@ -20,11 +20,10 @@ from typing import Any
 from rankwatch.automatic.training_state import is_plain_tensor, is_tensor
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import LOSS, Capability, Unseen
+from rankwatch.conventions.vocabulary import GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE, UPDATE_SKIPPED
 from rankwatch.disabled import DisabledRun
 from rankwatch.run import Run
 
-GRADIENT_NORM, LEARNING_RATE, LOSS_SCALE = "gradient_norm", "learning_rate", "loss_scale"
-UPDATE_SKIPPED = "update_skipped"
 _MOST_OPTIMIZERS = 4
 """Optimizers whose values are recorded. Loops with one for each layer have too many of them to look at."""
 _MOST_SCALED = 16

@@ -237,4 +237,44 @@ SCALARS = (
         _RANK,
         "How far the loss stands above its trend, at once or in sum, in standard deviations of its noise.",
     ),
+    gauge(
+        "rankwatch_scalar_first_nonfinite_step",
+        "1",
+        (*_RANK, Label.NAME),
+        "Step at which loss, gradient norm or update norm of the present process was first NaN or infinite; "
+        "no series before.",
+    ),
+    counter(
+        "rankwatch_norm_explosions_total",
+        "1",
+        (*_RANK, Label.NAME),
+        "Times the smoothed gradient norm or update norm stood far above its trend for five steps.",
+    ),
+    gauge(
+        "rankwatch_norm_ratio",
+        "1",
+        (*_RANK, Label.NAME),
+        "Smoothed gradient norm or update norm, as a multiple of its trend.",
+    ),
+    counter("rankwatch_loss_scale_halvings_total", "1", _RANK, "Times the loss scale fell."),
+    counter(
+        "rankwatch_updates_skipped_total",
+        "1",
+        _RANK,
+        "Updates that the gradient scaler skipped, because gradients were not finite.",
+    ),
+    gauge(
+        "rankwatch_loss_scale_collapsed",
+        "1",
+        _RANK,
+        "1 after the loss scale halved four times without holding, fell below 1, or skips updates at 1; "
+        "0 once it holds again.",
+    ),
+    counter(
+        "rankwatch_learning_resets_total",
+        "1",
+        (*_RANK, Label.REASON),
+        "Times for which the loss was learnt anew, because it may stand elsewhere: restart, learning_rate "
+        "or batch_size.",
+    ),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rankwatch.conventions import METRICS, Capability, Label, Unseen
+from rankwatch.conventions import LOSS, METRICS, Capability, Label, Unseen
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.learning import NORMS, REASONS
 from support.paths import ROOT
 from support.training.ranks import rank, values
 
@@ -24,6 +25,8 @@ ONE_AT_A_TIME = (
 )
 PULLS = 2
 VARIATION_TERMS = 6
+LEARNING_SERIES = len(REASONS) + 2 * len(NORMS) + len((LOSS, *NORMS))
+"""Resets by reason; ratio and explosions of each norm; first non-finite step of these and of the loss."""
 
 
 def test_fixed_part() -> None:
@@ -32,7 +35,7 @@ def test_fixed_part() -> None:
     A new per-rank metric changes the page.
     """
     plain = [each for each in METRICS if each.labels == OWN]
-    fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS
+    fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS + LEARNING_SERIES
     assert fixed == _published_fixed_part()
 
 

@@ -220,10 +220,10 @@ def test_restarted_rank_new_trend() -> None:
     """A rank that restarts begins with another trend. The totals of the rank tells its statistics."""
     totals = RankTotals(lambda _: None, max_names=10)
     for value in curve(7, 100):
-        totals.loss.add(value)
-    assert math.isfinite(totals.loss.deviation)
+        totals.learning.loss.add(value)
+    assert math.isfinite(totals.learning.loss.deviation)
     totals.begin_process()
-    assert math.isnan(totals.loss.deviation)
+    assert math.isnan(totals.learning.loss.deviation)
 
 
 def test_nonfinite_values() -> None:

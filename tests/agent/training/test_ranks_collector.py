@@ -24,6 +24,10 @@ def test_every_rank_metric(tmp_path: Path) -> None:
     """
     code = """
 steps(25)
+for _ in range(25):
+    run.scalar("gradient_norm", 1.0)
+run.scalar("gradient_norm", float("inf"))
+run.scalar("loss_scale", 65536.0)
 with run.checkpoint("save") as operation:
     with operation.stage("write"): operation.bytes = 10
     with operation.stage("commit"): pass

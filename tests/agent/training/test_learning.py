@@ -1,0 +1,209 @@
+"""Norms, loss scales and changes of regime, as agent and diagnosis judge them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankwatch.conventions.vocabulary import GRADIENT_NORM, UPDATE_NORM
+from rankwatch_agent.training.collector import RanksCollector
+from rankwatch_agent.training.learning import (
+    HOLD_VALUES,
+    LossScaleStatistics,
+    NormStatistics,
+    RankLearning,
+)
+from rankwatch_agent.training.loss import RelearnReason
+from rankwatch_diagnosis.loss.anomaly import Kind
+from rankwatch_diagnosis.loss.detection import detect
+from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
+from support.training.ranks import rank, values
+
+
+def _norms(seed: int, steps: int, *, explodes_at: int = 10**9) -> Iterator[float]:
+    """A norm that falls slowly, with log-normal noise; then 20 times as large, for good."""
+    noise = random.Random(seed)
+    for step in range(steps):
+        level = 2.0 * (step + 10) ** -0.2 * (20.0 if step >= explodes_at else 1.0)
+        yield level * math.exp(noise.gauss(0.0, 0.15))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_norm(seed: int) -> None:
+    """Noise and a slow fall are no explosion."""
+    statistics = NormStatistics()
+    for value in _norms(seed, 5000):
+        statistics.add(value)
+    assert statistics.explosions == 0
+    assert 0.5 < statistics.ratio < 2.0
+
+
+def test_single_batches() -> None:
+    """A norm that is large for one step is none either: clipping deals with it."""
+    statistics = NormStatistics()
+    for step, value in enumerate(_norms(1, 2000)):
+        statistics.add(value * 50.0 if step % 200 == 150 else value)
+    assert statistics.explosions == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_explosion_is_judged_alike(seed: int) -> None:
+    """One that stays counts once, and the diagnosis of the same values confirms one jump."""
+    norms = list(_norms(seed, 600, explodes_at=400))
+    statistics = NormStatistics()
+    exploded = []
+    for step, value in enumerate(norms):
+        before = statistics.explosions
+        statistics.add(value)
+        if statistics.explosions > before:
+            exploded.append(step)
+    rows = [StepValues(step, loss=1.0, grad_norm=value) for step, value in enumerate(norms)]
+    jumps = [each for each in detect(rows, ReadCounts()).anomalies if each.confirmed_step is not None]
+    assert [each.kind for each in jumps] == [Kind.GRADIENT_NORM_JUMP]
+    assert exploded == [jumps[0].confirmed_step]
+    assert 400 <= exploded[0] <= 410
+
+
+def _scales(*parts: tuple[float, int]) -> list[float]:
+    return [scale for scale, count in parts for _ in range(count)]
+
+
+COLLAPSE = _scales((65536.0, 100), (32768.0, 1), (16384.0, 1), (8192.0, 1), (4096.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("scales", "collapsed"),
+    [
+        (COLLAPSE, True),
+        (COLLAPSE[:-1], False),
+        (_scales((65536.0, 2000), (131072.0, 1), (65536.0, 60)), False),
+        (_scales((65536.0, 100), (32768.0, 60), (16384.0, 60), (8192.0, 60), (4096.0, 60)), False),
+        ([65536.0 / 2**k for k in range(12)], False),
+        ([65536.0 / 2**k for k in range(18)], True),
+        ([*COLLAPSE, *_scales((4096.0, HOLD_VALUES))], False),
+        (_scales((0.5, 200)), False),
+    ],
+    ids=["four", "three", "growth-tried", "far-apart", "begins-too-high", "below-1", "held-again", "fixed"],
+)
+def test_loss_scale(scales: list[float], *, collapsed: bool) -> None:
+    """Four halvings without a hold are a collapse, as is any fall below 1."""
+    statistics = LossScaleStatistics()
+    for each in scales:
+        statistics.add(each)
+    assert statistics.collapsed is collapsed
+    rows = [StepValues(step, loss=1.0, loss_scale=each) for step, each in enumerate(scales)]
+    kinds = [each.kind for each in detect(rows, ReadCounts()).anomalies]
+    held_again = len(scales) > len(COLLAPSE) and scales[: len(COLLAPSE)] == COLLAPSE
+    assert kinds == [Kind.LOSS_SCALE_COLLAPSE] * (collapsed or held_again)
+
+
+def test_skips_at_the_smallest_scale() -> None:
+    """A scaler that may not go below 1 collapses without halving; skips at a large scale are normal."""
+    healthy, stuck = LossScaleStatistics(), LossScaleStatistics()
+    for statistics, scale in ((healthy, 65536.0), (stuck, 1.0)):
+        for step in range(100):
+            statistics.add(scale)
+            if step >= 90:
+                statistics.skip()
+    assert (healthy.skipped, healthy.collapsed) == (10, False)
+    assert stuck.collapsed
+    for _ in range(HOLD_VALUES):
+        stuck.add(1.0)
+    assert not stuck.collapsed
+
+
+def _resets(rates: list[float]) -> int:
+    learning = RankLearning()
+    for step, rate in enumerate(rates):
+        learning.take("learning_rate", rate, step, 0.0)
+    return learning.resets[RelearnReason.LEARNING_RATE]
+
+
+def test_schedules_are_no_change() -> None:
+    """Warm-up, cosine, decay to zero and small decays by epoch move the rate as planned; a step does not."""
+    warm_up = [step * 1e-5 for step in range(100)]
+    cosine = [5e-4 * (1 + math.cos(step * math.pi / 1000)) for step in range(1000)]
+    linear = [1e-3 * (1 - step / 300) for step in range(301)]
+    by_epoch = [1e-3 * 0.95 ** (step // 50) for step in range(1000)]
+    for schedule in (warm_up, warm_up[1:], warm_up + cosine, linear, by_epoch):
+        assert _resets(schedule) == 0
+    assert _resets([1e-3] * 100 + [1e-4] * 100) == 1
+    assert _resets([*warm_up, *[1e-3] * 100, *[3e-3] * 100]) == 1
+
+
+def test_batch_size() -> None:
+    """Another size that lasts is a change; the small last batch of an epoch and varying tokens are none."""
+    noise = random.Random(3)
+    for sizes, expected in (
+        ([32.0] * 100 + [64.0] * 100, 1),
+        ([*[32.0] * 99, 7.0] * 3, 0),
+        ([float(noise.randrange(1000, 9000)) for _ in range(500)], 0),
+    ):
+        learning = RankLearning()
+        for step, size in enumerate(sizes):
+            learning.work("samples", size / 2, step)
+            learning.work("samples", size / 2, step)  # two microbatches
+        assert learning.resets[RelearnReason.BATCH_SIZE] == expected
+
+
+def test_change_is_passed_to_the_loss() -> None:
+    """A loss that rises by a tenth after a step of the learning rate is expected to, and else is not."""
+    diverges = []
+    for later in (1e-3, 1e-2):
+        noise, learning = random.Random(5), RankLearning()
+        for step in range(400):
+            changed = step >= 300
+            learning.take("learning_rate", later if changed else 1e-3, step, 0.0)
+            learning.take("loss", (2.3 if changed else 2.0) + noise.gauss(0.0, 0.01), step, 0.0)
+        diverges.append(learning.loss.diverging)
+    assert diverges == [True, False]
+
+
+def test_first_non_finite_step() -> None:
+    """The step of the first one is kept until another process begins."""
+    learning = RankLearning()
+    for step, value in enumerate((1.0, math.inf, 2.0, math.nan)):
+        learning.take(GRADIENT_NORM, value, step, 0.0)
+        learning.take("loss", value if step == 3 else 1.0, step, 0.0)
+    assert learning.first_nonfinite == {GRADIENT_NORM: 1, "loss": 3}
+    learning.begin_process()
+    assert learning.first_nonfinite == {}
+    assert learning.resets[RelearnReason.RESTART] == 1
+
+
+def test_series_of_a_real_rank(tmp_path: Path) -> None:
+    """The agent reads all of it from a black box, with the step at which the norm was first infinite."""
+    code = """
+for step in range(200):
+    with run.step():
+        run.scalar("loss", float("nan") if step == 190 else 2.0)
+        run.scalar("learning_rate", 1e-3 if step < 100 else 1e-4)
+        run.scalar("gradient_norm", float("inf") if step == 150 else 1.0 if step < 170 else 30.0)
+        run.scalar("update_norm", 0.1)
+        run.scalar("loss_scale", 65536.0 / 2.0 ** max(0, min(5, step - 180)))
+        run.scalar("update_skipped", float(180 < step <= 185))
+        run.work(samples=8)
+ready()
+"""
+    with rank(tmp_path, code):
+        collection = RanksCollector(directory=tmp_path).collect()
+
+    def of(name: str) -> dict[tuple[str, ...], float]:
+        return {labels[2:]: value for labels, value in values(collection, name).items()}
+
+    first = of("rankwatch_scalar_first_nonfinite_step")
+    assert first[(GRADIENT_NORM,)] - first[("loss",)] == 150 - 190
+    assert of("rankwatch_norm_explosions_total") == {(GRADIENT_NORM,): 1.0, (UPDATE_NORM,): 0.0}
+    assert of("rankwatch_norm_ratio")[(UPDATE_NORM,)] == pytest.approx(1.0)
+    assert of("rankwatch_loss_scale_halvings_total") == {(): 5.0}
+    assert of("rankwatch_updates_skipped_total") == {(): 5.0}
+    assert of("rankwatch_loss_scale_collapsed") == {(): 1.0}
+    assert of("rankwatch_learning_resets_total") == {
+        ("restart",): 0.0,
+        ("learning_rate",): 1.0,
+        ("batch_size",): 0.0,
+    }
