@@ -26,6 +26,8 @@ class Alert(StrEnum):
     RUN_BEHIND_PLAN = "RankwatchRunBehindPlan"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"
+    NORM_EXPLODING = "RankwatchNormExploding"
+    LOSS_SCALE_COLLAPSED = "RankwatchLossScaleCollapsed"
     CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
     CHECKPOINT_DAMAGED = "RankwatchCheckpointDamaged"
     CHECKPOINT_STALE = "RankwatchCheckpointStale"

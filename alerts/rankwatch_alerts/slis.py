@@ -11,6 +11,7 @@ from types import MappingProxyType
 from rankwatch_alerts.rules import Alert
 from rankwatch_alerts.sli import Sli
 from rankwatch_alerts.sli import sli as _sli
+from rankwatch_alerts.slis_learning import LEARNING
 from rankwatch_alerts.slis_life import LIFE
 from rankwatch_alerts.slis_spending import COSTS, GOODPUT
 
@@ -335,6 +336,7 @@ _CHECKPOINTS = (
 SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
     {
         "Steps": _STEPS,
+        "Learning": LEARNING,
         "Life of runs": LIFE,
         "Collectives": _COLLECTIVES,
         "Stragglers": _STRAGGLERS,

@@ -8,7 +8,12 @@ from rankwatch_alerts.alerting.cost import forecast_over_budget, price_unknown
 from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
-from rankwatch_alerts.alerting.learning import loss_diverging, loss_non_finite
+from rankwatch_alerts.alerting.learning import (
+    loss_diverging,
+    loss_non_finite,
+    loss_scale_collapsed,
+    norm_exploding,
+)
 from rankwatch_alerts.alerting.life import run_behind_plan, run_crash_looping, run_failed
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
 from rankwatch_alerts.alerting.slow import (
@@ -47,7 +52,12 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             network_degraded(config),
             jitter(config),
         ),
-        "rankwatch-learning": (loss_non_finite(config), loss_diverging(config)),
+        "rankwatch-learning": (
+            loss_non_finite(config),
+            loss_diverging(config),
+            norm_exploding(config),
+            loss_scale_collapsed(config),
+        ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
         "rankwatch-cost": (forecast_over_budget(config), price_unknown(config)),
         "rankwatch-gpus": gpu_alerts(config),

@@ -1,26 +1,40 @@
-"""Alerts on the loss of a run."""
+"""Alerts on the loss, the norms and the loss scale of a run."""
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, lasting, listed
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, lasting, listed, looked_up, value_of
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.learning import DIVERGING
+from rankwatch_alerts.recording.learning import COLLAPSED, DIVERGING, FIRST_NON_FINITE
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 
 def loss_non_finite(config: RuleConfig) -> AlertRule:
     """The loss was NaN or infinite: tested on each rank, because max() hides NaN and quantile() spreads it.
 
-    One alert per run, because after the next gradient exchange all ranks have it. The rank with the
-    most non-finite steps is the one that had them first.
+    One alert per run, because after the next gradient exchange all ranks have it. The agents know the step at
+    which each rank had it first, until another process takes the rank.
     """
     window = duration(config.event_window_seconds)
-    first = listed(
-        "topk(3, sum by (rank, node) (increase(rankwatch_scalar_nonfinite_total"
-        f'{{name="loss", cluster=%q, run=%q}}[{window}])) > 0)',
+    of_run = 'name="loss", cluster=%q, run=%q'
+    often = listed(
+        "topk(3, sum by (rank, node) "
+        f"(increase(rankwatch_scalar_nonfinite_total{{{of_run}}}[{window}])) > 0)",
         OF_RUN,
         "{{ $series.Labels.rank }} on node {{ $series.Labels.node }}",
         "none any more",
+    )
+    first = looked_up(
+        f"count by (name) ({FIRST_NON_FINITE}{{{of_run}}})",
+        OF_RUN,
+        "first on {{ . | first | value }} rank(s) at once, among them "
+        + listed(
+            f"topk(3, {FIRST_NON_FINITE}{{{of_run}}})",
+            OF_RUN,
+            "rank {{ $series.Labels.rank }} on node {{ $series.Labels.node }} at step {{ $series.Value }}",
+            "none any more",
+            by="rank",
+        ),
+        f"most often on rank {often}",
     )
     return alert_rule(
         config,
@@ -38,7 +52,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
         summary="The loss of a run was NaN or infinite.",
         description=(
             "The loss of run {{ $labels.run }} was NaN or infinite on {{ $value }} rank(s) in the "
-            f"last {window}; most often, and so probably first, on rank {first}. Unless the trainer "
+            f"last {window}; {first}. Unless the trainer "
             "skips such steps, stop the run and resume from the last good checkpoint."
         ),
     )
@@ -67,5 +81,61 @@ def loss_diverging(config: RuleConfig) -> AlertRule:
             "deviations above its own trend on the median rank. Compare learning rate and gradient "
             "norm with the time before; if it does not recover, stop the run and resume from a "
             "checkpoint before the break with a lower learning rate or without that data."
+        ),
+    )
+
+
+def norm_exploding(config: RuleConfig) -> AlertRule:
+    """A gradient or update norm has jumped and stayed up for steps. The loss often breaks after it."""
+    window = duration(config.event_window_seconds)
+    highest = value_of(
+        f"max(max_over_time(rankwatch_norm_ratio{{name=%q, cluster=%q, run=%q}}[{window}]))",
+        ("name", *OF_RUN),
+        "many",
+        'printf "%.1f"',
+    )
+    return alert_rule(
+        config,
+        Alert.NORM_EXPLODING,
+        f"""
+            max by (cluster, run, name) (
+              increase(rankwatch_norm_explosions_total[{window}])
+            ) > 0
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="The gradient norm or update norm of a run has exploded.",
+        description=(
+            f"The {{{{ $labels.name }}}} of run {{{{ $labels.run }}}} stood up to {highest} times above its "
+            f"own trend for steps in the last {window}. The loss may follow: watch it, and keep the last "
+            "checkpoint before the jump."
+        ),
+    )
+
+
+def loss_scale_collapsed(config: RuleConfig) -> AlertRule:
+    """The gradient scaler finds overflow whatever the scale: nothing is learnt, and the loss looks flat."""
+    return alert_rule(
+        config,
+        Alert.LOSS_SCALE_COLLAPSED,
+        lasting(
+            config,
+            Alert.LOSS_SCALE_COLLAPSED,
+            Severity.CRITICAL,
+            condition=COLLAPSED,
+            record=COLLAPSED,
+            by=OF_RUN,
+            seconds=config.loss_for_seconds,
+        ),
+        for_seconds=0,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="The loss scale of a run has collapsed.",
+        description=(
+            "The gradient scaler of run {{ $labels.run }} halves its scale again and again, or skips updates "
+            "at the smallest one, on {{ $value }} rank(s). Gradients are not finite whatever the scale, so "
+            "the run learns nothing: stop it and resume from the last good checkpoint, in bfloat16 "
+            "if you can."
         ),
     )

@@ -8,7 +8,15 @@ from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, most
 
 def learning(config: RuleConfig) -> tuple[Panel, ...]:
     """Panels whose threshold is that of the alert."""
-    return (_LOSS, _loss_deviation(config), _GRADIENT_NORM, _NON_FINITE_VALUES, _LOSS_SPIKES)
+    return (
+        _LOSS,
+        _loss_deviation(config),
+        _GRADIENT_NORM,
+        _NORM_RATIO,
+        _LOSS_SCALE,
+        _NON_FINITE_VALUES,
+        _LOSS_SPIKES,
+    )
 
 
 _LOSS = Panel(
@@ -60,6 +68,49 @@ _GRADIENT_NORM = Panel(
         Query(
             expression=most(f'rankwatch_scalar{{{RANKS}, name="gradient_norm"}}'),
             legend="rank {{rank}} on {{node}}",
+        ),
+    ),
+)
+
+
+_NORM_RATIO = Panel(
+    title="Norms against their trend",
+    description="Smoothed gradient norm and update norm as multiples of their own trend, the highest rank; "
+    "and reasons for which the loss was learnt anew. Above 2 for steps, and far above the noise: "
+    "RankwatchNormExploding.",
+    unit="short",
+    queries=(
+        Query(
+            expression=f"max by (run, name) (rankwatch_norm_ratio{{{RANKS}}})",
+            legend="{{name}}",
+        ),
+        Query(
+            expression=f"max by (run, name) (increase(rankwatch_norm_explosions_total{{{RANKS}}}"
+            "[$__rate_interval]))",
+            legend="{{name}} explosions",
+        ),
+        Query(
+            expression=f"max by (run, reason) (increase(rankwatch_learning_resets_total{{{RANKS}}}"
+            "[$__rate_interval])) > 0",
+            legend="learnt anew: {{reason}}",
+        ),
+    ),
+)
+
+
+_LOSS_SCALE = Panel(
+    title="Loss scale",
+    description="Lowest scale of the gradient scalers, and updates skipped per second. Single halvings are "
+    "normal; one after the other for minutes: RankwatchLossScaleCollapsed.",
+    unit="short",
+    queries=(
+        Query(
+            expression=f'min by (run) (rankwatch_scalar{{{RANKS}, name="loss_scale"}})',
+            legend="scale",
+        ),
+        Query(
+            expression=f"max by (run) (rate(rankwatch_updates_skipped_total{{{RANKS}}}[$__rate_interval]))",
+            legend="skipped updates",
         ),
     ),
 )

@@ -52,6 +52,16 @@ _PROGRESS = (
         "Deviation of a loss that stands too far above its trend; no series for all others.",
     ),
     recorded(
+        "run:rankwatch_loss_scale_collapsed:count",
+        _RUN,
+        "Ranks of a running run whose loss scale has collapsed; no series where there is none.",
+    ),
+    recorded(
+        "rank:rankwatch_scalar_first_nonfinite_step:first",
+        (*_RANK, Label.NODE, Label.NAME),
+        "Step at which the scalar was first NaN or infinite, of the ranks of the run that had it first.",
+    ),
+    recorded(
         "instance:rankwatch_agent:info",
         (Label.CLUSTER, Label.NODE, Label.INSTANCE),
         "Node of an agent, by the address that Prometheus scrapes; also while it is down.",
