@@ -334,7 +334,7 @@ def test_columns(records: list[tuple[int, int, float, float]]) -> None:
     expected = [
         (kind, name, start, end, bytes([number] * 32))
         for number, (kind, name, start, end) in enumerate(records)
-        if 1 <= kind <= 8 and 0.0 <= start <= end < 1e10
+        if kind in set(RecordKind) and 0.0 <= start <= end < 1e10
     ]
     columns = columns_of(raw)
     assert columns.records() == expected

@@ -112,7 +112,7 @@ def test_second_start_of_a_run(tmp_path: Path) -> None:
         [sys.executable, "-c", START + again], env=env, capture_output=True, text=True, check=True
     )
     assert done.stderr == "rankwatch.start was called again: run 'r' ends here\n"
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["0.blackbox"]
+    assert [path.name for path in (tmp_path / "r").glob("*.*")] == ["0.blackbox"]
     assert [each.name for each in of_kind(box(tmp_path), RecordKind.LIFECYCLE)] == ["started", "finished"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import Capability
 from support.frameworks.jobs import HAND, PLAIN, RANKS, ZERO, Job, run
 
@@ -69,7 +70,7 @@ def test_checkpoints(job: Job) -> None:
         assert job.checkpoints(rank, "load") == [(2 * _SAVE_STEPS, True)]
         assert job.places(rank, "save") == [f"step={each}.ckpt" for each in (2, 4, 6, 4, "6-v1")]
         assert job.places(rank, "load") == [f"step={2 * _SAVE_STEPS}.ckpt"]
-    saved = [each for each in job.records(0) if each.name == "save"]
+    saved = [each for each in job.records(0) if each.kind == RecordKind.CHECKPOINT and each.name == "save"]
     assert all(each.payload[0] > 0 for each in saved)
 
 

@@ -63,7 +63,11 @@ def test_interrupt(cases: Cases) -> None:
 def test_background_checkpoints(cases: Cases) -> None:
     """A save lasts until its bytes are down, and blocks training for less."""
     job, done = cases["background"]
-    saves = [each for each in job.records(0) if each.name == "save" and not each.payload[2]]
+    saves = [
+        each
+        for each in job.records(0)
+        if each.kind == RecordKind.CHECKPOINT and each.name == "save" and not each.payload[2]
+    ]
     assert sorted(int(each.payload[1]) for each in saves) == list(range(1, done + 1))
     assert all(not each.payload[3] for each in saves)
     assert all(each.payload[4] <= each.end - each.start for each in saves)
@@ -148,6 +152,6 @@ def test_fabric(cases: Cases) -> None:
     assert len(job.phases(0, "data_wait")) == len(losses)
     assert len(job.scalars(0, "gradient_norm")) == done
     assert job.checkpoints(0, "save") == job.checkpoints(0, "load") == [(done - 1, True)]
-    saved = [each for each in job.records(0) if each.name == "save"]
+    saved = [each for each in job.records(0) if each.kind == RecordKind.CHECKPOINT and each.name == "save"]
     assert max(each.payload[0] for each in saved) > 0
     assert job.now(0).errors == 0
