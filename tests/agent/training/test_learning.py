@@ -207,3 +207,33 @@ ready()
         ("learning_rate",): 1.0,
         ("batch_size",): 0.0,
     }
+
+
+def test_real_gradient_scaler(tmp_path: Path) -> None:
+    """A scaler of PyTorch collapses once gradients stay infinite, and learns through single overflows."""
+    pytest.importorskip("torch")
+    code = """
+import torch
+bad_steps = {bad_steps}
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([parameter], lr=0.0)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(150):
+    with run.step():
+        loss = (parameter * (float("inf") if step in bad_steps else 1.0)).sum()
+        scaler.scale(loss).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        run.scalar("loss_scale", scaler.get_scale())
+        run.scalar("update_skipped", float(scaler.get_scale() < before))
+ready()
+"""
+    for bad_steps, collapsed, skipped in (({60, 120}, 0.0, 2.0), (set(range(100, 150)), 1.0, 50.0)):
+        directory = tmp_path / str(collapsed)
+        directory.mkdir()
+        with rank(directory, code.replace("{bad_steps}", repr(bad_steps))):
+            collection = RanksCollector(directory=directory).collect()
+        assert list(values(collection, "rankwatch_loss_scale_collapsed").values()) == [collapsed]
+        assert list(values(collection, "rankwatch_updates_skipped_total").values()) == [skipped]
