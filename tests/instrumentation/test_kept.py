@@ -55,6 +55,22 @@ def test_earlier_attempts(tmp_path: Path) -> None:
     assert steps(tmp_path / "job" / "0.blackbox") == 4
 
 
+def test_reasons(tmp_path: Path) -> None:
+    """The small files that tell why a process ended move along, and go with the box; others stay."""
+    run = tmp_path / "job"
+    for number in range(5):
+        attempt(tmp_path, number)
+        for suffix in kept.REASONS:
+            (run / f"0{suffix}").write_text(f"{suffix} of {number}")
+    (run / "0.crashed").write_bytes(bytes(2 << 20))
+    attempt(tmp_path, 5)
+    names = {each.name for each in (run / "earlier").iterdir()}
+    wanted = {f"0-{number}{suffix}" for number in (2, 3, 4) for suffix in (".blackbox", *kept.REASONS)}
+    assert names == wanted - {"0-4.crashed"}
+    assert (run / "earlier" / "0-2.killed").read_text() == ".killed of 2"
+    assert not (run / "0.killed").exists()
+
+
 def test_gone_with_the_run(tmp_path: Path) -> None:
     """A sweep that removes the last box of a run removes those that are kept, too."""
     for number in range(2):

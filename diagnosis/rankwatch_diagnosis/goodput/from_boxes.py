@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.blackbox import kept
-from rankwatch.conventions import ENDED_STATES, GoodputState
+from rankwatch.conventions import ENDED_STATES, GoodputState, RankState
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.follower import RankFollower
@@ -18,9 +18,11 @@ from rankwatch_agent.training.goodput.attempt_spans import AttemptSpan
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.goodput.run_ledgers import saved_ledger
 from rankwatch_agent.training.goodput.transfers import RoleTransfers
+from rankwatch_agent.training.life.ends import RankEnd, judge
 from rankwatch_agent.training.steps import SETTLE_SECONDS
 from rankwatch_agent.training.totals import RankTotals
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, RunGoodput, Saves
+from rankwatch_diagnosis.run.ending import end_words
 from rankwatch_diagnosis.run.folder import find_run
 
 _MOST_NAMES = 1000
@@ -128,7 +130,9 @@ def _attempts(ledger: RunLedger, boxes: Sequence[_Box]) -> Iterator[AttemptGoodp
             world_size=span.world_size,
             first_step=span.first_step,
             last_step=span.highest_step if span.highest_step >= 0 else None,
-            ended_how=_ended_how([each for each in boxes if each.rank.header.identity.attempt == number]),
+            ended_how=_ended_how(
+                [each for each in boxes if each.rank.header.identity.attempt == number], span.world_size
+            ),
             seconds=seconds,
         )
 
@@ -138,11 +142,24 @@ def _end(span: AttemptSpan, boxes: Sequence[_Box]) -> float:
     return max((span.last, *signs))
 
 
-def _ended_how(boxes: Sequence[_Box]) -> str:
-    """The states of its ranks that ended otherwise than in order, or what ended all of them."""
-    states = sorted({str(each.rank.state) for each in boxes if not each.living})
-    odd = [each for each in states if each not in ("finished", "exited")]
-    return ", ".join(odd or states)
+def _ended_how(boxes: Sequence[_Box], world_size: int) -> str:
+    """How an attempt ended, as the agent judges it; empty where a rank lives or no box is left."""
+    if not boxes or any(each.living for each in boxes):
+        return ""
+    return end_words(judge([_rank_end(each.rank) for each in boxes]), world_size)
+
+
+def _rank_end(rank: RankFollower) -> RankEnd:
+    ended = rank.header.wall(rank.last_sign)
+    return RankEnd(
+        rank=rank.header.identity.rank,
+        state=rank.state,
+        failure=rank.totals.lifecycle.last_failure,
+        in_collective=rank.totals.collectives.last_failed,
+        started=rank.header.started_wall,
+        ended=ended,
+        sigterm_at=ended if rank.state is RankState.TERMINATED else None,
+    )
 
 
 def _saves(boxes: Sequence[_Box]) -> Saves | None:

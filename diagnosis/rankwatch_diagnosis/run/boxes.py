@@ -131,6 +131,8 @@ class Boxes:
     moment: float | None
     """Unix time at which the boxes were as they are: now while a rank lives, else when they were copied; None
     where it is not known."""
+    earlier: tuple[Box, ...] = ()
+    """Of attempts before the present one, whose ranks no process has taken since."""
     copied_alive: bool = False
     """They are plain copies, made at the moments at which they count as seen: ranks may have lived then."""
 
@@ -193,7 +195,8 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
     copied_alive = copied is None and _are_copies(found)
     if copied_alive:
         found = [replace(box, seen_wall=box.changed_wall) for box in found]
-    present = list(compress(found, in_present_attempt([each.lifetime() for each in found])))
+    is_present = in_present_attempt([each.lifetime() for each in found])
+    present = list(compress(found, is_present))
     if len(present) < len(found):
         skipped["of an earlier attempt"] += len(found) - len(present)
     run, world_size = _most_common_run(present)
@@ -206,6 +209,7 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
         first_reason=first_reason,
         copied=copied is not None,
         moment=_moment(by_rank, copied, copied_alive=copied_alive),
+        earlier=tuple(compress(found, (not each for each in is_present))),
         copied_alive=copied_alive,
     )
 

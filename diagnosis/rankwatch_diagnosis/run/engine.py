@@ -15,6 +15,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
+from rankwatch_diagnosis.run.ending import EndedAttempt, ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
@@ -97,6 +98,8 @@ class RunVerdict:
     """What zero-code recording sees of the training loop."""
     trackers: tuple[str, ...]
     """Where experiment trackers show the run."""
+    ended_attempts: tuple[EndedAttempt, ...]
+    """How each attempt that is over ended, as far as boxes of it are left."""
     progress: Mapping[str, object]
     checkpoints: Mapping[str, object]
     ranks_seen: tuple[Mapping[str, object], ...]
@@ -131,6 +134,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         phases=phase_table(boxes, rows),
         capabilities=capabilities(boxes),
         trackers=tracked(boxes),
+        ended_attempts=ended_attempts(boxes, looked.folder),
         progress=progress(boxes),
         checkpoints=checkpoints(boxes, boxes.moment),
         ranks_seen=tuple(
@@ -146,6 +150,7 @@ def diagnose_waiting(directory: Path) -> HangVerdict:
 
 
 class _Looked(NamedTuple):
+    folder: Path
     boxes: Boxes
     recorders: Recorders
     processes: Processes
@@ -163,7 +168,7 @@ def _look(directory: Path, stall: float | None, *, complete: bool) -> _Looked:
     limit = stall_seconds(boxes) if stall is None else stall
     hang = judge_waiting(boxes, recorders, stall=limit, complete=complete, given=stall is not None)
     hang = with_places(boxes, with_processes(boxes, hang, processes))
-    return _Looked(boxes, recorders, processes, limit, hang)
+    return _Looked(folder.boxes[0].parent, boxes, recorders, processes, limit, hang)
 
 
 def _ask(folder: RunFolder, boxes: Boxes, copied: CopiedRanks | None) -> tuple[Recorders, Processes]:

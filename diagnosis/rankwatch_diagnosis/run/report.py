@@ -49,6 +49,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
         "capabilities": {each: why or "visible" for each, why in verdict.capabilities.items()},
         "trackers": verdict.trackers,
+        "ended_attempts": [each.as_json() for each in verdict.ended_attempts],
         "progress": verdict.progress,
         "checkpoints": verdict.checkpoints,
         "ranks_seen": verdict.ranks_seen,
@@ -69,6 +70,8 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"{verdict.state.value.upper()}: {verdict.why}"
     yield ""
     yield f"run:         {verdict.run}, {_sources(verdict.sources)}"
+    for each in verdict.ended_attempts:
+        yield f"attempt {each.number + 1:<5}{each.words()}"
     yield f"progress:    {_progress(verdict)}"
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"

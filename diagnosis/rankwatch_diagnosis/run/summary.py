@@ -17,7 +17,7 @@ from rankwatch.conventions import COMMUNICATION, ENDED_STATES, TOKENS, Cause, Ra
 from rankwatch.settings import printable
 from rankwatch_agent.training.follower import worst_state
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
-from rankwatch_diagnosis.run.ending import ending_words, seconds_left
+from rankwatch_diagnosis.run.ending import earlier_words, ended_attempts, ending_words, seconds_left
 from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.phases import phase_table
@@ -44,9 +44,11 @@ _PHASES_SHOWN = 8
 
 def summary_lines(directory: Path) -> list[str]:
     """The card of the run in a directory. Raises UserError where it holds none."""
-    boxes = read_boxes(find_run(directory).boxes, copied=None)
+    paths = find_run(directory).boxes
+    boxes = read_boxes(paths, copied=None)
     rows = rows_by_rank(boxes)
-    found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in _parts(boxes, rows) if text)]
+    parts = (("attempt", boxes.attempt), ("before", _before(boxes, paths[0].parent)), *_parts(boxes, rows))
+    found = [_headline(boxes), *(f"  {name:<12} {text}" for name, text in parts if text)]
     return [_cut(printable(each)) for each in found[:MOST_LINES]]
 
 
@@ -56,7 +58,6 @@ def _cut(line: str) -> str:
 
 def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str]]:
     table = phase_table(boxes, rows)
-    yield "attempt", boxes.attempt
     yield "ended", ending_words(boxes)
     yield "ranks", _ranks(boxes)
     yield "step", _phases(table)
@@ -72,6 +73,12 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     yield "cpus", lacks_cpus(lacking) if lacking else ""
     yield "tracker", ", ".join(tracked(boxes))
     yield "verdict", verdict_words(straggler) if table else ""
+
+
+def _before(boxes: Boxes, run: Path) -> str:
+    """How the attempts before the present one ended."""
+    present = max(each.header.identity.attempt for each in boxes.by_rank.values())
+    return earlier_words(ended_attempts(boxes, run), present)
 
 
 def _headline(boxes: Boxes) -> str:

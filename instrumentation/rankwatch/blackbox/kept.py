@@ -1,7 +1,8 @@
 """The boxes of earlier attempts: `<run>/earlier/<rank>-<attempt>.blackbox`.
 
 The process that takes the place of a rank keeps the box that it finds there, so that a run can be looked at
-over its restarts, also where no agent has watched it. Of each rank the newest few are kept.
+over its restarts, also where no agent has watched it. Of each rank the newest few are kept, with the small
+files that tell why the process ended.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import shutil
 from pathlib import Path
 
 from rankwatch.blackbox import layout
+from rankwatch.lifecycle import CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 
 FOLDER = "earlier"
 MOST_OF_RANK = 3
 """A box takes 1 MiB of memory, or what its ring takes."""
+REASONS = (TERMINATED_SUFFIX, CRASHED_SUFFIX, ERROR_FILE_SUFFIX, KILLED_SUFFIX)
+"""Files beside a box that tell why its process ended. They are moved, because the next process writes its
+own at their paths."""
+_MOST_REASON_BYTES = 1 << 20
 _NAME = re.compile(rf"(\d{{1,7}})-(\d{{1,7}}){re.escape(layout.SUFFIX)}", re.ASCII)
 
 
@@ -28,18 +34,36 @@ def keep(path: Path, file: int) -> None:
         if len(declared) != layout.STARTED_BY.size:
             return
         attempt = layout.STARTED_BY.unpack(declared)[0]
-        folder = path.parent / FOLDER
+        place = place_of(path, attempt)
+        folder = place.parent
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o755)
             folder.chmod(0o755)
-        place = folder / f"{path.stem}-{attempt}{layout.SUFFIX}"
-        place.unlink(missing_ok=True)
+        _remove(place)
         os.link(path, place)
+        for suffix in REASONS:
+            _move(path.with_suffix(suffix), place.with_suffix(suffix))
         of_rank = sorted(
             (number, each) for rank, number, each in listed(path.parent) if str(rank) == path.stem
         )
         for _, each in of_rank[: max(0, len(of_rank) - MOST_OF_RANK)]:
-            each.unlink(missing_ok=True)
+            _remove(each)
+
+
+def place_of(path: Path, attempt: int) -> Path:
+    """Where the box at this path is kept, once another attempt has taken its place."""
+    return path.parent / FOLDER / f"{path.stem}-{attempt}{layout.SUFFIX}"
+
+
+def _move(path: Path, place: Path) -> None:
+    with contextlib.suppress(OSError):
+        if 0 < path.lstat().st_size <= _MOST_REASON_BYTES:
+            path.rename(place)
+
+
+def _remove(place: Path) -> None:
+    for suffix in (layout.SUFFIX, *REASONS):
+        place.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def listed(run: Path) -> list[tuple[int, int, Path]]:
