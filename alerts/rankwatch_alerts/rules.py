@@ -28,6 +28,7 @@ class Alert(StrEnum):
     LOSS_DIVERGING = "RankwatchLossDiverging"
     NORM_EXPLODING = "RankwatchNormExploding"
     LOSS_SCALE_COLLAPSED = "RankwatchLossScaleCollapsed"
+    REPLICAS_DISAGREE = "RankwatchReplicasDisagree"
     CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
     CHECKPOINT_DAMAGED = "RankwatchCheckpointDamaged"
     CHECKPOINT_STALE = "RankwatchCheckpointStale"

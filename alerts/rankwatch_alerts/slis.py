@@ -268,6 +268,17 @@ _TELEMETRY = (
     ),
 )
 
+_REPLICAS = (
+    _sli(
+        "replicas",
+        "Do ranks that must hold the same parameters hold the same?",
+        "rankwatch_rank_fingerprint",
+        "rankwatch_rank_fingerprint_step",
+        "run:rankwatch_replicas_equal:step",
+        alerts=(Alert.REPLICAS_DISAGREE,),
+    ),
+)
+
 _CHECKPOINTS = (
     _sli(
         "checkpoint outcome",
@@ -340,6 +351,7 @@ SLIS: Mapping[str, tuple[Sli, ...]] = MappingProxyType(
         "Life of runs": LIFE,
         "Collectives": _COLLECTIVES,
         "Stragglers": _STRAGGLERS,
+        "Replicas": _REPLICAS,
         "Checkpoints": _CHECKPOINTS,
         "Goodput": GOODPUT,
         "Cost": COSTS,

@@ -14,6 +14,7 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.compiling import keep_out_of_graphs
 from rankwatch.conventions import environment
 from rankwatch.exit_summary import announce, print_at_exit
+from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.flight_recorder import SUFFIX as SOCKET_SUFFIX
 from rankwatch.flight_recorder import (
     FlightRecorderServer,
@@ -43,6 +44,7 @@ def install_hooks(run: Run, writer: Writer, *, collectives: bool, recorder: bool
     if "torch" not in sys.modules:
         return
     _install(run, "stay out of compiled graphs", lambda: run.when_ended(keep_out_of_graphs(run.phase)))
+    _install(run, "record fingerprints", lambda: _record_fingerprints(run, writer))
     if collectives:
         _install(run, "record collectives", lambda: _record_collectives(run, writer))
     if recorder:
@@ -130,6 +132,12 @@ def _profile_on_slow(run: Run, writer: Writer) -> None:
     profiler = SlowStepProfiler(writer, run._steps, run._failures, count=count, trusted=trusted)
     run.after_steps(profiler.step_ended)
     run.when_ended(profiler.close)
+
+
+def _record_fingerprints(run: Run, writer: Writer) -> None:
+    every = variables.fingerprint_steps(os.environ)
+    run.fingerprints = Fingerprints(writer, lambda: run.identity, lambda: run.current_step, every)
+    run.after_steps(run.fingerprints.resolve)
 
 
 def _record_collectives(run: Run, writer: Writer) -> None:

@@ -19,8 +19,10 @@ from rankwatch.compiling import is_compiling
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, DATA_WAIT, LOSS, Capability, Lifecycle, Unseen
 from rankwatch.device import DevicePhases
 from rankwatch.disabled import DisabledOperation
+from rankwatch.endings import Ending, ending_by
 from rankwatch.errors import UsageError
 from rankwatch.failures import Failures, guarded
+from rankwatch.fingerprints.recorder import Fingerprints
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars
 from rankwatch.spans import NullSpan, Span, phase_span
@@ -28,8 +30,6 @@ from rankwatch.steps import Steps
 
 T = TypeVar("T")
 _WORK = RecordKind.WORK
-_MESSAGE_READ = 1000
-"""Characters of an exception's message that are looked at."""
 
 
 class Run:
@@ -60,6 +60,8 @@ class Run:
         self._record = self._scalars.record
         self.checkpoint_log = CheckpointLog(writer, self._failures)
         """For what records checkpoints without `checkpoint`."""
+        self.fingerprints: Fingerprints | None = None
+        """Set once torch is loaded."""
         self._ended = False
         self.end_of_script: Callable[[], Ending | None] | None = None
         """Set where the end of the script finishes the run: returns what has ended it before, else None."""
@@ -183,6 +185,18 @@ class Run:
         """Record a phase that has ended already, with its moments on the monotonic clock."""
         number = self._writer.name_number(name)
         self._writer.append(RecordKind.PHASE, number, began, ended, layout.NO_PAYLOAD)
+
+    # -- replicas ---------------------------------------------------------------------------------
+
+    @guarded("read the fingerprint of the parameters")
+    def fingerprint(self, *models: Any) -> None:
+        """Record a fingerprint of parameters that other ranks hold, too; call it after the optimizer's step.
+
+        models: modules, or iterables of tensors that must be the same on all data-parallel ranks. It acts
+        only in each RANKWATCH_FINGERPRINT_STEPS-th step, once.
+        """
+        if self.fingerprints is not None:
+            self.fingerprints.of(models)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -341,39 +355,6 @@ class Run:
         )
         if event not in (Lifecycle.STARTED, Lifecycle.RESUMED):
             self._writer.integers[Now.ENDED_BY] = name
-
-
-Ending = tuple[Lifecycle, list[str]]
-"""An event that ends a run, the type of the exception if there is one, and its message in pieces."""
-
-
-def ending_by(error: BaseException | type[BaseException]) -> Ending:
-    """The end of a run by this exception. Holds nothing of it, such as its frames."""
-    kind = error if isinstance(error, type) else type(error)
-    if issubclass(kind, KeyboardInterrupt):
-        return Lifecycle.INTERRUPTED, []
-    message = "" if error is kind else _message(error)
-    return Lifecycle.FAILED, [kind.__qualname__, *_pieces(message)]
-
-
-def _message(error: object) -> str:
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - the code of any exception
-        return ""
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text[:_MESSAGE_READ].split()))
-
-
-def _pieces(text: str) -> list[str]:
-    """Cut a text into pieces that each fit a name. The end of a long text is lost."""
-    size = layout.NAME_SIZE - 1
-    pieces: list[str] = []
-    while text and len(pieces) < layout.MESSAGE_NAMES:
-        # `replace` first, because a lone surrogate cannot be encoded.
-        piece = text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
-        pieces.append(piece)
-        text = text[len(piece) :]
-    return pieces
 
 
 def _nothing(*, discard: bool) -> None: ...

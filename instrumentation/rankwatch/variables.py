@@ -11,6 +11,7 @@ from rankwatch.conventions import environment
 
 _log = logging.getLogger("rankwatch")
 _END_OF_TIME = 1e11
+_FINGERPRINT_STEPS = 100
 MOST_PROFILES = 10
 """Traces of slow steps that a rank keeps at most."""
 
@@ -84,3 +85,15 @@ def profile_on_slow(env: Mapping[str, str]) -> int:
     expected = f"expected 1 to {MOST_PROFILES}"
     _log.warning("%s is %.60r, %s: no step is profiled", environment.PROFILE_ON_SLOW, text, expected)
     return 0
+
+
+def fingerprint_steps(env: Mapping[str, str]) -> int:
+    """Steps between two fingerprints of the parameters; 0: none."""
+    text = env.get(environment.FINGERPRINT_STEPS, str(_FINGERPRINT_STEPS))
+    if text.lower() in environment.OFF:
+        return 0
+    if text.isdecimal() and int(text) < 10**9:
+        return int(text)
+    expected = f"expected a whole number of steps: it is {_FINGERPRINT_STEPS}"
+    _log.warning("%s is %.60r, %s", environment.FINGERPRINT_STEPS, text, expected)
+    return _FINGERPRINT_STEPS

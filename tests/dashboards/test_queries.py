@@ -75,6 +75,8 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
         return 0.0
     if metric.name == "rankwatch_run_attempt":  # nodes that joined later have seen later attempts
         return float(labels["node"][1:])
+    if metric.name.startswith("rankwatch_rank_fingerprint") and metric.kind is Kind.GAUGE:
+        return 1.0  # replicas are equal
     if metric.kind is not Kind.COUNTER:
         return 1.0 + 0.1 * int(labels.get("rank", 0))
     if metric.name == "rankwatch_steps_total":

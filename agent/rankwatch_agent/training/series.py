@@ -56,6 +56,8 @@ class RankSeries:
             found.extend(part(totals, key))
         found.extend(self._collectives(rank, key))
         found.extend(totals.checkpoints.series(key, self._wall))
+        if rank.state not in ENDED_STATES:  # the next attempt reaches the same steps with other parameters
+            found.extend(totals.fingerprints.series(key))
         found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
         pid = rank.pid
         resident = None if pid is None else resident_bytes(self._procfs, pid)

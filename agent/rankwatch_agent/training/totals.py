@@ -16,6 +16,7 @@ from rankwatch.settings import printable
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
 from rankwatch_agent.training.failures import Failure, kind_of
+from rankwatch_agent.training.fingerprints import RankFingerprints
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.learning import JUDGED, RankLearning
@@ -78,6 +79,7 @@ class RankTotals:
         self.nonfinite: dict[str, int] = {}
         self.collectives = RankCollectives(self.names, self.steps)
         self.checkpoints = RankCheckpoints()
+        self.fingerprints = RankFingerprints()
         self.lifecycle = LifecycleTotals()
         self.first_step: tuple[float, float] | None = None
         """Start and end of the first step of the present process, monotonic."""
@@ -104,6 +106,7 @@ class RankTotals:
             int(RecordKind.LIFECYCLE): self._take_lifecycle,
             int(RecordKind.DEVICE_PHASE): self._take_device_phase,
             int(RecordKind.CHECKPOINT_BEGAN): self._take_checkpoint_began,
+            int(RecordKind.FINGERPRINT): self._take_fingerprint,
         }
 
     def begin_process(self) -> None:
@@ -112,6 +115,7 @@ class RankTotals:
         self.lifecycle.last_failure = None
         self.first_step = None
         self.checkpoints.begin_process()
+        self.fingerprints.begin_process()
         self.learning.begin_process()
         self.steps.begin_process()
         self.closed_phases.clear()
@@ -256,6 +260,10 @@ class RankTotals:
             self.ledger.restored(start, end)
         if self._observe_checkpoint is not None:
             self._observe_checkpoint(operation, end - start)
+
+    def _take_fingerprint(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
+        members = self.names.bound("replicas", self._name_of(number))
+        self.fingerprints.take(members, end - start, raw, at)
 
     def _take_lifecycle(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         step, reason, *pieces = layout.ENDING.unpack_from(raw, at)

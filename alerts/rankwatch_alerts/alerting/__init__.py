@@ -16,6 +16,7 @@ from rankwatch_alerts.alerting.learning import (
 )
 from rankwatch_alerts.alerting.life import run_behind_plan, run_crash_looping, run_failed
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
+from rankwatch_alerts.alerting.replicas import rank_differs, replicas_differ
 from rankwatch_alerts.alerting.slow import (
     jitter,
     network_degraded,
@@ -57,6 +58,8 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             loss_diverging(config),
             norm_exploding(config),
             loss_scale_collapsed(config),
+            rank_differs(config),
+            replicas_differ(config),
         ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
         "rankwatch-cost": (forecast_over_budget(config), price_unknown(config)),

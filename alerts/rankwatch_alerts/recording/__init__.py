@@ -15,6 +15,7 @@ from rankwatch_alerts.recording.life import life_rules
 from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.money import money_rules
 from rankwatch_alerts.recording.nodes import node_rules
+from rankwatch_alerts.recording.replicas import replica_rules
 from rankwatch_alerts.recording.runs import run_rules
 from rankwatch_alerts.recording.stall_causes import stall_cause_rules
 from rankwatch_alerts.recording.stall_places import stall_place_rules
@@ -65,6 +66,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
                 *cost_rules(config),
                 *straggler_rules(config),
                 *loss_rules(config),
+                *replica_rules(config),
                 *network_rules(config),
                 *lost_time_rules(),
             ),

@@ -136,6 +136,10 @@ def _describe(rank: RankFollower, record: RawRecord) -> str:
     if kind == RecordKind.COLLECTIVE:
         size, number, group, *_ = layout.COLLECTIVE.unpack_from(record.payload)
         return f"{text} number {number} of group {rank.name(group)}, {size} bytes"
+    if kind == RecordKind.FINGERPRINT:
+        step, weighted, hashed, first, group = layout.FINGERPRINT.unpack_from(record.payload)
+        part = f"parameters from {rank.name(first)}" if group else "all parameters"
+        return f"{text} of {part} at step {step}: {weighted:016x} {hashed:016x}"
     return text
 
 

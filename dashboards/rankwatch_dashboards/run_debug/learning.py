@@ -16,6 +16,7 @@ def learning(config: RuleConfig) -> tuple[Panel, ...]:
         _LOSS_SCALE,
         _NON_FINITE_VALUES,
         _LOSS_SPIKES,
+        *_REPLICAS,
     )
 
 
@@ -139,6 +140,33 @@ _LOSS_SPIKES = Panel(
         Query(
             expression=f"sum by (run) (rate(rankwatch_loss_spikes_total{{{RANKS}}}[$__rate_interval]))",
             legend="{{run}}",
+        ),
+    ),
+)
+
+_COMPARED = f"rank:rankwatch_fingerprint_compared:max{{{RUN}}}"
+_BY_LEVEL = "by (run, members, level)"
+_REPLICAS = (
+    Panel(
+        title="Replicas that differ",
+        description="1 where ranks that must hold the same parameters do not, by the fingerprints of one "
+        "step: RankwatchReplicasDisagree names the rank. Nothing to see without replicas.",
+        unit="short",
+        queries=(
+            Query(
+                expression=f"max by (run, members) (max {_BY_LEVEL} ({_COMPARED}) != bool "
+                f"min {_BY_LEVEL} ({_COMPARED}))",
+                legend="ranks {{members}}",
+            ),
+        ),
+    ),
+    Panel(
+        title="Last step of equal replicas",
+        description="The newest step at which all replicas that were compared held the same parameters. "
+        "A checkpoint of this step or before is not affected.",
+        unit="short",
+        queries=(
+            Query(expression=f"run:rankwatch_replicas_equal:step{{{RUN}}}", legend="ranks {{members}}"),
         ),
     ),
 )

@@ -50,6 +50,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         modules,
         optimizers,
         process_groups,
+        replicas,
         safetensors,
         saving,
     )
@@ -63,6 +64,7 @@ def _seams() -> tuple[Callable[[], Targets], ...]:
         gradient_scaling.targets,
         loss_scaling.targets,
         clipping.targets,
+        replicas.targets,
         saving.targets,
         distributed_checkpoints.targets,
         safetensors.targets,

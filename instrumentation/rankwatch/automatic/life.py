@@ -15,7 +15,8 @@ from typing import Any
 
 from rankwatch.automatic.patching import watch
 from rankwatch.conventions import Capability
-from rankwatch.run import Ending, Run, ending_by
+from rankwatch.endings import Ending, ending_by
+from rankwatch.run import Run
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 

@@ -6,11 +6,13 @@ script adds the callback of a framework.
 
 from __future__ import annotations
 
+import functools
 import os
 
 from rankwatch.automatic import life
 from rankwatch.automatic.checkpoints import checkpoints
 from rankwatch.automatic.patching import note_displaced
+from rankwatch.automatic.seams import replicas
 from rankwatch.automatic.visibility import visibility
 from rankwatch.conventions import environment
 from rankwatch.disabled import DisabledRun
@@ -47,6 +49,7 @@ def join_script() -> bool:
     _run = run
     visibility.attach(run)
     checkpoints.attach(run)
+    run.after_steps(functools.partial(replicas.fingerprint, run))
     run.when_ended(_ended)
     return True
 
@@ -61,6 +64,7 @@ def _accompany(run: Run) -> None:
     visibility.attach(run)
     checkpoints.attach(run)
     life.follow(run)
+    run.after_steps(functools.partial(replicas.fingerprint, run))
     run.after_steps(_Count().stepped)
     run.when_ended(_ended)
 

@@ -93,6 +93,10 @@ FAILED_BESIDE = 2
 CHECKPOINT_BEGAN = struct.Struct("<qI")
 """Step, 1 if a save was still under way that began earlier, or training has just waited for one. The record
 of the operation's end has the same start."""
+FINGERPRINT = struct.Struct("<qQQII")
+"""Step, weighted sum of the bits, `torch.hash_tensor` of them (0 without it), name of the first parameter of
+the group, number of the group from 1. For all parameters this number is 0, and the one before it holds the
+steps between two fingerprints. The record has the name of the ranks that must be equal."""
 LIFECYCLE = struct.Struct("<qI")
 """Step, name of a detail (type of an exception)."""
 ENDING = struct.Struct("<qI4I")
@@ -125,6 +129,7 @@ class RecordKind(IntEnum):
     LIFECYCLE = 7
     DEVICE_PHASE = 8
     CHECKPOINT_BEGAN = 9
+    FINGERPRINT = 10
 
 
 class Now(IntEnum):

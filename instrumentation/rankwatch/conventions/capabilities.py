@@ -26,6 +26,8 @@ class Capability(StrEnum):
     """Samples or tokens of each batch."""
     EXIT_CAUSE = "exit_cause"
     """The exception, the signal or the exit code that ends the process."""
+    REPLICAS = "replicas"
+    """Parameters that must be the same on several ranks, by their fingerprints."""
 
 
 class Unseen(StrEnum):
@@ -46,6 +48,10 @@ class Unseen(StrEnum):
     EXPLICIT = "explicit"
     SEVERAL_ELEMENTS = "several_elements"
     IN_BACKWARD = "in_backward"
+    OFF = "off"
+    SHARDED = "sharded"
+    ONE_REPLICA = "one_replica"
+    LOCAL_UPDATES = "local_updates"
 
     @property
     def sentence(self) -> str:
@@ -69,4 +75,8 @@ _SENTENCES = {
     Unseen.EXPLICIT: "the script calls rankwatch.start and does not record it",
     Unseen.SEVERAL_ELEMENTS: "it is a tensor with more than one element",
     Unseen.IN_BACKWARD: "the optimizers step inside the backward pass",
+    Unseen.OFF: "a setting turns it off",
+    Unseen.SHARDED: "it does not apply: the parameters are sharded, so no other rank holds the same ones",
+    Unseen.ONE_REPLICA: "it does not apply: no other rank holds a replica",
+    Unseen.LOCAL_UPDATES: "it does not apply: the ranks update their parameters separately between averages",
 }

@@ -50,6 +50,8 @@ PROFILE_ON_SLOW = "RANKWATCH_PROFILE_ON_SLOW"
 PROFILE_REQUESTS_FROM = "RANKWATCH_PROFILE_REQUESTS_FROM"
 """User ids, separated by commas, whose requests for traces a rank serves, beside its own user, root and the
 owner of the directory of the black boxes."""
+FINGERPRINT_STEPS = "RANKWATCH_FINGERPRINT_STEPS"
+"""Steps between two fingerprints of the parameters that must be the same on several ranks; 0: none."""
 TORCHTITAN_HANDLERS = "TITAN_STRUCT_LOGGER_HANDLERS"
 """torchtitan's own: functions that it calls with its structured logger. Zero-code recording names one of ours
 where nobody has set it."""

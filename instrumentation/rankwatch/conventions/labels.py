@@ -68,6 +68,8 @@ class Label(StrEnum):
     MEMBERS = "members"
     """Global ranks of a process group in short form: 0-3, 0-12/4. Groups of one mesh dimension share a
     name."""
+    LEVEL = "level"
+    """Of a fingerprint: 0 for the newest one, and each further level keeps every eighth of the one before."""
     CAUSE = "cause"
     """A `Cause`, in recorded series; a `StartCause` in the counter of started attempts."""
     SIZE_CLASS = "size_class"

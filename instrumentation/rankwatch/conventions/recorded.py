@@ -16,6 +16,7 @@ from rankwatch.conventions.recorded_life import RECORDED_LIFE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
 from rankwatch.conventions.recorded_stragglers import RECORDED_STRAGGLERS
+from rankwatch.conventions.replicas import RECORDED_REPLICAS
 
 _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
@@ -270,6 +271,7 @@ _COLLECTIVES = (
 
 RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *_PROGRESS,
+    *RECORDED_REPLICAS,
     *RECORDED_CHECKPOINTS,
     *RECORDED_STALLS,
     *RECORDED_NODES,

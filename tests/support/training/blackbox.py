@@ -27,6 +27,7 @@ _FORMS = {
     RecordKind.WORK: layout.WORK,
     RecordKind.CHECKPOINT_BEGAN: layout.CHECKPOINT_BEGAN,
     RecordKind.CHECKPOINT: layout.CHECKPOINT,
+    RecordKind.FINGERPRINT: layout.FINGERPRINT,
     RecordKind.LIFECYCLE: layout.LIFECYCLE,
     RecordKind.DEVICE_PHASE: layout.DEVICE,
 }

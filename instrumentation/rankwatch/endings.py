@@ -1,0 +1,41 @@
+"""How an exception ends a run: the event, and what of the exception is kept."""
+
+from __future__ import annotations
+
+from rankwatch.blackbox import layout
+from rankwatch.conventions import Lifecycle
+
+_MESSAGE_READ = 1000
+"""Characters of an exception's message that are looked at."""
+
+Ending = tuple[Lifecycle, list[str]]
+"""An event that ends a run, the type of the exception if there is one, and its message in pieces."""
+
+
+def ending_by(error: BaseException | type[BaseException]) -> Ending:
+    """The end of a run by this exception. Holds nothing of it, such as its frames."""
+    kind = error if isinstance(error, type) else type(error)
+    if issubclass(kind, KeyboardInterrupt):
+        return Lifecycle.INTERRUPTED, []
+    message = "" if error is kind else _message(error)
+    return Lifecycle.FAILED, [kind.__qualname__, *_pieces(message)]
+
+
+def _message(error: object) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the code of any exception
+        return ""
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text[:_MESSAGE_READ].split()))
+
+
+def _pieces(text: str) -> list[str]:
+    """Cut a text into pieces that each fit a name. The end of a long text is lost."""
+    size = layout.NAME_SIZE - 1
+    pieces: list[str] = []
+    while text and len(pieces) < layout.MESSAGE_NAMES:
+        # `replace` first, because a lone surrogate cannot be encoded.
+        piece = text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+        pieces.append(piece)
+        text = text[len(piece) :]
+    return pieces

@@ -1,0 +1,1 @@
+"""Fingerprints of parameters that must be the same on several ranks."""

@@ -1,0 +1,189 @@
+"""Records the fingerprint of the parameters that must be the same on several ranks, every so many steps.
+
+The sums stay on the device until a copy of them, 256 bytes, has come to pinned memory by itself. Agents and
+rules compare the records of different ranks; the ranks say nothing to each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.blackbox.writer import Writer
+from rankwatch.compiling import keep_from_compiler
+from rankwatch.conventions import Capability, Unseen
+from rankwatch.identity import Identity
+
+_MOST_PENDING = 64
+_MOST_FAILURES = 3
+_MOST_LAYOUTS = 8
+_MASK = (1 << 64) - 1
+_DEVICES = ("cpu", "cuda")
+_PAYLOAD = layout.FINGERPRINT
+
+
+class _Pending(NamedTuple):
+    step: int
+    members: str
+    names: list[str]
+    """The first parameter of each group; empty for a group without any."""
+    moment: float
+    copies: list[Any]
+    """For each device the sums, in memory of the host."""
+    events: list[tuple[Any, Any]]
+    """For each GPU its events before and after."""
+    host_seconds: float
+
+
+class Fingerprints:
+    """The fingerprints of one run. Only the training thread calls it.
+
+    every: steps between two of them; 0: none. step: returns the number of the open step, else of the last.
+    """
+
+    def __init__(
+        self, writer: Writer, identity: Callable[[], Identity], step: Callable[[], int], every: int
+    ) -> None:
+        self._writer = writer
+        self._identity = identity
+        self._step = step
+        self._every = self._steps_between = every
+        self._last = -1
+        self._failed = 0
+        self._digests: dict[object, tuple[Any, list[int]]] = {}
+        self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
+        keep_from_compiler(Fingerprints._take, calls=True)
+        if not every:
+            writer.set_capability(Capability.REPLICAS, Unseen.OFF)
+
+    def is_due(self) -> bool:
+        """True in a step in which the parameters are to be read, and have not been yet."""
+        step = self._step()
+        return self._every > 0 and step % self._every == 0 and step != self._last and step >= 0
+
+    def of(self, models: Sequence[Any]) -> None:
+        """Read the parameters of these modules, and tensors in iterables, if it is time."""
+        if not self.is_due():
+            return
+        try:
+            self._take(models)
+        except Exception:
+            self._failed += 1
+            if self._failed >= _MOST_FAILURES:
+                self._every = 0
+                self._writer.set_capability(Capability.REPLICAS, Unseen.HOOK_FAILED)
+            raise
+
+    def resolve(self) -> None:
+        """Record what the devices have delivered since. Never waits."""
+        while self._pending:
+            first = self._pending[0]
+            if not all(after.query() for _, after in first.events):
+                return
+            self._pending.popleft()
+            self._write(first)
+
+    def _take(self, models: Sequence[Any]) -> None:
+        torch: Any = importlib.import_module("torch")
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        self._last = self._step()
+        found, why = self._replicas(models)
+        for part in found:
+            if (reason := _unreadable(torch, part.tensors)) is not None:
+                why = reason
+                continue
+            why = None
+            self._pending.append(self._read(torch, part.members, part.names, part.tensors))
+        self._writer.set_capability(Capability.REPLICAS, why)
+        self.resolve()
+
+    def _replicas(self, models: Sequence[Any]) -> tuple[list[Any], Unseen | None]:
+        replicas: Any = importlib.import_module("rankwatch.fingerprints.replicas")
+        wrapped, plain = [], []
+        for number, each in enumerate(models):
+            if not hasattr(each, "named_parameters"):
+                plain += [(f"{number}.{at}", tensor) for at, tensor in enumerate(each)]
+            elif replicas.wraps_replicas(each):
+                wrapped.append(each)
+            else:
+                plain += each.named_parameters()
+        found, why = replicas.of_modules(wrapped)
+        if plain:
+            more, why = replicas.of_tensors(plain, self._identity())
+            found += more
+        return found, why
+
+    def _read(self, torch: Any, members: str, names: list[str], tensors: list[Any]) -> _Pending:
+        began = time.monotonic()
+        copies, events, first = [], [], [""] * 16
+        for device in dict.fromkeys(each.device for each in tensors):
+            here = [at for at, each in enumerate(tensors) if each.device == device]
+            digest, groups = self._digest([tensors[at] for at in here])
+            for at, group in zip(here, groups, strict=True):
+                first[group] = first[group] or names[at]
+            if device.type == "cuda":
+                copy, around = _compute(torch, device, digest, [tensors[at] for at in here])
+                copies.append(copy)
+                events.append(around)
+            else:
+                copies.append(digest.compute([tensors[at] for at in here]))
+        return _Pending(self._last, members, first, began, copies, events, time.monotonic() - began)
+
+    def _digest(self, tensors: list[Any]) -> tuple[Any, list[int]]:
+        module: Any = importlib.import_module("rankwatch.fingerprints.digest")
+        key = module.layout_of(tensors)
+        if key not in self._digests:
+            if len(self._digests) >= _MOST_LAYOUTS:
+                self._digests.clear()
+            self._digests[key] = module.Digest(tensors), module.group_of(tensors)
+        return self._digests[key]
+
+    def _write(self, pending: _Pending) -> None:
+        seconds = sum(before.elapsed_time(after) / 1e3 for before, after in pending.events)
+        end = pending.moment + max(seconds, pending.host_seconds)
+        number = self._writer.name_number(pending.members)
+        sums, hashes = [0] * len(pending.names), [0] * len(pending.names)
+        for copy in pending.copies:
+            both = copy.tolist()
+            sums = [(one + other) & _MASK for one, other in zip(sums, both[0], strict=True)]
+            hashes = [(one ^ other) & _MASK for one, other in zip(hashes, both[1], strict=True)]
+        total, hashed = 0, 0
+        for group, name in enumerate(pending.names):
+            if name:
+                named = self._writer.name_number(name)
+                values = pending.step, sums[group], hashes[group], named, group + 1
+                self._append(number, pending.moment, pending.moment, values)
+            total, hashed = (total + sums[group]) & _MASK, hashed ^ hashes[group]
+        self._append(number, pending.moment, end, (pending.step, total, hashed, self._steps_between, 0))
+
+    def _append(self, name: int, start: float, end: float, values: tuple[int, ...]) -> None:
+        self._writer.append(RecordKind.FINGERPRINT, name, start, end, _PAYLOAD, *values)
+
+
+def _compute(torch: Any, device: Any, digest: Any, tensors: list[Any]) -> tuple[Any, tuple[Any, Any]]:
+    """Enqueue the sums on the device and a copy of them to the host, between two events."""
+    with torch.cuda.device(device):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        sums = digest.compute(tensors)
+        copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        copy.copy_(sums, non_blocking=True)
+        after.record()
+    return copy, (before, after)
+
+
+def _unreadable(torch: Any, tensors: Sequence[Any]) -> Unseen | None:
+    """Why the bits of these tensors cannot be read; None if they can."""
+    for each in tensors:
+        if each.device.type not in _DEVICES:
+            return Unseen.DEVICE
+        plain = type(each) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or each.layout is not torch.strided or each.is_quantized:
+            return Unseen.UNKNOWN_FORMAT
+    return None

@@ -1,0 +1,119 @@
+"""The sums over the bits of tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankwatch.fingerprints import digest
+from rankwatch.fingerprints.digest import Digest
+
+
+def sums(*tensors: torch.Tensor) -> list[list[int]]:
+    result: list[list[int]] = Digest(tensors).compute(tensors).tolist()
+    return result
+
+
+def flipped(tensor: torch.Tensor, element: int, bit: int) -> torch.Tensor:
+    """A copy in which one bit of one 32-bit word differs."""
+    copy = tensor.clone()
+    word = copy.view(-1).view(torch.int32)
+    word[element] ^= -(2**31) if bit == 31 else 1 << bit
+    return copy
+
+
+@pytest.mark.parametrize("bit", [0, 1, 15, 22, 30, 31])
+@pytest.mark.parametrize("element", [0, 1, 4095, 4096, 9999])
+def test_each_bit(element: int, bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flipped bit changes the sums, in the first chunk and in the last, shorter one."""
+    monkeypatch.setattr(digest, "CHUNK", 4096)
+    tensor = torch.randn(10_000)
+    assert sums(tensor) != sums(flipped(tensor, element, bit))
+
+
+def test_what_the_hash_does_not_see() -> None:
+    """A permutation, two equal flips, and two flipped signs change the weighted sum; the hash misses them."""
+    tensor = torch.arange(1, 1001, dtype=torch.float32)
+    twice = flipped(flipped(tensor, 3, 5), 700, 5)
+    signs = flipped(flipped(tensor, 3, 31), 700, 31)
+    for other in (tensor.flip(0), twice, signs):
+        assert sums(tensor)[0] != sums(other)[0]
+        assert sum(sums(tensor)[0]) != sum(sums(other)[0])
+
+
+def test_bits_not_values() -> None:
+    """The sign of zero and the payload of a NaN count, and NaN equals itself."""
+    zeros = torch.zeros(8)
+    assert sums(zeros) != sums(-zeros)
+    nan = torch.full((8,), float("nan"))
+    assert sums(nan) == sums(nan.clone())
+    assert sums(nan) != sums(flipped(nan, 2, 0))
+
+
+TYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.int8, torch.bool),
+    torch.float8_e4m3fn,
+)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_every_type(dtype: torch.dtype, size: int) -> None:
+    """Parameters of every type and of odd sizes have sums that see their last byte."""
+    raw = torch.arange(size * 8, dtype=torch.uint8) % 2
+    width = torch.empty((), dtype=dtype).element_size()
+    tensor = raw[: size * width].clone().view(dtype)
+    other = raw[: size * width].clone()
+    other[-1] ^= 1
+    assert sums(tensor) == sums(tensor.clone())
+    assert sums(tensor) != sums(other.view(dtype))
+
+
+def test_layout_in_memory() -> None:
+    """Views that are not contiguous, misaligned or without dimensions can be read."""
+    base = torch.randn(4, 3, 8, 8)
+    channels_last = base.to(memory_format=torch.channels_last)
+    assert sums(channels_last) == sums(channels_last.clone())
+    assert sums(base[:, 1]) == sums(base[:, 1].clone())
+    halves = torch.randn(9).to(torch.bfloat16)
+    assert sums(halves[1:]) == sums(halves[1:].clone())
+    assert sums(torch.tensor(3.0)) != sums(torch.tensor(-3.0))
+
+
+def test_groups() -> None:
+    """A flip changes the sum of its own group only, so that the group can be named."""
+    tensors = [torch.randn(100) for _ in range(64)]
+    others = list(tensors)
+    others[40] = flipped(tensors[40], 7, 3)
+    before, after = sums(*tensors)[0], sums(*others)[0]
+    different = [at for at, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+    assert different == [digest.group_of(tensors)[40]]
+    assert len(set(digest.group_of(tensors))) == digest.GROUPS
+
+
+def test_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.13 there is the weighted sum alone, and it is the same."""
+    tensor = torch.randn(1000)
+    full = sums(tensor)
+    monkeypatch.delattr(torch, "hash_tensor", raising=False)
+    assert sums(tensor) == [full[0], [0] * digest.GROUPS]
+
+
+def test_bounded_scratch() -> None:
+    """Reading 64 MiB takes 16 bytes for each integer of a chunk, once, and nearly nothing each time."""
+    tensors = [torch.zeros(1 << 20) for _ in range(16)]
+    reader = Digest(tensors)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        reader.compute(tensors)
+    allocated = [event.self_cpu_memory_usage for event in profile.events()]
+    assert sum(each for each in allocated if each > 0) < 64 * 1024
+    assert reader._scratch.nbytes + reader._weights.nbytes == 16 * digest.CHUNK
+
+
+def test_random_numbers_are_left_alone() -> None:
+    """Training draws the same random numbers with and without fingerprints."""
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    sums(torch.zeros(100))
+    assert torch.equal(torch.rand(4), expected)
