@@ -33,6 +33,8 @@ _SPARE_RECORDS = 192
 """A reader does not trust the slots in front of a writer, and a ring that is not full loses nothing."""
 _PID_FIELD, _MONOTONIC_FIELD, _WALL_FIELD = 13, 14, 15
 """Places in `layout.FIXED`."""
+_NO_PLAN = (0.0, 0.0, 0, 0)
+"""No deadline, and not the start of this process."""
 _PID = 4_000
 _PHASE_OF: Mapping[str, str] = MappingProxyType(
     {"data_loading": DATA_WAIT, "wait_for_batch": DATA_WAIT, "optimizer_clip_main_grad": "optimizer"}
@@ -110,6 +112,7 @@ class SimulatedBox:
         fields[_PID_FIELD] = _PID + identity.rank
         fields[_MONOTONIC_FIELD], fields[_WALL_FIELD] = BEGAN_MONOTONIC, BEGAN_WALL
         layout.FIXED.pack_into(self._writer.target, 0, *fields)
+        layout.PLAN.pack_into(self._writer.target, layout.PLAN_OFFSET, *_NO_PLAN)
         self._groups: dict[tuple[str, str], int] = {}
         self._counts: list[int] = []
         self._messages: list[int] = []
