@@ -61,6 +61,8 @@ def train(
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
+            injection.flip_bit(parameters)
+            run.fingerprint(model)
             run.scalar("loss", loss)
             run.scalar("gradient_norm", gradient_norm)
             run.scalar("learning_rate", learning_rate)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -93,6 +94,11 @@ class Injection:
         if self.conditions.learning_rate_factor != 1.0:
             for group in optimizer.param_groups:
                 group["lr"] *= self.conditions.learning_rate_factor
+
+    def flip_bit(self, parameters: Sequence[Tensor]) -> None:
+        """Follows the update; here memory loses a bit of a parameter, the lowest one of the first element."""
+        if self.conditions.parameter_is_flipped:
+            parameters[0].detach().view(-1)[:1].view(torch.int32).bitwise_xor_(1)
 
     def write_file(self, path: Path, content: bytes) -> None:
         """Writes a file of a checkpoint: on a full disk not at all, on a lying one not what was meant."""

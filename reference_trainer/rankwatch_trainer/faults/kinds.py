@@ -33,6 +33,8 @@ class Conditions:
     calls_broadcast: bool = False
     """True if this rank calls a broadcast after its backward."""
     loss_is_nan: bool = False
+    parameter_is_flipped: bool = False
+    """True if one bit of one parameter changes after the update."""
     checkpoint_write_fails: bool = False
     checkpoint_is_corrupted: bool = False
 
@@ -215,6 +217,18 @@ class LossNaN:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlipBit:
+    """One bit of one parameter of the rank changes after the update of one step. Name a rank."""
+
+    name: ClassVar[str] = "flip-bit"
+    lasting: ClassVar[bool] = False
+
+    def apply(self, conditions: Conditions) -> None:
+        """The lowest bit of one element is flipped."""
+        conditions.parameter_is_flipped = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossBlowup:
     """The learning rate is `factor` times what the schedule says. Name no rank.
 
@@ -263,7 +277,7 @@ FAULTS: tuple[type[Fault], ...] = (
     *(Straggler, Stall, Kill, Jitter),
     *(SkipCollective, MismatchedCollective),
     *(SlowData, StuckData, UnequalBatches),
-    *(LossNaN, LossBlowup),
+    *(LossNaN, FlipBit, LossBlowup),
     *(CheckpointWriteFailure, CheckpointCorruption),
 )
 """Every fault, in the order of the help."""

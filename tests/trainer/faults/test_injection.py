@@ -190,3 +190,14 @@ def test_unequal_batches() -> None:
         lengths[rank] = [each.shape[1] - 1 for each in cut]
         assert (min(lengths[rank]), max(lengths[rank])) == (4, 16)
     assert lengths[0] != lengths[1]
+
+
+def test_flip_bit() -> None:
+    """One bit of one element of the named rank changes, in one step."""
+    for rank, expected in ((1, 1), (0, 0)):
+        struck = Injection(rank, [parse_fault("flip-bit:rank=1,from=2", present_step=0, world_size=2)])
+        parameter = torch.nn.Parameter(torch.ones(4, 3))
+        for _ in struck.steps(1, 3):
+            struck.flip_bit([parameter])
+        bits = parameter.detach().view(torch.int32) ^ torch.ones(4, 3).view(torch.int32)
+        assert bits.sum().item() == expected
