@@ -29,6 +29,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "traces": ".traces",
         "checkpoint-verify": ".checkpoint_verify",
         "goodput": ".goodput",
+        "fingerprint": ".fingerprint",
         "zero-code": ".zero_code",
         "zero-code-cost": ".zero_code_cost",
     }
