@@ -120,15 +120,16 @@ class RuleConfig:
     watchdog_timeout_seconds: float = 600.0
     """Shortest timeout of a process group, NCCL's default. A rank that waited so long before it ended was
     aborted by the watchdog; one that waited less was killed."""
-
     confirm_seconds: float = 30.0
-    """`for` of alerts on facts that need no persistence: two evaluations, so that a single bad scrape
-    raises nothing."""
+    """`for` of alerts on facts: two evaluations, so that a single bad scrape raises nothing."""
     loss_deviation: float = 5.0
     """How far the smoothed loss must be above its trend, in robust standard deviations."""
     loss_for_seconds: float = 300.0
     """How long a loss must diverge; spikes that recover are normal."""
-
+    data_skew: float = 0.25
+    """Part by which the loss level of one rank must differ from the median rank's, also per token."""
+    data_skew_for_seconds: float = 1800.0
+    """How long it must differ: batches of one rank are harder for a while by chance."""
     checkpoint_age_budget_seconds: float = 3600.0
     """Age of the last good checkpoint from which an alert is raised: the work that a crash would lose."""
     checkpoint_declared_intervals: float = 2.0
@@ -366,8 +367,7 @@ _LEAST_SCRAPES = {
     "page_group_interval_seconds": 2,
     "repeat_interval_seconds": 60,
 }
-"""Fewest scrapes that each time holds. The longer times survive lost scrapes, and agents and Prometheus that
-start in either order."""
+"""Fewest scrapes that each time holds; longer ones survive lost scrapes and starts in any order."""
 
 _SHARES = (
     *("straggler_least_residual", "straggler_most_spread"),

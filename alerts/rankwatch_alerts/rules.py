@@ -29,6 +29,7 @@ class Alert(StrEnum):
     NORM_EXPLODING = "RankwatchNormExploding"
     LOSS_SCALE_COLLAPSED = "RankwatchLossScaleCollapsed"
     REPLICAS_DISAGREE = "RankwatchReplicasDisagree"
+    DATA_SKEW = "RankwatchDataSkew"
     CHECKPOINT_FAILED = "RankwatchCheckpointFailed"
     CHECKPOINT_DAMAGED = "RankwatchCheckpointDamaged"
     CHECKPOINT_STALE = "RankwatchCheckpointStale"

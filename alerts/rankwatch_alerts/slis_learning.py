@@ -43,6 +43,13 @@ LEARNING = (
         alerts=(Alert.LOSS_SCALE_COLLAPSED,),
     ),
     sli(
+        "data skew",
+        "Do the data of a rank differ from those of its peers?",
+        "rank:rankwatch_loss_level:relative",
+        "rank:rankwatch_data_skew:ratio",
+        alerts=(Alert.DATA_SKEW,),
+    ),
+    sli(
         "changes of regime",
         "Why may the loss stand elsewhere?",
         "rankwatch_learning_resets_total",

@@ -9,6 +9,7 @@ from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
 from rankwatch_alerts.alerting.learning import (
+    data_skew,
     loss_diverging,
     loss_non_finite,
     loss_scale_collapsed,
@@ -60,6 +61,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             loss_scale_collapsed(config),
             rank_differs(config),
             replicas_differ(config),
+            data_skew(config),
         ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
         "rankwatch-cost": (forecast_over_budget(config), price_unknown(config)),

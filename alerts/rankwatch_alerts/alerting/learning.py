@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rankwatch.conventions.vocabulary import GRADIENT_NORM, UPDATE_NORM
 from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, lasting, listed, looked_up, value_of
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.learning import COLLAPSED, DIVERGING, FIRST_NON_FINITE
+from rankwatch_alerts.recording.learning import COLLAPSED, DATA_SKEW, DIVERGING, FIRST_NON_FINITE
 from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 
@@ -87,6 +88,7 @@ def loss_diverging(config: RuleConfig) -> AlertRule:
 
 def norm_exploding(config: RuleConfig) -> AlertRule:
     """A gradient or update norm has jumped and stayed up for steps. The loss often breaks after it."""
+    names = f"{GRADIENT_NORM}|{UPDATE_NORM}"
     window = duration(config.event_window_seconds)
     highest = value_of(
         f"max(max_over_time(rankwatch_norm_ratio{{name=%q, cluster=%q, run=%q}}[{window}]))",
@@ -99,7 +101,7 @@ def norm_exploding(config: RuleConfig) -> AlertRule:
         Alert.NORM_EXPLODING,
         f"""
             max by (cluster, run, name) (
-              increase(rankwatch_norm_explosions_total[{window}])
+              increase(rankwatch_norm_explosions_total{{name=~"{names}"}}[{window}])
             ) > 0
         """,
         for_seconds=config.confirm_seconds,
@@ -137,5 +139,32 @@ def loss_scale_collapsed(config: RuleConfig) -> AlertRule:
             "at the smallest one, on {{ $value }} rank(s). Gradients are not finite whatever the scale, so "
             "the run learns nothing: stop it and resume from the last good checkpoint, in bfloat16 "
             "if you can."
+        ),
+    )
+
+
+def data_skew(config: RuleConfig) -> AlertRule:
+    """The loss of one rank has stood elsewhere than that of its peers for long: its data differ."""
+    return alert_rule(
+        config,
+        Alert.DATA_SKEW,
+        lasting(
+            config,
+            Alert.DATA_SKEW,
+            Severity.WARNING,
+            condition=DATA_SKEW,
+            record=DATA_SKEW,
+            by=("cluster", "run", "rank"),
+            seconds=config.data_skew_for_seconds,
+        ),
+        for_seconds=0,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="The data of a rank differ from those of its peers.",
+        description=(
+            "The loss of rank {{ $labels.rank }} of run {{ $labels.run }} has stood at "
+            '{{ $value | printf "%.2f" }} times that of the median rank for '
+            f"{duration(config.data_skew_for_seconds)}, also per token. Compare the shard, the seed and the "
+            "filters of its data loader with those of another rank."
         ),
     )

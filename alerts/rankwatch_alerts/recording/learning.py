@@ -7,6 +7,9 @@ from rankwatch_alerts.rules import RecordingRule, recorded
 
 DIVERGING = "run:rankwatch_loss_diverging:deviation"
 COLLAPSED = "run:rankwatch_loss_scale_collapsed:count"
+DATA_SKEW = "rank:rankwatch_data_skew:ratio"
+_LEVEL = "rank:rankwatch_loss_level:relative"
+_RANK = "cluster, run, rank"
 FIRST_NON_FINITE = "rank:rankwatch_scalar_first_nonfinite_step:first"
 
 
@@ -44,6 +47,45 @@ def loss_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 max by (cluster, run, rank, node, name) (rankwatch_scalar_first_nonfinite_step)
                 == on (cluster, run, name) group_left ()
                 min by (cluster, run, name) (rankwatch_scalar_first_nonfinite_step)
+            """,
+        ),
+        *_skew_rules(config),
+    )
+
+
+def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """Ranks whose loss stands elsewhere than that of their peers: their data differ.
+
+    Some loops divide the loss of a rank by the tokens of all ranks, so that a rank with more tokens has a
+    larger loss although it learns the same; others divide by its own. A rank counts only if both readings say
+    so, and not where its tokens are unknown.
+    """
+    high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
+    trend = f"max by ({_RANK}) (rankwatch_loss_trend > 0)"
+    by_tokens = f"{_LEVEL} / on ({_RANK}) max by ({_RANK}) (rank:rankwatch_step_work:relative)"
+    return (
+        recorded(
+            _LEVEL,
+            f"""
+                {trend}
+                / on (cluster, run) group_left ()
+                (
+                  quantile by (cluster, run) (0.5, {trend})
+                  and
+                  count by (cluster, run) ({trend}) > 2
+                )
+            """,
+        ),
+        recorded(
+            DATA_SKEW,
+            f"""
+                (
+                  ({_LEVEL} > {high:g} and on ({_RANK}) ({by_tokens}) > {high:g})
+                  or
+                  ({_LEVEL} < {low:g} and on ({_RANK}) ({by_tokens}) < {low:g})
+                )
+                and on (cluster, run)
+                run:rankwatch_ranks_running:sum > 0
             """,
         ),
     )

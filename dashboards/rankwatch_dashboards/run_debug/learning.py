@@ -17,6 +17,7 @@ def learning(config: RuleConfig) -> tuple[Panel, ...]:
         _NON_FINITE_VALUES,
         _LOSS_SPIKES,
         *_REPLICAS,
+        _loss_level(config),
     )
 
 
@@ -170,3 +171,16 @@ _REPLICAS = (
         ),
     ),
 )
+
+
+def _loss_level(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Loss level by rank",
+        description="Trend of a rank's loss as a multiple of the median rank's, the highest 20. Above the "
+        "line for long, or as far below 1, also per token: RankwatchDataSkew.",
+        unit="short",
+        threshold=1.0 + config.data_skew,
+        queries=(
+            Query(expression=most(f"rank:rankwatch_loss_level:relative{{{RANKS}}}"), legend="rank {{rank}}"),
+        ),
+    )

@@ -58,6 +58,16 @@ _PROGRESS = (
         "Ranks of a running run whose loss scale has collapsed; no series where there is none.",
     ),
     recorded(
+        "rank:rankwatch_loss_level:relative",
+        _RANK,
+        "Trend of the rank's loss relative to the median rank's, where at least three ranks have a loss.",
+    ),
+    recorded(
+        "rank:rankwatch_data_skew:ratio",
+        _RANK,
+        "The same, of ranks for which it differs too much, also per token; no series for all others.",
+    ),
+    recorded(
         "rank:rankwatch_scalar_first_nonfinite_step:first",
         (*_RANK, Label.NODE, Label.NAME),
         "Step at which the scalar was first NaN or infinite, of the ranks of the run that had it first.",
