@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rankwatch.settings import to_toml
 from rankwatch_alerts.command import generator_parser, run_generator
-from rankwatch_alerts.config import MAX_TIME_SCALE, RuleConfig, load_config
+from rankwatch_alerts.config import RuleConfig, load_config
 from rankwatch_alerts.generation import write_all
+from rankwatch_alerts.scaling import MAX_TIME_SCALE
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -72,6 +72,7 @@ def _inhibit_rules() -> list[dict[str, object]]:
         Alert.JITTER,
         Alert.LOSS_DIVERGING,
         Alert.CHECKPOINT_STALE,
+        Alert.STARTUP_SLOW,
     )
     return [
         _inhibit(

@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from rankwatch.settings import FieldError, build, expect, read_file, read_flags
+from rankwatch.settings import build, expect, read_file, read_flags
+from rankwatch_alerts.scaling import scaled_times
 
-MAX_TIME_SCALE = 1000.0
-"""Largest divisor of times. From 240 on, every default time is at its floor."""
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
 DEFAULT_CLASS = "default"
@@ -167,6 +166,16 @@ class RuleConfig:
     """Over how long the pace of a run is taken for its ETA: with checkpoints, evaluations and restarts."""
     behind_plan_for_seconds: float = 1800.0
     """How long a run must be estimated to miss its deadline."""
+    startup_budget_seconds: float = 1800.0
+    """Longest time from the start of the processes of a run to the end of its first step."""
+    startup_factor: float = 2.0
+    """How many times as long as its fastest start of the window a start of the same run is slow."""
+    startup_least_seconds: float = 300.0
+    """A start that is over sooner is not slow compared with earlier ones."""
+    startup_window_seconds: float = 86400.0
+    """How far back earlier starts of a run count. Caches of compilation rarely outlive it."""
+    startup_shown_seconds: float = 1800.0
+    """How long after its first step a run that started slowly is told of."""
     objective_window_seconds: float = 604800.0
     """Window of success rates: a week."""
 
@@ -290,17 +299,7 @@ class RuleConfig:
         fewest scrapes that it works with.
         Raises FieldError unless `time_scale` is above 0 and at most MAX_TIME_SCALE (1000).
         """
-        if not 0 < time_scale <= MAX_TIME_SCALE:
-            raise FieldError("time_scale", time_scale, f"a number above 0 and at most {MAX_TIME_SCALE:g}")
-        scrape = max(
-            self.scrape_interval_seconds / time_scale,
-            min(_LEAST_SCRAPE_SECONDS, self.scrape_interval_seconds),
-        )
-        times = {
-            name: max(getattr(self, name) / time_scale, min(scrapes * scrape, getattr(self, name)))
-            for name, scrapes in _LEAST_SCRAPES.items()
-        }
-        return replace(self, scrape_interval_seconds=scrape, **times)
+        return replace(self, **scaled_times(vars(self), time_scale))
 
     @classmethod
     def for_demo(cls) -> RuleConfig:
@@ -318,56 +317,6 @@ class RuleConfig:
             straggler_least_residual=scaled.straggler_residual,
         )
 
-
-_LEAST_SCRAPE_SECONDS = 1.0
-
-_LEAST_SCRAPES = {
-    "step_window_seconds": 10,
-    "event_window_seconds": 15,
-    "straggler_for_seconds": 12,
-    "cause_for_seconds": 12,
-    "straggler_history_seconds": 90,
-    "straggler_min_history_seconds": 30,
-    "network_baseline_seconds": 90,
-    "network_min_baseline_seconds": 30,
-    "stall_floor_seconds": 10,
-    "stall_fallback_seconds": 60,
-    "stall_for_seconds": 2,
-    "node_silent_seconds": 4,
-    "node_memory_seconds": 90,
-    "watchdog_timeout_seconds": 10,
-    "missed_seconds": 4,
-    "memory_seconds": 30,
-    "confirm_seconds": 2,
-    "loss_for_seconds": 15,
-    "checkpoint_age_budget_seconds": 30,
-    "checkpoint_for_seconds": 2,
-    "goodput_window_seconds": 60,
-    "goodput_interval_seconds": 1,
-    "cost_for_seconds": 4,
-    "interval_advice_window_seconds": 240,
-    "checkpoint_overlap_window_seconds": 30,
-    "run_failed_for_seconds": 4,
-    "pace_window_seconds": 20,
-    "behind_plan_for_seconds": 8,
-    "objective_window_seconds": 40,
-    "absence_window_seconds": 10,
-    "absence_lookback_seconds": 30,
-    "absence_for_seconds": 15,
-    "agent_down_for_seconds": 15,
-    "collector_for_seconds": 15,
-    "link_flap_window_seconds": 30,
-    "disk_history_seconds": 30,
-    "disk_ticket_seconds": 60,
-    "disk_page_seconds": 30,
-    "group_wait_seconds": 1,
-    "keep_firing_seconds": 8,
-    "stall_keep_firing_seconds": 4,
-    "group_interval_seconds": 2,
-    "page_group_interval_seconds": 2,
-    "repeat_interval_seconds": 60,
-}
-"""Fewest scrapes that each time holds; longer ones survive lost scrapes and starts in any order."""
 
 _SHARES = (
     *("straggler_least_residual", "straggler_most_spread"),

@@ -23,6 +23,7 @@ class Alert(StrEnum):
     NODE_LOST = "RankwatchNodeLost"
     RUN_FAILED = "RankwatchRunFailed"
     RUN_CRASH_LOOPING = "RankwatchRunCrashLooping"
+    STARTUP_SLOW = "RankwatchStartupSlow"
     RUN_BEHIND_PLAN = "RankwatchRunBehindPlan"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"

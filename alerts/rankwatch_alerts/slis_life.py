@@ -40,7 +40,9 @@ LIFE = (
         "time to first step",
         "How long does the run take to start?",
         "rankwatch_run_time_to_first_step_seconds",
-        no_alert="what is good differs between runs; the panel shows the run's own past",
+        "run:rankwatch_run_time_to_first_step_seconds:max",
+        "run:rankwatch_startup_seconds:max",
+        alerts=(Alert.STARTUP_SLOW,),
     ),
     sli(
         "time to complete",

@@ -15,7 +15,12 @@ from rankwatch_alerts.alerting.learning import (
     loss_scale_collapsed,
     norm_exploding,
 )
-from rankwatch_alerts.alerting.life import run_behind_plan, run_crash_looping, run_failed
+from rankwatch_alerts.alerting.life import (
+    run_behind_plan,
+    run_crash_looping,
+    run_failed,
+    startup_slow,
+)
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
 from rankwatch_alerts.alerting.replicas import rank_differs, replicas_differ
 from rankwatch_alerts.alerting.slow import (
@@ -44,6 +49,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             *collectives_desynchronised(config),
             run_failed(config),
             run_crash_looping(config),
+            startup_slow(config),
             run_behind_plan(config),
         ),
         "rankwatch-performance": (

@@ -1,11 +1,18 @@
-"""Alerts on a run that has failed, fails again and again, or will not be done in time."""
+"""Alerts on a run that has failed, fails again and again, starts slowly, or will not be done in time."""
 
 from __future__ import annotations
 
 from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, looked_up, matching
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.life import DEADLINE_MARGIN, FAILED, TIME_TO_COMPLETE
-from rankwatch_alerts.rules import RUN, Alert, AlertRule, Severity
+from rankwatch_alerts.recording.life import (
+    DEADLINE_MARGIN,
+    FAILED,
+    FIRST_STEP,
+    STARTED,
+    STARTUP,
+    TIME_TO_COMPLETE,
+)
+from rankwatch_alerts.rules import RUN, Alert, AlertRule, Severity, duration
 
 _END = "rankwatch_run_attempt_end_timestamp_seconds"
 _OF_ROOT = (*OF_RUN, "node", "kind")
@@ -50,6 +57,44 @@ def run_crash_looping(config: RuleConfig) -> AlertRule:
             "{{ $value }} attempts of run {{ $labels.run }} have ended one after the other without a step "
             "that was new. Its restarts repeat the failure: look at the reason of the last one before it is "
             "started again."
+        ),
+    )
+
+
+def startup_slow(config: RuleConfig) -> AlertRule:
+    """Against the budget, and against the fastest start of the same run. Each restart pays it again."""
+    fastest = f"min_over_time({FIRST_STEP}[{duration(config.startup_window_seconds)}])"
+    return alert_rule(
+        config,
+        Alert.STARTUP_SLOW,
+        f"""
+            (
+              {STARTUP} > {config.startup_budget_seconds:g}
+              or
+              {STARTUP} > {config.startup_least_seconds:g}
+              and
+              {STARTUP} > {config.startup_factor:g} * {fastest}
+            )
+            and on ({RUN})
+            time() - {STARTED} - {STARTUP} < {config.startup_shown_seconds:g}
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="A run takes long to its first step.",
+        description=(
+            "Run {{ $labels.run }} has taken {{ $value | humanizeDuration }} since the start of its "
+            "processes, "
+            + looked_up(
+                f"{FIRST_STEP}{matching(OF_RUN)}", OF_RUN, "to its first step", "without a first step so far"
+            )
+            + looked_up(
+                f"min_over_time({FIRST_STEP}{matching(OF_RUN)}[{duration(config.startup_window_seconds)}])",
+                OF_RUN,
+                "; its fastest start took {{ . | first | value | humanizeDuration }}",
+                "",
+            )
+            + ". Imports, process groups, the restore and compilation are in it, and each restart repeats it."
         ),
     )
 

@@ -8,6 +8,9 @@ from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
 FAILED = "run:rankwatch_run_failed_timestamp_seconds:max"
 HIGHEST_STEP = "run:rankwatch_step:max"
 PACE = "run:rankwatch_step:deriv"
+FIRST_STEP = "run:rankwatch_run_time_to_first_step_seconds:max"
+STARTUP = "run:rankwatch_startup_seconds:max"
+STARTED = f"max by ({RUN}) (rankwatch_run_attempt_start_timestamp_seconds)"
 TIME_TO_COMPLETE = "run:rankwatch_time_to_complete_seconds:estimate"
 DEADLINE_MARGIN = "run:rankwatch_deadline_margin_seconds:estimate"
 SUCCESS = "class:rankwatch_run_success:ratio"
@@ -23,7 +26,7 @@ _SAME_ATTEMPT_SECONDS = 120.0
 
 def life_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Ends and progress of each run, and rates of each class of runs."""
-    return (_failed_rule(), *_progress_rules(config), *_class_rules(config))
+    return (_failed_rule(), *_progress_rules(config), *_startup_rules(), *_class_rules(config))
 
 
 def _failed_rule() -> RecordingRule:
@@ -89,6 +92,18 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 (time() + {TIME_TO_COMPLETE})
             """,
         ),
+    )
+
+
+def _startup_rules() -> tuple[RecordingRule, ...]:
+    """Of an attempt that goes on. A first step counts for all nodes: none takes it alone."""
+    going_on = f"and on ({RUN}) run:rankwatch_ranks_running:sum > 0"
+    return (
+        recorded(
+            FIRST_STEP,
+            f"max by ({RUN}) (rankwatch_run_time_to_first_step_seconds) {going_on}",
+        ),
+        recorded(STARTUP, f"{FIRST_STEP} or (time() - {STARTED} {going_on})"),
     )
 
 

@@ -71,6 +71,11 @@ _FIRST_STEP = Panel(
         Query(
             expression=f"max by (run) (rankwatch_run_time_to_first_step_seconds{{{RUN}}})", legend="{{run}}"
         ),
+        Query(
+            expression=f"run:rankwatch_startup_seconds:max{{{RUN}}} "
+            "unless on (run) run:rankwatch_run_time_to_first_step_seconds:max",
+            legend="{{run}}, starting",
+        ),
     ),
 )
 

@@ -23,6 +23,16 @@ RECORDED_LIFE = (
         "steps count as time without steps.",
     ),
     recorded(
+        "run:rankwatch_run_time_to_first_step_seconds:max",
+        _RUN,
+        "Time from the start of the processes of a run that goes on to the end of its first step.",
+    ),
+    recorded(
+        "run:rankwatch_startup_seconds:max",
+        _RUN,
+        "The same; of a run without a first step how long it has been starting.",
+    ),
+    recorded(
         "run:rankwatch_time_to_complete_seconds:estimate",
         _RUN,
         "Time until the run reaches its target steps, if it goes on as in the last hours.",
