@@ -15,7 +15,7 @@ from rankwatch import checkpoint_paths
 from rankwatch.blackbox import layout
 from rankwatch.conventions.incidents import EvidenceFault
 from rankwatch.errors import BlackBoxError
-from rankwatch.lifecycle import CRASHED_SUFFIX, TERMINATED_SUFFIX
+from rankwatch.lifecycle import CRASHED_SUFFIX, KILLED_SUFFIX, TERMINATED_SUFFIX
 from rankwatch.logs.lines import PREVIOUS_SUFFIX, read_lines
 from rankwatch.logs.lines import SUFFIX as LINES_SUFFIX
 from rankwatch.trackers import note as trackers
@@ -35,6 +35,7 @@ from rankwatch_agent.training.tracked_runs import trackers_beside
 
 MAX_BOX_BYTES = layout.RING_OFFSET + layout.MAX_CAPACITY * layout.RECORD_SIZE
 """No readable black box is larger. One usually has 1.2 MB."""
+_MOST_KERNEL_LINE_BYTES = 4096
 MAX_STACK_BYTES = 4 << 20
 ALL_SECONDS = 30.0
 """Time for the flight recorders of all ranks together."""
@@ -54,6 +55,9 @@ def add_black_boxes(bundle: Bundle) -> None:
         note = rank.path.with_suffix(checkpoint_paths.SUFFIX)
         if checkpoint_paths.read_checkpoints(note):
             _add_note(bundle, note, checkpoint_paths.MOST_BYTES)
+        killed = rank.path.with_suffix(KILLED_SUFFIX)
+        if _has_content(killed):
+            _add_note(bundle, killed, _MOST_KERNEL_LINE_BYTES)
 
 
 def _add_note(bundle: Bundle, note: Path, max_bytes: int) -> None:

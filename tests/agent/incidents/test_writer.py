@@ -331,6 +331,21 @@ def test_paths_of_checkpoints(tmp_path: Path, standing: RankCondition) -> None:
     assert read_checkpoints(copied)[0].path == "/data/step-3"
 
 
+def test_killed_by_the_kernel(tmp_path: Path, standing: RankCondition) -> None:
+    """The kernel's line about a kill for lack of memory lies beside the box, where `diagnose run` reads it;
+    a link to another file is not followed."""
+    note = standing.path.with_suffix(".killed")
+    note.write_text("Memory cgroup out of memory: Killed process 7 (python3)")
+    _, bundle = write(writer(), tmp_path, standing)
+    (copied,) = bundle.glob("blackboxes/*/0.killed")
+    assert copied.read_text() == note.read_text()
+    shutil.rmtree(bundle)
+    note.unlink()
+    note.symlink_to("/etc/passwd")
+    _, bundle = write(writer(), tmp_path, standing)
+    assert not list(bundle.glob("blackboxes/*/0.killed"))
+
+
 @pytest.mark.parametrize("content", [b"no lines", b"\0" * FILE_BYTES, None])
 def test_hostile_log_lines(tmp_path: Path, standing: RankCondition, content: bytes | None) -> None:
     """A file that is no ring of lines, or a link to another, is not copied, and the bundle says why."""
