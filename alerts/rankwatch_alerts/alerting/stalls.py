@@ -14,6 +14,7 @@ from rankwatch_alerts.rules import (
     KILLED_WHILE_WAITING,
     RANK_KNOWN,
     RANK_UNKNOWN,
+    RUN,
     Alert,
     AlertRule,
     Severity,
@@ -110,7 +111,7 @@ def rank_lost(config: RuleConfig) -> tuple[AlertRule, ...]:
             "{{ $value }} rank(s) of run {{ $labels.run }} are gone: their processes ended without reporting "
             "an end, as after SIGKILL, the OOM killer or a segmentation fault. Rank "
             f"{_lost_ranks(killed)}. Read the black boxes of these ranks and the kernel log of their nodes "
-            "before restarting the run.",
+            f"before restarting the run.{_kill()}",
         ),
         _lost(
             config,
@@ -154,6 +155,18 @@ def _lost(
         labels={"reason": reason} if reason else {},
         summary="Processes of ranks ended without reporting an end.",
         description=description,
+    )
+
+
+def _kill() -> str:
+    """The kernel's line, if it has ended the present attempt."""
+    end = f"rankwatch_run_attempt_end_timestamp_seconds{matching(OF_RUN)}".removesuffix("}")
+    return looked_up(
+        f"""topk(1, {end}, kind="host_out_of_memory", exception="SIGKILL"}} """
+        f"""> on ({RUN}) group_left () max by ({RUN}) (rankwatch_run_attempt_start_timestamp_seconds))""",
+        OF_RUN,
+        " Rank {{ (. | first).Labels.rank }} was killed by the kernel: {{ (. | first).Labels.message }}",
+        "",
     )
 
 
