@@ -63,20 +63,11 @@ def _restarts(config: RuleConfig) -> Panel:
 
 _FIRST_STEP = Panel(
     title="Time to first step",
-    description="From the start of the processes to the end of the first step, on the slowest node. Imports, "
+    description="From the start of the processes to the end of the first step, or until now. Imports, "
     "process groups, the restore and compilation are in it; a run that restarts pays it each time.",
     unit="s",
     span=6,
-    queries=(
-        Query(
-            expression=f"max by (run) (rankwatch_run_time_to_first_step_seconds{{{RUN}}})", legend="{{run}}"
-        ),
-        Query(
-            expression=f"run:rankwatch_startup_seconds:max{{{RUN}}} "
-            "unless on (run) run:rankwatch_run_time_to_first_step_seconds:max",
-            legend="{{run}}, starting",
-        ),
-    ),
+    queries=(Query(expression=f"run:rankwatch_startup_seconds:max{{{RUN}}}", legend="{{run}}"),),
 )
 
 TIME_LEFT = Panel(
