@@ -71,7 +71,7 @@ class RankCheckpoints:
         """Of the present process."""
         self.steps_lost = 0
         """Steps done after the checkpoint that a resume took, over all resumes."""
-        self._reached = -1
+        self.reached = -1
         """Highest step since the last resume."""
         self._stages: dict[tuple[str, int], _Stages] = {}
         """By operation and step."""
@@ -149,13 +149,13 @@ class RankCheckpoints:
 
     def stepped(self, number: int) -> None:
         """The rank has completed a step."""
-        self._reached = max(self._reached, number)
+        self.reached = max(self.reached, number)
 
     def resumed(self, step: int) -> None:
         """The rank goes on from a checkpoint of this step."""
         self.restored_step = step
-        self.steps_lost += max(0, self._reached - step) if step >= 0 else 0
-        self._reached = step
+        self.steps_lost += max(0, self.reached - step) if step >= 0 else 0
+        self.reached = step
 
     def begin_process(self) -> None:
         """Another process takes the rank."""

@@ -6,11 +6,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from rankwatch.blackbox import layout
+from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header, NowBlock, RawRecord
 from rankwatch.conventions import ENDED_STATES, FailureKind, RankState
@@ -18,6 +19,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch.trackers.finding import Tracker
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_agent.training.attempts import Lifetime, in_present_attempt
+from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.totals import RankTotals
@@ -77,6 +79,8 @@ class Box:
     """Number of a name -> name, of those that records use, also in their payload."""
     missed: int
     """Records that were overwritten or torn."""
+    checkpoints: RankCheckpoints
+    """The checkpoint operations of its process."""
     trackers: tuple[Tracker, ...]
     """The runs of experiment trackers that the rank belongs to."""
 
@@ -133,6 +137,8 @@ class Boxes:
     where it is not known."""
     earlier: tuple[Box, ...] = ()
     """Of attempts before the present one, whose ranks no process has taken since."""
+    kept: tuple[Box, ...] = ()
+    """Of earlier attempts, whose ranks another process has taken. Without their records."""
     copied_alive: bool = False
     """They are plain copies, made at the moments at which they count as seen: ranks may have lived then."""
 
@@ -210,8 +216,19 @@ def read_boxes(paths: Iterable[Path], *, copied: CopiedRanks | None) -> Boxes:
         copied=copied is not None,
         moment=_moment(by_rank, copied, copied_alive=copied_alive),
         earlier=tuple(compress(found, (not each for each in is_present))),
+        kept=tuple(_read_kept(listed, run)),
         copied_alive=copied_alive,
     )
+
+
+def _read_kept(paths: Sequence[Path], run: str) -> Iterator[Box]:
+    """What is left of earlier attempts; a box that cannot be read is none."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        for _, _, path in kept.listed(folder):
+            with suppress(BlackBoxError, OSError):
+                box = read_box(path, most_records=0)
+                if box.header.identity.run == run:
+                    yield box
 
 
 def _are_copies(found: Sequence[Box]) -> bool:
@@ -304,6 +321,7 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
         records=records,
         names={number: rank.name(number) for number in set(_name_numbers(records))},
         missed=rank.missed,
+        checkpoints=totals.checkpoints,
         trackers=trackers_beside(rank.path, rank.owner),
     )
 

@@ -14,6 +14,7 @@ from rankwatch.conventions import LOSS, TOKENS
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.saves import standing
 from rankwatch_diagnosis.run.step_rows import Row
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -83,6 +84,7 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
         "blocking_seconds": {
             name: median(each.blocking_seconds for each in found) for name, found in by_name.items()
         },
+        **standing(boxes),
     }
     if good:
         ended, step, rank = max(good)

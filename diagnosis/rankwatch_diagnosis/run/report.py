@@ -119,13 +119,30 @@ def _progress(verdict: RunVerdict) -> str:
 
 def _checkpoints(found: Mapping[str, object]) -> str:
     good = found.get("last_good")
-    if not isinstance(good, Mapping) and "operations" not in found:
+    standing = list(_standing(found))
+    if not isinstance(good, Mapping) and "operations" not in found and not standing:
         return "none in the boxes"
     parts = [f"last good one of step {good['step']}" if isinstance(good, Mapping) else "no good one"]
     if "last_good_age_seconds" in found:
         parts.append(f"{found['last_good_age_seconds']:,.0f} s old")
     parts.append(_count(found["failure_count"], "failure"))
-    return ", ".join(parts)
+    return ", ".join((*parts, *standing))
+
+
+def _standing(found: Mapping[str, object]) -> Iterator[str]:
+    stages = found.get("failures_by_stage")
+    if isinstance(stages, Mapping):
+        yield "failed saves by stage: " + " ".join(f"{stage} {count}" for stage, count in stages.items())
+    for name, text in (
+        ("failures_after_training_went_on", "{} of them after training had gone on"),
+        ("newest_complete_step", "complete up to step {}"),
+        ("unfinished_saves", "unfinished saves: {}"),
+        ("restored_step", "resumed from step {}"),
+        ("steps_lost", "steps lost: {}"),
+        ("resumed_although_complete_step", "although step {} is complete"),
+    ):
+        if name in found:
+            yield text.format(found[name])
 
 
 def _loss(verdict: RunVerdict) -> str:

@@ -1,0 +1,89 @@
+"""What `diagnose run` says of checkpoints, from black boxes that real runs of this process have written."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import rankwatch
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.report import lines
+from support.training.ranks import rank
+
+
+def attempt(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restarts: int,
+    *,
+    resumed: int | None,
+    to: int,
+    saved: int,
+) -> None:
+    """Two ranks that save at step `saved`, and rank 1 one step later, too."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    for number in range(2):
+        run = rankwatch.start(
+            run="job",
+            rank=number,
+            world_size=2,
+            directory=directory,
+            flight_recorder=False,
+            collectives=False,
+        )
+        if resumed is not None:
+            run.resumed(resumed)
+        for step in range(0 if resumed is None else resumed + 1, to + 1):
+            with run.step(step):
+                pass
+            if step == saved or (step == saved + 1 and number == 1):
+                with run.checkpoint("save", step=step):
+                    pass
+        run.finish()
+
+
+def test_complete_over_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that one rank alone has saved is not complete."""
+    attempt(tmp_path, monkeypatch, 0, resumed=None, to=9, saved=5)
+    found = diagnose_run(tmp_path).checkpoints
+    assert (found["newest_saved_step"], found["newest_complete_step"]) == (6, 5)
+    assert "restored_step" not in found
+
+
+def test_resume_from_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume counts what earlier attempts had done beyond it, and names the newer complete checkpoint."""
+    attempt(tmp_path, monkeypatch, 0, resumed=None, to=9, saved=5)
+    attempt(tmp_path, monkeypatch, 1, resumed=2, to=4, saved=99)
+    verdict = diagnose_run(tmp_path)
+    found = verdict.checkpoints
+    assert (found["restored_step"], found["steps_lost"]) == (2, 7)
+    assert found["resumed_although_complete_step"] == 5
+    (line,) = (each for each in lines(verdict) if each.startswith("checkpoints: "))
+    assert "resumed from step 2, steps lost: 7, although step 5 is complete" in line
+
+
+def test_killed_and_failed_saves(tmp_path: Path) -> None:
+    """A save that SIGKILL cuts off is unfinished, and a late failure is told from others, with its stage."""
+    code = """
+with run.checkpoint("save", step=3): pass
+late = run.checkpoint("save", step=5).begin()
+late.unblock()
+steps(1)
+late.end(failed=True)
+run.checkpoint("save", step=7).begin().stage("write").begin()
+ready()
+"""
+    with rank(tmp_path, code) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    verdict = diagnose_run(tmp_path)
+    found = verdict.checkpoints
+    assert (found["newest_saved_step"], found["newest_complete_step"]) == (3, 3)
+    assert (found["unfinished_saves"], found["failures_by_stage"]) == (1, {"other": 1})
+    assert found["failures_after_training_went_on"] == 1
+    (line,) = (each for each in lines(verdict) if each.startswith("checkpoints: "))
+    assert "failed saves by stage: other 1, 1 of them after training had gone on" in line
+    assert "unfinished saves: 1" in line
