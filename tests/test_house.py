@@ -47,8 +47,9 @@ AGENT_FLOORS = {
     "sources": {"runtime"},
     "training": {"runtime"},
     "incidents": {"runtime", "sources", "training"},
+    "collectors": {"runtime", "sources", "training", "incidents"},
 }
-"""What each folder of the agent may import of the others. `collectors` and `agent` put them together."""
+"""What each folder of the agent may import of the others. `agent` stands on all of them."""
 DOOR = "agent/rankwatch_agent/incidents/diagnosis.py"
 """The one place in the agent that names the diagnosis: it runs it in a process of its own."""
 HEAVY = {"torch", "numpy", "pyarrow"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankwatch_agent.collectors import build_collectors, build_shared
+from rankwatch_agent.collectors import build_collectors
+from rankwatch_agent.collectors.shared import build_shared
 from rankwatch_agent.runtime.config import DEFAULT_SCHEDULES, AgentConfig
 from support.agent.process import values
 from support.training.ranks import rank

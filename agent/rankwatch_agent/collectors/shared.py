@@ -1,0 +1,73 @@
+"""What several collectors of one agent share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwatch_agent.incidents.metrics_history import MetricsHistory
+from rankwatch_agent.incidents.registry import IncidentRegistry
+from rankwatch_agent.runtime.config import AgentConfig
+from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.runtime.spans import SpanQueue
+from rankwatch_agent.sources.gpu.driver import Driver, worker_command
+from rankwatch_agent.sources.gpu.inventory import GpuInventory
+from rankwatch_agent.sources.xid.counter import XidCounter
+from rankwatch_agent.sources.xid.meanings import load_table
+from rankwatch_agent.training.conditions import RunConditions
+from rankwatch_agent.training.exemplars import Exemplars
+from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
+from rankwatch_agent.training.spans.records import Notes, Traces
+from rankwatch_agent.training.tracked_runs import TrackedRuns
+
+MAX_SPANS = 10_000
+"""Spans that wait for their receiver, about 10 MB."""
+FIRST_READING_SECONDS = 3.0
+"""How long collectors wait for the first list of GPUs. With an awake driver it takes about half a second."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What several collectors of one agent use: one of each."""
+
+    driver: Driver
+    inventory: GpuInventory
+    xids: XidCounter
+    run_conditions: RunConditions
+    tracked_runs: TrackedRuns
+    incidents: IncidentRegistry
+    history: MetricsHistory
+    ledgers: RunLedgers
+    """What the time of each run was spent on."""
+    events: NodeEvents
+    traces: Traces | None = None
+    """None where traces go nowhere."""
+
+
+def build_shared(config: AgentConfig) -> Shared:
+    """Start nothing yet. Raises UserError for an XID table that cannot be used."""
+    return Shared(
+        driver=Driver(worker_command(config.nvml_library, nvlink_per_link=config.nvlink_per_link)),
+        inventory=GpuInventory(FIRST_READING_SECONDS if "gpu" in config.enabled_collectors() else 0.0),
+        xids=XidCounter(load_table(config.xid_table)),
+        run_conditions=RunConditions(),
+        tracked_runs=TrackedRuns(),
+        incidents=IncidentRegistry(),
+        history=MetricsHistory(),
+        ledgers=RunLedgers(life_directory(config), time.time()),
+        events=NodeEvents(),
+        traces=_build_traces(config),
+    )
+
+
+def life_directory(config: AgentConfig) -> Path | None:
+    """Where the agent keeps what it knows of attempts; None where it keeps nothing."""
+    return Path(config.life_directory) if config.life_directory else None
+
+
+def _build_traces(config: AgentConfig) -> Traces | None:
+    wanted = config.traces_endpoint or config.traces_file is not None
+    if not wanted or "traces" not in config.enabled_collectors():
+        return None
+    return Traces(Notes(), SpanQueue(MAX_SPANS), Exemplars())
