@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
 def _verdicts(runs: Sequence[RunSeen]) -> Iterator[tuple[Path, str]]:
     """Directory of a run -> its verdict in a word, as far as the time and the installed extras reach."""
     try:
-        from rankwatch_diagnosis.run.engine import diagnose_run, verdict_word
+        from rankwatch_diagnosis.run.engine import diagnose_run
+        from rankwatch_diagnosis.run.verdict import verdict_word
     except ModuleNotFoundError:
         return
     until = time.monotonic() + _VERDICT_SECONDS

@@ -105,6 +105,11 @@ class Box:
         return f"{_OUT_OF_MEMORY[kind]} ({text})" if kind in _OUT_OF_MEMORY else text
 
     @property
+    def failed_by_itself(self) -> bool:
+        """An exception ended it outside of collectives; inside, ranks fail when another one is gone."""
+        return self.state is RankState.FAILED and not self.failed_in_collective
+
+    @property
     def ended(self) -> bool:
         """Whether its process is over."""
         return self.state in ENDED_STATES

@@ -11,16 +11,11 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
-from rankwatch_diagnosis.run.engine import (
-    GONE,
-    RunState,
-    RunVerdict,
-    listed,
-    worst_anomaly,
-)
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.time_report import time_lines
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.visibility import visible_lines
+from rankwatch_diagnosis.run.why import GONE, listed
 from rankwatch_diagnosis.straggler.report import rank_seconds
 from rankwatch_diagnosis.straggler.verdict import FoundCause, Verdict
 from rankwatch_diagnosis.straggler.verdict import as_json as straggler_as_json

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rankwatch_diagnosis.run.engine import RunVerdict, listed
+from rankwatch_diagnosis.run.verdict import RunVerdict
+from rankwatch_diagnosis.run.why import listed
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
 _EVENTS_SHOWN = 5

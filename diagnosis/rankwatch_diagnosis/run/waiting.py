@@ -224,8 +224,7 @@ def _keep_origins(boxes: Boxes, found: HangVerdict) -> HangVerdict:
 
 def failed_first(boxes: Boxes) -> tuple[int, ...]:
     """Ranks that an exception ended outside of collectives; inside, ranks fail when another one is gone."""
-    failed = [each for each in boxes.by_rank.values() if each.state is RankState.FAILED]
-    own = tuple(each.rank for each in failed if not each.failed_in_collective)
+    own = tuple(each.rank for each in boxes.by_rank.values() if each.failed_by_itself)
     return own if len(own) < len(boxes.by_rank) or len(own) == 1 else ()
 
 

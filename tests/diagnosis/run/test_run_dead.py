@@ -10,7 +10,8 @@ import pytest
 
 import rankwatch
 from rankwatch.conventions import Lifecycle
-from rankwatch_diagnosis.run.engine import RunState, diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.verdict import RunState
 from support.diagnosis.run_boxes import RankBox, stalled_for
 from support.training.ranks import rank
 
@@ -148,3 +149,12 @@ def test_died_before_taking_part(tmp_path: Path) -> None:
     with rank(tmp_path, "ready()", world=3):
         verdict = diagnose_run(tmp_path)
     assert (verdict.state, verdict.ranks) == (RunState.LOST, (1,))
+
+
+def test_all_ranks_failed(tmp_path: Path) -> None:
+    """Where each rank has an exception of its own, none of them in a collective, that is the reason."""
+    for box in stalled_for(tmp_path, 100.0):
+        box.says(Lifecycle.FAILED, 99.0, "UsageError")
+    verdict = diagnose_run(tmp_path)
+    assert (verdict.state, verdict.ranks) == (RunState.FAILED, ())
+    assert verdict.why == "each rank was ended by an exception of its own: UsageError"

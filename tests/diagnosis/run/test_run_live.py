@@ -10,7 +10,8 @@ import pytest
 
 from rankwatch.conventions import Cause
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_diagnosis.run.engine import RunState, RunVerdict, diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from support.diagnosis.run_ranks import gloo_run
 
 pytestmark = pytest.mark.e2e

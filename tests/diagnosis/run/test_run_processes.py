@@ -16,7 +16,7 @@ from rankwatch.conventions import RankState
 from rankwatch_agent.sources.rank_process import ProcessFacts
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
-from rankwatch_diagnosis.run.engine import RunState, diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.processes import (
     Processes,
     contention,
@@ -25,6 +25,7 @@ from rankwatch_diagnosis.run.processes import (
     with_processes,
 )
 from rankwatch_diagnosis.run.report import lines
+from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import Recorders, judge_waiting
 from support.agent.process import until
 from support.diagnosis.run_boxes import RankBox, boxes_seen, stalled_for

@@ -10,8 +10,10 @@ import pytest
 from rankwatch.conventions import Cause
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_diagnosis.hang.verdict import State
-from rankwatch_diagnosis.run.engine import RunState, diagnose_run, unclear
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import lines
+from rankwatch_diagnosis.run.verdict import RunState
+from rankwatch_diagnosis.run.why import unclear
 from rankwatch_diagnosis.simulation.hangs.black_boxes import write_hang_boxes
 from rankwatch_diagnosis.simulation.hangs.fault import HangFault
 from rankwatch_diagnosis.simulation.hangs.job import HangJob, simulate_hang

@@ -14,8 +14,9 @@ from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, Cause
 from rankwatch.identity import Identity
 from rankwatch_diagnosis.operations.table import Kind, OperationTable
-from rankwatch_diagnosis.run.engine import RunVerdict, diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import as_json, lines
+from rankwatch_diagnosis.run.verdict import RunVerdict
 from rankwatch_diagnosis.simulation.black_boxes import write_job_boxes
 from rankwatch_diagnosis.simulation.fault import Fault
 from rankwatch_diagnosis.simulation.job import Job, simulate

@@ -13,7 +13,8 @@ from rankwatch.identity import Identity
 from rankwatch.members import members_text
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Boxes
-from rankwatch_diagnosis.run.engine import RunState, diagnose_run
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.verdict import RunState
 from rankwatch_diagnosis.run.waiting import (
     LEAST_STALL_SECONDS,
     MOST_STALL_SECONDS,
