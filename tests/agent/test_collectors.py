@@ -15,7 +15,7 @@ def test_every_collector_has_its_schedule() -> None:
     """The disk has one collector for each path, and each path one collector."""
     intervals = dict.fromkeys(DEFAULT_SCHEDULES, 7.0)
     paths = (Path("/a"), Path("/b"), Path("/a"))
-    config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals)
+    config = AgentConfig(checkpoint_paths=paths, intervals_seconds=intervals, state_directory="")
     built = build_collectors(config, build_shared(config))
     names = [collector.name for collector in built]
     several = {
@@ -37,7 +37,7 @@ def test_disabled_collectors() -> None:
 
 def test_processes_of_ranks(tmp_path: Path) -> None:
     """Threads and mounts are those of the process that writes the black box, whatever its header says."""
-    config = AgentConfig(directory=tmp_path, collectors=("ranks", "processes", "mounts"))
+    config = AgentConfig(directory=tmp_path, collectors=("ranks", "processes", "mounts"), state_directory="")
     built = {each.name: each for each in build_collectors(config, build_shared(config))}
     with rank(tmp_path, "steps(1)\nready()", number=3, world=4):
         built["ranks"].collect()

@@ -82,7 +82,11 @@ def test_agent_stops_on_signal(tmp_path: Path, how: signal.Signals) -> None:
     messages = [json.loads(line)["message"] for line in log.splitlines()]
     assert f"serving http://{agent.address}/metrics" in messages
     assert f"stopping on {how.name}" in messages  # other threads may log later messages
-    assert [path.name for path in tmp_path.iterdir()] == ["address"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "address",
+        "state",
+        "state/goodput.json",
+    ]
 
 
 _SIGNAL_WHILE_IMPORTING = """

@@ -159,7 +159,7 @@ def test_directories_of_the_node() -> None:
     """Another directory for black boxes, evidence that outlives the pod, a kubelet that lives elsewhere."""
     values = {
         "blackBoxes": {"directory": "/run/rankwatch"},
-        "evidence": {"hostPath": "/var/lib/rankwatch"},
+        "state": {"hostPath": "/var/lib/rankwatch"},
         "kubeletDirectory": "/var/lib/k0s/kubelet",
         "privileges": {"pods": True},
     }

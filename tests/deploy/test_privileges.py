@@ -38,7 +38,7 @@ SWITCHES: Mapping[str, tuple[Mapping[str, Any], set[str], set[str]]] = {
     "mutual tls": (MUTUAL_TLS, {"read secret rankwatch-agent-tls"}, set()),
     "token": (TOKEN, {"read secret rankwatch-agent-token"}, set()),
     "checkpoints": ({"checkpointPaths": ["/data"]}, {"read /data"}, set()),
-    "evidence": ({"evidence": {"hostPath": "/var/lib/rankwatch"}}, {"write /var/lib/rankwatch"}, set()),
+    "state": ({"state": {"hostPath": "/var/lib/rankwatch"}}, {"write /var/lib/rankwatch"}, set()),
     "user": (
         {"podSecurityContext": {"runAsUser": 1000}},
         {"user 1000"},
@@ -135,9 +135,9 @@ def test_init_container() -> None:
     assert opener["command"] == ["chmod", "1777", "/dev/shm/rankwatch"]
 
 
-def test_evidence_on_the_node_belongs_to_the_agent() -> None:
+def test_state_on_the_node_belongs_to_the_agent() -> None:
     """The kubelet makes the directory for root, so the init container hands it over."""
-    values = {**SWITCHES["evidence"][0], "podSecurityContext": {"runAsUser": 1000}}
+    values = {**SWITCHES["state"][0], "podSecurityContext": {"runAsUser": 1000}}
     (opener,) = pod(values)["initContainers"]
     shell, flag, script, directory = opener["command"]
     assert (shell, flag, directory) == ("sh", "-c", "/dev/shm/rankwatch")

@@ -80,7 +80,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
         ("checkpointPaths", ["/data/../etc"], "at '/checkpointPaths/0': "),
         ("checkpointPaths", ["/a,b"], "at '/checkpointPaths/0': "),
         ("blackBoxes.directory", "/", "at '/blackBoxes/directory': "),
-        ("evidence.sizeLimit", "much", "at '/evidence/sizeLimit': "),
+        ("state.sizeLimit", "much", "at '/state/sizeLimit': "),
         ("settings.otlp_endpoint", "collector:4318", "at '/settings/otlp_endpoint': "),
     ],
 )
@@ -112,6 +112,14 @@ def test_schema_refuses(path: str, value: Any, sentence: str) -> None:
         (
             {"settings": {"nccl_ras_address": ["auto", "node7:28028"]}},
             "could not use settings.nccl_ras_address: expected networkPolicy.egress.rules that admit it",
+        ),
+        (
+            {"settings": {"preemption_cloud": "aws"}},
+            "could not use settings.preemption_cloud: expected networkPolicy.egress.rules that admit it",
+        ),
+        (
+            {"settings": {"price_table": "/etc/rankwatch/prices.toml"}},
+            'could not use settings.price_table = "/etc/rankwatch/prices.toml": expected a path below',
         ),
         (
             {"settings": {"xid_table": "/etc/rankwatch/xid.toml"}},

@@ -27,7 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "settings": {"max_runs": 5, "otlp_endpoint": "http://collector:4318/v1/metrics"},
     "privileges": dict.fromkeys(PRIVILEGES, True),
     "runtimeClassName": "nvidia",
-    "evidence": {"hostPath": "/var/lib/rankwatch"},
+    "state": {"hostPath": "/var/lib/rankwatch"},
     "checkpointPaths": ["/data", "/mnt/scratch"],
     **MUTUAL_TLS,
     **TOKEN,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import IncidentRegistry
@@ -55,15 +54,10 @@ def build_shared(config: AgentConfig) -> Shared:
         tracked_runs=TrackedRuns(),
         incidents=IncidentRegistry(),
         history=MetricsHistory(),
-        ledgers=RunLedgers(life_directory(config), time.time()),
+        ledgers=RunLedgers(config.state_path(), time.time()),
         events=NodeEvents(),
         traces=_build_traces(config),
     )
-
-
-def life_directory(config: AgentConfig) -> Path | None:
-    """Where the agent keeps what it knows of attempts; None where it keeps nothing."""
-    return Path(config.life_directory) if config.life_directory else None
 
 
 def _build_traces(config: AgentConfig) -> Traces | None:

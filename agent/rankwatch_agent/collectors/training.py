@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from rankwatch.conventions.incidents import IncidentKind
-from rankwatch_agent.collectors.shared import Shared, life_directory
+from rankwatch_agent.collectors.shared import Shared
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.collector import Collector, Schedule
 from rankwatch_agent.runtime.config import AgentConfig
@@ -28,7 +27,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         tracked=shared.tracked_runs,
         exemplars=shared.traces.exemplars if shared.traces else None,
         events=shared.events,
-        life_directory=life_directory(config),
+        state_directory=config.state_path(),
         ledgers=shared.ledgers,
     )
 
@@ -61,7 +60,7 @@ def traces(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[
             node=config.node,
             one_in=config.traces_one_in,
             heartbeat_seconds=config.traces_heartbeat_seconds,
-            directory=Path(config.traces_directory) if config.traces_directory else None,
+            directory=config.state_path(),
         ),
         open_incidents=lambda: _open_incidents(shared.incidents),
         schedule=schedule,
@@ -85,7 +84,6 @@ def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
         VerificationSettings,
     )
 
-    state = config.checkpoint_state_directory
     settings = VerificationSettings(
         bytes_per_second=config.checkpoint_bytes_per_second,
         path_map=tuple(
@@ -93,7 +91,7 @@ def checkpoints(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iter
             for source, _, target in (each.partition("=") for each in config.checkpoint_path_map)
         ),
         rootfs=config.rootfs,
-        directory=Path(state) if state else None,
+        directory=config.state_path(),
     )
     yield CheckpointsCollector(conditions=shared.run_conditions, settings=settings, schedule=schedule)
 

@@ -111,6 +111,8 @@ class AgentConfig:
     """Longest life of a connection in seconds."""
     directory: Path = environment.DEFAULT_DIRECTORY
     """Directory of the ranks' black boxes."""
+    state_directory: str = "/var/lib/rankwatch"
+    """Directory where the agent keeps its state across restarts, such as counts; empty keeps nothing."""
     node: str = field(default_factory=_node_name)
     """Value of the label node; by default the host name."""
     cluster: str = ""
@@ -129,8 +131,6 @@ class AgentConfig:
     """Bytes per second at which each saved checkpoint is read again and verified; 0 verifies none."""
     checkpoint_path_map: tuple[str, ...] = ()
     """FROM=TO for paths that are others on the host than in the training process; the first that fits."""
-    checkpoint_state_directory: str = "/var/lib/rankwatch/checkpoints"
-    """Directory where the agent keeps which checkpoints it has verified; without it a restart forgets."""
     network_include: tuple[str, ...] = ()
     """Names (globs) of network interfaces to watch; empty watches all that have hardware."""
     network_exclude: tuple[str, ...] = ("lo",)
@@ -185,18 +185,12 @@ class AgentConfig:
     """One step in so many becomes a trace without any other reason; 0 leaves only those with a reason."""
     traces_heartbeat_seconds: float = 600.0
     """Seconds between two spans that show a running attempt."""
-    traces_directory: str = "/var/lib/rankwatch/traces"
-    """Directory where the agent keeps which spans it has sent; without it a restart may leave gaps."""
     preemption_cloud: Literal["", "aws", "gcp", "azure"] = ""
     """Cloud whose metadata server is asked for notices of preemption: aws, gcp or azure; empty asks none."""
-    life_directory: str = "/var/lib/rankwatch/life"
-    """Directory where the agent keeps what it knows of attempts and their time; else a restart forgets it."""
     price_table: Path | None = None
     """TOML file with prices of GPUs and budgets of runs; read again when it changes."""
     cost_charge: Literal["rank", "node"] = "rank"
     """What a run is charged for: rank, the GPUs of its ranks; node, all GPUs of the node."""
-    cost_directory: str = "/var/lib/rankwatch/cost"
-    """Directory where the agent keeps what runs have spent; without it a restart counts from their start."""
     mlflow_endpoint: str = ""
     """URL of the MLflow server that is told about the runs which it tracks; empty tells nobody."""
     mlflow_headers_file: Path | None = None
@@ -266,6 +260,10 @@ class AgentConfig:
     def probe_address(self) -> tuple[str, int] | None:
         """Host and port of the listener for probes; None where there is none."""
         return _split_address(self.probe_listen) if self.probe_listen else None
+
+    def state_path(self) -> Path | None:
+        """state_directory; None where nothing is kept."""
+        return Path(self.state_directory) if self.state_directory else None
 
     def schedule(self, collector: str) -> Schedule:
         """Interval and deadline of a collector."""

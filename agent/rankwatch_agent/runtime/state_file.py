@@ -14,22 +14,27 @@ logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 4 << 20
 """By default."""
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading and using the file can raise; OverflowError: a number in it is infinite."""
 
 
 class StateFile:
     """The file; it and its directory may be missing.
 
+    directory: of all state of the agent; without one nothing is kept.
     lost: what it means that the state is lost, for the log: "traces begin anew".
     """
 
-    def __init__(self, path: Path, lost: str, *, most_bytes: int = _MAX_BYTES) -> None:
-        self._path = path
+    def __init__(self, directory: Path | None, name: str, *, lost: str, most_bytes: int = _MAX_BYTES) -> None:
+        self._path = None if directory is None else directory / name
         self._most_bytes = most_bytes
         self._lost = lost
         self._log_limit = LogLimit()
 
     def save(self, document: object) -> None:
         """Write the state. A failure is logged."""
+        if self._path is None:
+            return
         temporary = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +51,14 @@ class StateFile:
 
     def load(self, use: Callable[[Any], None]) -> None:
         """Give what was saved to `use`, if there is any. `use` raises KeyError, TypeError, ValueError or
-        AttributeError for anything that it cannot have saved; that is logged."""
+        AttributeError for anything it cannot have saved, before it keeps any part; that is logged."""
+        if self._path is None:
+            return
         try:
             if self._path.stat().st_size > self._most_bytes:
                 raise ValueError("it is too large")
             use(json.loads(self._path.read_text()))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _UNUSABLE as error:
             logger.warning("could not use %s: %r; %s", self._path, error, self._lost)

@@ -50,7 +50,7 @@ class RanksCollector:
     notes: takes what becomes spans; None where nobody wants traces.
     exemplars: the traces that belong to measurements.
     events: what the node knows of the end of processes.
-    life_directory: where the counts of attempts are kept; None keeps none.
+    state_directory: where the counts of attempts are kept; None keeps none.
     ledgers: keeps account of the time of all runs.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
@@ -72,7 +72,7 @@ class RanksCollector:
         notes: Notes | None = None,
         exemplars: Exemplars | None = None,
         events: NodeEvents | None = None,
-        life_directory: Path | None = None,
+        state_directory: Path | None = None,
         ledgers: RunLedgers | None = None,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
@@ -93,7 +93,7 @@ class RanksCollector:
         self._tracked = tracked or TrackedRuns()
         self._exemplars = exemplars or Exemplars()
         self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
-        self._life = LifeCounters(life_directory, wall())
+        self._life = LifeCounters(state_directory, wall())
         self.ledgers = ledgers or RunLedgers(None, wall())
         """What the time of each run was spent on."""
         self._discovery = Discovery(

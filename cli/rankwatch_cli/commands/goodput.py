@@ -54,7 +54,7 @@ def _of_this_node(given: argparse.Namespace) -> RunGoodput:
     from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
     from rankwatch_diagnosis.goodput.from_boxes import read_folder
 
-    account = given.account or Path(AgentConfig.life_directory) / ACCOUNT
+    account = given.account or Path(AgentConfig.state_directory) / ACCOUNT
     return read_folder(named_run(given.run, runs_directory()), account)
 
 
@@ -76,7 +76,7 @@ def _parser() -> SentenceParser:
         type=Path,
         metavar="FILE",
         help="where the agent of this node keeps account of time (default: goodput.json in the default "
-        "life_directory)",
+        "state_directory)",
     )
     parser.add_argument(
         "--prometheus",

@@ -54,6 +54,7 @@ def config(tmp_path: Path, *, stall_seconds: float = STALL_SECONDS) -> AgentConf
         collectors=names,
         intervals_seconds=dict.fromkeys(names, 0.1),
         evidence_directory=str(tmp_path / "evidence"),
+        state_directory="",
         stall_seconds=stall_seconds,
     )
 

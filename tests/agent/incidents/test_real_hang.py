@@ -56,6 +56,7 @@ def test_hung_rank_is_named_with_its_phase(tmp_path: Path) -> None:
         directory=tmp_path / "boxes",
         collectors=("ranks", "incidents", "evidence"),
         evidence_directory=str(tmp_path / "evidence"),
+        state_directory="",
         stall_seconds=2.0,
     )
     shared = build_shared(config)

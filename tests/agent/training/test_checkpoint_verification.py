@@ -218,7 +218,7 @@ def test_note_of_another_user(agent: Agent) -> None:
 def test_broken_state_file(tmp_path: Path) -> None:
     for text in ("", "[]", '{"r": [{}]}', '{"r": [{"path": 1}]}', "\0", '{"r": 7}'):
         (tmp_path / "state").mkdir(exist_ok=True)
-        (tmp_path / "state" / "verified.json").write_text(text)
+        (tmp_path / "state" / "verifications.json").write_text(text)
         agent = Agent(tmp_path)
         assert agent.turns()[OUTCOMES, "good"] == 0
 

@@ -128,9 +128,8 @@ def agent_process(
     address_file = directory / "address"
     command = [*prefix, sys.executable, "-m", "rankwatch_cli", "agent", "--listen", listen]
     command += ["--address-file", str(address_file), "--directory", str(directory / "blackboxes"), *flags]
-    process = subprocess.Popen(
-        command, env={**clean_environment(), **(environ or {})}, stderr=subprocess.PIPE, text=True
-    )
+    own = {"RANKWATCH_AGENT_STATE_DIRECTORY": str(directory / "state"), **(environ or {})}
+    process = subprocess.Popen(command, env={**clean_environment(), **own}, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: address_file.exists() or process.poll() is not None, "the agent listens")
         assert process.poll() is None, process.stderr and process.stderr.read()

@@ -79,7 +79,7 @@ class Node:
             directory=directory, notes=self.notes, exemplars=exemplars, monotonic=self._monotonic
         )
         # The first agent of a test is older than the ranks. A next one is younger, and knows what was sent.
-        restarted = state is not None and (state / "sent.json").exists()
+        restarted = state is not None and (state / "traces.json").exists()
         started = time.time() - (0.0 if restarted else 3600.0)
         built = False
         self.traces = TracesCollector(

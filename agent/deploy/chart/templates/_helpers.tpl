@@ -161,7 +161,7 @@ httpGet:
 {{- define "rankwatch-agent.checkEgress" -}}
 {{- $policy := .Values.networkPolicy -}}
 {{- $closed := and $policy.enabled $policy.egress.enabled (not $policy.egress.rules) (not .Values.privileges.hostNetwork) -}}
-{{- range $name := list "otlp_endpoint" "traces_endpoint" "mlflow_endpoint" "dcgm_endpoint" "nccl_ras_address" -}}
+{{- range $name := list "otlp_endpoint" "traces_endpoint" "mlflow_endpoint" "dcgm_endpoint" "nccl_ras_address" "preemption_cloud" -}}
 {{- $remote := false -}}
 {{- $value := get $.Values.settings $name -}}
 {{- range kindIs "slice" $value | ternary $value (list $value) -}}
@@ -180,7 +180,7 @@ httpGet:
 {{- range .Values.extraVolumeMounts -}}
 {{- $mounts = append $mounts .mountPath -}}
 {{- end -}}
-{{- range $name := list "dump_directory" "nvml_library" "otlp_headers_file" "mlflow_headers_file" "slurm_job_map" "xid_table" -}}
+{{- range $name := list "dump_directory" "nvml_library" "otlp_headers_file" "mlflow_headers_file" "price_table" "slurm_job_map" "xid_table" -}}
 {{- with get $.Values.settings $name -}}
 {{- $path := . -}}
 {{- $mounted := false -}}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch_agent.runtime.logs import LogLimit
-
-logger = logging.getLogger(__name__)
+from rankwatch_agent.runtime.state_file import StateFile
 
 _MOST_RUNS = 500
 _MOST_RECORDS = 32
@@ -54,10 +50,10 @@ class VerificationRecords:
 
     def __init__(self, directory: Path | None) -> None:
         self._runs: dict[str, list[VerificationRecord]] = {}
-        self._path = None if directory is None else directory / "verified.json"
-        self._log_limit = LogLimit()
-        if self._path is not None:
-            self._load(self._path)
+        self._file = StateFile(
+            directory, "verifications.json", lost="checkpoints are verified again", most_bytes=_MOST_BYTES
+        )
+        self._file.load(self._load)
 
     def of_run(self, run: str) -> list[VerificationRecord]:
         """In the order in which they finished."""
@@ -72,32 +68,10 @@ class VerificationRecords:
         self._save()
 
     def _save(self) -> None:
-        if self._path is None:
-            return
-        runs = {run: [asdict(each) for each in found] for run, found in self._runs.items()}
-        temporary = self._path.with_suffix(".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(runs))
-            temporary.replace(self._path)
-        except OSError as error:
-            if self._log_limit.allows("save"):
-                logger.warning(
-                    "could not write %s: %s; a restart of the agent verifies checkpoints again",
-                    self._path,
-                    error.strerror,
-                )
+        self._file.save({run: [asdict(each) for each in found] for run, found in self._runs.items()})
 
-    def _load(self, path: Path) -> None:
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError("it is too large")
-            found = json.loads(path.read_text())
-            self._runs = {str(run): [_record(each) for each in records] for run, records in found.items()}
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("could not use %s: %s; checkpoints are verified again", path, error)
+    def _load(self, found: Any) -> None:
+        self._runs = {str(run): [_record(each) for each in records] for run, records in found.items()}
 
 
 def _record(found: dict[str, Any]) -> VerificationRecord:

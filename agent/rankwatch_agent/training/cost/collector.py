@@ -150,7 +150,7 @@ def build_cost(
         gpus=gpus,
         price_table=config.price_table,
         whole_node=config.cost_charge == "node",
-        directory=Path(config.cost_directory) if config.cost_directory else None,
+        directory=config.state_path(),
         schedule=config.schedule(CostCollector.name),
     )
 

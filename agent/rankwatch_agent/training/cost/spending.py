@@ -6,18 +6,13 @@ no server must keep the history of a run of months. What no price was known for 
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.state_file import StateFile
 
-logger = logging.getLogger(__name__)
-
-_MAX_BYTES = 4 << 20
 _MOST_RUNS = 2000
 _KEPT_SECONDS = 90 * 86400.0
 """A run that waits for so long to go on is another one."""
@@ -51,12 +46,12 @@ class Spending:
         self._spent: dict[str, dict[Money, float]] = {}
         self._until: dict[str, float] = {}
         """Run -> Unix time up to which it is charged."""
-        self._path = None if directory is None else directory / "spent.json"
         self._save_seconds = save_seconds
         self._saved = -math.inf
-        self._log_limit = LogLimit()
-        if self._path is not None:
-            self._load(self._path)
+        self._file = StateFile(
+            directory, "spending.json", lost="runs are charged from the start of their processes"
+        )
+        self._file.load(self._load)
 
     def charge(self, charged: Mapping[str, Charged], moment: float) -> None:
         """Add what was spent since the last time, or since the start of processes that began later."""
@@ -82,42 +77,19 @@ class Spending:
                 del self._spent[run], self._until[run]
 
     def _save(self, moment: float) -> None:
-        """Write the sums, whole or not at all."""
         self._saved = moment
-        if self._path is None:
-            return
         runs = {
             run: {"until": self._until[run], "spent": [[*money, amount] for money, amount in spent.items()]}
             for run, spent in self._spent.items()
         }
-        temporary = self._path.with_suffix(".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"runs": runs}))
-            temporary.replace(self._path)
-        except OSError as error:
-            if self._log_limit.allows("save"):
-                logger.warning(
-                    "could not write %s: %s; after a restart of the agent, runs are charged from the start "
-                    "of their processes",
-                    self._path,
-                    error.strerror,
-                )
+        self._file.save({"runs": runs})
 
-    def _load(self, path: Path) -> None:
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError("it is too large")
-            for run, found in json.loads(path.read_text())["runs"].items():
-                until = float(found["until"])
-                spent = {Money(str(one), str(two)): float(amount) for one, two, amount in found["spent"]}
-                if not all(map(math.isfinite, (until, *spent.values()))):
-                    raise ValueError("an amount is no number")
-                self._until[run], self._spent[run] = until, spent
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            logger.warning(
-                "could not use %s: %s; runs are charged from the start of their processes", path, error
-            )
-            self._spent, self._until = {}, {}
+    def _load(self, document: Any) -> None:
+        spent: dict[str, dict[Money, float]] = {}
+        until: dict[str, float] = {}
+        for run, found in document["runs"].items():
+            until[run] = float(found["until"])
+            spent[run] = {Money(str(one), str(two)): float(amount) for one, two, amount in found["spent"]}
+            if not all(map(math.isfinite, (until[run], *spent[run].values()))):
+                raise ValueError("an amount is no number")
+        self._until, self._spent = until, spent

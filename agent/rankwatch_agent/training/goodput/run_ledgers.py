@@ -40,12 +40,10 @@ class RunLedgers:
         """Run -> Unix time at which it was seen last."""
         self._started = started
         self._saved = 0.0
-        self._file: StateFile | None = None
-        if directory is not None:
-            self._file = StateFile(
-                directory / ACCOUNT, "the account of time begins anew", most_bytes=_MOST_BYTES
-            )
-            self._file.load(self._load)
+        self._file = StateFile(
+            directory, ACCOUNT, lost="the account of time begins anew", most_bytes=_MOST_BYTES
+        )
+        self._file.load(self._load)
 
     def of(self, run: str) -> RunLedger:
         """The ledger of a run, made where there is none."""
@@ -82,9 +80,8 @@ class RunLedgers:
 
     def save(self) -> None:
         """Write all of them."""
-        if self._file is not None:
-            runs = {run: [self._seen[run], save_run(self._runs[run])] for run in self._seen}
-            self._file.save({"format": _FORMAT, "runs": runs})
+        runs = {run: [self._seen[run], save_run(self._runs[run])] for run in self._seen}
+        self._file.save({"format": _FORMAT, "runs": runs})
 
     def _forget(self, wall: float) -> None:
         oldest_first = sorted(self._seen, key=lambda run: self._seen[run])
@@ -94,9 +91,10 @@ class RunLedgers:
                 self._runs.pop(run, None)
 
     def _load(self, document: Any) -> None:
-        for run, (seen, saved) in _runs_in(document).items():
-            self._runs[str(run)] = load_run(saved, self._started)
-            self._seen[str(run)] = float(seen)
+        found = _runs_in(document)
+        runs = {run: load_run(saved, self._started) for run, (_, saved) in found.items()}
+        self._seen = {run: float(seen) for run, (seen, _) in found.items()}
+        self._runs = runs
 
 
 def saved_ledger(path: Path, run: str) -> RunLedger | None:
@@ -108,7 +106,7 @@ def saved_ledger(path: Path, run: str) -> RunLedger | None:
         if saved is not None:
             found.append(load_run(saved[1], 0.0))
 
-    StateFile(path, "it is left out", most_bytes=_MOST_BYTES).load(use)
+    StateFile(path.parent, path.name, lost="it is left out", most_bytes=_MOST_BYTES).load(use)
     return found[0] if found else None
 
 

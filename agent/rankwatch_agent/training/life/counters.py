@@ -7,18 +7,15 @@ class, and nothing is counted before it has been there for a while.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rankwatch.conventions import FailureKind, Outcome, StartCause, metric
 from rankwatch_agent.runtime.collector import Series
-from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.state_file import StateFile
 from rankwatch_agent.training.life.attempts import Attempt
-
-logger = logging.getLogger(__name__)
 
 BORN_SECONDS = 60.0
 """Time for which the series of a class are exported before anything is counted: some scrapes."""
@@ -26,7 +23,6 @@ MOST_CLASSES = 32
 OTHER_CLASS = "(more)"
 """Stands for the classes beyond."""
 _MOST_COUNTED = 2000
-_MAX_BYTES = 4 << 20
 
 _ATTEMPTS = metric("rankwatch_run_attempts_total")
 _FAILURES = metric("rankwatch_run_failures_total")
@@ -61,10 +57,8 @@ class LifeCounters:
         """What was counted, in order."""
         self._since = started
         """What ended earlier is not counted, unless the file knows of it."""
-        self._path = None if directory is None else directory / "attempts.json"
-        self._log_limit = LogLimit()
-        if self._path is not None:
-            self._load(self._path)
+        self._file = StateFile(directory, "attempts.json", lost="attempts are counted from now on")
+        self._file.load(self._load)
 
     def update(self, attempts: Mapping[tuple[str, int], Attempt], wall: float, offset: float) -> None:
         """Count what is new. `wall` is Unix time of now, `offset` turns monotonic time into it."""
@@ -128,38 +122,13 @@ class LifeCounters:
         return True
 
     def _save(self) -> None:
-        """Write the counts, whole or not at all."""
-        if self._path is None:
-            return
         classes = {name: asdict(each) for name, each in self._classes.items()}
-        text = json.dumps({"since": self._since, "classes": classes, "counted": list(self._counted)})
-        temporary = self._path.with_suffix(".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text)
-            temporary.replace(self._path)
-        except OSError as error:
-            if self._log_limit.allows("save"):
-                logger.warning(
-                    "could not write %s: %s; attempts may be counted anew after a restart of the agent",
-                    self._path,
-                    error.strerror,
-                )
+        self._file.save({"since": self._since, "classes": classes, "counted": list(self._counted)})
 
-    def _load(self, path: Path) -> None:
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError("it is too large")
-            found = json.loads(path.read_text())
-            classes = {str(name): _counts(each) for name, each in found["classes"].items()}
-            since = float(found["since"])
-            counted = dict.fromkeys(str(each) for each in found["counted"][-_MOST_COUNTED:])
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            logger.warning("could not use %s: %s; attempts are counted from now on", path, error)
-            return
-        self._since, self._classes, self._counted = since, classes, counted
+    def _load(self, found: Any) -> None:
+        classes = {str(name): _counts(each) for name, each in found["classes"].items()}
+        counted = dict.fromkeys(str(each) for each in found["counted"][-_MOST_COUNTED:])
+        self._since, self._classes, self._counted = float(found["since"]), classes, counted
 
 
 def _cause(attempt: Attempt) -> StartCause:

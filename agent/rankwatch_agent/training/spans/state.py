@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankwatch_agent.runtime.logs import LogLimit
+from rankwatch_agent.runtime.state_file import StateFile
 
-logger = logging.getLogger(__name__)
-
-_MAX_BYTES = 4 << 20
 _MAX_RUNS = 1000
 _MAX_ATTEMPTS = 1000
 _MAX_REPEATED = 100
@@ -69,43 +64,19 @@ class TraceState:
     def __init__(self, directory: Path | None, started: int) -> None:
         self.until = started
         self.runs: dict[str, RunState] = {}
-        self._path = None if directory is None else directory / "sent.json"
-        self._log_limit = LogLimit()
-        if self._path is not None:
-            self._load(self._path, started)
+        self._file = StateFile(directory, "traces.json", lost="traces may have gaps")
+        self._file.load(self._load)
 
     def save(self, until: int) -> None:
-        """Write the state, whole or not at all. Call it before the spans go out."""
+        """Write the state. Call it before the spans go out."""
         for run in sorted(self.runs, key=lambda each: self.runs[each].seen)[: len(self.runs) - _MAX_RUNS]:
             del self.runs[run]
-        if self._path is None:
-            return
-        text = json.dumps({"until": until, "runs": {run: asdict(each) for run, each in self.runs.items()}})
-        temporary = self._path.with_suffix(".new")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text)
-            temporary.replace(self._path)
-        except OSError as error:
-            if self._log_limit.allows("save"):
-                logger.warning(
-                    "could not write %s: %s; a restart of the agent may leave gaps in traces",
-                    self._path,
-                    error.strerror,
-                )
+        self._file.save({"until": until, "runs": {run: asdict(each) for run, each in self.runs.items()}})
 
-    def _load(self, path: Path, started: int) -> None:
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError("it is too large")
-            found = json.loads(path.read_text())
-            self.until = min(started, int(found["until"]))
-            self.runs = {str(run): _run(each) for run, each in found["runs"].items()}
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("could not use %s: %s; traces begin anew", path, error)
-            self.until, self.runs = started, {}
+    def _load(self, found: Any) -> None:
+        until = min(self.until, int(found["until"]))
+        self.runs = {str(run): _run(each) for run, each in found["runs"].items()}
+        self.until = until
 
 
 def _run(found: dict[str, Any]) -> RunState:

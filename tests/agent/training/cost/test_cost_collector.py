@@ -154,7 +154,7 @@ def test_clock_set_back(tmp_path: Path) -> None:
 def test_broken_sums(tmp_path: Path, content: str) -> None:
     """They are left out: the run is charged from the start of its processes."""
     (tmp_path / "cost").mkdir()
-    (tmp_path / "cost" / "spent.json").write_text(content)
+    (tmp_path / "cost" / "spending.json").write_text(content)
     node = Node(tmp_path, price("cpu", 1.0))
     assert node.at(3600.0, r=[rank(0)])["run_spent", "r", "EUR", "list"] == pytest.approx(1.0)
 

@@ -31,7 +31,7 @@ class Agent:
         self.collector = RanksCollector(
             directory=directory,
             events=self.events,
-            life_directory=state,
+            state_directory=state,
             monotonic=lambda: time.monotonic() + self.ahead,
             wall=lambda: time.time() + self.ahead,
         )

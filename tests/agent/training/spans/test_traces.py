@@ -210,7 +210,7 @@ def test_broken_state(tmp_path: Path) -> None:
     """A state that cannot be read counts as none: an agent must start."""
     (tmp_path / "state").mkdir()
     for text in ("", "[]", '{"until": "x", "runs": {}}', '{"until": 1, "runs": {"job": {"seen": 1}}}'):
-        (tmp_path / "state" / "sent.json").write_text(text)
+        (tmp_path / "state" / "traces.json").write_text(text)
         Node(tmp_path / "boxes", state=tmp_path / "state").read()
 
 
