@@ -139,7 +139,8 @@ FALLEN_BACK = 0.7
 BACK_UP = 0.8
 """... above this part it has swung up again."""
 MOST_SWINGS = 3
-"""A loss that swings up so often, and is never calm between, diverges."""
+"""A loss that swings up so often, and is never calm between, diverges. One that swings far below its trend
+between two such swings does so at once: a spike recovers to the trend, not beyond."""
 FROZEN_STEPS = 1000
 FROZEN_SECONDS = 900.0
 """A divergence that lasts for both is what the run is meant to do: its level is learnt. Three times as long
@@ -202,9 +203,9 @@ class LossStatistics:
     def _calm(self) -> None:
         self.diverging = False
         """The loss has risen for long enough and does not fall back."""
-        self._suspicious = self._falling = self._came_down = False
+        self._suspicious = self._falling = self._came_down = self._undershot = False
         self._held = self._swings = self._frozen = 0
-        self._frozen_at = self._fast = self._peak = 0.0
+        self._frozen_at = self._fast = self._peak = self._before_fall = 0.0
 
     def relearn(self, reason: RelearnReason) -> None:
         """From the next value on the loss may stand elsewhere, for a reason that is known."""
@@ -355,9 +356,16 @@ class LossStatistics:
             if self._frozen >= FROZEN_STEPS and at - self._frozen_at >= (FROZEN_SECONDS if at else 0.0):
                 self._anchor()
         elif fast < FALLEN_BACK * peak:
-            self._held, self._falling, self._came_down = 0, True, True
+            self._fall_back()
         elif not self._falling or fast > BACK_UP * peak:
             self._confirm(at)
+
+    def _fall_back(self) -> None:
+        if not self._falling:
+            self._before_fall = self.trend
+        self._held, self._falling, self._came_down = 0, True, True
+        below = self._before_fall - self.expected - self._fast
+        self._undershot = self._undershot or below > PULL_SIGMAS * self.sigma
 
     def _confirm(self, at: float) -> None:
         """Count a step that does not fall back, if it stands out; the loss diverges after enough of them."""
@@ -365,7 +373,7 @@ class LossStatistics:
         self._falling = False
         if self._came_down and self._fast > PULL_SIGMAS * self.sigma:  # less is noise
             self._came_down = False
-            self._swings += 1
+            self._swings += MOST_SWINGS if self._undershot else 1
         lasts = self._held >= self._confirm_steps or self._swings >= MOST_SWINGS
         if lasts and self.deviation > DIVERGENCE_SIGMAS and self._confirm_steps < math.inf:
             self.diverging, self._frozen_at = True, at

@@ -133,6 +133,19 @@ def test_growing_oscillation() -> None:
     assert statistics.diverging
 
 
+def test_swing_through_the_trend() -> None:
+    """A loss that rises again after it fell far below its trend diverges. A spike does not fall so far."""
+    source = random.Random(1)
+    steady = [2.0 + source.gauss(0.0, 0.05) for _ in range(600)]
+    swings, spikes = after(steady), after(steady)
+    for step in range(24):
+        swing = (0.3 + 0.03 * step) * math.sin(2.0 * math.pi * step / 16)
+        swings.add(2.0 + swing)
+        spikes.add(2.0 + max(0.0, swing))
+        assert not spikes.diverging
+    assert swings.diverging
+
+
 def test_spikes_that_recover() -> None:
     """Spikes of several steps, one after the other, are no divergence."""
     losses = curve(8, 2000)
