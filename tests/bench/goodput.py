@@ -27,7 +27,7 @@ def measure(*, quick: bool) -> Result:
     with tempfile.TemporaryDirectory(prefix="goodput") as folder:
         directory = Path(folder)
         (directory / "blackboxes").mkdir()
-        flags = ("--life-directory", str(directory / "life"), "--collectors", "ranks")
+        flags = ("--state-directory", str(directory / "state"), "--collectors", "ranks")
         with agent_process(directory, *flags) as agent:
             stopwatch = run_job(directory, lambda _: None)
             until(lambda: sum(exported(agent)[0].values()) > 0.99 * stopwatch.allocated, "all is attributed")

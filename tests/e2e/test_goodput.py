@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """States sum to the time that went by, replayed steps are exact, and goodput is that of a stopwatch: by
     the agent that was restarted, and by the boxes alone."""
-    life = tmp_path / "life"
-    flags = ("--life-directory", str(life), "--collectors", "ranks")
+    state = tmp_path / "state"
+    flags = ("--state-directory", str(state), "--collectors", "ranks")
     (tmp_path / "blackboxes").mkdir()
     with ExitStack() as stack:
         agents = [stack.enter_context(agent_process(tmp_path, *flags))]

@@ -6,6 +6,7 @@ from rankwatch.conventions.cost import FLOPS_PER_TOKEN, PriceBasis
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
+from rankwatch_alerts.recording.life import TIME_TO_COMPLETE
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
 
 PER_HOUR = "run:rankwatch_cost_per_hour:sum"
@@ -14,14 +15,13 @@ USED = "run:rankwatch_budget_used:ratio"
 FORECAST = "run:rankwatch_budget_forecast:ratio"
 _STEPS, _TOKENS = "run:rankwatch_steps:rate", "run:rankwatch_tokens:rate"
 _PER_TOKENS = "run:rankwatch_cost_per_million_tokens:mean"
-_REMAINING = "run:rankwatch_remaining_seconds:estimate"
 _DTYPES = ("tf32", "fp16", "bf16", "fp8")
 MONEY = f"{RUN}, currency, basis"
 
 
 def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Cost by hour, state, step and token, what was spent, and what it will come to."""
-    return (*_rates(config), *_units(config), _utilisation(), *_budget(config))
+    return (*_rates(config), *_units(config), _utilisation(), *_budget())
 
 
 def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -107,23 +107,11 @@ def _of_peak(dtype: str) -> str:
     """
 
 
-def _budget(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    window = duration(config.goodput_window_seconds)
+def _budget() -> tuple[RecordingRule, ...]:
     budget = f"max by ({MONEY}) (rankwatch_run_budget)"
     # Each part by all labels: the money of the budget is the only one that it judges.
-    to_come = f"{PER_HOUR} / 3600 * on ({RUN}) group_left () {_REMAINING}"
+    to_come = f"{PER_HOUR} / 3600 * on ({RUN}) group_left () {TIME_TO_COMPLETE}"
     return (
         recorded(USED, f"{SPENT} / on ({MONEY}) {budget}"),
-        recorded(
-            _REMAINING,
-            f"""
-                clamp_min(
-                  max by ({RUN}) (rankwatch_target_steps) - on ({RUN}) max by ({RUN}) (rankwatch_step),
-                  0
-                )
-                / on ({RUN})
-                avg_over_time({_STEPS}[{window}])
-            """,
-        ),
         recorded(FORECAST, f"({SPENT} + on ({MONEY}) ({to_come})) / on ({MONEY}) {budget}"),
     )

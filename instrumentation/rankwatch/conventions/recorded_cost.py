@@ -39,11 +39,6 @@ RECORDED_COST = (
     ),
     recorded("run:rankwatch_budget_used:ratio", _MONEY, "Money spent over the budget of the run."),
     recorded(
-        "run:rankwatch_remaining_seconds:estimate",
-        _RUN,
-        "Time to the step that the run is to reach, at the pace of the window of goodput.",
-    ),
-    recorded(
         "run:rankwatch_budget_forecast:ratio",
         _MONEY,
         "Money that the run will have spent at its last step, at its present pace and cost, over its budget.",
