@@ -332,13 +332,18 @@ def _box(rank: RankFollower, seen_wall: float, copied: CopiedRanks | None) -> Bo
 
 
 def _name_numbers(records: Iterable[RawRecord]) -> Iterator[int]:
-    """Of the names in these records: their own, stages of checkpoints, details of lifecycle events."""
+    """Of the names in these records: their own, stages of checkpoints, details of lifecycle events, and
+    parameters."""
     for record in records:
         yield record.name
         if record.kind == RecordKind.CHECKPOINT:
             yield layout.CHECKPOINT.unpack_from(record.payload)[2]
         elif record.kind == RecordKind.LIFECYCLE:
             yield layout.LIFECYCLE.unpack_from(record.payload)[1]
+        elif record.kind == RecordKind.FINGERPRINT:
+            *_, first_parameter, group = layout.FINGERPRINT.unpack_from(record.payload)
+            if group:
+                yield first_parameter
 
 
 def _failed_in_collective(records: Sequence[RawRecord]) -> bool:

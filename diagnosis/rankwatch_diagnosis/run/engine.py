@@ -21,6 +21,8 @@ from rankwatch_diagnosis.run.processes import (
     look_at,
     with_processes,
 )
+from rankwatch_diagnosis.run.replica_words import difference
+from rankwatch_diagnosis.run.replicas import judge_replicas
 from rankwatch_diagnosis.run.step_rows import rows_by_rank
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
 from rankwatch_diagnosis.run.visibility import capabilities, tracked
@@ -54,9 +56,12 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     state = _state(boxes, hang)
     ranks = _blamed(state, boxes, hang, straggler)
     why = why_of(state, ranks, boxes, hang, straggler)
+    visible = capabilities(boxes)
+    replicas = judge_replicas(boxes, visible)
     lacking = contention(boxes, processes)
     if state is RunState.RUNNING and lacking:
         why = "; ".join((why, lacks_cpus(lacking)) if ranks else (lacks_cpus(lacking), why))
+    why = "; ".join((why, *(difference(each) for each in replicas.differing[:1])))
     return RunVerdict(
         run=boxes.run,
         state=state,
@@ -67,7 +72,8 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         straggler=straggler,
         loss=judge_loss(boxes),
         phases=phase_table(boxes, rows),
-        capabilities=capabilities(boxes),
+        replicas=replicas,
+        capabilities=visible,
         trackers=tracked(boxes),
         ended_attempts=ended_attempts(boxes, looked.folder),
         progress=progress(boxes),

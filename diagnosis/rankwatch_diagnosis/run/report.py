@@ -12,6 +12,7 @@ from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
+from rankwatch_diagnosis.run.replica_words import replica_parts
 from rankwatch_diagnosis.run.time_report import time_lines
 from rankwatch_diagnosis.run.verdict import RunState, RunVerdict, worst_anomaly
 from rankwatch_diagnosis.run.visibility import visible_lines
@@ -42,6 +43,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "phases": verdict.phases,
         "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
+        "replicas": verdict.replicas.as_json(),
         "capabilities": {each: why or "visible" for each, why in verdict.capabilities.items()},
         "trackers": verdict.trackers,
         "ended_attempts": [each.as_json() for each in verdict.ended_attempts],
@@ -56,7 +58,8 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
 def lines(verdict: RunVerdict, *, coloured: bool = False) -> Iterator[str]:
     """A headline, then the evidence. Names in the boxes may hold anything, so each line is made printable."""
     head, *rest = map(printable, _lines(verdict))
-    colour = _RED if verdict.state in _RED_STATES else _GREEN if verdict.state in _GREEN_STATES else _YELLOW
+    well = verdict.state in _GREEN_STATES and not verdict.replicas.differing
+    colour = _RED if verdict.state in _RED_STATES else _GREEN if well else _YELLOW
     yield f"{_BOLD}{colour}{head}{_PLAIN}" if coloured else head
     yield from rest
 
@@ -70,7 +73,10 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"progress:    {_progress(verdict)}"
     yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
     yield f"loss:        {_loss(verdict)}"
-    yield from visible_lines(verdict.capabilities)
+    others = dict(verdict.capabilities)
+    others.pop(Capability.REPLICAS, None)  # they have a line of their own
+    yield from visible_lines(others)
+    yield from _replicas(verdict)
     if verdict.trackers:
         yield f"tracker:     {', '.join(verdict.trackers)}"
     yield f"slowdown:    {_slowdown(verdict.straggler)}"
@@ -154,6 +160,16 @@ def _loss(verdict: RunVerdict) -> str:
     more = f" and {len(anomalies) - _ANOMALIES_SHOWN} more" if len(anomalies) > _ANOMALIES_SHOWN else ""
     calm = "; nothing to do" if worst is Severity.INFO else ""
     return f"{worst.value}: {parts}{more}, in {span}{calm}"
+
+
+def _replicas(verdict: RunVerdict) -> Iterator[str]:
+    parts = replica_parts(verdict.replicas)
+    head = "replicas:    "
+    for part in parts[:_GROUPS_SHOWN]:
+        yield f"{head}{part}"
+        head = " " * len(head)
+    if len(parts) > _GROUPS_SHOWN:
+        yield f"{head}and {len(parts) - _GROUPS_SHOWN} more; --json shows them"
 
 
 def _slowdown(found: Verdict | None) -> str:

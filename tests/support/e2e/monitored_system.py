@@ -72,12 +72,14 @@ class MonitoredSystem:
         """Start the reference trainer with these faults."""
         self.start(run, self._trainer(run, faults, flags), node=node, ranks=ranks, forked=forked)
 
-    def train_under_torchrun(self, run: str, faults: Sequence[str], *, node: str, ranks: int) -> None:
+    def train_under_torchrun(
+        self, run: str, faults: Sequence[str], *, node: str, ranks: int, settings: Mapping[str, str] = {}
+    ) -> None:
         """Start the trainer under torchrun, which ends all ranks when one ends. It takes seconds longer."""
         launcher = (*_TORCHRUN, f"--nproc-per-node={ranks}")
         command = [sys.executable, *launcher, *self._trainer(run, faults)]
         quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environ = {**self._family.environ, **quiet, **self._job_environment(run, node)}
+        environ = {**self._family.environ, **quiet, **self._job_environment(run, node), **settings}
         with (self.directory / f"{run}.log").open("wb") as log:
             self._jobs.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
 

@@ -1,0 +1,199 @@
+"""Whether ranks that must hold the same parameters do, by the fingerprints in their boxes.
+
+Only fingerprints of the same step are compared, and a step that a rank repeats only with the same repetition
+by others. Each set of ranks that must be equal (data-parallel ones with the same position in all other
+dimensions) is judged by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import Capability, Unseen
+from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.visibility import Capabilities
+
+_LEAST_FOR_MAJORITY = 3
+_MOST_SHOWN = 1_024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSet:
+    """Ranks that must hold the same parameters, and whether they do."""
+
+    members: str
+    """All ranks of the set; see `rankwatch.members`."""
+    ranks: tuple[int, ...]
+    """Those with a fingerprint of a step that another one has, too."""
+    steps_compared: int
+    newest_equal_step: int | None
+    """Before the first difference, if there is one."""
+    differing_step: int | None = None
+    """The first step compared at which they differ."""
+    odd_ranks: tuple[int, ...] = ()
+    """At that step, those that differ from a majority; empty without a majority, as with two ranks."""
+    parameters: tuple[str, ...] = ()
+    """The first parameter of each group of parameters that differs at that step."""
+    steps_before_lost: bool = False
+    """Older records were overwritten, and no step that was equal is left: they may have differed before."""
+
+    @property
+    def differ(self) -> bool:
+        """True if the ranks do not hold the same parameters."""
+        return self.differing_step is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """What fingerprints say of the replicas of a run."""
+
+    sets: tuple[ReplicaSet, ...]
+    why_none: Unseen | None
+    """Why there are no fingerprints, where that is known."""
+    recorded: bool
+    """Whether any rank has a fingerprint in its box."""
+
+    @property
+    def differing(self) -> tuple[ReplicaSet, ...]:
+        """The sets whose ranks differ, the earliest difference first."""
+        found = (each for each in self.sets if each.differ)
+        return tuple(sorted(found, key=lambda each: each.differing_step or 0))
+
+    @property
+    def odd_ranks(self) -> tuple[int, ...]:
+        """All ranks that differ from a majority."""
+        return tuple(sorted({rank for each in self.differing for rank in each.odd_ranks}))
+
+    def as_json(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return {
+            "why_none": self.why_none,
+            "recorded": self.recorded,
+            "sets": [{**vars(each), "differ": each.differ} for each in self.sets[:_MOST_SHOWN]],
+        }
+
+
+class _Visit(NamedTuple):
+    """A step, as often as the process has gone back to earlier steps before."""
+
+    returns: int
+    step: int
+
+
+@dataclass(kw_only=True)
+class _Fingerprint:
+    """The sums of one rank at one step."""
+
+    total: tuple[int, int] | None = None
+    groups: dict[int, tuple[int, int]] = field(default_factory=dict)
+    first: dict[int, str] = field(default_factory=dict)
+    """Group -> its first parameter."""
+
+
+_Taken = Mapping[_Visit, _Fingerprint]
+
+
+def judge_replicas(boxes: Boxes, capabilities: Capabilities) -> Replicas:
+    """Compare the fingerprints of the present attempt."""
+    by_members: dict[str, dict[int, _Taken]] = defaultdict(dict)
+    missed: set[int] = set()
+    for rank, box in boxes.by_rank.items():
+        if box.missed:
+            missed.add(rank)
+        for members, taken in _of_rank(box).items():
+            by_members[members][rank] = taken
+    found = (
+        _judge(members, taken, lost=bool(missed & taken.keys()))
+        for members, taken in sorted(by_members.items())
+    )
+    return Replicas(
+        sets=tuple(each for each in found if each is not None),
+        why_none=capabilities.get(Capability.REPLICAS),
+        recorded=bool(by_members),
+    )
+
+
+def _of_rank(box: Box) -> dict[str, dict[_Visit, _Fingerprint]]:
+    found: dict[str, dict[_Visit, _Fingerprint]] = defaultdict(lambda: defaultdict(_Fingerprint))
+    last, returns = -1, 0
+    for record in box.records:
+        if record.kind != RecordKind.FINGERPRINT:
+            continue
+        step, weighted, hashed, first, group = layout.FINGERPRINT.unpack_from(record.payload)
+        members = box.names.get(record.name, "")
+        if step < 0 or not members:
+            continue
+        returns += step < last
+        last = step
+        fingerprint = found[members][_Visit(returns, step)]
+        if group:
+            fingerprint.groups[group] = (weighted, hashed)
+            fingerprint.first[group] = box.names.get(first, "")
+        else:
+            fingerprint.total = (weighted, hashed)
+    return found
+
+
+def _judge(members: str, taken: Mapping[int, _Taken], *, lost: bool) -> ReplicaSet | None:
+    """None where no two ranks have a fingerprint of the same step."""
+    ranks: set[int] = set()
+    equal: int | None = None
+    compared = 0
+    for visit, values in _compared(taken):
+        ranks.update(values)
+        compared += 1
+        if len(set(values.values())) == 1:
+            equal = visit.step
+            continue
+        odd, right = _odd(values)
+        fingerprints = {rank: taken[rank][visit] for rank in values}
+        return ReplicaSet(
+            members=members,
+            ranks=tuple(sorted(values)),
+            steps_compared=compared,
+            newest_equal_step=equal,
+            differing_step=visit.step,
+            odd_ranks=odd,
+            parameters=tuple(_parameters(fingerprints, right)),
+            steps_before_lost=lost and equal is None,
+        )
+    if not compared:
+        return None
+    return ReplicaSet(
+        members=members, ranks=tuple(sorted(ranks)), steps_compared=compared, newest_equal_step=equal
+    )
+
+
+def _compared(taken: Mapping[int, _Taken]) -> Iterator[tuple[_Visit, dict[int, tuple[int, int]]]]:
+    """Each step that several ranks have, and their sums, in order."""
+    for visit in sorted({visit for each in taken.values() for visit in each}):
+        sums = {
+            rank: total
+            for rank, each in taken.items()
+            if visit in each and (total := each[visit].total) is not None
+        }
+        if len(sums) > 1:
+            yield visit, sums
+
+
+def _odd(values: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, ...], int]:
+    """The ranks that differ from the majority, none without one; and a rank to compare with."""
+    common, count = Counter(values.values()).most_common(1)[0]
+    right = next(rank for rank, each in values.items() if each == common)
+    if len(values) < _LEAST_FOR_MAJORITY or count * 2 <= len(values):
+        return (), right
+    return tuple(sorted(rank for rank, each in values.items() if each != common)), right
+
+
+def _parameters(fingerprints: Mapping[int, _Fingerprint], right: int) -> Iterator[str]:
+    """The first parameter of each group that is not the same everywhere."""
+    expected = fingerprints[right]
+    for group, sums in sorted(expected.groups.items()):
+        others = (each.groups.get(group, sums) for each in fingerprints.values())
+        if any(each != sums for each in others):
+            yield expected.first[group]

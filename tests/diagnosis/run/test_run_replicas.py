@@ -1,0 +1,136 @@
+"""What `diagnose run` says of replicas, from black boxes in which each rank has read its own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import rankwatch
+from rankwatch.conventions import Capability, Unseen
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.replicas import Replicas
+from rankwatch_diagnosis.run.report import as_json, lines
+
+EVERY = 10
+
+
+@pytest.fixture(autouse=True)
+def interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWATCH_FINGERPRINT_STEPS", str(EVERY))
+
+
+Change = Callable[[torch.nn.Module, int], None]
+
+
+def train(directory: Path, ranks: int, change: Change | None = None, changed: int = 2, at: int = 25) -> None:
+    """Ranks that hold one model, and one of them that changes it after step `at`."""
+    for number in range(ranks):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20)))
+        run = rankwatch.start(
+            run="job", rank=number, world_size=ranks, directory=directory,
+            flight_recorder=False, collectives=False,
+        )  # fmt: skip
+        for step in range(46):
+            with run.step(step):
+                run.fingerprint(model)
+                if change is not None and number == changed and step == at:
+                    change(model, step)
+        run.finish()
+
+
+def flip(model: torch.nn.Module, step: int) -> None:
+    """The lowest bit of one weight of layer 7."""
+    with torch.no_grad():
+        model[7].weight.view(torch.int32)[1, 2] ^= 1  # type: ignore[index]
+
+
+def judged(directory: Path) -> tuple[Replicas, list[str]]:
+    verdict = diagnose_run(directory)
+    printed = list(lines(verdict))
+    at = next(number for number, line in enumerate(printed) if line.startswith("replicas:"))
+    return verdict.replicas, [printed[0], printed[at].removeprefix("replicas:").strip(), *printed[at + 1 :]]
+
+
+def test_odd_replica_of_four(tmp_path: Path) -> None:
+    """A flipped bit is named at the next aligned step: the rank, the last equal step, the parameters."""
+    train(tmp_path, 4, flip)
+    found, (head, line, *_) = judged(tmp_path)
+    (one,) = found.sets
+    assert (one.members, one.ranks, one.odd_ranks) == ("0-3", (0, 1, 2, 3), (2,))
+    assert (one.newest_equal_step, one.differing_step) == (20, 30)
+    what = "rank 2 differs from the majority of ranks 0-3 at step 30, equal at step 20"
+    assert line == f"{what}; in the group of parameters that begins with {one.parameters[0]}"
+    assert head.endswith(what)
+    layer = int(one.parameters[0].split(".")[0])
+    assert len(one.parameters) == 1
+    assert layer in (6, 7)
+
+
+def test_two_replicas(tmp_path: Path) -> None:
+    """Of two that differ, nothing tells which one is wrong. Red or green says nothing: the head is yellow."""
+    train(tmp_path, 2, flip, changed=1)
+    found, (_, line, *_) = judged(tmp_path)
+    assert found.odd_ranks == ()
+    assert line.startswith("ranks 0 and 1 differ, and one of both is wrong, at step 30, equal at step 20;")
+    (head, *_) = lines(diagnose_run(tmp_path), coloured=True)
+    assert head.startswith("\x1b[1m\x1b[33mFINISHED")
+
+
+def test_equal_replicas(tmp_path: Path) -> None:
+    train(tmp_path, 3)
+    found, (head, line, *_) = judged(tmp_path)
+    assert not found.differing
+    assert line == "equal: 3 ranks, 5 fingerprints compared, the newest of step 40"
+    assert "differ" not in head
+
+
+def test_other_model_on_a_rank(tmp_path: Path) -> None:
+    """A module that one rank alone has changed in size differs as a whole, and nothing fails."""
+
+    def grow(model: torch.nn.Module, step: int) -> None:
+        model.append(torch.nn.Linear(4, 4))  # type: ignore[operator]
+
+    train(tmp_path, 4, grow)
+    found, _ = judged(tmp_path)
+    assert (found.odd_ranks, found.sets[0].differing_step) == ((2,), 30)
+
+
+def test_step_taken_again(tmp_path: Path) -> None:
+    """A rank that has gone back to an earlier step is not compared with those that have not yet."""
+    for number in range(3):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        run = rankwatch.start(
+            run="job", rank=number, world_size=3, directory=tmp_path,
+            flight_recorder=False, collectives=False,
+        )  # fmt: skip
+        for step in (0, 10, 20, *((10,) if number == 1 else ())):
+            with run.step(step), torch.no_grad():
+                model.weight += 1
+                run.fingerprint(model)
+        run.finish()
+    assert not judged(tmp_path)[0].differing
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        (None, "no fingerprints recorded"),
+        (Unseen.SHARDED, "not applicable: the parameters are sharded, so no other rank holds the same ones"),
+        (Unseen.OFF, "no fingerprints recorded, because a setting turns it off"),
+    ],
+)
+def test_nothing_to_compare(why: Unseen | None, words: str, tmp_path: Path) -> None:
+    """One line says why; the capability is not said a second time. JSON has the reason, too."""
+    run = rankwatch.start(run="job", directory=tmp_path, rank=0, flight_recorder=False, collectives=False)
+    with run, run.step():
+        if why is not None:
+            run.cannot_see(Capability.REPLICAS, why)
+    _, (_, line, following, *_) = judged(tmp_path)
+    assert line == words
+    assert "visible" not in following
+    assert as_json(diagnose_run(tmp_path))["replicas"] == {"why_none": why, "recorded": False, "sets": []}
