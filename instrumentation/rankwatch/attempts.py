@@ -17,6 +17,7 @@ from rankwatch.conventions import environment
 
 MOST_ATTEMPTS = 1_000_000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_CYCLE_LINK = re.compile(r"cycle_info\.([!-~]{1,128})\.current")
 _MOST_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
@@ -53,6 +54,13 @@ def _counted(env: Mapping[str, str]) -> tuple[int, int, int]:
         started_before = max(0, (_count(env, "AWS_BATCH_JOB_ATTEMPT") or 1) - 1)  # counts from 1
     restarts = _count(env, "TORCHELASTIC_RESTART_COUNT") or 0
     return started_before, restarts, max(restarts, _count(env, _MOST_RESTARTS) or 0)
+
+
+def nvrx_job_by(env: Mapping[str, str]) -> str:
+    """The job by which NVRx's launcher reports its restart cycles: it names each rank the link to the newest
+    one. Empty below other launchers."""
+    link = _CYCLE_LINK.fullmatch(env.get("NVRX_CURRENT_CYCLE_INFO", "").rpartition("/")[2])
+    return link[1] if link is not None else ""
 
 
 def as_traceparent(text: str) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rankwatch import variables
-from rankwatch.attempts import as_traceparent, started_before_by
+from rankwatch.attempts import as_traceparent, nvrx_job_by, started_before_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.earlier import next_attempt
 from rankwatch.blackbox.place import own_run
@@ -124,6 +124,7 @@ def start(
             traceparent=as_traceparent(os.environ.get(environment.TRACEPARENT, "")),
             deadline=done_by or variables.deadline(os.environ),
             started_before=started_before_by(os.environ),
+            nvrx_job=nvrx_job_by(os.environ),
             capacity=capacity,
         )
         return _start(writer, given, names, hooks, recorder)

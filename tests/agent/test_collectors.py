@@ -23,6 +23,7 @@ def test_every_collector_has_its_schedule() -> None:
         "traces": [],
         "checkpoints": [],
         "preemption": [],
+        "nvrx": [],
     }  # told nothing
     assert names == [each for name in DEFAULT_SCHEDULES for each in several.get(name, [name])]
     looks_each_second = {"collectives"}  # and asks each rank once in its interval

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch.attempts import as_traceparent, attempt_by, most_attempts_by
+from rankwatch.attempts import as_traceparent, attempt_by, most_attempts_by, nvrx_job_by
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.writer import Writer
@@ -164,3 +164,22 @@ def test_wrong_traceparent_counts_as_none(text: str) -> None:
     """W3C trace context: a receiver ignores what it cannot parse."""
     assert as_traceparent(text) == ""
     assert as_traceparent(TRACEPARENT) == TRACEPARENT
+
+
+@pytest.mark.parametrize(
+    ("link", "job"),
+    [
+        ("/shared/nvrx/cycle_info.70.current", "70"),
+        ("cycle_info.a.b-c.current", "a.b-c"),
+        ("/shared/cycle_info.70.0.1", ""),
+        ("/shared/cycle_info..current", ""),
+        (f"/shared/cycle_info.{'x' * 129}.current", ""),
+        ("/shared/cycle_info.7\n0.current", ""),
+        ("", ""),
+    ],
+)
+def test_job_of_restart_cycles(link: str, job: str, tmp_path: Path) -> None:
+    """NVRx's launcher names each rank the link to the newest report."""
+    assert nvrx_job_by({"NVRX_CURRENT_CYCLE_INFO": link}) == job
+    writer = Writer(tmp_path, Identity(run="job"), phases=(), nvrx_job=job)
+    assert Reader(writer.path).header.nvrx_job == job

@@ -30,6 +30,7 @@ _BUILDERS: Mapping[str, _Builder] = MappingProxyType(
         "processes": sources.processes,
         "checkpoints": training.checkpoints,
         "preemption": sources.preemption,
+        "nvrx": sources.nvrx,
         "mounts": sources.mounts,
         "rdma": sources.rdma,
         "ethtool": sources.ethtool,

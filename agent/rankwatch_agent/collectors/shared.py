@@ -9,6 +9,7 @@ from rankwatch_agent.incidents.metrics_history import MetricsHistory
 from rankwatch_agent.incidents.registry import IncidentRegistry
 from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.runtime.restart_cycles import RestartCycles
 from rankwatch_agent.runtime.spans import SpanQueue
 from rankwatch_agent.sources.gpu.driver import Driver, worker_command
 from rankwatch_agent.sources.gpu.inventory import GpuInventory
@@ -40,6 +41,7 @@ class Shared:
     ledgers: RunLedgers
     """What the time of each run was spent on."""
     events: NodeEvents
+    cycles: RestartCycles
     traces: Traces | None = None
     """None where traces go nowhere."""
 
@@ -56,6 +58,7 @@ def build_shared(config: AgentConfig) -> Shared:
         history=MetricsHistory(),
         ledgers=RunLedgers(config.state_path(), time.time()),
         events=NodeEvents(),
+        cycles=RestartCycles(),
         traces=_build_traces(config),
     )
 

@@ -75,6 +75,14 @@ def preemption(config: AgentConfig, shared: Shared, schedule: Schedule) -> Itera
     yield PreemptionCollector(cloud=config.preemption_cloud, events=shared.events, schedule=schedule)
 
 
+def nvrx(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
+    if config.nvrx_directory is None:
+        return
+    from rankwatch_agent.sources.nvrx import NvrxCollector
+
+    yield NvrxCollector(directory=config.nvrx_directory, cycles=shared.cycles, schedule=schedule)
+
+
 def rdma(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[Collector]:
     from rankwatch_agent.sources.network import DeviceFilter
     from rankwatch_agent.sources.rdma.collector import RdmaCollector

@@ -27,6 +27,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         tracked=shared.tracked_runs,
         exemplars=shared.traces.exemplars if shared.traces else None,
         events=shared.events,
+        cycles=shared.cycles,
         state_directory=config.state_path(),
         ledgers=shared.ledgers,
     )

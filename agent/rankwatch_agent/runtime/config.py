@@ -57,6 +57,8 @@ DEFAULT_SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "checkpoints": Schedule(5.0, 10.0),
         # Clouds announce the end of a machine 30 s to two minutes before.
         "preemption": Schedule(5.0, 5.0),
+        # Often on a file system that all nodes share.
+        "nvrx": Schedule(15.0, 10.0),
         # A file server that is gone costs two seconds.
         "mounts": Schedule(15.0, 10.0),
         # Hundreds of driver calls, which a sick GPU makes slow; GPM averages over the whole interval.
@@ -187,6 +189,8 @@ class AgentConfig:
     """Seconds between two spans that show a running attempt."""
     preemption_cloud: Literal["", "aws", "gcp", "azure"] = ""
     """Cloud whose metadata server is asked for notices of preemption: aws, gcp or azure; empty asks none."""
+    nvrx_directory: Path | None = None
+    """Directory to which NVRx's launcher reports its restart cycles (--ft-cycle-info-dir)."""
     price_table: Path | None = None
     """TOML file with prices of GPUs and budgets of runs; read again when it changes."""
     cost_charge: Literal["rank", "node"] = "rank"

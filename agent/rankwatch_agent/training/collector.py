@@ -13,6 +13,7 @@ from rankwatch.conventions import ENDED_STATES, BoxFault, metric
 from rankwatch.errors import BlackBoxError
 from rankwatch_agent.runtime.collector import Collection, Histogram, Series
 from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.runtime.restart_cycles import RestartCycles
 from rankwatch_agent.runtime.turns import take_turns
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
 from rankwatch_agent.training.collectives.totals import MOST_PENDING_OF_RANK
@@ -50,6 +51,7 @@ class RanksCollector:
     notes: takes what becomes spans; None where nobody wants traces.
     exemplars: the traces that belong to measurements.
     events: what the node knows of the end of processes.
+    cycles: the restart cycles of their jobs, as a launcher reports them.
     state_directory: where the counts of attempts are kept; None keeps none.
     ledgers: keeps account of the time of all runs.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
@@ -72,6 +74,7 @@ class RanksCollector:
         notes: Notes | None = None,
         exemplars: Exemplars | None = None,
         events: NodeEvents | None = None,
+        cycles: RestartCycles | None = None,
         state_directory: Path | None = None,
         ledgers: RunLedgers | None = None,
         procfs: Path = Path("/proc"),
@@ -92,7 +95,12 @@ class RanksCollector:
         self._notes = notes
         self._tracked = tracked or TrackedRuns()
         self._exemplars = exemplars or Exemplars()
-        self._attempts = RunAttempts(events=events or NodeEvents(), procfs=procfs, wall=self._wall_of)
+        self._attempts = RunAttempts(
+            events=events or NodeEvents(),
+            cycles=cycles or RestartCycles(),
+            procfs=procfs,
+            wall=self._wall_of,
+        )
         self._life = LifeCounters(state_directory, wall())
         self.ledgers = ledgers or RunLedgers(None, wall())
         """What the time of each run was spent on."""

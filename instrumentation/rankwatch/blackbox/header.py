@@ -66,6 +66,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
     run_class, interval, short_name = layout.DECLARED.unpack_from(raw, layout.DECLARED_OFFSET)
     attempt, traceparent, most_attempts = layout.STARTED_BY.unpack_from(raw, layout.STARTED_BY_OFFSET)
     deadline, process_started, requeues, restarts = layout.PLAN.unpack_from(raw, layout.PLAN_OFFSET)
+    (nvrx_job,) = layout.LAUNCHER.unpack_from(raw, layout.LAUNCHER_OFFSET)
     target = fixed.target_steps
     return Header(
         identity=_identity(fixed, raw, _printable(short_name), attempt, most_attempts),
@@ -81,6 +82,7 @@ def _header(raw: bytes, actual_size: int) -> Header:
         process_started_wall=process_started if 0.0 < process_started <= fixed.wall else None,
         requeues=min(requeues, MOST_ATTEMPTS),
         restarts=min(restarts, MOST_ATTEMPTS),
+        nvrx_job=_printable(nvrx_job),
     )
 
 

@@ -66,6 +66,10 @@ PLAN = struct.Struct("<ddII")
 """In the header, at PLAN_OFFSET: Unix time by which the run is to be done, Unix time at which the process
 started, how often the scheduler has started the job before, how often the launcher has started the ranks
 since. 0 where nothing is known, and in boxes older than these fields."""
+LAUNCHER_OFFSET = 2816
+LAUNCHER = struct.Struct("<128s")
+"""In the header, at LAUNCHER_OFFSET: the job by which NVRx's launcher reports its restart cycles (NUL-padded
+UTF-8). Empty below other launchers, and in boxes older than this field."""
 
 HEAD = struct.Struct("<QddQ")
 NAME_BITS = 16

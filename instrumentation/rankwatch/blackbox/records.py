@@ -35,6 +35,8 @@ class Header:
     """How often the scheduler has started the job before."""
     restarts: int = 0
     """How often the launcher has started the ranks since."""
+    nvrx_job: str = ""
+    """Job by which NVRx's launcher reports its restart cycles; empty below other launchers."""
     traceparent: str = ""
     """Position in a trace of whoever started the rank; empty where there is none."""
 

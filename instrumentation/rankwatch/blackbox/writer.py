@@ -51,6 +51,7 @@ class Writer:
         traceparent: str = "",
         deadline: float = 0.0,
         started_before: tuple[int, int] = (0, 0),
+        nvrx_job: str = "",
         capacity: int = layout.DEFAULT_CAPACITY,
     ) -> None:
         self.directory = directory
@@ -62,6 +63,7 @@ class Writer:
         self._capacity, self._target_steps = capacity, target_steps
         self._declared = (run_class, checkpoint_interval_seconds)
         self._traceparent = traceparent
+        self._nvrx_job = nvrx_job
         self._plan = (deadline, own_start() or 0.0, *started_before)
         try:
             self._file, self.path, self._map = _create(directory, self._size)
@@ -246,7 +248,8 @@ class Writer:
         )
         head = (fixed + coordinates).ljust(layout.DECLARED_OFFSET, b"\0") + declared
         head = head.ljust(layout.STARTED_BY_OFFSET, b"\0") + started_by
-        return head.ljust(layout.PLAN_OFFSET, b"\0") + layout.PLAN.pack(*self._plan)
+        head = head.ljust(layout.PLAN_OFFSET, b"\0") + layout.PLAN.pack(*self._plan)
+        return head.ljust(layout.LAUNCHER_OFFSET, b"\0") + layout.LAUNCHER.pack(self._nvrx_job.encode())
 
 
 def _create(directory: Path, size: int) -> tuple[int, Path, mmap.mmap]:

@@ -74,6 +74,40 @@ LIFE = (
         "How often the launcher has started the ranks again in the present job, as the launcher says.",
     ),
     gauge(
+        "rankwatch_run_cycle",
+        "1",
+        (Label.RUN,),
+        "Number of the newest restart cycle of the run's job, from 0, as NVRx's launcher reports it; no "
+        "series below other launchers, and likewise the next three.",
+    ),
+    gauge(
+        "rankwatch_run_cycle_start_timestamp_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Unix time at which the newest restart cycle began.",
+    ),
+    gauge(
+        "rankwatch_run_cycle_end_timestamp_seconds",
+        "seconds",
+        (Label.RUN,),
+        "Unix time at which the newest restart cycle ended; no series while it runs.",
+    ),
+    gauge(
+        "rankwatch_run_nodes",
+        "1",
+        (Label.RUN, Label.STATE),
+        "Nodes of the newest restart cycle: active, with ranks; standby, waiting to take the place of "
+        "another one.",
+    ),
+    counter(
+        "rankwatch_cycle_files_skipped_total",
+        "1",
+        (Label.REASON,),
+        "Reports of restart cycles that were left out, each version of a file once: no_file (a link, a "
+        "directory, a pipe), too_large, half_written, foreign (no report of the cycle that its name says), "
+        "unreadable.",
+    ),
+    gauge(
         "rankwatch_preemption_notice_timestamp_seconds",
         "seconds",
         (Label.SOURCE,),

@@ -180,7 +180,7 @@ httpGet:
 {{- range .Values.extraVolumeMounts -}}
 {{- $mounts = append $mounts .mountPath -}}
 {{- end -}}
-{{- range $name := list "dump_directory" "nvml_library" "otlp_headers_file" "mlflow_headers_file" "price_table" "slurm_job_map" "xid_table" -}}
+{{- range $name := list "dump_directory" "nvml_library" "nvrx_directory" "otlp_headers_file" "mlflow_headers_file" "price_table" "slurm_job_map" "xid_table" -}}
 {{- with get $.Values.settings $name -}}
 {{- $path := . -}}
 {{- $mounted := false -}}

@@ -12,6 +12,7 @@ from rankwatch.conventions import ENDED_STATES, RankState
 from rankwatch.lifecycle import TERMINATED_SUFFIX
 from rankwatch_agent.runtime.logs import LogLimit
 from rankwatch_agent.runtime.node_events import NodeEvents
+from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
 from rankwatch_agent.training.failures import KILLED, Failure
 from rankwatch_agent.training.follower import RankFollower, rank_state
 from rankwatch_agent.training.life.ends import AttemptEnd, RankEnd, StopRequest, judge
@@ -26,6 +27,8 @@ NOTICE_SECONDS = 600.0
 MOST_ATTEMPTS = 8
 """Of a run that are remembered."""
 _FORGET_SECONDS = 7200.0
+_CYCLE_SLACK_SECONDS = 2.0
+"""By how much the clock of the node that reports cycles may be ahead."""
 
 
 @dataclass
@@ -55,6 +58,12 @@ class Attempt:
     found_ended: float | None = None
     end: AttemptEnd | None = None
     """How it ended, once the reasons are in."""
+    nvrx_job: str = ""
+    """By which NVRx's launcher reports restart cycles; empty below other launchers."""
+    owner: int = 0
+    """User id of its boxes."""
+    cycle: RestartCycle | None = None
+    """The newest one of its job; None where none is known."""
     updated: float = 0.0
 
     @property
@@ -72,6 +81,7 @@ class RunAttempts:
     """Follows the attempts by the followers of the ranks.
 
     events: kills by the kernel and notices of preemption.
+    cycles: the restart cycles of the jobs.
     procfs: the agent's own.
     wall: Unix time of a monotonic moment.
     write_note: keeps the kernel's line of a kill beside the box, for commands that run without the agent.
@@ -81,11 +91,13 @@ class RunAttempts:
         self,
         *,
         events: NodeEvents,
+        cycles: RestartCycles,
         procfs: Path,
         wall: Callable[[float], float],
         write_note: Callable[[Path, int, str], None] = write_kill,
     ) -> None:
         self._events = events
+        self._cycles = cycles
         self._procfs = procfs
         self._wall = wall
         self._write_note = write_note
@@ -107,7 +119,9 @@ class RunAttempts:
                 cgroups[pid] = memory_cgroup(self._procfs, pid) if known is None else known
             self._take(rank, moment)
         self._cgroups = cgroups
+        self._cycles.wanted = frozenset(each.header.nvrx_job for each in followed) - {""}
         for key, attempt in list(self._attempts.items()):
+            self._take_cycles(attempt)
             self._conclude(key, attempt, moment)
             if attempt.updated < moment - _FORGET_SECONDS:
                 del self._attempts[key]
@@ -154,10 +168,22 @@ class RunAttempts:
             for old in numbers[: max(0, len(numbers) - MOST_ATTEMPTS)]:
                 del self._attempts[old]
         found.started = min(found.started, _process_start(rank))
+        found.nvrx_job, found.owner = header.nvrx_job, rank.owner
         found.restarts = max(found.restarts, header.restarts)
         if identity.rank == 0:
             found.first_rank_started_wall = header.started_wall
         return found
+
+    def _take_cycles(self, attempt: Attempt) -> None:
+        """The launcher knows of restarts that this node has not seen."""
+        if not attempt.nvrx_job:
+            return
+        job, owner = attempt.nvrx_job, attempt.owner
+        attempt.cycle = self._cycles.newest(job, owner) or attempt.cycle
+        own = self._cycles.at(job, owner, self._wall(attempt.started) + _CYCLE_SLACK_SECONDS)
+        if own is not None:
+            attempt.restarts = max(attempt.restarts, own.number)
+            attempt.requeues = max(attempt.requeues, own.attempt)
 
     def _note_first_step(self, attempt: Attempt, rank: RankFollower) -> None:
         first = rank.totals.first_step

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import Outcome, metric
 from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.restart_cycles import RestartCycle
 from rankwatch_agent.training.life.attempts import Attempt
 
 _WANTED = frozenset((Outcome.FINISHED, Outcome.PREEMPTED, Outcome.INTERRUPTED))
@@ -31,6 +32,8 @@ def life_series(
     if newest.first_steps:
         yield _one("rankwatch_run_time_to_first_step_seconds", (run,), max(newest.first_steps.values()))
     yield _one("rankwatch_run_attempts_without_progress", (run,), without_progress(attempts))
+    if newest.cycle is not None:
+        yield from _cycle_series(run, newest.cycle)
     deadline = max((each.deadline_wall or 0.0 for each in headers), default=0.0)
     if deadline:
         yield _one("rankwatch_run_deadline_timestamp_seconds", (run,), deadline)
@@ -47,6 +50,16 @@ def life_series(
             end.message[:_MOST_MESSAGE],
         )
         yield _one("rankwatch_run_attempt_end_timestamp_seconds", labels, wall(ended.ended))
+
+
+def _cycle_series(run: str, cycle: RestartCycle) -> Iterator[Series]:
+    yield _one("rankwatch_run_cycle", (run,), cycle.number)
+    yield _one("rankwatch_run_cycle_start_timestamp_seconds", (run,), cycle.started)
+    if cycle.ended is not None:
+        yield _one("rankwatch_run_cycle_end_timestamp_seconds", (run,), cycle.ended)
+    if cycle.active_nodes is not None:
+        yield _one("rankwatch_run_nodes", (run, "active"), cycle.active_nodes)
+    yield _one("rankwatch_run_nodes", (run, "standby"), cycle.standby_nodes)
 
 
 def without_progress(attempts: Sequence[Attempt]) -> int:

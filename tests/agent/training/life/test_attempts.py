@@ -12,6 +12,7 @@ import pytest
 
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.runtime.node_events import NodeEvents, OomKill, PreemptionNotice
+from rankwatch_agent.runtime.restart_cycles import RestartCycle, RestartCycles
 from rankwatch_agent.training.collector import RanksCollector
 from rankwatch_agent.training.life.attempts import SETTLE_SECONDS
 from rankwatch_agent.training.life.counters import BORN_SECONDS
@@ -28,9 +29,11 @@ class Agent:
     def __init__(self, directory: Path, state: Path | None = None) -> None:
         self.ahead = 0.0
         self.events = NodeEvents()
+        self.cycles = RestartCycles()
         self.collector = RanksCollector(
             directory=directory,
             events=self.events,
+            cycles=self.cycles,
             state_directory=state,
             monotonic=lambda: time.monotonic() + self.ahead,
             wall=lambda: time.time() + self.ahead,
@@ -263,3 +266,38 @@ def test_plan(agent: Agent, tmp_path: Path) -> None:
         collection = agent.after(0.0)
     assert values(collection, "rankwatch_run_deadline_timestamp_seconds") == {("job",): 1893456000.0}
     assert values(collection, "rankwatch_run_requeues") == {("job",): 2.0}
+
+
+def test_cycles_of_the_launcher(agent: Agent, tmp_path: Path) -> None:
+    """NVRx's launcher counts restarts that this node has not seen, and tells of nodes that stand by."""
+    link = "os.environ['NVRX_CURRENT_CYCLE_INFO'] = '/shared/nvrx/cycle_info.70.current'"
+    now, owner = time.time(), os.getuid()
+    with rank(tmp_path / "boxes", "steps(1)\nready()", before=f"{CLASS}\n{link}"):
+        assert not values(agent.after(0.0), "rankwatch_run_cycle")
+        assert agent.cycles.wanted == {"70"}
+        agent.cycles.found = {
+            "70": (
+                RestartCycle(0, 4, now - 900.0, now - 60.0, 8, 2, owner),
+                RestartCycle(0, 5, now - 50.0, None, 8, 1, owner),
+                RestartCycle(0, 6, now + 50.0, now + 60.0, 8, 0, owner + 1),
+            ),
+            "71": (RestartCycle(3, 9, now - 50.0, None, 1, 0, owner),),
+        }
+        collection = agent.after(0.0)
+        assert values(collection, "rankwatch_run_restarts") == {("job",): 5.0}
+        assert values(collection, "rankwatch_run_cycle") == {("job",): 5.0}
+        assert values(collection, "rankwatch_run_cycle_start_timestamp_seconds") == {("job",): now - 50.0}
+        assert not values(collection, "rankwatch_run_cycle_end_timestamp_seconds")
+        assert values(collection, "rankwatch_run_nodes") == {("job", "active"): 8.0, ("job", "standby"): 1.0}
+        agent.cycles.found = {
+            "70": (
+                RestartCycle(0, 5, now - 50.0, now + 30.0, 8, 1, owner),
+                RestartCycle(0, 6, now + 40.0, now + 90.0, None, 0, owner),
+            )
+        }
+        collection = agent.after(BORN_SECONDS)
+    assert values(collection, "rankwatch_run_restarts") == {("job",): 5.0}
+    assert values(collection, "rankwatch_run_cycle") == {("job",): 6.0}
+    assert values(collection, "rankwatch_run_cycle_end_timestamp_seconds") == {("job",): now + 90.0}
+    assert values(collection, "rankwatch_run_nodes") == {("job", "standby"): 0.0}
+    assert counted(collection, "rankwatch_run_starts_total") == {("nightly", "restart"): 1.0}
