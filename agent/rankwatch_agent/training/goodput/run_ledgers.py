@@ -40,6 +40,8 @@ class RunLedgers:
         """Run -> Unix time at which it was seen last."""
         self._started = started
         self._saved = 0.0
+        self._processes = (0, 0)
+        """Ranks and processes of them at the last save."""
         self._file = StateFile(
             directory, ACCOUNT, lost="the account of time begins anew", most_bytes=_MOST_BYTES
         )
@@ -58,15 +60,21 @@ class RunLedgers:
         return self._runs
 
     def update(self, runs: Mapping[str, Sequence[RankFollower]], moment: float) -> None:
-        """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic."""
+        """Attribute the time of ranks that have ended, and save now and then; `moment` is monotonic.
+
+        Also once a rank has another process: what its box holds is read again after a restart of the agent,
+        but that of the process before is gone.
+        """
         wall = self._started
+        starts = [each.starts for ranks in runs.values() for each in ranks]
+        processes = (len(starts), sum(starts))
         for run, ranks in runs.items():
             living = {each.header.identity.rank for each in ranks if each.state not in ENDED_STATES}
             self.of(run).charge_ended(moment, living)
             wall = self._seen[run] = ranks[0].header.wall(moment)
         self._forget(wall)
-        if moment >= self._saved + SAVE_SECONDS:
-            self._saved = moment
+        if processes != self._processes or moment >= self._saved + SAVE_SECONDS:
+            self._saved, self._processes = moment, processes
             self.save()
 
     def series(self, run: str) -> Iterator[Series]:
