@@ -36,11 +36,11 @@ Alarms = Callable[[Curve], Iterator[int]]
 def agent_alarms(curve: Curve) -> Iterator[int]:
     """Steps at which the agent's statistics are diverging, or count a value that is not finite."""
     statistics = LossStatistics()
-    for index, value in enumerate(curve.losses):
+    for index, (step, value) in enumerate(zip(curve.steps, curve.losses, strict=True)):
         if reason := curve.marks.get(index):
             statistics.relearn(reason)
         before = statistics.nonfinite
-        statistics.add(value)
+        statistics.add(value, step=step)
         if statistics.diverging or statistics.nonfinite > before:
             yield index
 

@@ -271,7 +271,7 @@ class RankLearning:
                 norm = self.norms[name] = NormStatistics()
             norm.add(value)
         elif name == LOSS:
-            self.loss.add(value, at)
+            self.loss.add(value, at, step)
         elif name == LEARNING_RATE:
             if self._rate.changes(value, step):
                 self._reset(RelearnReason.LEARNING_RATE, step)

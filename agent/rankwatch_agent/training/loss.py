@@ -17,6 +17,9 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from rankwatch_agent.training.loss_history import LossHistory
+from rankwatch_agent.training.loss_noise import BLOCK_STEPS, BLOCKS, NoiseBlocks
+
 
 class RelearnReason(StrEnum):
     """Why the loss may stand elsewhere from now on."""
@@ -35,7 +38,8 @@ ANY_LEVEL = (RelearnReason.RESTART, RelearnReason.DATASET)
 """Reasons after which the loss may stand anywhere. After the others a rise is bounded: a learning rate that
 is too high must not make its own divergence normal."""
 GRACE_RISE = 0.25
-"""A change of learning rate or batch size may lift the loss by this part, as may other data ..."""
+"""A change of learning rate or batch size may lift the loss by this part, as may other data, and a restart
+over what the loss was at the same step ..."""
 GRACE_STEPS = 200
 """... within so many steps."""
 
@@ -44,48 +48,6 @@ NOISE_WEIGHT = 0.01
 by 1.7 % a step does not pass as noise, which follows no faster."""
 _MEAN_DISTANCE = 2.0 / math.sqrt(math.pi)
 """Mean distance of two values of Gaussian noise with standard deviation 1."""
-BLOCK_STEPS = 8
-BLOCKS = 4
-"""Short blocks in a long one."""
-_MEAN_BEND = math.sqrt(2.0 / math.pi) * math.sqrt(6.0)
-"""Mean of |a - 2b + c| of three values of Gaussian noise with standard deviation 1."""
-KEPT_BENDS = 4
-"""So much the bends of the process before count in the next."""
-_LARGEST_BEND = 4.0
-"""A bend beyond this many of those that independent noise would have is taken as that."""
-
-
-class _Blocks:
-    """The standard deviation that the means of blocks tell, were the noise independent from step to step.
-
-    Noise that carries over, as with data in order, makes neighbours alike, but not the means of blocks. A
-    slope does not change how far the means of three blocks bend.
-    """
-
-    def __init__(self, steps: int, memory: int) -> None:
-        self.sigma = 0.0
-        self._scale = math.sqrt(steps) / _MEAN_BEND
-        self._memory = memory
-        self._bends = self._means = 0
-        self._before = self._last = 0.0
-
-    def begin_process(self) -> None:
-        """Values go on elsewhere; their noise is probably what it was, but new values soon count more."""
-        self._means = 0
-        self._bends = min(self._bends, KEPT_BENDS)
-
-    def add(self, mean: float, sigma: float) -> None:
-        """Take the mean of a block; sigma: of the noise, which bounds what one block can say."""
-        if self._means == 2:
-            bend = abs(self._before - 2.0 * self._last + mean) * self._scale
-            bend = min(bend, _LARGEST_BEND * max(sigma, self.sigma))
-            self._bends += self._bends < self._memory
-            self.sigma += (bend - self.sigma) / self._bends
-        else:
-            self._means += 1
-        self._before, self._last = self._last, mean
-
-
 TREND_WEIGHT = 0.02
 """Weight of a value above the trend, and of any value in the long average: a memory of about 50 steps."""
 FALL_WEIGHT = 0.1
@@ -167,8 +129,10 @@ class LossStatistics:
         """The slow average; of the process before, until this one reports a loss."""
         self._confirm_steps = confirm_steps
         self._least_sigma = least_sigma
-        self._short = _Blocks(BLOCK_STEPS, memory=25)
-        self._slow = _Blocks(BLOCK_STEPS * BLOCKS, memory=16)
+        self._history = LossHistory()
+        self._step = -1
+        self._short = NoiseBlocks(BLOCK_STEPS, memory=25)
+        self._slow = NoiseBlocks(BLOCK_STEPS * BLOCKS, memory=16)
         self.begin_process()
 
     def begin_process(self) -> None:
@@ -182,6 +146,8 @@ class LossStatistics:
         self._since = 0
         self._settles = False
         """Once warm, the loss may still rise for a while."""
+        self._resumes = False
+        """Once warm, it is compared with what it was at the same step in the attempt before."""
         self._last = math.nan
         self._distance = 0.0
         self._short.begin_process()
@@ -212,6 +178,9 @@ class LossStatistics:
         if reason in ANY_LEVEL:
             self.begin_process()
             self._settles = reason is RelearnReason.DATASET
+            self._resumes = not self._settles
+            if self._settles:
+                self._history.clear()
         elif self.warm and not self.diverging:
             self._allow_rise()
 
@@ -230,8 +199,12 @@ class LossStatistics:
         """What the loss should be: the trend, or the level where that tells more."""
         return self._level if self._grace or self._evidence * _PER_EVIDENCE >= self.deviation else self.trend
 
-    def add(self, value: float, at: float = 0.0) -> None:
-        """Take the loss of the next step; at: seconds of any clock; without, only steps count."""
+    def add(self, value: float, at: float = 0.0, step: int = -1) -> None:
+        """Take the loss of the next step.
+
+        at: seconds of any clock; without, only steps count.
+        step: its number; without, the loss after a restart may stand anywhere.
+        """
         if value - value:  # NaN for NaN and for infinity
             self.nonfinite += 1
             return
@@ -239,6 +212,7 @@ class LossStatistics:
             value = math.copysign(_LARGEST, value)
         self.count += 1
         self._since += 1
+        self._step = step
         if self._since > WARM_UP_STEPS:
             self._follow(value)
             self._weigh(value)
@@ -263,6 +237,16 @@ class LossStatistics:
             self.deviation = (self.recent - self.trend) / self.sigma
             if self._settles:
                 self._allow_rise()
+            elif self._resumes:
+                self._compare()
+
+    def _compare(self) -> None:
+        """Expect what the loss was before the restart, if it now stands far above that."""
+        before = self._history.at(self._step)
+        most = before + max(GRACE_RISE * abs(before), ALLOWED_SIGMAS * self._slow.sigma)
+        if self._long - most > SUSPICIOUS_SIGMAS * self.sigma:  # never, where nothing is known
+            self.trend = self._level = most
+            self.deviation = (self.recent - most) / self.sigma
 
     # From here on comparisons take the place of `min` and `max`: half the cost, for each step of each rank.
 
@@ -303,6 +287,8 @@ class LossStatistics:
         self._slow_blocks += 1
         calm = self.deviation <= 0.5 * DIVERGENCE_SIGMAS
         if calm:
+            if self._step >= 0:
+                self._history.add(self._step, mean)
             self._short.add(mean, self.sigma)
         if self._slow_blocks == BLOCKS:
             if calm:

@@ -69,6 +69,10 @@ class _Anomalies:
         else:
             self.unlisted += 1
 
+    def clear(self) -> None:
+        self.listed.clear()
+        self.unlisted = 0
+
     def by_step(self) -> Iterator[Anomaly]:
         yield from sorted(
             (each for anomalies in self.listed.values() for each in anomalies),
@@ -82,15 +86,22 @@ def detect(
     *,
     persistence: int = CONFIRM_STEPS,
     new_levels: Collection[int] = (),
+    earlier: Iterable[Iterable[StepValues]] = (),
 ) -> LossVerdict:
-    """Judge the rows in their order, in constant memory.
+    """Judge the rows in their order, in constant memory. A step that goes back far is a restart.
 
     counts: of what was read; what is judged and what is left out is added here.
     new_levels: steps from which the loss may stand elsewhere, as with other data.
     persistence: values for which a loss that stands out must not fall back to be a divergence.
+    earlier: attempts before. They tell what the loss was at each step; their anomalies are not reported.
     """
     anomalies = _Anomalies()
     detectors = _Detectors(anomalies, persistence)
+    for attempt in earlier:
+        for row in _distinct(attempt, ReadCounts()):
+            detectors.take(row)
+        detectors.end_process()
+    anomalies.clear()
     first: int | None = None
     last: int | None = None
     for row in _distinct(rows, counts):

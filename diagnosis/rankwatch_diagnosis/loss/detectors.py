@@ -144,7 +144,7 @@ class DivergenceDetector:
         """Take the loss of a step; one that is not finite is left to the NonFiniteDetector."""
         statistics = self._statistics
         expected, sigma, spikes = statistics.expected, statistics.sigma, statistics.spikes
-        statistics.add(value)
+        statistics.add(value, step=step)
         if not math.isfinite(value):
             return
         if self._lasting:
@@ -168,7 +168,7 @@ class DivergenceDetector:
         for each in self._lasting:
             self._emit(each.excursion.anomaly(Kind.DIVERGENCE, Severity.CRITICAL, recovered=False))
         self._lasting.clear()
-        self._statistics.begin_process()
+        self._statistics.relearn(RelearnReason.RESTART)
 
     def relearn(self) -> None:
         """From the next value on the loss may stand elsewhere."""

@@ -114,7 +114,10 @@ def _evidence(verdict: LossVerdict) -> Iterator[str]:
     if counts.repeated:
         yield f"{counts.repeated:,} rows left out: they repeat the step before them"
     if counts.restarts:
-        yield f"{counts.restarts:,} restarts: the step went back, and the trend began anew"
+        yield (
+            f"{counts.restarts:,} restarts: the step went back, and the trend began anew, no higher than it "
+            "was there"
+        )
     if counts.truncated:
         yield "the compressed file is damaged or ends in the middle: judged up to there"
     if verdict.unlisted:

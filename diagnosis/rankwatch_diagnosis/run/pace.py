@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from rankwatch.blackbox import layout
+from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS, TOKENS
+from rankwatch.errors import BlackBoxError
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
-from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.boxes import Box, Boxes, read_box
 from rankwatch_diagnosis.run.saves import standing
 from rankwatch_diagnosis.run.step_rows import Row
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -21,6 +24,8 @@ from rankwatch_diagnosis.straggler.verdict import Verdict
 RECENT_STEPS = 50
 """Steps from which the pace is taken."""
 _MOST_SHOWN = 20
+_MOST_EARLIER_RECORDS = 1 << 17
+"""Of the box of an earlier attempt; its newest count."""
 
 
 def progress(boxes: Boxes) -> dict[str, object]:
@@ -166,12 +171,27 @@ def rates(box: Box) -> tuple[float, Mapping[str, float]]:
 _SCALARS = (RecordKind.SCALAR,)
 
 
-def judge_loss(boxes: Boxes) -> tuple[int, LossVerdict] | None:
-    """Rank and findings of the lowest rank that reports a loss; None where none does."""
+def judge_loss(boxes: Boxes, folders: Iterable[Path] = ()) -> tuple[int, LossVerdict] | None:
+    """Rank and findings of the lowest rank that reports a loss; None where none does.
+
+    folders: of the boxes, where those of earlier attempts are kept.
+    """
     for rank, box in boxes.by_rank.items():
         if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
-            return rank, detect(_rows(box), ReadCounts())
+            earlier = _earlier(box, folders)
+            return rank, detect(_rows(box), ReadCounts(), earlier=map(_rows, earlier))
     return None
+
+
+def _earlier(box: Box, folders: Iterable[Path]) -> Iterator[Box]:
+    """What is kept of the rank's earlier attempts, in their order; one that cannot be read is none."""
+    for folder in folders:
+        for rank, _, path in kept.listed(folder):
+            if rank == box.rank:
+                with suppress(BlackBoxError, OSError):
+                    found = read_box(path, most_records=_MOST_EARLIER_RECORDS)
+                    if found.header.identity.run == box.header.identity.run:
+                        yield found
 
 
 def _rows(box: Box) -> Iterator[StepValues]:

@@ -16,6 +16,7 @@ from rankwatch_agent.training.loss import (
     LossStatistics,
     RelearnReason,
 )
+from rankwatch_agent.training.loss_history import MOST_LEVELS, LossHistory
 from rankwatch_agent.training.totals import RankTotals
 
 
@@ -193,6 +194,59 @@ def test_known_rise() -> None:
             statistics.add(loss * (1.0 + rise * min(1.0, step / 50)))
             seen |= statistics.diverging
         assert seen == diverges
+
+
+def at_steps(statistics: LossStatistics, losses: list[float], begin: int) -> bool:
+    """Show the losses of steps from `begin` on; whether they diverge at any of them."""
+    seen = False
+    for step, loss in enumerate(losses, begin):
+        statistics.add(loss, step=step)
+        seen |= statistics.diverging
+    return seen
+
+
+@pytest.mark.parametrize("begin", [100, 350, 400])
+def test_restart_that_stands_higher(begin: int) -> None:
+    """A run that goes on far above its loss of the same step diverges: a bad checkpoint, other weights."""
+    statistics = LossStatistics()
+    assert not at_steps(statistics, curve(3, 400), 0)
+    statistics.relearn(RelearnReason.RESTART)
+    before = curve(4, 500)[begin:]
+    assert at_steps(statistics, [loss + 1.5 for loss in before][:60], begin)
+    assert statistics.deviation > DIVERGENCE_SIGMAS
+    assert statistics.expected < before[0] + 1.0
+
+
+@pytest.mark.parametrize("begin", [0, 100, 350, 400])
+def test_restart_with_a_bump(begin: int) -> None:
+    """A run that goes on from an earlier step has the loss of that step, and a little more for a while."""
+    statistics = LossStatistics()
+    at_steps(statistics, curve(3, 400), 0)
+    statistics.relearn(RelearnReason.RESTART)
+    losses = curve(4, begin + 400)[begin:]
+    bump = [loss * (1.0 + 0.15 * math.exp(-step / 40)) for step, loss in enumerate(losses)]
+    assert not at_steps(statistics, bump, begin)
+
+
+def test_restart_at_an_unknown_step() -> None:
+    """Before the first step that is known, the loss may stand anywhere, and so it may on other data."""
+    for reason, begin in ((RelearnReason.RESTART, 200), (RelearnReason.DATASET, 1000)):
+        statistics = LossStatistics()
+        at_steps(statistics, curve(3, 400), 1000)
+        statistics.relearn(reason)
+        assert not at_steps(statistics, [6.0 + loss for loss in curve(4, 800)[400:]], begin)
+
+
+def test_restart_late_in_a_long_run() -> None:
+    """What is kept of a long run is bounded, and still tells the loss of a step."""
+    history = LossHistory()
+    for step in range(0, 1_000_000, 8):
+        history.add(step, 1e6 - step)
+    for step in (300_000, 990_000, 300_008, 0, 8, 300_016):
+        history.add(step, 1e6 - step)
+    assert history.at(500_000) == pytest.approx(500_000, abs=20_000)
+    assert history.at(2_000_000) < 20_000
+    assert len(history) <= MOST_LEVELS
 
 
 def test_other_data() -> None:

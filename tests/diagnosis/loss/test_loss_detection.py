@@ -28,6 +28,10 @@ def of_curve(curve: Curve) -> tuple[Anomaly, ...]:
     return detect(rows, ReadCounts(), new_levels=curve.new_levels).anomalies
 
 
+def rows(losses: Iterable[float], begin: int = 0) -> Iterable[StepValues]:
+    return (StepValues(step, loss) for step, loss in enumerate(losses, begin))
+
+
 def steady(count: int) -> list[float]:
     """A loss of 2 with a little noise."""
     return [2.0 + 0.02 * math.sin(7.0 * step) for step in range(count)]
@@ -230,3 +234,18 @@ def test_slow_return_is_a_warning() -> None:
     (cut,) = (each for each in anomalies([*steady(400), *raised[:500]]) if each.kind is Kind.DIVERGENCE)
     assert (back.severity, back.recovered) == (Severity.WARNING, True)
     assert (cut.severity, cut.recovered) == (Severity.CRITICAL, False)
+
+
+def test_restart_that_stands_higher() -> None:
+    """A run that goes on far above its loss of the same step diverges, within a file as after another one.
+
+    What is known of earlier attempts is no anomaly of this one.
+    """
+    higher = [loss + 2.0 for loss in steady(100)]
+    (found,) = detect([*rows(steady(300)), *rows(higher, 250)], ReadCounts()).anomalies
+    assert (found.kind, found.severity) == (Kind.DIVERGENCE, Severity.CRITICAL)
+    assert 250 <= found.step <= 270
+    earlier = [rows([*steady(300), *higher]), rows(steady(50), 250)]
+    (found,) = detect(rows(higher, 300), ReadCounts(), earlier=earlier).anomalies
+    assert (found.kind, found.severity) == (Kind.DIVERGENCE, Severity.CRITICAL)
+    assert detect(rows(steady(100), 300), ReadCounts(), earlier=[rows(steady(300))]).anomalies == ()

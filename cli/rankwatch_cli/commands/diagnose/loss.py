@@ -48,7 +48,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _of_run(directory: Path) -> LossVerdict:
-    found = judge_loss(read_boxes(find_run(directory).boxes, copied=None))
+    paths = find_run(directory).boxes
+    found = judge_loss(read_boxes(paths, copied=None), dict.fromkeys(path.parent for path in paths))
     if found is None:
         raise UserError(f"no rank in {directory} reports a loss")
     return found[1]
