@@ -291,6 +291,7 @@ _CHECKPOINTS = (
     _sli(
         "checkpoint age",
         "How old is the newest complete checkpoint, and the newest verified one?",
+        "run:rankwatch_checkpoint_good_timestamp_seconds:max",
         "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
         "run:rankwatch_checkpoint_complete_timestamp_seconds:max",
         "rankwatch_checkpoint_last_saved_timestamp_seconds",

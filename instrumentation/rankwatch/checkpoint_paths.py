@@ -36,7 +36,7 @@ class NotedCheckpoint(NamedTuple):
     """A checkpoint operation that has ended, and the place of its checkpoint."""
 
     operation: str
-    """`save`, `verify` or `load`."""
+    """`save`, `verify`, `load` or `upload`."""
     step: int
     path: str
     """A file, or the common folder of several files: an absolute path as the rank sees it, or a URL."""

@@ -1,4 +1,4 @@
-"""Checkpoint operations (save, verify, load) and their stages."""
+"""Checkpoint operations (save, verify, load, upload) and their stages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CheckpointLog:
         self._saves.discard(began)
         outcome = (layout.FAILED_BESIDE if beside else layout.FAILED_BLOCKING) if failed else layout.SUCCEEDED
         self._write(operation, began, ended, size, step, 0, outcome, blocked_seconds)
-        if not failed and operation != "load":
+        if not failed and operation in ("save", "verify"):
             self._writer.integers[Now.CHECKPOINT_STEP] = step
             self._writer.floats[Now.CHECKPOINT_ENDED] = ended
         if place := place_of(path):
@@ -127,7 +127,7 @@ class Stage(AbstractContextManager[None]):
 
 
 class CheckpointOperation(AbstractContextManager["CheckpointOperation"]):
-    """One save, verify or load. An exception marks it failed and propagates.
+    """One save, verify, load or upload. An exception marks it failed and propagates.
 
     On the training thread it is also phase `checkpoint`. On another thread (asynchronous checkpoints) it
     does not affect the phases of the step.

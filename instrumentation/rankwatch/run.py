@@ -203,7 +203,8 @@ class Run:
     def checkpoint(
         self, operation: str, *, step: int | None = None, path: object = None
     ) -> CheckpointOperation | DisabledOperation:
-        """`with run.checkpoint("save", path=folder) as operation:` records a save, a verify or a load.
+        """`with run.checkpoint("save", path=folder) as operation:` records a save, a verify, a load or an
+        upload.
 
         `with operation.stage("write"):` times a stage. Set `operation.bytes` to the size of the checkpoint.
         Operation and stage can also be used by plain calls of `begin` and `end`.

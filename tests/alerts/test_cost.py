@@ -27,7 +27,7 @@ VALUES = {
 """Values of a label on one rank, about those of docs/cardinality.md; of any other label a rank has one."""
 OF_LEVEL = {"rank_phase": {Label.PHASE: len(SlowPhase)}, "rank_reason": {Label.REASON: 2}}
 """The same in recorded series of these levels."""
-MOST_SERIES, MOST_SAMPLES = 570, 3_800
+MOST_SERIES, MOST_SAMPLES = 570, 3_900
 """Of one rank, in one evaluation of all rules."""
 
 
@@ -79,6 +79,8 @@ def _values(count: int, matcher: Any) -> int:
     return min(count, len(re.split(r"\|", matcher.value)))
 
 
+_MOST_FAR_BACK = 3
+"""The operations of checkpoints that can fail: save, verify, and upload, which few runs have."""
 _LISTING = ("=", "=~", "MatchOp.Equal", "MatchOp.Re")
 
 
@@ -96,14 +98,14 @@ def _expensive(name: str, reads: list[Read]) -> list[str]:
     found = [
         f"{name} looks back on {each.series} series of {each.metric} of a rank"
         for each in far
-        if each.series > 2
+        if each.series > _MOST_FAR_BACK
     ]
     twice = sorted({each.metric for each in far if [other.metric for other in far].count(each.metric) > 1})
     return found + [f"{name} looks back on {each} more than once" for each in twice]
 
 
 def test_long_windows() -> None:
-    """A rule reads windows longer than that of steps for at most two series of a rank, and once."""
+    """A rule reads windows longer than that of steps for at most three series of a rank, and once."""
     assert [reason for name, reads in _rules() for reason in _expensive(name, reads)] == []
 
 

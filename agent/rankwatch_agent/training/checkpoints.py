@@ -10,7 +10,7 @@ from rankwatch.blackbox import layout
 from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage, metric
 from rankwatch_agent.runtime.collector import Series
 
-_SAVE, _VERIFY = "save", "verify"
+_SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64
 """Operations of a rank that are followed at a time."""
 
@@ -63,6 +63,9 @@ class RankCheckpoints:
         self.committed: Checkpoint | None = None
         """The last one whose common metadata this rank has written, once all ranks had written their part."""
         self.verified: Checkpoint | None = None
+        self.uploaded: Checkpoint | None = None
+        self._uploads = False
+        """Few runs do; they have the series from the beginning of the first one."""
         self.overlapped = 0
         """Saves that began while one before was not finished, or right after a wait for it."""
         self.failed_beside = 0
@@ -92,6 +95,7 @@ class RankCheckpoints:
         _, overlaps = layout.CHECKPOINT_BEGAN.unpack_from(raw, at)
         if operation not in self.operations or len(self._under_way) >= _MOST_UNDER_WAY:
             return
+        self._uploads |= operation == _UPLOAD
         if not overlaps:  # the ends of those before may have been overwritten in the ring
             for earlier in [each for each in self._under_way if each[0] == operation]:
                 del self._under_way[earlier]
@@ -125,6 +129,7 @@ class RankCheckpoints:
         self._under_way.pop((operation, start), None)
         stages = self._stages.pop((operation, step), _Stages())
         totals = self.operations[operation]
+        self._uploads |= operation == _UPLOAD
         totals.seconds += end - start
         totals.bytes += size
         if blocked > 0.0:
@@ -146,6 +151,8 @@ class RankCheckpoints:
                 self.committed = self.saved
         elif operation == _VERIFY:
             self.verified = Checkpoint(end, step)
+        elif operation == _UPLOAD:
+            self.uploaded = Checkpoint(end, step)
 
     def stepped(self, number: int) -> None:
         """The rank has completed a step."""
@@ -172,7 +179,8 @@ class RankCheckpoints:
     def series(self, key: tuple[str, str], wall: Callable[[float], float]) -> Iterator[Series]:
         """The series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
-            yield from _operation_series((*key, operation), totals)
+            if operation != _UPLOAD or self._uploads:
+                yield from _operation_series((*key, operation), totals)
         yield _one("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
         under_way = self.saves_under_way()
         yield _one("rankwatch_checkpoint_saves_pending", key, len(under_way))
@@ -192,6 +200,7 @@ class RankCheckpoints:
             ("saved", self.saved),
             ("committed", self.committed),
             ("verified", self.verified),
+            ("uploaded", self.uploaded),
         ):
             if checkpoint is not None:
                 ended = wall(checkpoint.ended)

@@ -33,7 +33,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
 
 def checkpoint_failed(config: RuleConfig) -> AlertRule:
     """A warning: work is at risk only once the last good checkpoint is old, which has its own alert."""
-    failures = 'operation=~"save|verify", outcome="failure"'
+    failures = 'operation=~"save|verify|upload", outcome="failure"'
     window = duration(config.event_window_seconds)
     of_operation = (*OF_RANK, "operation")
     stage = looked_up(
@@ -54,7 +54,7 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
         for_seconds=config.confirm_seconds,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
-        summary="A checkpoint could not be saved or did not verify.",
+        summary="A checkpoint could not be saved or uploaded, or did not verify.",
         description=(
             "Checkpoint {{ $labels.operation }} failed on rank {{ $labels.rank }} of run "
             "{{ $labels.run }} on node {{ $labels.node }} in the last "

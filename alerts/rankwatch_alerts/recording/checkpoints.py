@@ -12,6 +12,7 @@ from rankwatch_alerts.rules import RANK, RUN, RecordingRule, duration, recorded
 
 COMPLETE_STEP = "run:rankwatch_checkpoint_complete_step:max"
 COMPLETE = "run:rankwatch_checkpoint_complete_timestamp_seconds:max"
+GOOD = "run:rankwatch_checkpoint_good_timestamp_seconds:max"
 AT_RISK = "run:rankwatch_work_at_risk_seconds:sum"
 WRITE_MEDIAN = "run:rankwatch_checkpoint_write_seconds:median"
 WRITE_SKEW = "rank:rankwatch_checkpoint_write_skew_seconds:max"
@@ -25,6 +26,7 @@ def checkpoint_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         _complete_rule(config, COMPLETE_STEP, "step"),
         _complete_rule(config, COMPLETE, "timestamp_seconds"),
+        _good_rule(config),
         *_age_rules(config),
         *_work_rules(),
         recorded(
@@ -64,6 +66,32 @@ def _complete_rule(config: RuleConfig, record: str, what: str) -> RecordingRule:
     )
 
 
+def _good_rule(config: RuleConfig) -> RecordingRule:
+    """A complete one counts as good until an agent finds it damaged; then the newest verified one does.
+
+    What an agent verifies is what rank 0 has noted: it says nothing of ranks that have not finished yet.
+    """
+    # The series ends when somebody removes the checkpoint, which makes it no better.
+    damaged = f"last_over_time(rankwatch_checkpoint_damaged_step[{duration(config.node_memory_seconds)}])"
+    verified = f"max by ({RUN}) (rankwatch_checkpoint_verified_step)"
+    return recorded(
+        GOOD,
+        f"""
+            (
+              {COMPLETE}
+              unless on ({RUN})
+              ({damaged} == on ({RUN}) group_left () {COMPLETE_STEP})
+            )
+            or
+            (
+              max by ({RUN}) (rankwatch_checkpoint_verified_timestamp_seconds)
+              and on ({RUN})
+              ({verified} <= on ({RUN}) {COMPLETE_STEP})
+            )
+        """,
+    )
+
+
 def _age_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         recorded(
@@ -73,7 +101,7 @@ def _age_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             f"""
                 max by ({RUN}) (rankwatch_checkpoint_last_verified_timestamp_seconds)
                 or
-                {COMPLETE}
+                {GOOD}
                 or
                 min by ({RUN}) (
                   min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
@@ -104,7 +132,7 @@ def _work_rules() -> tuple[RecordingRule, ...]:
                   run:rankwatch_progress_timestamp_seconds:max
                   - on ({RUN})
                   max by ({RUN}) (
-                    {COMPLETE}
+                    {GOOD}
                     or
                     label_replace(run:rankwatch_rank_start_timestamp_seconds:min, "of", "start", "", "")
                   ),

@@ -13,14 +13,15 @@ CHECKPOINTS = (
         kind=Kind.HISTOGRAM,
         unit="seconds",
         labels=(Label.RUN, Label.OPERATION),
-        help="Duration of checkpoint operations (save, verify, load) of all ranks of the run on this node.",
+        help="Duration of checkpoint operations (save, verify, load, upload) of all ranks of the run on this "
+        "node.",
     ),
     counter(
         "rankwatch_checkpoint_operations_total",
         "1",
         (*_RANK, Label.OPERATION, Label.OUTCOME),
-        "Checkpoint operations (save, verify, load) by outcome (success, failure, or unfinished, because the "
-        "process has ended before).",
+        "Checkpoint operations (save, verify, load, upload) by outcome (success, failure, or unfinished, "
+        "because the process has ended before).",
     ),
     counter(
         "rankwatch_checkpoint_operation_seconds_total",
@@ -114,6 +115,13 @@ CHECKPOINTS = (
         "Unix time of the last checkpoint that the run itself has verified.",
     ),
     gauge("rankwatch_checkpoint_last_verified_step", "1", _RANK, "Step of that checkpoint."),
+    gauge(
+        "rankwatch_checkpoint_last_uploaded_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "Unix time at which the rank finished its last successful upload of a checkpoint; no series before.",
+    ),
+    gauge("rankwatch_checkpoint_last_uploaded_step", "1", _RANK, "Step of that checkpoint."),
     gauge(
         "rankwatch_rank_restored_step",
         "1",

@@ -61,7 +61,7 @@ class Label(StrEnum):
     EXCEPTION = "exception"
     """Type of the exception that ended a rank."""
     OPERATION = "operation"
-    """A collective (all_reduce) or a checkpoint operation (save, verify, load)."""
+    """A collective (all_reduce) or a checkpoint operation (save, verify, load, upload)."""
     OUTCOME = "outcome"
     GROUP = "group"
     """Process group, by the name PyTorch gives it."""

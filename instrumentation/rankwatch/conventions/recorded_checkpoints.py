@@ -20,10 +20,16 @@ RECORDED_CHECKPOINTS: tuple[RecordedSeries, ...] = (
         "Unix time of the newest complete checkpoint.",
     ),
     recorded(
+        "run:rankwatch_checkpoint_good_timestamp_seconds:max",
+        _RUN,
+        "Unix time of the newest complete checkpoint, unless an agent has found it damaged; then of the "
+        "newest one that agents have verified.",
+    ),
+    recorded(
         "run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
         _RUN,
-        "Unix time of the run's last good checkpoint (verified where the run verifies, else complete), or of "
-        "its earliest start where it has none and declares an interval.",
+        "Unix time of the run's last good checkpoint (verified where the run itself verifies, else complete "
+        "and not known to be damaged), or of its earliest start where it has none and declares an interval.",
     ),
     recorded(
         "run:rankwatch_checkpoint_age_budget_seconds:max",
@@ -33,12 +39,12 @@ RECORDED_CHECKPOINTS: tuple[RecordedSeries, ...] = (
     recorded(
         "run:rankwatch_work_at_risk_seconds:sum",
         _RUN,
-        "Rank-seconds of training since the newest complete checkpoint, or since the start of the attempt.",
+        "Rank-seconds of training since the newest good checkpoint, or since the start of the attempt.",
     ),
     recorded(
         "run:rankwatch_gpu_work_at_risk_seconds:sum",
         _RUN,
-        "GPU-seconds of training since the newest complete checkpoint, or since the start of the attempt.",
+        "GPU-seconds of training since the newest good checkpoint, or since the start of the attempt.",
     ),
     recorded(
         "run:rankwatch_checkpoint_write_seconds:median",

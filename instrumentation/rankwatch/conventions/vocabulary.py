@@ -32,7 +32,8 @@ PHASES: tuple[str, ...] = (
 """Phases a training loop may open. `communication` also receives the exposed part of collectives
 (time the training thread is blocked in them); what no phase claims is `other`."""
 
-CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load")
+CHECKPOINT_OPERATIONS: tuple[str, ...] = ("save", "verify", "load", "upload")
+"""`upload` copies a saved checkpoint to where it outlives the node, apart from the save itself."""
 
 
 class CheckpointStage(StrEnum):

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import rankwatch
+from rankwatch.checkpoint_paths import read_checkpoints
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collector import RanksCollector
@@ -25,9 +26,9 @@ def _one(collection: Collection, name: str) -> float:
     return values(collection, name)[KEY]
 
 
-def _outcomes(collection: Collection) -> dict[str, float]:
+def _outcomes(collection: Collection, operation: str = "save") -> dict[str, float]:
     found = values(collection, "rankwatch_checkpoint_operations_total")
-    return {labels[3]: value for labels, value in found.items() if labels[:3] == SAVE}
+    return {labels[3]: value for labels, value in found.items() if labels[:3] == (*KEY, operation)}
 
 
 def _start(directory: Path) -> rankwatch.Run:
@@ -54,6 +55,62 @@ def test_bytes_by_stage(tmp_path: Path) -> None:
     assert values(found, "rankwatch_checkpoint_operation_bytes_total") == {SAVE: 60.0}
     written = values(found, "rankwatch_checkpoint_stage_seconds_total")[*SAVE, "write"]
     assert 0.0 < _one(found, "rankwatch_checkpoint_last_write_seconds") < written
+
+
+_UPLOADS = """
+with run.checkpoint("save", step=3, path=f"{directory}/a"):
+    pass
+ready()
+upload = run.checkpoint("upload", step=3, path="s3://bucket/a").begin()
+ready()
+with upload.stage("read"):
+    upload.bytes = 70
+upload.end()
+with run.checkpoint("save", step=6, path=f"{directory}/b"):
+    pass
+run.checkpoint("upload", step=6, path="s3://bucket/b").begin().end(failed=True)
+ready()
+run.checkpoint("upload", step=6, path="s3://bucket/b").begin()
+ready()
+"""
+
+
+def test_uploads(tmp_path: Path) -> None:
+    """An upload apart from the save is no save: what is newest on the disk stays what it was."""
+    collector = RanksCollector(directory=tmp_path)
+    with rank(tmp_path, _UPLOADS) as process:
+        assert not _outcomes(collector.collect(), "upload")
+        go_on(process)
+        assert set(_outcomes(collector.collect(), "upload").values()) == {0.0}  # an increase is seen
+        go_on(process)
+        found = collector.collect()
+        go_on(process)
+    assert _one(found, "rankwatch_checkpoint_last_saved_step") == 6.0
+    assert _one(found, "rankwatch_checkpoint_last_good_step") == 6.0
+    assert _one(found, "rankwatch_checkpoint_last_uploaded_step") == 3.0
+    assert values(found, "rankwatch_checkpoint_operation_bytes_total")[*KEY, "upload"] == 70.0
+    noted = read_checkpoints(tmp_path / "job" / "0.checkpoints")
+    assert [(each.operation, each.path, each.failed) for each in noted] == [
+        ("upload", "s3://bucket/b", True),
+        ("save", str(tmp_path / "b"), False),
+        ("upload", "s3://bucket/a", False),
+        ("save", str(tmp_path / "a"), False),
+    ]
+    process.wait()
+    after = _outcomes(collector.collect(), "upload")
+    assert after == {"success": 1.0, "failure": 1.0, "unfinished": 1.0}
+
+
+def test_stages_of_a_save(tmp_path: Path) -> None:
+    """A loop that uploads and verifies as a part of its save has them as stages."""
+    run = _start(tmp_path)
+    with run.checkpoint("save", step=3) as save:
+        for stage in ("write", "verify", "upload"):
+            with save.stage(stage):
+                pass
+    run.finish()
+    stages = values(_collected(tmp_path), "rankwatch_checkpoint_stage_failures_total")
+    assert stages == {(*SAVE, stage): 0.0 for stage in ("write", "verify", "upload")}
 
 
 def test_failures_by_stage(tmp_path: Path) -> None:
