@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import CHECKPOINT_OPERATIONS
+from rankwatch.notes import note_entries
 
 SUFFIX = ".checkpoints"
 ASIDE_SUFFIX = ".checkpoints-new"
@@ -147,12 +148,7 @@ def read_checkpoints(path: Path) -> tuple[NotedCheckpoint, ...]:
 
 def parse_checkpoints(raw: bytes) -> tuple[NotedCheckpoint, ...]:
     """The entries in the content of a note. It is untrusted: what makes no sense is left out."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        return ()
-    entries = document.get("checkpoints") if isinstance(document, dict) else None
-    found = (_entry(each) for each in entries[:_MOST_ENTRIES]) if isinstance(entries, list) else ()
+    found = (_entry(each) for each in note_entries(raw, "checkpoints", _MOST_ENTRIES))
     return tuple(each for each in found if each is not None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from rankwatch.conventions import Metric
+from rankwatch.conventions import Metric, metric
 
 
 class Schedule(NamedTuple):
@@ -23,6 +23,11 @@ class Series(NamedTuple):
     metric: Metric
     labels: tuple[str, ...]
     value: float
+
+
+def sample(name: str, labels: tuple[str, ...], value: float) -> Series:
+    """A sample of the metric of this name."""
+    return Series(metric(name), labels, value)
 
 
 class Exemplar(NamedTuple):

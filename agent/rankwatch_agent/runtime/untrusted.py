@@ -39,6 +39,21 @@ def open_regular(source: Path) -> int:
     return file
 
 
+def read_owned(path: Path, owner: int, most_bytes: int) -> bytes:
+    """The content of a file of this user; empty if it is somebody else's, or larger.
+
+    Raises OSError, and ValueError for a file of another kind.
+    """
+    file = open_regular(path)
+    try:
+        status = os.fstat(file)
+        if status.st_uid != owner or status.st_size > most_bytes:
+            return b""
+        return os.pread(file, most_bytes, 0)
+    finally:
+        os.close(file)
+
+
 def lock_holder(file: int) -> int | None:
     """The id of the process that holds a record lock on an open file, in the agent's PID namespace.
 

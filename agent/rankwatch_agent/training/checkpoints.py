@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
-from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage, metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch.conventions import CHECKPOINT_OPERATIONS, CheckpointStage
+from rankwatch_agent.runtime.collector import Series, sample
 
 _SAVE, _VERIFY, _UPLOAD = "save", "verify", "upload"
 _MOST_UNDER_WAY = 64
@@ -181,20 +181,20 @@ class RankCheckpoints:
         for operation, totals in self.operations.items():
             if operation != _UPLOAD or self._uploads:
                 yield from _operation_series((*key, operation), totals)
-        yield _one("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
+        yield sample("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
         under_way = self.saves_under_way()
-        yield _one("rankwatch_checkpoint_saves_pending", key, len(under_way))
+        yield sample("rankwatch_checkpoint_saves_pending", key, len(under_way))
         if under_way:
             oldest = wall(min(under_way))
-            yield _one("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
+            yield sample("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
         for name, value in (
             ("rankwatch_checkpoint_bytes", self.bytes),
             ("rankwatch_checkpoint_last_write_seconds", self.write_seconds),
             ("rankwatch_rank_restored_step", self.restored_step),
         ):
             if value is not None:
-                yield _one(name, key, value)
-        yield _one("rankwatch_rank_steps_lost_total", key, self.steps_lost)
+                yield sample(name, key, value)
+        yield sample("rankwatch_rank_steps_lost_total", key, self.steps_lost)
         for kind, checkpoint in (
             ("good", self.last_good),
             ("saved", self.saved),
@@ -204,18 +204,18 @@ class RankCheckpoints:
         ):
             if checkpoint is not None:
                 ended = wall(checkpoint.ended)
-                yield _one(f"rankwatch_checkpoint_last_{kind}_timestamp_seconds", key, ended)
-                yield _one(f"rankwatch_checkpoint_last_{kind}_step", key, checkpoint.step)
+                yield sample(f"rankwatch_checkpoint_last_{kind}_timestamp_seconds", key, ended)
+                yield sample(f"rankwatch_checkpoint_last_{kind}_step", key, checkpoint.step)
 
 
 def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iterator[Series]:
-    yield _one("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
-    yield _one("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
-    yield _one("rankwatch_checkpoint_operations_total", (*at, "unfinished"), totals.unfinished)
+    yield sample("rankwatch_checkpoint_operations_total", (*at, "success"), totals.succeeded)
+    yield sample("rankwatch_checkpoint_operations_total", (*at, "failure"), totals.failed)
+    yield sample("rankwatch_checkpoint_operations_total", (*at, "unfinished"), totals.unfinished)
     if totals.succeeded or totals.failed:
-        yield _one("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
-        yield _one("rankwatch_checkpoint_blocking_seconds_total", at, totals.blocking_seconds)
-        yield _one("rankwatch_checkpoint_operation_bytes_total", at, totals.bytes)
+        yield sample("rankwatch_checkpoint_operation_seconds_total", at, totals.seconds)
+        yield sample("rankwatch_checkpoint_blocking_seconds_total", at, totals.blocking_seconds)
+        yield sample("rankwatch_checkpoint_operation_bytes_total", at, totals.bytes)
     failures = dict.fromkeys(totals.stage_seconds, 0) | totals.stage_failures
     for name, by_stage in (
         ("rankwatch_checkpoint_stage_seconds_total", totals.stage_seconds),
@@ -223,8 +223,4 @@ def _operation_series(at: tuple[str, str, str], totals: OperationTotals) -> Iter
         ("rankwatch_checkpoint_stage_failures_total", failures),
     ):
         for stage, value in by_stage.items():
-            yield _one(name, (*at, stage), value)
-
-
-def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
-    return Series(metric(name), labels, value)
+            yield sample(name, (*at, stage), value)

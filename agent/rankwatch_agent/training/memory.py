@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankwatch.blackbox.records import AllocatorNow
-from rankwatch.conventions import metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESIDENT_FIELD = 1
@@ -27,7 +26,7 @@ def memory_series(
 ) -> Iterator[Series]:
     """The series of one rank; none of what is not known."""
     if resident is not None:
-        yield Series(metric("rankwatch_rank_resident_memory_bytes"), key, resident)
+        yield sample("rankwatch_rank_resident_memory_bytes", key, resident)
     if allocator is None:
         return
     for name, value in (
@@ -37,4 +36,4 @@ def memory_series(
         ("rankwatch_rank_gpu_memory_retries_total", allocator.retries),
         ("rankwatch_rank_gpu_memory_failures_total", allocator.out_of_memory),
     ):
-        yield Series(metric(name), key, value)
+        yield sample(name, key, value)

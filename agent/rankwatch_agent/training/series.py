@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (
     BLACK_BOX,
@@ -27,13 +27,13 @@ def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "")
     latest = max(ranks, key=lambda each: each.header.started_monotonic)
     header = latest.header
     named = (run, header.identity.short_name, header.run_class, str(latest.owner), tracker_url)
-    yield _one("rankwatch_run_info", named, 1)
-    yield _one("rankwatch_run_attempt", (run,), header.identity.attempt)
-    yield _one("rankwatch_run_world_size", (run,), header.identity.world_size)
+    yield sample("rankwatch_run_info", named, 1)
+    yield sample("rankwatch_run_attempt", (run,), header.identity.attempt)
+    yield sample("rankwatch_run_world_size", (run,), header.identity.world_size)
     overlapped = max(each.totals.checkpoints.overlapped for each in ranks)
-    yield _one("rankwatch_checkpoint_saves_overlapped_total", (run,), overlapped)
+    yield sample("rankwatch_checkpoint_saves_overlapped_total", (run,), overlapped)
     if header.checkpoint_interval_seconds is not None:
-        yield _one("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
+        yield sample("rankwatch_run_checkpoint_interval_seconds", (run,), header.checkpoint_interval_seconds)
 
 
 class RankSeries:
@@ -58,11 +58,11 @@ class RankSeries:
         found.extend(totals.checkpoints.series(key, self._wall))
         if rank.state not in ENDED_STATES:  # the next attempt reaches the same steps with other parameters
             found.extend(totals.fingerprints.series(key))
-        found.append(_one("rankwatch_blackbox_records_missed_total", key, rank.missed))
+        found.append(sample("rankwatch_blackbox_records_missed_total", key, rank.missed))
         pid = rank.pid
         resident = None if pid is None else resident_bytes(self._procfs, pid)
         found.extend(memory_series(key, resident, rank.now.allocator))
-        found.append(_one("rankwatch_instrumentation_errors", key, rank.now.errors))
+        found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
         return found
 
     def _identity(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
@@ -79,36 +79,38 @@ class RankSeries:
             identity.host,
             str(header.pid),
         )
-        yield _one("rankwatch_rank_info", labels, 1)
+        yield sample("rankwatch_rank_info", labels, 1)
         if rank.now.gpu and rank.state not in ENDED_STATES:  # another run may use the GPU by now
-            yield _one("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
-        yield _one("rankwatch_rank_state", (*key, rank.state), 1)
-        yield _one("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
-        yield _one("rankwatch_rank_starts_total", key, rank.starts)
+            yield sample("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
+        yield sample("rankwatch_rank_state", (*key, rank.state), 1)
+        yield sample("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
+        yield sample("rankwatch_rank_starts_total", key, rank.starts)
         if target := rank.now.target_steps or header.target_steps:
-            yield _one("rankwatch_target_steps", key, target)
+            yield sample("rankwatch_target_steps", key, target)
 
     def _lifecycle(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals
         life = totals.lifecycle
-        yield _one("rankwatch_rank_resumes_total", key, life.resumes)
-        yield _one("rankwatch_rank_preemptions_total", key, life.preemptions)
+        yield sample("rankwatch_rank_resumes_total", key, life.resumes)
+        yield sample("rankwatch_rank_preemptions_total", key, life.preemptions)
         for failure, count in life.failures.items():
-            yield _one("rankwatch_rank_failures_total", (*key, failure.exception, failure.kind), count)
+            yield sample("rankwatch_rank_failures_total", (*key, failure.exception, failure.kind), count)
         last_sign = max(
             totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0
         )
-        yield _one("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(last_sign))
+        yield sample("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(last_sign))
         progress = totals.last_progress or rank.header.started_monotonic
-        yield _one("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
+        yield sample("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
         if rank.state in ENDED_STATES:
             return
         phase = rank.open_phase
         if phase is not None:
-            yield _one("rankwatch_rank_phase_start_timestamp_seconds", (*key, phase[0]), self._wall(phase[1]))
+            yield sample(
+                "rankwatch_rank_phase_start_timestamp_seconds", (*key, phase[0]), self._wall(phase[1])
+            )
         timeout = totals.timeouts.timeout(phase[0] if phase else None)
         if timeout is not None:
-            yield _one("rankwatch_progress_timeout_seconds", key, timeout)
+            yield sample("rankwatch_progress_timeout_seconds", key, timeout)
 
     def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals.collectives
@@ -121,19 +123,19 @@ class RankSeries:
 def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
     steps = totals.steps
     if steps.last_step >= 0:
-        yield _one("rankwatch_step", key, steps.last_step)
-    yield _one("rankwatch_steps_total", key, steps.steps)
-    yield _one("rankwatch_step_seconds_total", key, steps.seconds)
-    yield _one("rankwatch_step_local_seconds_total", key, steps.local_seconds)
-    yield _one("rankwatch_step_message_seconds_total", key, steps.message_seconds)
+        yield sample("rankwatch_step", key, steps.last_step)
+    yield sample("rankwatch_steps_total", key, steps.steps)
+    yield sample("rankwatch_step_seconds_total", key, steps.seconds)
+    yield sample("rankwatch_step_local_seconds_total", key, steps.local_seconds)
+    yield sample("rankwatch_step_message_seconds_total", key, steps.message_seconds)
     yield from _by("rankwatch_step_phase_seconds_total", key, steps.phase_seconds)
     yield from _by("rankwatch_outside_step_seconds_total", key, steps.section_seconds)
     yield from _by("rankwatch_step_device_seconds_total", key, steps.device_seconds)
     yield from _by("rankwatch_work_total", key, totals.steps.work_done.by_unit)
     variation = steps.variation
-    yield _one("rankwatch_late_steps_total", key, variation.late_steps)
-    yield _one("rankwatch_late_step_seconds_total", key, variation.late_seconds)
-    yield _one("rankwatch_step_microbatches_total", key, variation.microbatches)
+    yield sample("rankwatch_late_steps_total", key, variation.late_steps)
+    yield sample("rankwatch_late_step_seconds_total", key, variation.late_seconds)
+    yield sample("rankwatch_step_microbatches_total", key, variation.microbatches)
     yield from _by("rankwatch_step_variation_total", key, variation.terms)
 
 
@@ -144,12 +146,8 @@ def _scalars(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
 
 
 def _telemetry(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
-    yield _one("rankwatch_blackbox_records_total", key, totals.records)
-    yield _one("rankwatch_blackbox_names_dropped_total", key, totals.names.dropped)
-
-
-def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
-    return Series(metric(name), labels, value)
+    yield sample("rankwatch_blackbox_records_total", key, totals.records)
+    yield sample("rankwatch_blackbox_names_dropped_total", key, totals.names.dropped)
 
 
 def _by(name: str, key: tuple[str, str], values: dict[str, float] | dict[str, int]) -> Iterator[Series]:

@@ -5,7 +5,6 @@ What rank 0 wrote about its trackers is untrusted, like its black box.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from rankwatch.conventions import COMMUNICATION, DATA_WAIT
 from rankwatch.trackers.finding import Tracker
 from rankwatch.trackers.note import MOST_BYTES, SUFFIX, parse_note
-from rankwatch_agent.runtime.untrusted import open_regular
+from rankwatch_agent.runtime.untrusted import read_owned
 from rankwatch_agent.training.follower import RankFollower
 
 
@@ -111,14 +110,7 @@ def trackers_beside(box: Path, owner: int) -> tuple[Tracker, ...]:
 
 def load_note(path: Path, owner: int) -> tuple[Tracker, ...]:
     """The trackers in a note; none where it is not the owner's, or too large. Raises OSError, ValueError."""
-    file = open_regular(path)
-    try:
-        status = os.fstat(file)
-        if status.st_uid != owner or status.st_size > MOST_BYTES:
-            return ()
-        return parse_note(os.pread(file, MOST_BYTES, 0))
-    finally:
-        os.close(file)
+    return parse_note(read_owned(path, owner, MOST_BYTES))
 
 
 def _figures(rank: RankFollower, moment: float, began: float) -> Figures:

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rankwatch.conventions.trackers import TrackerKind
+from rankwatch.notes import note_entries
 from rankwatch.trackers.finding import Tracker
 
 SUFFIX = ".trackers"
@@ -33,12 +34,7 @@ def write_note(path: Path, trackers: Iterable[Tracker]) -> None:
 
 def parse_note(raw: bytes) -> tuple[Tracker, ...]:
     """The trackers in a note. It is untrusted: what makes no sense is left out."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        return ()
-    entries = document.get("trackers") if isinstance(document, dict) else None
-    found = (_tracker(each) for each in entries[:_MOST_TRACKERS]) if isinstance(entries, list) else ()
+    found = (_tracker(each) for each in note_entries(raw, "trackers", _MOST_TRACKERS))
     return tuple(each for each in found if each is not None and is_usable(each))
 
 

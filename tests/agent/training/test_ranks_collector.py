@@ -36,6 +36,7 @@ operation.stage("read").end(failed=True)
 operation.end(failed=True)
 run.checkpoint("save").begin()
 with run.checkpoint("verify"): pass
+with run.checkpoint("upload"): pass
 with run.evaluation(): pass
 run.resumed(7)
 run._writer.set_gpu("GPU-1")

@@ -20,7 +20,7 @@ from rankwatch.conventions import metric
 from rankwatch.settings import printable
 from rankwatch_agent.runtime.collector import Collection, Schedule, Series
 from rankwatch_agent.runtime.logs import LogLimit
-from rankwatch_agent.runtime.untrusted import open_regular
+from rankwatch_agent.runtime.untrusted import read_owned
 from rankwatch_agent.training.checkpoint_verification.process import VerifyingProcess
 from rankwatch_agent.training.checkpoint_verification.records import (
     Saved,
@@ -241,18 +241,9 @@ class CheckpointsCollector:
 def saves_beside(box: Path, owner: int) -> list[Saved]:
     """The saves that succeeded by the note beside a box, the newest first; none if it is of no use."""
     try:
-        file = open_regular(box.with_suffix(SUFFIX))
+        noted = parse_checkpoints(read_owned(box.with_suffix(SUFFIX), owner, MOST_BYTES))
     except (OSError, ValueError):
         return []
-    try:
-        status = os.fstat(file)
-        if status.st_uid != owner or status.st_size > MOST_BYTES:
-            return []
-        noted = parse_checkpoints(os.pread(file, MOST_BYTES, 0))
-    except OSError:
-        return []
-    finally:
-        os.close(file)
     saves = [
         Saved(each.path, each.step, each.ended)
         for each in noted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rankwatch.blackbox.records import Header
-from rankwatch.conventions import Outcome, metric
-from rankwatch_agent.runtime.collector import Series
+from rankwatch.conventions import Outcome
+from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.runtime.restart_cycles import RestartCycle
 from rankwatch_agent.training.life.attempts import Attempt
 
@@ -26,17 +26,17 @@ def life_series(
     if not attempts:
         return
     newest = attempts[-1]
-    yield _one("rankwatch_run_requeues", (run,), newest.requeues)
-    yield _one("rankwatch_run_restarts", (run,), newest.restarts)
-    yield _one("rankwatch_run_attempt_start_timestamp_seconds", (run,), wall(newest.started))
+    yield sample("rankwatch_run_requeues", (run,), newest.requeues)
+    yield sample("rankwatch_run_restarts", (run,), newest.restarts)
+    yield sample("rankwatch_run_attempt_start_timestamp_seconds", (run,), wall(newest.started))
     if newest.first_steps:
-        yield _one("rankwatch_run_time_to_first_step_seconds", (run,), max(newest.first_steps.values()))
-    yield _one("rankwatch_run_attempts_without_progress", (run,), without_progress(attempts))
+        yield sample("rankwatch_run_time_to_first_step_seconds", (run,), max(newest.first_steps.values()))
+    yield sample("rankwatch_run_attempts_without_progress", (run,), without_progress(attempts))
     if newest.cycle is not None:
         yield from _cycle_series(run, newest.cycle)
     deadline = max((each.deadline_wall or 0.0 for each in headers), default=0.0)
     if deadline:
-        yield _one("rankwatch_run_deadline_timestamp_seconds", (run,), deadline)
+        yield sample("rankwatch_run_deadline_timestamp_seconds", (run,), deadline)
     ended = next((each for each in reversed(attempts) if each.end is not None), None)
     if ended is not None and ended.end is not None and ended.ended is not None:
         end = ended.end
@@ -49,17 +49,17 @@ def life_series(
             "" if end.rank is None else str(end.rank),
             end.message[:_MOST_MESSAGE],
         )
-        yield _one("rankwatch_run_attempt_end_timestamp_seconds", labels, wall(ended.ended))
+        yield sample("rankwatch_run_attempt_end_timestamp_seconds", labels, wall(ended.ended))
 
 
 def _cycle_series(run: str, cycle: RestartCycle) -> Iterator[Series]:
-    yield _one("rankwatch_run_cycle", (run,), cycle.number)
-    yield _one("rankwatch_run_cycle_start_timestamp_seconds", (run,), cycle.started)
+    yield sample("rankwatch_run_cycle", (run,), cycle.number)
+    yield sample("rankwatch_run_cycle_start_timestamp_seconds", (run,), cycle.started)
     if cycle.ended is not None:
-        yield _one("rankwatch_run_cycle_end_timestamp_seconds", (run,), cycle.ended)
+        yield sample("rankwatch_run_cycle_end_timestamp_seconds", (run,), cycle.ended)
     if cycle.active_nodes is not None:
-        yield _one("rankwatch_run_nodes", (run, "active"), cycle.active_nodes)
-    yield _one("rankwatch_run_nodes", (run, "standby"), cycle.standby_nodes)
+        yield sample("rankwatch_run_nodes", (run, "active"), cycle.active_nodes)
+    yield sample("rankwatch_run_nodes", (run, "standby"), cycle.standby_nodes)
 
 
 def without_progress(attempts: Sequence[Attempt]) -> int:
@@ -73,7 +73,3 @@ def without_progress(attempts: Sequence[Attempt]) -> int:
         elif each.end is not None:
             count += 1
     return count
-
-
-def _one(name: str, labels: tuple[str, ...], value: float) -> Series:
-    return Series(metric(name), labels, value)
