@@ -25,6 +25,7 @@ _MOST_LAYOUTS = 8
 _MASK = (1 << 64) - 1
 _DEVICES = ("cpu", "cuda")
 _PAYLOAD = layout.FINGERPRINT
+_UNKNOWN = Unseen.UNKNOWN_FORMAT
 
 
 class _Pending(NamedTuple):
@@ -94,12 +95,17 @@ class Fingerprints:
             return
         self._last = self._step()
         found, why = self._replicas(models)
+        read = False
         for part in found:
-            if (reason := _unreadable(torch, part.tensors)) is not None:
-                why = reason
-                continue
-            why = None
-            self._pending.append(self._read(torch, part.members, part.names, part.tensors))
+            obstacles = [_obstacle(torch, each) for each in part.tensors]
+            tensors = [each for each, reason in zip(part.tensors, obstacles, strict=True) if reason is None]
+            names = [each for each, reason in zip(part.names, obstacles, strict=True) if reason is None]
+            if tensors:
+                read = True
+                self._pending.append(self._read(torch, part.members, names, tensors))
+            else:
+                why = obstacles[0]
+        why = None if read else why
         self._writer.set_capability(Capability.REPLICAS, why)
         self.resolve()
 
@@ -172,18 +178,15 @@ def _compute(torch: Any, device: Any, digest: Any, tensors: list[Any]) -> tuple[
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         sums = digest.compute(tensors)
-        copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        copy = torch.empty(sums.shape, dtype=sums.dtype, device="cpu", pin_memory=True)
         copy.copy_(sums, non_blocking=True)
         after.record()
     return copy, (before, after)
 
 
-def _unreadable(torch: Any, tensors: Sequence[Any]) -> Unseen | None:
-    """Why the bits of these tensors cannot be read; None if they can."""
-    for each in tensors:
-        if each.device.type not in _DEVICES:
-            return Unseen.DEVICE
-        plain = type(each) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or each.layout is not torch.strided or each.is_quantized:
-            return Unseen.UNKNOWN_FORMAT
-    return None
+def _obstacle(torch: Any, tensor: Any) -> Unseen | None:
+    """Why the bits of a tensor cannot be read; None if they can. The other tensors are read without it."""
+    if tensor.device.type not in _DEVICES:
+        return Unseen.DEVICE
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return None if plain and tensor.layout is torch.strided and not tensor.is_quantized else _UNKNOWN

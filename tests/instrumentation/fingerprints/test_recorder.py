@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,70 @@ def test_flipped_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (capability(path), errors(path)) == (None, 0)
         own = [(tmp_path / way / f"{rank}.json").read_text() for way in ("with", "without")]
         assert own[0] == own[1]
+
+
+LOOPS = {
+    "accumulated": """
+model = DDP(build())
+def step():
+    with model.no_sync():
+        model(torch.randn(4, 8)).square().mean().backward()
+    return model(torch.randn(4, 8)).square().mean()
+""",
+    "frozen and tied": """
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out, self.frozen = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.out.weight = self.into.weight
+        self.frozen.requires_grad_(False)
+        self.mask = torch.nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+        self.empty = torch.nn.Parameter(torch.zeros(0))
+    def forward(self, x):
+        return self.out(self.frozen(self.into(x))) + self.empty.sum()
+model = DDP(Tied())
+def step():
+    return model(torch.randn(4, 8)).square().mean()
+""",
+    "compiled": """
+model = DDP(build())
+compiled = torch.compile(model)
+def step():
+    return compiled(torch.randn(4, 8)).square().mean()
+""",
+}
+LOOP = """
+optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+losses = []
+for _ in range(50):
+    loss = step()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item())
+json.dump(losses, open(HERE + f'/{RANK}.json', 'w'))
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_losses_do_not_change(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty losses are the same, bit by bit, with a fingerprint after each step and with none at all."""
+    if loop == "compiled" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    losses = []
+    for every in ("1", "0"):
+        monkeypatch.setenv("RANKWATCH_FINGERPRINT_STEPS", every)
+        (tmp_path / every).mkdir()
+        boxes = run_program(MODEL + LOOPS[loop] + LOOP, tmp_path / every, ranks=2)
+        losses.append([(tmp_path / every / f"{rank}.json").read_text() for rank in range(2)])
+        found = [totals(each) for each in boxes]
+        assert [errors(each) for each in boxes] == [0, 0]
+        assert found[0] == found[1]
+        assert len(found[0]) == (50 if every == "1" else 0)
+    assert losses[0] == losses[1]
 
 
 HEALTHY = (
@@ -157,6 +223,48 @@ def test_groups_and_cost(run: rankwatch.Run, tmp_path: Path) -> None:
     assert sum(int(each.payload[1]) for each in groups) % 2**64 == total.payload[1]
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_unusual_parameters(run: rankwatch.Run, tmp_path: Path) -> None:
+    """What has no plain bits is left out; all else is read, of whatever type and size. Nothing fails."""
+    run.identity = dataclasses.replace(run.identity, world_size=2)
+    plain = [torch.ones(3, dtype=each) for each in (torch.int8, torch.bool, torch.complex64, torch.bfloat16)]
+    plain += [
+        torch.zeros(0),
+        torch.tensor(1.0),
+        torch.ones(5).to(torch.float8_e4m3fn),
+        torch.ones(4).expand(3, 4),
+    ]
+    odd = [
+        torch.ones(4, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+    ]
+    for step, given in ((0, plain), (100, plain + odd), (200, odd), (300, [torch.zeros(0)]), (400, [])):
+        with run.step(step):
+            run.fingerprint(given)
+    found = totals(box(tmp_path))
+    assert sorted(found) == [0, 100]
+    assert found[0] == found[100]
+    assert errors(box(tmp_path)) == 0
+
+
+def test_model_that_changes(run: rankwatch.Run, tmp_path: Path) -> None:
+    """Parameters may come, go and change their type between two fingerprints."""
+    run.identity = dataclasses.replace(run.identity, world_size=2)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    for number in range(12):
+        with run.step(number * 100):
+            run.fingerprint(model)
+        if number == 3:
+            model[0] = torch.nn.Linear(4, 9)
+        elif number == 5:
+            model.to(torch.bfloat16)
+        else:
+            model.append(torch.nn.Linear(4, number + 1))
+    assert sorted(totals(box(tmp_path))) == list(range(0, 1200, 100))
+    assert errors(box(tmp_path)) == 0
+
+
 def test_one_replica(run: rankwatch.Run, tmp_path: Path) -> None:
     """A single process has nobody to be equal to."""
     assert _fingerprint(run, tmp_path, world=1) == []
@@ -164,8 +272,6 @@ def test_one_replica(run: rankwatch.Run, tmp_path: Path) -> None:
 
 
 def _fingerprint(run: rankwatch.Run, directory: Path, *, world: int) -> list[Read]:
-    import dataclasses
-
     run.identity = dataclasses.replace(run.identity, world_size=world)
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20)))
     for number in range(3):
