@@ -34,9 +34,12 @@ def test_fixed_part() -> None:
 
     A new per-rank metric changes the page.
     """
-    plain = [each for each in METRICS if each.labels == OWN]
+    uploads = [each for each in METRICS if each.labels == OWN and "uploaded" in each.name]
+    plain = [each for each in METRICS if each.labels == OWN and each not in uploads]
     fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS + LEARNING_SERIES
     assert fixed == _published_fixed_part()
+    with_uploads = len(uploads) + CHECKPOINT_SERIES // 3
+    assert f"uploads of checkpoints apart from their saves has {with_uploads} more" in PAGE.read_text()
 
 
 def test_collectives_and_groups() -> None:
