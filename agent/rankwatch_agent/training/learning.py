@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rankwatch.conventions import metric
 from rankwatch.conventions.vocabulary import (
+    DATASET,
     GRADIENT_NORM,
     LEARNING_RATE,
     LOSS,
@@ -227,11 +228,10 @@ class _BatchSize:
         return False
 
 
-REASONS = (RelearnReason.RESTART, RelearnReason.LEARNING_RATE, RelearnReason.BATCH_SIZE)
-"""Those that are found in the records."""
+REASONS = tuple(RelearnReason)
 BATCH_UNITS = ("samples", "tokens")
 NORMS = (GRADIENT_NORM, UPDATE_NORM)
-JUDGED = frozenset((LOSS, *NORMS, LOSS_SCALE, UPDATE_SKIPPED, LEARNING_RATE))
+JUDGED = frozenset((LOSS, *NORMS, LOSS_SCALE, UPDATE_SKIPPED, LEARNING_RATE, DATASET))
 """Scalars that are judged on every step."""
 
 
@@ -246,10 +246,12 @@ class RankLearning:
         """Times for which the loss may stand elsewhere, by reason."""
         self.first_nonfinite: dict[str, int] = {}
         """Scalar -> step of its first NaN or infinity in the present process."""
+        self._dataset = math.nan
         self._begin()
 
     def _begin(self) -> None:
         self._rate = _LearningRate()
+        self._loss_step = -1
         self._batches = {unit: _BatchSize() for unit in BATCH_UNITS}
         self._reset_step = -STEPS_BETWEEN_RESETS
 
@@ -271,7 +273,10 @@ class RankLearning:
                 norm = self.norms[name] = NormStatistics()
             norm.add(value)
         elif name == LOSS:
-            self.loss.add(value, at, step)
+            # Another of the same step is that of an evaluation, or of a part of the batch.
+            if step != self._loss_step or step < 0 or value - value:
+                self.loss.add(value, at, step)
+                self._loss_step = step
         elif name == LEARNING_RATE:
             if self._rate.changes(value, step):
                 self._reset(RelearnReason.LEARNING_RATE, step)
@@ -279,11 +284,21 @@ class RankLearning:
         elif name == LOSS_SCALE:
             self.loss_scale.add(value)
             return
+        elif name == DATASET:
+            self._take_dataset(value)
+            return
         elif name == UPDATE_SKIPPED and value > 0.0:
             self.loss_scale.skip()
             return
         if value - value:  # NaN for NaN and for infinity
             self.first_nonfinite.setdefault(name, step)
+
+    def _take_dataset(self, value: float) -> None:
+        """Take the number of the data. The first one of a process is a change, too, after a loss."""
+        before, self._dataset = self._dataset, value
+        if value != before and (before == before or self.loss.since):
+            self.resets[RelearnReason.DATASET] += 1
+            self.loss.relearn(RelearnReason.DATASET)
 
     def work(self, unit: str, amount: float, step: int) -> None:
         """Take work that was done in a step."""

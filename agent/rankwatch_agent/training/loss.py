@@ -31,7 +31,6 @@ class RelearnReason(StrEnum):
     LEARNING_RATE = "learning_rate"
     """It changed from one step to the next; a schedule that moves a little with each step is none."""
     BATCH_SIZE = "batch_size"
-    EVALUATION = "evaluation"
 
 
 ANY_LEVEL = (RelearnReason.RESTART, RelearnReason.DATASET)
@@ -188,6 +187,11 @@ class LossStatistics:
         self._grace = GRACE_STEPS
         rise = max(GRACE_RISE * abs(self.trend), self.sigma)
         self._level = self.trend + rise  # in place of trend and level, until the grace is over
+
+    @property
+    def since(self) -> int:
+        """Values since the start of the process, or since other data."""
+        return self._since
 
     @property
     def warm(self) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS, TOKENS
+from rankwatch.conventions.vocabulary import DATASET
 from rankwatch.errors import BlackBoxError
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
@@ -179,7 +180,8 @@ def judge_loss(boxes: Boxes, folders: Iterable[Path] = ()) -> tuple[int, LossVer
     for rank, box in boxes.by_rank.items():
         if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
             earlier = _earlier(box, folders)
-            return rank, detect(_rows(box), ReadCounts(), earlier=map(_rows, earlier))
+            new_levels = frozenset(_other_data(box))
+            return rank, detect(_rows(box), ReadCounts(), new_levels=new_levels, earlier=map(_rows, earlier))
     return None
 
 
@@ -192,6 +194,17 @@ def _earlier(box: Box, folders: Iterable[Path]) -> Iterator[Box]:
                     found = read_box(path, most_records=_MOST_EARLIER_RECORDS)
                     if found.header.identity.run == box.header.identity.run:
                         yield found
+
+
+def _other_data(box: Box) -> Iterator[int]:
+    """Steps from which the data are others, as the run says."""
+    last: float | None = None
+    for record in box.records:
+        if record.kind in _SCALARS and box.names.get(record.name) == DATASET:
+            value, step = layout.SCALAR.unpack_from(record.payload)
+            if value != last:
+                yield step
+            last = value
 
 
 def _rows(box: Box) -> Iterator[StepValues]:

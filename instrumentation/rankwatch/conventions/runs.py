@@ -274,7 +274,7 @@ SCALARS = (
         "rankwatch_learning_resets_total",
         "1",
         (*_RANK, Label.REASON),
-        "Times for which the loss was learnt anew, because it may stand elsewhere: restart, learning_rate "
-        "or batch_size.",
+        "Times for which the loss was learnt anew, because it may stand elsewhere: restart, dataset, "
+        "learning_rate or batch_size.",
     ),
 )

@@ -204,6 +204,7 @@ ready()
     assert of("rankwatch_loss_scale_collapsed") == {(): 1.0}
     assert of("rankwatch_learning_resets_total") == {
         ("restart",): 0.0,
+        ("dataset",): 0.0,
         ("learning_rate",): 1.0,
         ("batch_size",): 0.0,
     }
@@ -237,3 +238,43 @@ ready()
             collection = RanksCollector(directory=directory).collect()
         assert list(values(collection, "rankwatch_loss_scale_collapsed").values()) == [collapsed]
         assert list(values(collection, "rankwatch_updates_skipped_total").values()) == [skipped]
+
+
+def test_other_data() -> None:
+    """A jump where the run says that its data are others is no divergence; it is one where it does not."""
+    for told, resets in ((True, 1), (False, 0)):
+        learning, diverged = RankLearning(), False
+        for step in range(600):
+            if told:
+                learning.take("dataset", float(step >= 300), step, 0.0)
+            loss = (2.0 if step < 300 else 3.5) + 0.02 * math.sin(7.0 * step)
+            learning.take("loss", loss, step, 0.0)
+            diverged |= learning.loss.diverging
+        assert diverged != told
+        assert learning.resets[RelearnReason.DATASET] == resets
+
+
+def test_first_word_of_other_data() -> None:
+    """A run may tell its data only where they change. What a new process tells first is the data it has."""
+    learning = RankLearning()
+    for step in range(100):
+        learning.take("loss", 2.0, step, 0.0)
+    learning.take("dataset", 2.0, 100, 0.0)
+    assert learning.resets[RelearnReason.DATASET] == 1
+    learning.begin_process()
+    learning.take("dataset", 2.0, 100, 0.0)
+    assert learning.resets[RelearnReason.DATASET] == 1
+
+
+def test_evaluation_between_steps() -> None:
+    """Losses of an evaluation after a step are not those of the training. One that is NaN counts."""
+    learning = RankLearning()
+    for step in range(300):
+        learning.take("loss", 2.0 + 0.02 * math.sin(7.0 * step), step, 0.0)
+        if step % 10 == 0:
+            for _ in range(30):
+                learning.take("loss", 6.0, step, 0.0)
+        assert not learning.loss.diverging
+    assert learning.loss.trend == pytest.approx(2.0, abs=0.05)
+    learning.take("loss", math.nan, 299, 0.0)
+    assert learning.loss.nonfinite == 1

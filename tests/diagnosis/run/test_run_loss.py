@@ -8,17 +8,22 @@ from pathlib import Path
 from rankwatch.blackbox import kept, layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import LOSS
+from rankwatch.conventions.vocabulary import DATASET
 from rankwatch_diagnosis.loss.anomaly import Kind, Severity
 from rankwatch_diagnosis.run.engine import diagnose_run
 from support.diagnosis.run_boxes import RankBox
 
 
-def attempt(directory: Path, begin: int, level: float) -> RankBox:
-    """A box with 200 losses from a step on."""
+def attempt(directory: Path, begin: int, level: float, *, other_data_at: int = -1) -> RankBox:
+    """A box with 200 losses from a step on; on other data they are twice as high."""
     box = RankBox(directory, 0, world=1)
     number = box.writer.name_number(LOSS)
     for step in range(begin, begin + 200):
         at = box.now - 500.0 + step
+        if step == other_data_at:
+            data = box.writer.name_number(DATASET)
+            box.writer.append(RecordKind.SCALAR, data, at, at, layout.SCALAR, 2.0, step)
+            level *= 2.0
         loss = level + 0.02 * math.sin(7.0 * step)
         box.writer.append(RecordKind.SCALAR, number, at, at, layout.SCALAR, loss, step)
     return box
@@ -41,3 +46,12 @@ def test_loss_after_a_bad_restart(tmp_path: Path) -> None:
     assert alone is not None
     assert alone.anomalies == ()
     del after
+
+
+def test_other_data(tmp_path: Path) -> None:
+    """A jump where the run says that its data are others is no divergence."""
+    box = attempt(tmp_path, 0, 2.0, other_data_at=100)
+    _, loss = diagnose_run(tmp_path).loss or (None, None)
+    assert loss is not None
+    assert loss.anomalies == ()
+    del box
