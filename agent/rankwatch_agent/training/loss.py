@@ -145,8 +145,8 @@ class LossStatistics:
         self._since = 0
         self._settles = False
         """Once warm, the loss may still rise for a while."""
-        self._resumes = False
-        """Once warm, it is compared with what it was at the same step in the attempt before."""
+        self.resumes = False
+        """It is compared with what it was at the same step in the attempt before the restart."""
         self._last = math.nan
         self._distance = 0.0
         self._short.begin_process()
@@ -160,6 +160,7 @@ class LossStatistics:
             self.trend = self._long
         self._level = self._long
         self._grace = 0
+        self.resumes = False
         self._evidence = self._allowed = 0.0
         self._block_sum, self._block_values = 0.0, 0
         self._slow_sum, self._slow_blocks = 0.0, 0
@@ -177,7 +178,7 @@ class LossStatistics:
         if reason in ANY_LEVEL:
             self.begin_process()
             self._settles = reason is RelearnReason.DATASET
-            self._resumes = not self._settles
+            self.resumes = not self._settles
             if self._settles:
                 self._history.clear()
         elif self.warm and not self.diverging:
@@ -241,15 +242,17 @@ class LossStatistics:
             self.deviation = (self.recent - self.trend) / self.sigma
             if self._settles:
                 self._allow_rise()
-            elif self._resumes:
+            elif self.resumes:
                 self._compare()
 
     def _compare(self) -> None:
         """Expect what the loss was before the restart, if it now stands far above that."""
         before = self._history.at(self._step)
-        most = before + max(GRACE_RISE * abs(before), ALLOWED_SIGMAS * self._slow.sigma)
-        if self._long - most > SUSPICIOUS_SIGMAS * self.sigma:  # never, where nothing is known
+        most = before + GRACE_RISE * abs(before)
+        self.resumes = self._long > most  # never, where nothing is known
+        if self.resumes:
             self.trend = self._level = most
+            self._grace = GRACE_STEPS
             self.deviation = (self.recent - most) / self.sigma
 
     # From here on comparisons take the place of `min` and `max`: half the cost, for each step of each rank.
@@ -315,6 +318,8 @@ class LossStatistics:
         noise = ALLOWED_SIGMAS * slow
         if allowed < noise:
             allowed = noise
+        if self.resumes:  # the level is what is allowed
+            allowed = 0.0
         self._allowed = allowed
         above = (value - level - allowed) / slow
         if above > MOST_SIGMAS:
@@ -345,10 +350,18 @@ class LossStatistics:
             self._frozen += 1
             if self._frozen >= FROZEN_STEPS and at - self._frozen_at >= (FROZEN_SECONDS if at else 0.0):
                 self._anchor()
+        elif self.resumes:
+            self._stay(at)
         elif fast < FALLEN_BACK * peak:
             self._fall_back()
         elif not self._falling or fast > BACK_UP * peak:
             self._confirm(at)
+
+    def _stay(self, at: float) -> None:
+        """After a restart the mean counts, and not the highest value: the loss does not rise, it stands."""
+        self._held = self._held + 1 if self._evidence >= EVIDENCE and self._long > self._level else 0
+        if self._held >= self._confirm_steps:
+            self.diverging, self._frozen_at = True, at
 
     def _fall_back(self) -> None:
         if not self._falling:

@@ -155,7 +155,9 @@ class DivergenceDetector:
         if above or statistics.spikes > spikes:
             if self._excursion is None:
                 self._excursion = Excursion(step, value, expected)
-                self._return_below = expected + 0.5 * DIVERGENCE_SIGMAS * sigma
+                self._return_below = expected
+                if not statistics.resumes:
+                    self._return_below += 0.5 * DIVERGENCE_SIGMAS * sigma
             self._excursion.add_outlier(step, value, expected, above=above, confirm_after=confirm_after)
         elif self._excursion is not None:
             self._excursion.add_ordinary()

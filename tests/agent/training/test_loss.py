@@ -217,6 +217,16 @@ def test_restart_that_stands_higher(begin: int) -> None:
     assert statistics.expected < before[0] + 1.0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_restart_that_stands_higher_in_noise(seed: int) -> None:
+    """The mean tells it where no single value does: noise of a third, a loss higher by two thirds."""
+    source, statistics = random.Random(seed), LossStatistics()
+    losses = [2.0 * (1.0 + 0.33 * source.gauss(0.0, 1.0)) for _ in range(600)]
+    assert not at_steps(statistics, losses[:400], 0)
+    statistics.relearn(RelearnReason.RESTART)
+    assert at_steps(statistics, [1.66 * loss for loss in losses[400:]], 400)
+
+
 @pytest.mark.parametrize("begin", [0, 100, 350, 400])
 def test_restart_with_a_bump(begin: int) -> None:
     """A run that goes on from an earlier step has the loss of that step, and a little more for a while."""

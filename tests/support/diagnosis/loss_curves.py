@@ -268,6 +268,16 @@ def _step_up(source: random.Random, steps: int) -> Curve:
     return _curve("step up", run.losses(steps, lambda step: higher if step >= onset else 1.0), onset, onset)
 
 
+def _bad_restart(source: random.Random, steps: int) -> Curve:
+    """It goes on from a checkpoint, up to 300 steps back, and stands 40 to 200 % higher from then on."""
+    run, cut = Run(source), _turn(source, steps)
+    begin = cut - source.choice((0, source.randint(20, 300)))
+    higher = 1.0 + source.uniform(0.4, 2.0)
+    numbers = (*range(cut), *range(begin, begin + steps - cut))
+    losses = [run.loss(step, times=higher if at >= cut else 1.0) for at, step in enumerate(numbers)]
+    return Curve("bad restart", numbers, tuple(losses), cut, cut, marks={cut: RelearnReason.RESTART})
+
+
 def _as_untrained(source: random.Random, steps: int) -> Curve:
     """Within 3 to 60 steps it forgets all: the loss is that of a guess, ln(vocabulary), and hardly moves."""
     run, onset = Run(source), _turn(source, steps)
@@ -323,6 +333,7 @@ DIVERGING: Mapping[str, _Make] = MappingProxyType(
         "step up": _step_up,
         "growing oscillation": _oscillation,
         "as untrained": _as_untrained,
+        "bad restart": _bad_restart,
         "NaN": _nan,
     }
 )
