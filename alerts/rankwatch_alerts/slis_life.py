@@ -12,6 +12,7 @@ LIFE = (
         "rankwatch_run_attempts_total",
         "rankwatch_run_failures_total",
         "class:rankwatch_run_success:ratio",
+        "run:rankwatch_node_lost_timestamp_seconds:min",
         no_alert="each failure has its own alert, and what share is good differs between classes",
     ),
     sli(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.nodes import LOST
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
 
 FAILED = "run:rankwatch_run_failed_timestamp_seconds:max"
@@ -13,6 +14,7 @@ STARTUP = "run:rankwatch_startup_seconds:max"
 STARTED = f"max by ({RUN}) (rankwatch_run_attempt_start_timestamp_seconds)"
 TIME_TO_COMPLETE = "run:rankwatch_time_to_complete_seconds:estimate"
 DEADLINE_MARGIN = "run:rankwatch_deadline_margin_seconds:estimate"
+NODES_LOST = "run:rankwatch_node_lost_timestamp_seconds:min"
 SUCCESS = "class:rankwatch_run_success:ratio"
 RESTARTS = "class:rankwatch_run_restarts:ratio"
 PREEMPTIONS = "class:rankwatch_run_preemptions:increase"
@@ -26,7 +28,13 @@ _SAME_ATTEMPT_SECONDS = 120.0
 
 def life_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Ends and progress of each run, and rates of each class of runs."""
-    return (_failed_rule(), *_progress_rules(config), *_startup_rules(), *_class_rules(config))
+    return (
+        _failed_rule(),
+        *_progress_rules(config),
+        *_startup_rules(),
+        _nodes_lost_rule(config),
+        *_class_rules(config),
+    )
 
 
 def _failed_rule() -> RecordingRule:
@@ -107,17 +115,50 @@ def _startup_rules() -> tuple[RecordingRule, ...]:
     )
 
 
+def _nodes_lost_rule(config: RuleConfig) -> RecordingRule:
+    """Nobody on a lost node can count the attempt that it has ended. One value for each attempt, however many
+    nodes it has lost. The class is remembered, because a run that was on this node only is not seen any more.
+    A machine that the cloud had announced to take away has not failed.
+    """
+    lookback, memory = duration(config.absence_lookback_seconds), duration(config.node_memory_seconds)
+    of_class = f"group by ({RUN}, run_class) (last_over_time(rankwatch_run_info[{lookback}]))"
+    return recorded(
+        NODES_LOST,
+        f"""
+            min by ({RUN}) (
+              {LOST}
+              unless on (cluster, node)
+              last_over_time(rankwatch_preemption_notice_timestamp_seconds[{memory}])
+            )
+            * on ({RUN}) group_right ()
+            topk by ({RUN}) (1,
+              last_over_time({NODES_LOST}[{lookback}]) ^ 0
+              or on ({RUN})
+              {of_class}
+            )
+        """,
+    )
+
+
 def _class_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The counters have no label of a run, so an increase misses no first event."""
     window = duration(config.objective_window_seconds)
     finished = _increase("rankwatch_run_attempts_total", window, '{outcome="finished"}')
+    with_node = f"sum by ({_CLASS}) (changes({NODES_LOST}[{window}]) + 1)"
     return (
         recorded(
             SUCCESS,
             f"""
                 {finished}
                 / on ({_CLASS})
-                ({finished} + on ({_CLASS}) {_increase("rankwatch_run_failures_total", window)} > 0)
+                (
+                  {finished}
+                  + on ({_CLASS})
+                  {_increase("rankwatch_run_failures_total", window)}
+                  + on ({_CLASS})
+                  ({with_node} or 0 * {finished})
+                  > 0
+                )
             """,
         ),
         recorded(

@@ -43,9 +43,16 @@ RECORDED_LIFE = (
         "Time from the estimated end of the run to its deadline; negative where it will be late.",
     ),
     recorded(
+        "run:rankwatch_node_lost_timestamp_seconds:min",
+        (*_RUN, Label.RUN_CLASS),
+        "Unix time at which the first of the nodes was last seen that the run has lost, until the run moves "
+        "again. Machines that the cloud has taken away do not count.",
+    ),
+    recorded(
         "class:rankwatch_run_success:ratio",
         _CLASS,
-        "Share of attempts that finished among those that finished or failed, over the window of objectives.",
+        "Share of attempts that finished among those that finished, failed, or lost a node, over the window "
+        "of objectives.",
     ),
     recorded(
         "class:rankwatch_run_restarts:ratio",
