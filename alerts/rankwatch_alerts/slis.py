@@ -274,6 +274,7 @@ _REPLICAS = (
         "Do ranks that must hold the same parameters hold the same?",
         "rankwatch_rank_fingerprint",
         "rankwatch_rank_fingerprint_step",
+        "rankwatch_rank_fingerprint_gradient_norm",
         "run:rankwatch_replicas_equal:step",
         alerts=(Alert.REPLICAS_DISAGREE,),
     ),

@@ -38,6 +38,10 @@ class RankFingerprints:
     def __init__(self) -> None:
         self.newest: dict[tuple[str, int], Fingerprint] = {}
         """Ranks that must be equal, level -> the newest fingerprint of that level."""
+        self.norms: dict[tuple[str, int], float] = {}
+        """The gradient norm of the step of each of them, where it is known."""
+        self._norm = (-1, 0.0)
+        """Step and value of the last gradient norm."""
         self.seconds = 0.0
         """That all of them took."""
         self.count = 0
@@ -45,6 +49,8 @@ class RankFingerprints:
     def begin_process(self) -> None:
         """Another process takes the rank, maybe from an earlier step."""
         self.newest.clear()
+        self.norms.clear()
+        self._norm = (-1, 0.0)
 
     def take(self, members: str, seconds: float, raw: bytes, at: int) -> None:
         """A record. That of a group of parameters is for whoever reads the black box."""
@@ -60,6 +66,15 @@ class RankFingerprints:
         fingerprint = Fingerprint(step, value_of(weighted, hashed))
         for level in range(level_of(step, every) + 1):
             self.newest[members, level] = fingerprint
+            self.norms.pop((members, level), None)
+        self.take_norm(*self._norm)
+
+    def take_norm(self, step: int, norm: float) -> None:
+        """The gradient norm of a step. It may come before the fingerprint of the step, or after it."""
+        self._norm = (step, norm)
+        for key, each in self.newest.items():
+            if each.step == step:
+                self.norms[key] = norm
 
     def series(self, key: tuple[str, str]) -> Iterator[Series]:
         """The series of the rank; none where it takes no fingerprints."""
@@ -67,6 +82,9 @@ class RankFingerprints:
             labels = (*key, members, str(level))
             yield Series(metric("rankwatch_rank_fingerprint"), labels, each.value)
             yield Series(metric("rankwatch_rank_fingerprint_step"), labels, each.step)
+            if (members, level) in self.norms:
+                norm = self.norms[members, level]
+                yield Series(metric("rankwatch_rank_fingerprint_gradient_norm"), labels, norm)
         if self.count:
             yield Series(metric("rankwatch_rank_fingerprints_total"), key, self.count)
             yield Series(metric("rankwatch_rank_fingerprint_seconds_total"), key, self.seconds)

@@ -12,6 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.records import Header
 from rankwatch.conventions import EVALUATION, LOSS, FailureKind, Lifecycle
 from rankwatch.conventions.traces import SCALARS
+from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch.settings import printable
 from rankwatch_agent.training.checkpoints import RankCheckpoints
 from rankwatch_agent.training.collectives.totals import OVERFLOW, BoundedNames, RankCollectives
@@ -221,6 +222,8 @@ class RankTotals:
             self.nonfinite[name] += 1
         if judged:
             self.learning.take(name, value, step, end)
+        if name == GRADIENT_NORM:
+            self.fingerprints.take_norm(step, value)
 
     def _take_work(self, number: int, start: float, end: float, raw: bytes, at: int) -> None:
         unit = self._units.get(number)

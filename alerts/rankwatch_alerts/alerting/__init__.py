@@ -22,7 +22,7 @@ from rankwatch_alerts.alerting.life import (
     startup_slow,
 )
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
-from rankwatch_alerts.alerting.replicas import rank_differs, replicas_differ
+from rankwatch_alerts.alerting.replicas import norm_differs, rank_differs, replicas_differ
 from rankwatch_alerts.alerting.slow import (
     jitter,
     network_degraded,
@@ -66,6 +66,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             norm_exploding(config),
             loss_scale_collapsed(config),
             rank_differs(config),
+            norm_differs(config),
             replicas_differ(config),
             data_skew(config),
         ),

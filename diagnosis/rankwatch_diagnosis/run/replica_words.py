@@ -31,7 +31,13 @@ def replica_parts(found: Replicas) -> Sequence[str]:
 
 
 def difference(found: ReplicaSet) -> str:
-    """Which ranks of the set differ, and since when."""
+    """Which ranks of the set differ, and since when: in parameters, else in gradient norms."""
+    if not found.differ:
+        have = "has" if len(found.norm_odd_ranks) == 1 else "have"
+        return (
+            f"{listed(found.norm_odd_ranks)} {have} another gradient norm than the majority of ranks "
+            f"{found.members} at step {found.norm_differing_step}"
+        )
     equal = "" if found.newest_equal_step is None else f", equal at step {found.newest_equal_step}"
     before = " or before" if found.steps_before_lost else ""
     when = f"at step {found.differing_step}{before}{equal}"

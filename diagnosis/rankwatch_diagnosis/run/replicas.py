@@ -1,4 +1,4 @@
-"""Whether ranks that must hold the same parameters do, by the fingerprints in their boxes.
+"""Whether ranks that must hold the same parameters do, by the fingerprints and gradient norms in their boxes.
 
 Only fingerprints of the same step are compared, and a step that a rank repeats only with the same repetition
 by others. Each set of ranks that must be equal (data-parallel ones with the same position in all other
@@ -7,14 +7,18 @@ dimensions) is judged by itself.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 from rankwatch.blackbox import layout
 from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import Capability, Unseen
+from rankwatch.conventions.replicas import OTHER_NORM, SAME_NORM
+from rankwatch.conventions.vocabulary import GRADIENT_NORM
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 from rankwatch_diagnosis.run.visibility import Capabilities
 
@@ -42,6 +46,11 @@ class ReplicaSet:
     steps_before_lost: bool = False
     """Older records were overwritten, and no step that was equal is left: they may have differed before."""
 
+    norm_differing_step: int | None = None
+    """The first step at which the gradient norm of a rank differs from that of a majority. Norms are judged
+    where a majority agrees to the last digits: those that are taken before the all-reduce do not."""
+    norm_odd_ranks: tuple[int, ...] = ()
+
     @property
     def differ(self) -> bool:
         """True if the ranks do not hold the same parameters."""
@@ -60,9 +69,9 @@ class Replicas:
 
     @property
     def differing(self) -> tuple[ReplicaSet, ...]:
-        """The sets whose ranks differ, the earliest difference first."""
-        found = (each for each in self.sets if each.differ)
-        return tuple(sorted(found, key=lambda each: each.differing_step or 0))
+        """The sets whose ranks differ in parameters or gradient norms, the earliest difference first."""
+        found = (each for each in self.sets if each.differ or each.norm_odd_ranks)
+        return tuple(sorted(found, key=lambda each: (not each.differ, each.differing_step or 0)))
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
@@ -96,19 +105,23 @@ class _Fingerprint:
 
 
 _Taken = Mapping[_Visit, _Fingerprint]
+_Norms = Mapping[_Visit, float]
 
 
 def judge_replicas(boxes: Boxes, capabilities: Capabilities) -> Replicas:
     """Compare the fingerprints of the present attempt."""
     by_members: dict[str, dict[int, _Taken]] = defaultdict(dict)
-    missed: set[int] = set()
     for rank, box in boxes.by_rank.items():
-        if box.missed:
-            missed.add(rank)
         for members, taken in _of_rank(box).items():
             by_members[members][rank] = taken
+    missed = {rank for rank, box in boxes.by_rank.items() if box.missed}
     found = (
-        _judge(members, taken, lost=bool(missed & taken.keys()))
+        _judge(
+            members,
+            taken,
+            norms={rank: _norms(boxes.by_rank[rank]) for rank in taken},
+            lost=bool(missed & taken.keys()),
+        )
         for members, taken in sorted(by_members.items())
     )
     return Replicas(
@@ -139,9 +152,25 @@ def _of_rank(box: Box) -> dict[str, dict[_Visit, _Fingerprint]]:
     return found
 
 
-def _judge(members: str, taken: Mapping[int, _Taken], *, lost: bool) -> ReplicaSet | None:
+def _norms(box: Box) -> dict[_Visit, float]:
+    found: dict[_Visit, float] = {}
+    last, returns = -1, 0
+    numbers = {number for number, name in box.names.items() if name == GRADIENT_NORM}
+    for record in box.records:
+        if record.kind == RecordKind.SCALAR and record.name in numbers:
+            value, step = layout.SCALAR.unpack_from(record.payload)
+            returns += step < last
+            last = step
+            found[_Visit(returns, step)] = value
+    return found
+
+
+def _judge(
+    members: str, taken: Mapping[int, _Taken], *, norms: Mapping[int, _Norms], lost: bool
+) -> ReplicaSet | None:
     """None where no two ranks have a fingerprint of the same step."""
     ranks: set[int] = set()
+    norm_step, norm_odd = _odd_norms(norms)
     equal: int | None = None
     compared = 0
     for visit, values in _compared(taken):
@@ -161,11 +190,18 @@ def _judge(members: str, taken: Mapping[int, _Taken], *, lost: bool) -> ReplicaS
             odd_ranks=odd,
             parameters=tuple(_parameters(fingerprints, right)),
             steps_before_lost=lost and equal is None,
+            norm_differing_step=norm_step,
+            norm_odd_ranks=norm_odd,
         )
     if not compared:
         return None
     return ReplicaSet(
-        members=members, ranks=tuple(sorted(ranks)), steps_compared=compared, newest_equal_step=equal
+        members=members,
+        ranks=tuple(sorted(ranks)),
+        steps_compared=compared,
+        newest_equal_step=equal,
+        norm_differing_step=norm_step,
+        norm_odd_ranks=norm_odd,
     )
 
 
@@ -188,6 +224,21 @@ def _odd(values: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, ...], int]:
     if len(values) < _LEAST_FOR_MAJORITY or count * 2 <= len(values):
         return (), right
     return tuple(sorted(rank for rank, each in values.items() if each != common)), right
+
+
+def _odd_norms(norms: Mapping[int, _Norms]) -> tuple[int | None, tuple[int, ...]]:
+    """The first step at which some differ from a majority, and their ranks."""
+    for visit in sorted({visit for each in norms.values() for visit in each}):
+        values = {rank: each[visit] for rank, each in norms.items() if visit in each}
+        finite = [each for each in values.values() if math.isfinite(each)]
+        if not finite or len(values) < _LEAST_FOR_MAJORITY:
+            continue
+        middle = median(finite)
+        same = sum(math.isclose(each, middle, rel_tol=SAME_NORM) for each in values.values())
+        odd = [rank for rank, each in values.items() if not math.isclose(each, middle, rel_tol=OTHER_NORM)]
+        if odd and same * 2 > len(values):
+            return visit.step, tuple(sorted(odd))
+    return None, ()
 
 
 def _parameters(fingerprints: Mapping[int, _Fingerprint], right: int) -> Iterator[str]:

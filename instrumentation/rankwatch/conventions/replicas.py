@@ -9,6 +9,11 @@ _RANK = (Label.RUN, Label.RANK)
 _LEVEL = (*_RANK, Label.MEMBERS, Label.LEVEL)
 _DIFFERING = (Label.CLUSTER, Label.RUN, Label.MEMBERS)
 
+SAME_NORM = 1e-5
+"""Part by which equal gradient norms may differ: by the order of additions in float32, where GPUs differ."""
+OTHER_NORM = 0.01
+"""Part from which gradient norms differ: neighbouring numbers of bfloat16 do by up to 0.8 %."""
+
 REPLICAS: tuple[Metric, ...] = (
     gauge(
         "rankwatch_rank_fingerprint",
@@ -18,6 +23,12 @@ REPLICAS: tuple[Metric, ...] = (
         "rankwatch_rank_fingerprint_step names.",
     ),
     gauge("rankwatch_rank_fingerprint_step", "1", _LEVEL, "Step of that fingerprint."),
+    gauge(
+        "rankwatch_rank_fingerprint_gradient_norm",
+        "1",
+        _LEVEL,
+        "Gradient norm of that step, where the training loop reports one.",
+    ),
     counter("rankwatch_rank_fingerprints_total", "1", _RANK, "Fingerprints that the rank has taken."),
     counter(
         "rankwatch_rank_fingerprint_seconds_total",
@@ -36,6 +47,16 @@ RECORDED_REPLICAS: tuple[RecordedSeries, ...] = (
         "rank:rankwatch_replica_differs:step",
         (*_DIFFERING, Label.RANK, Label.NODE),
         "Step at which the parameters of this rank differ from those of the majority of its replicas.",
+    ),
+    recorded(
+        "rank:rankwatch_gradient_norm_deviation:ratio",
+        (*_DIFFERING, Label.LEVEL, Label.RANK, Label.NODE),
+        "Part by which the gradient norm of a rank differs from the median of its replicas, at one step.",
+    ),
+    recorded(
+        "rank:rankwatch_gradient_norm_differs:step",
+        (*_DIFFERING, Label.RANK, Label.NODE),
+        "Step at which the gradient norm of this rank differs from that of the majority of its replicas.",
     ),
     recorded(
         "run:rankwatch_replicas_differ:step",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rankwatch.blackbox import layout
 from rankwatch_agent.training.fingerprints import RankFingerprints, level_of, value_of
 
@@ -14,7 +16,14 @@ def taken(*steps: int, every: int = 100, members: str = "0-3") -> RankFingerprin
 
 
 def steps(found: RankFingerprints) -> dict[str, float]:
-    name = "rankwatch_rank_fingerprint_step"
+    return by_level(found, "rankwatch_rank_fingerprint_step")
+
+
+def norms(found: RankFingerprints) -> dict[str, float]:
+    return by_level(found, "rankwatch_rank_fingerprint_gradient_norm")
+
+
+def by_level(found: RankFingerprints, name: str) -> dict[str, float]:
     return {each.labels[3]: each.value for each in found.series(("r", "0")) if each.metric.name == name}
 
 
@@ -23,6 +32,22 @@ def test_levels() -> None:
     assert [level_of(100 * number, 100) for number in (0, 1, 8, 64, 72, 512, 4096)] == [3, 0, 1, 2, 1, 3, 3]
     found = taken(*range(0, 7001, 100))
     assert steps(found) == {"0": 7000, "1": 6400, "2": 6400, "3": 0}
+
+
+def test_gradient_norm() -> None:
+    """The norm of a step is shown with its fingerprint, whichever comes first, and not with another one."""
+    found = taken(6300)
+    found.take_norm(6300, 1.5)
+    assert norms(found) == {"0": 1.5}
+    found.take_norm(6400, math.nan)
+    found.take("0-3", 0.25, layout.FINGERPRINT.pack(6400, 1, 1, 100, 0), 0)
+    assert norms(found).keys() == {"0", "1", "2"}
+    found.take_norm(6401, 2.0)
+    found.take("0-3", 0.25, layout.FINGERPRINT.pack(6500, 1, 1, 100, 0), 0)
+    assert norms(found).keys() == {"1", "2"}
+    found.begin_process()
+    found.take("0-3", 0.25, layout.FINGERPRINT.pack(6401, 1, 1, 100, 0), 0)
+    assert norms(found) == {}
 
 
 def test_exact_in_a_float() -> None:

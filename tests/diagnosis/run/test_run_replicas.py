@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,44 @@ def test_two_replicas(tmp_path: Path) -> None:
     assert line.startswith("ranks 0 and 1 differ, and one of both is wrong, at step 30, equal at step 20;")
     (head, *_) = lines(diagnose_run(tmp_path), coloured=True)
     assert head.startswith("\x1b[1m\x1b[33mFINISHED")
+
+
+@pytest.mark.parametrize(
+    ("norms", "odd"),
+    [
+        ((0.5, 0.5, 0.5, 0.51), (3,)),
+        ((0.5, 0.5, math.nan, 0.5), (2,)),
+        ((0.5, 0.5, 0.502, 0.5), ()),  # the neighbouring number of bfloat16
+        ((0.5, 0.52, 0.6, 0.49), ()),  # before the all-reduce
+        ((math.nan,) * 4, ()),
+        ((math.inf,) * 4, ()),
+        ((0.0,) * 4, ()),
+    ],
+)
+def test_gradient_norms(norms: tuple[float, ...], odd: tuple[int, ...], tmp_path: Path) -> None:
+    """After the all-reduce the norm is the same on all replicas, also in steps without a fingerprint."""
+    for number, norm in enumerate(norms):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        run = rankwatch.start(
+            run="job", rank=number, world_size=4, directory=tmp_path,
+            flight_recorder=False, collectives=False,
+        )  # fmt: skip
+        for step in range(16):
+            with run.step(step):
+                run.fingerprint(model)
+                run.scalar("gradient_norm", norm if step == 13 else 1.0 / (1 + step))
+        run.finish()
+    found, (head, line, *_) = judged(tmp_path)
+    (one,) = found.sets
+    assert one.norm_odd_ranks == odd
+    assert not one.differ
+    if odd:
+        what = f"rank {odd[0]} has another gradient norm than the majority of ranks 0-3 at step 13"
+        assert line == what
+        assert head.endswith(what)
+    else:
+        assert line.startswith("equal: ")
 
 
 def test_equal_replicas(tmp_path: Path) -> None:
