@@ -43,7 +43,10 @@ _VALUES: dict[Label, tuple[str, ...]] = {
 }
 """Values of labels; any other label has the value x."""
 
-_STATES: dict[str, tuple[str, ...]] = {"rankwatch_goodput_seconds_total": tuple(GoodputState)}
+_STATES: dict[str, tuple[str, ...]] = {
+    "rankwatch_goodput_seconds_total": tuple(GoodputState),
+    "rankwatch_run_nodes": ("active", "standby"),
+}
 """Values of the label state, where it is not that of ranks."""
 
 

@@ -46,7 +46,7 @@ def _restarts(config: RuleConfig) -> Panel:
     return Panel(
         title="Starts of the run",
         description="Starts by the scheduler and by the launcher, and attempts in a row that brought no new "
-        "step. At the line: RankwatchRunCrashLooping.",
+        "step; nodes in reserve, as NVRx's launcher reports them. At the line: RankwatchRunCrashLooping.",
         unit="short",
         span=6,
         threshold=config.crash_loop_attempts,
@@ -56,6 +56,10 @@ def _restarts(config: RuleConfig) -> Panel:
             Query(
                 expression=f"max by (run) (rankwatch_run_attempts_without_progress{{{RUN}}})",
                 legend="{{run}} without a new step",
+            ),
+            Query(
+                expression=f'max by (run) (rankwatch_run_nodes{{{RUN}, state="standby"}})',
+                legend="{{run}} nodes in reserve",
             ),
         ),
     )
