@@ -49,6 +49,13 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
     complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
     """
+    return examine_run(directory, stall=stall, complete=complete)[0]
+
+
+def examine_run(
+    directory: Path, *, stall: float | None = None, complete: bool = False
+) -> tuple[RunVerdict, Boxes]:
+    """The same, with the boxes that it was judged by."""
     looked = _look(directory, stall, complete=complete)
     boxes, recorders, processes, hang = looked.boxes, looked.recorders, looked.processes, looked.hang
     rows = rows_by_rank(boxes)
@@ -62,7 +69,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
     if state is RunState.RUNNING and lacking:
         why = "; ".join((why, lacks_cpus(lacking)) if ranks else (lacks_cpus(lacking), why))
     why = "; ".join((why, *(difference(each) for each in replicas.differing[:1])))
-    return RunVerdict(
+    verdict = RunVerdict(
         run=boxes.run,
         state=state,
         ranks=ranks,
@@ -83,6 +90,7 @@ def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool 
         ),
         sources=_sources(boxes, recorders, looked.stall),
     )
+    return verdict, boxes
 
 
 def diagnose_waiting(directory: Path) -> HangVerdict:

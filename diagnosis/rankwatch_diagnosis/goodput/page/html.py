@@ -21,16 +21,15 @@ from rankwatch_diagnosis.goodput.report import (
     utilisation_words,
 )
 from rankwatch_diagnosis.goodput.what_if import interval_advice, what_ifs
-from rankwatch_diagnosis.html_page import part_of, policy, template
+from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
 
 _MOST_ATTEMPTS = 200
 _PACKAGE = "rankwatch_diagnosis.goodput.page"
-_STYLE_OF_PAGES = "rankwatch_diagnosis.straggler.page"
 
 
 def goodput_page(run: RunGoodput) -> str:
     """The page about the goodput of a run."""
-    style = part_of(_STYLE_OF_PAGES, "page.css") + part_of(_PACKAGE, "goodput.css")
+    style = style_of(_PACKAGE, "goodput.css")
     filters = {
         each.__name__: each
         for each in (duration, ended_words, moment, price_head, printable, share, steps_of)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from rankwatch import __version__
 from rankwatch.settings import printable
-from rankwatch_diagnosis.html_page import part_of, policy, template
+from rankwatch_diagnosis.pages.html_page import part_of, policy, style_of, template
 from rankwatch_diagnosis.straggler.by_rank import ByRank, RankRow
 from rankwatch_diagnosis.straggler.engine import Examination
 from rankwatch_diagnosis.straggler.page.heat_map import event_words, heat_map
@@ -45,7 +45,7 @@ def page(examined: Examination, by_rank: ByRank | None, subject: str) -> str:
     if case is not None and by_rank is not None:
         worst = worst_step(case, by_rank)
         pictures = {"map": heat_map(case, by_rank, verdict), "path": worst.picture}
-    style, script = part_of(_PACKAGE, "page.css"), part_of(_PACKAGE, "page.js")
+    style, script = style_of(), part_of(_PACKAGE, "page.js")
     filters: dict[str, Callable[..., object]] = {
         "duration": _duration,
         "signed": _signed,

@@ -19,6 +19,11 @@ def part_of(package: str, name: str) -> str:
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
+def style_of(package: str = "", name: str = "") -> str:
+    """The style of all pages, and after it that of one page, if it has its own."""
+    return part_of("rankwatch_diagnosis.pages", "page.css") + (part_of(package, name) if name else "")
+
+
 def template(text: str, filters: Mapping[str, Callable[..., object]]) -> jinja2.Template:
     """A template that escapes all values; a name that is not given is an error."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

@@ -1,0 +1,1 @@
+"""What pages share: their frame, their policy and their style."""
