@@ -72,6 +72,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "say what the time of a run went to, what it cost, what would be better",
             extra="diagnosis",
         ),
+        "report": Command("report", "write a page or a post-incident review about a run", extra="diagnosis"),
         "table": Command(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),

@@ -23,6 +23,12 @@ _REFUSED = {
 }
 
 
+def quoted(text: str) -> str:
+    """A string of PromQL."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
 class Sample(NamedTuple):
     """A series at one moment."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from rankwatch.conventions import GoodputState
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_diagnosis.goodput.model import AttemptGoodput, Cost, RunGoodput, Saves
-from rankwatch_diagnosis.prometheus_api import PrometheusApi
+from rankwatch_diagnosis.prometheus_api import PrometheusApi, quoted
 
 _MOST_POINTS = 5000
 """Prometheus gives at most 11,000 of a series."""
@@ -31,9 +31,9 @@ class _Reading:
         self._run = run
         self._window = f"{max(1, math.ceil(since_seconds))}s"
         self._since = since_seconds
-        self._matcher = f"run={_quoted(run)}"
+        self._matcher = f"run={quoted(run)}"
         if cluster is not None:
-            self._matcher += f", cluster={_quoted(cluster)}"
+            self._matcher += f", cluster={quoted(cluster)}"
 
     def goodput(self) -> RunGoodput:
         # The last value of each node's counter: increase() would lose what came before its first scrape.
@@ -163,9 +163,3 @@ def _by_state(rows: Iterator[tuple[Mapping[str, str], float]]) -> dict[GoodputSt
         if math.isfinite(value):
             found[state] += value
     return found
-
-
-def _quoted(text: str) -> str:
-    """A string of PromQL."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

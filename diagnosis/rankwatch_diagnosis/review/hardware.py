@@ -35,7 +35,7 @@ CALM_LABELS: Mapping[str, frozenset[str]] = {
 """Label -> values with which a counter reports no fault, or the same fault a second time."""
 _MOST_PAGE_BYTES = 64 << 20
 _MOST_EVENTS = 100
-_LEAST_GROWTH = 0.5
+LEAST_GROWTH = 0.5
 """Less is noise of an interpolated increase, or a short moment of throttling."""
 _UNNAMED = frozenset({"cluster", "node", "instance", "job", "run"})
 
@@ -95,9 +95,7 @@ def events_of_bundle(bundle: Path, *, at: float, until: float, node: str) -> tup
     found = [
         growth_event(each, at=at, until=until, source=source, node=node) for each in _grown(before, after)
     ]
-    meanings = {
-        dict(labels).get("xid", ""): dict(labels) for name, labels in after if name == XID_MEANING
-    }
+    meanings = {dict(labels).get("xid", ""): dict(labels) for name, labels in after if name == XID_MEANING}
     for (name, labels), moment in after.items():
         if name == XID_MOMENT and before.get((name, labels)) != moment:
             found.append(xid_event({**dict(labels), "node": node}, moment, meanings, source))
@@ -110,7 +108,7 @@ def _grown(before: _Page, after: _Page) -> Iterator[Growth]:
         for (name, labels), value in sorted(after.items(), key=lambda each: (each[0][0], sorted(each[0][1])))
         if name in FAULT_COUNTERS and is_fault(dict(labels))
     )
-    return islice((each for each in grown if each.amount > _LEAST_GROWTH), _MOST_EVENTS)
+    return islice((each for each in grown if each.amount > LEAST_GROWTH), _MOST_EVENTS)
 
 
 def _page(path: Path) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -54,25 +54,24 @@ def read_incident(bundle: Path) -> KeptIncident | None:
     opened = found.get("opened_timestamp_seconds") if isinstance(found, dict) else None
     if not isinstance(opened, int | float) or not math.isfinite(opened) or not 0.0 < opened < _LATEST:
         return None
-    texts = {name: str(found.get(name, "")) for name in ("run", "kind", "why", "node")}
-    return KeptIncident(bundle, opened=float(opened), **texts, **_lists(found))
+    run, kind, why, node = (str(found.get(name, "")) for name in ("run", "kind", "why", "node"))
+    ranks, missing = _lists(found)
+    return KeptIncident(bundle, run, kind, why, float(opened), node, ranks, missing)
 
 
-def _lists(found: Mapping[str, Any]) -> dict[str, Any]:
+def _lists(found: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The ranks that the verdict names, and what the bundle lacks."""
     verdict, missing = found.get("verdict"), found.get("missing")
     ranks = verdict.get("ranks") if isinstance(verdict, dict) else None
-    return {
-        "ranks": tuple(each for each in ranks if type(each) is int) if isinstance(ranks, list) else (),
-        "missing": tuple(
-            f"{each.get('what')}: {each.get('why')}" for each in missing[:64] if isinstance(each, dict)
-        )
-        if isinstance(missing, list)
-        else (),
-    }
+    lacking = missing[:64] if isinstance(missing, list) else []
+    return (
+        tuple(each for each in ranks if type(each) is int) if isinstance(ranks, list) else (),
+        tuple(f"{each.get('what')}: {each.get('why')}" for each in lacking if isinstance(each, dict)),
+    )
 
 
 def incidents_of(run: str, evidence: Path) -> tuple[list[KeptIncident], str]:
-    """The incidents of a run that have evidence in this directory, and why none are seen; empty if they are."""
+    """The incidents of a run with evidence in this directory, and why none are seen; empty if they are."""
     try:
         folders = sorted(each for each in evidence.iterdir() if not each.name.startswith("."))
     except FileNotFoundError:

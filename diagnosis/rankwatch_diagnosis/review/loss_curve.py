@@ -50,6 +50,10 @@ def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float],
         part = points[begin : begin + length]
         finite = [each for each in part if math.isfinite(each[1])]
         odd = [each for each in part if not math.isfinite(each[1])][:1]
-        ends = {min(finite, key=lambda each: each[1]), max(finite, key=lambda each: each[1])} if finite else ()
+        ends = {min(finite, key=_value), max(finite, key=_value)} if finite else ()
         found += sorted([*ends, *odd])
     return tuple(found)
+
+
+def _value(point: tuple[float, float]) -> float:
+    return point[1]

@@ -85,16 +85,20 @@ class LossCurve:
 
 
 class CheckpointSeen(NamedTuple):
-    """A checkpoint operation of one rank."""
+    """One operation on one checkpoint, over all ranks that are seen."""
 
     ended: float
-    """Unix time."""
+    """Unix time at which the last rank was done."""
     operation: str
     step: int
-    rank: int
-    seconds: float | None
-    blocking_seconds: float | None
-    failed: bool
+    ranks: int
+    failed: int
+    """Ranks on which it failed."""
+    seconds: float
+    """On the slowest rank."""
+    blocking_seconds: float
+    """For which it held up training, on the rank with the most."""
+    slowest_rank: int
     path: str = ""
 
 

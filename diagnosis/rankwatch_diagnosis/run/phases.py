@@ -27,23 +27,32 @@ _PhaseSeconds = Mapping[str, float]
 
 def phase_table(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> dict[str, object]:
     """The phases of a step and the sections apart, ready for JSON; empty where no rank holds a whole step."""
-    means: dict[int, _PhaseSeconds] = {}
-    steps = 0
-    for rank, of_rank in rows.items():
-        usual = _usual_steps(of_rank)
-        if usual:
-            steps = max(steps, len(usual))
-            names = {name for step in usual for name in step}
-            means[rank] = {name: fmean(step.get(name, 0.0) for step in usual) for name in names}
+    means = mean_phases(rows)
     if not means:
         return {}
     return {
-        "steps": steps,
+        "steps": max(len(_usual_steps(of_rank)) for of_rank in rows.values()),
         "ranks": len(means),
         "step_seconds": median(sum(each.values()) for each in means.values()),
         "of_step": _of_step(means),
         "apart": _apart(boxes),
     }
+
+
+def mean_phases(rows: Mapping[int, Sequence[Row]]) -> dict[int, Mapping[str, float]]:
+    """Rank -> phase -> its seconds in a mean step, of ranks that hold a whole step."""
+    found: dict[int, Mapping[str, float]] = {}
+    for rank, of_rank in rows.items():
+        usual = _usual_steps(of_rank)
+        if usual:
+            names = sorted({name for step in usual for name in step}, key=phase_order)
+            found[rank] = {name: fmean(step.get(name, 0.0) for step in usual) for name in names}
+    return found
+
+
+def phase_order(name: str) -> tuple[bool, int, str]:
+    """The order of a step; custom phases after those that rankwatch knows, and `other` last."""
+    return (name == OTHER, _ORDER.get(name, len(_ORDER)), name)
 
 
 def _usual_steps(rows: Sequence[Row]) -> list[_PhaseSeconds]:
@@ -58,12 +67,11 @@ def _usual_steps(rows: Sequence[Row]) -> list[_PhaseSeconds]:
 
 
 def _of_step(means: Mapping[int, _PhaseSeconds]) -> list[dict[str, object]]:
-    """In the order of a step; custom phases after those that rankwatch knows, and `other` last."""
     names = {name for each in means.values() for name in each}
     seconds = {name: median(each.get(name, 0.0) for each in means.values()) for name in names}
     total = sum(seconds.values())
     found = []
-    for name in sorted(names, key=lambda name: (name == OTHER, _ORDER.get(name, len(_ORDER)), name)):
+    for name in sorted(names, key=phase_order):
         worst = max(means, key=lambda rank: means[rank].get(name, 0.0))
         found.append(
             {

@@ -70,25 +70,27 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"run:         {verdict.run}, {_sources(verdict.sources)}"
     for each in verdict.ended_attempts:
         yield f"attempt {each.number + 1:<5}{each.words()}"
-    yield f"progress:    {_progress(verdict)}"
-    yield f"checkpoints: {_checkpoints(verdict.checkpoints)}"
-    yield f"loss:        {_loss(verdict)}"
+    yield f"progress:    {progress_words(verdict)}"
+    yield f"checkpoints: {checkpoint_words(verdict.checkpoints)}"
+    yield f"loss:        {loss_words(verdict)}"
     others = dict(verdict.capabilities)
     others.pop(Capability.REPLICAS, None)  # they have a line of their own
     yield from visible_lines(others)
     yield from _replicas(verdict)
     if verdict.trackers:
         yield f"tracker:     {', '.join(verdict.trackers)}"
-    yield f"slowdown:    {_slowdown(verdict.straggler)}"
-    yield from _other_causes(verdict.straggler)
+    yield f"slowdown:    {slowdown_words(verdict.straggler)}"
+    yield from other_causes(verdict.straggler)
     if verdict.contention:
         yield f"cpus:        {lacks_cpus(verdict.contention)}"
     yield from time_lines(verdict)
-    yield f"waiting:     {_waiting(verdict)}"
-    yield from _waits(verdict)
+    yield f"waiting:     {waiting_words(verdict)}"
+    yield from waiting_evidence(verdict)
     yield "ranks:"
     yield from _ranks(verdict)
-    yield from _notes(verdict)
+    if notes := note_parts(verdict):
+        yield "notes:"
+        yield from (f"  {each}" for each in notes)
 
 
 def _sources(sources: Mapping[str, object]) -> str:
@@ -101,7 +103,8 @@ def _sources(sources: Mapping[str, object]) -> str:
     return f"{parts}, copies of black boxes" if sources["copies"] else parts
 
 
-def _progress(verdict: RunVerdict) -> str:
+def progress_words(verdict: RunVerdict) -> str:
+    """How far the run is, and how fast."""
     progress = verdict.progress
     target = progress.get("target_steps")
     parts = [f"step {progress['step']}" + (f" of {target}" if target else "")]
@@ -118,7 +121,8 @@ def _progress(verdict: RunVerdict) -> str:
     return ", ".join(parts)
 
 
-def _checkpoints(found: Mapping[str, object]) -> str:
+def checkpoint_words(found: Mapping[str, object]) -> str:
+    """The last good checkpoint, failures, and what is complete."""
     good = found.get("last_good")
     standing = list(_standing(found))
     if not isinstance(good, Mapping) and "operations" not in found and not standing:
@@ -146,7 +150,8 @@ def _standing(found: Mapping[str, object]) -> Iterator[str]:
             yield text.format(found[name])
 
 
-def _loss(verdict: RunVerdict) -> str:
+def loss_words(verdict: RunVerdict) -> str:
+    """The worst that was found in the loss."""
     if verdict.loss is None:
         why = verdict.capabilities.get(Capability.LOSS)
         return "not reported" if why is None else f"not visible, because {why.sentence}"
@@ -172,7 +177,8 @@ def _replicas(verdict: RunVerdict) -> Iterator[str]:
         yield f"{head}and {len(parts) - _GROUPS_SHOWN} more; --json shows them"
 
 
-def _slowdown(found: Verdict | None) -> str:
+def slowdown_words(found: Verdict | None) -> str:
+    """The cause of a slowdown, and what it costs."""
     if found is None:
         return "not judged: NumPy is not installed (in a clone, pip install '.[diagnosis]' brings it)"
     if found.cause in (Cause.NONE, Cause.INCONCLUSIVE):
@@ -185,7 +191,8 @@ def _slowdown(found: Verdict | None) -> str:
     return _cause(found)
 
 
-def _other_causes(found: Verdict | None) -> Iterator[str]:
+def other_causes(found: Verdict | None) -> Iterator[str]:
+    """The causes beside the first."""
     others = () if found is None else found.others
     for each in others[:_CAUSES_SHOWN]:
         yield f"             also {_cause(each)}"
@@ -221,7 +228,8 @@ def _cost(found: Verdict | FoundCause) -> str:
     return f"{most}{(found.slowdown or 1.0) - 1.0:.1%}, {lost} rank-seconds lost"
 
 
-def _waiting(verdict: RunVerdict) -> str:
+def waiting_words(verdict: RunVerdict) -> str:
+    """Whom the ranks wait for, and what shows it."""
     hang = verdict.hang
     whom = f" for {listed(hang.ranks)}" if hang.ranks else ""
     source = hang.evidence.get("source", "black boxes")
@@ -229,7 +237,8 @@ def _waiting(verdict: RunVerdict) -> str:
     return f"{hang.state.value}{whom}{calm} (by the {source})"
 
 
-def _waits(verdict: RunVerdict) -> Iterator[str]:
+def waiting_evidence(verdict: RunVerdict) -> Iterator[str]:
+    """What the ranks that are waited for do, and the collectives that wait."""
     if verdict.hang.state is State.SLOW:
         return  # a moment of a healthy run: some rank always waits
     reasons = verdict.hang.evidence.get("reasons")
@@ -273,7 +282,8 @@ def _process(rank: Mapping[str, object]) -> str:
     return found
 
 
-def _notes(verdict: RunVerdict) -> Iterator[str]:
+def note_parts(verdict: RunVerdict) -> list[str]:
+    """What the evidence lacks."""
     notes = verdict.hang.evidence.get("notes")
     parts = [str(each) for each in notes] if isinstance(notes, list) else []
     skipped = verdict.sources["boxes_skipped"]
@@ -288,9 +298,7 @@ def _notes(verdict: RunVerdict) -> Iterator[str]:
         parts.append(f"{verdict.sources['records_missed']:,} records were overwritten or torn")
     if any(each["state"] == GONE for each in verdict.ranks_seen) or verdict.sources["copies"]:
         parts.append("copies, or no process is left: ranks are judged by the final state in their boxes")
-    if parts:
-        yield "notes:"
-        yield from (f"  {each}" for each in parts)
+    return parts
 
 
 def _count(number: object, thing: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.goodput import main
-from support.servers.prometheus import prometheus, require
+from support.servers.prometheus import backfill, prometheus
 
 MINUTE = 60.0
 LONG = 150
@@ -62,18 +61,13 @@ def _history(end: float) -> Iterator[str]:
         add("rankwatch_checkpoint_operation_seconds_total", saves, at, 60.0 * (minute // 30))
     for name, points in series.items():
         yield from (f"{name} {value!r} {at:.3f}" for at, value in points)
-    yield "# EOF"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prometheus with ten hours of history."""
-    require("prometheus", "promtool")
     directory = tmp_path_factory.mktemp("p")
-    history = directory / "history.txt"
-    history.write_text("\n".join(_history(time.time() - 30)) + "\n")
-    create = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(history)]
-    subprocess.run([*create, str(directory / "prometheus-data")], check=True, stdout=subprocess.DEVNULL)
+    backfill(_history(time.time() - 30), directory)
     with prometheus({"global": {"scrape_interval": "1h"}}, directory) as found:
         yield found
 

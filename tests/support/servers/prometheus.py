@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,15 @@ def prometheus(config: Mapping[str, object], directory: Path, flags: Sequence[st
     ]
     with _server(command, directory / "prometheus.log") as url:
         yield url
+
+
+def backfill(history: Iterable[str], directory: Path) -> None:
+    """Give the Prometheus that starts in this directory a past: lines of OpenMetrics with their moments."""
+    require("promtool")
+    path = directory / "history.txt"
+    path.write_text("\n".join(history) + "\n# EOF\n")
+    create = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(path)]
+    subprocess.run([*create, str(directory / "prometheus-data")], check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager

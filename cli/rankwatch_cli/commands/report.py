@@ -1,0 +1,91 @@
+"""`rankwatch report`: all that is known about a run, as a page or as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankwatch.settings import SentenceParser
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.output import write_file
+from rankwatch_cli.prometheus_options import add_prometheus_options, prometheus_api, seconds_above_zero
+from rankwatch_cli.runs import named_run, runs_directory
+from rankwatch_diagnosis.review.markdown import markdown
+from rankwatch_diagnosis.review.model import RunReview
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report or write its files; returns 0. Raises UserError where nothing of the run is known."""
+    given = _parser().parse_args(arguments)
+    review = _of_prometheus(given) if given.prometheus is not None else _of_this_node(given)
+    if given.html is not None:
+        from rankwatch_diagnosis.review.page.html import review_page
+
+        write_file(given.html, review_page(review))
+    if given.markdown is not None:
+        write_file(given.markdown, markdown(review))
+    if given.html is None and given.markdown is None:
+        print(markdown(review), end="")
+    return 0
+
+
+def _of_prometheus(given: argparse.Namespace) -> RunReview:
+    if given.run is None:
+        raise UserError("--prometheus needs the name of a run")
+    from rankwatch_diagnosis.review.from_prometheus import review_prometheus
+
+    return review_prometheus(
+        prometheus_api(given), given.run, cluster=given.cluster, since_seconds=given.since
+    )
+
+
+def _of_this_node(given: argparse.Namespace) -> RunReview:
+    from rankwatch_agent.runtime.config import AgentConfig
+    from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
+    from rankwatch_diagnosis.review.from_boxes import review_folder
+
+    account = given.account or Path(AgentConfig.state_directory) / ACCOUNT
+    evidence = given.evidence or Path(AgentConfig.evidence_directory)
+    return review_folder(
+        named_run(given.run, runs_directory()), account=account, evidence=evidence, stall=given.stall_seconds
+    )
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch report",
+        description="Write what is known about a run: what happened when, what it lost in GPU-hours and "
+        "money, the verdicts with their evidence, and what could not be seen. Without an option it "
+        "prints Markdown, in which the questions that only people can answer are left open.",
+    )
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run of this node, as `rankwatch ls` lists it (default: the newest), a directory with "
+        "its black boxes, or an evidence bundle; with --prometheus the name, as its label `run` has it",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, one file without network")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the Markdown to a file")
+    parser.add_argument(
+        "--account",
+        type=Path,
+        metavar="FILE",
+        help="where the agent of this node keeps account of time (default: goodput.json in the default "
+        "state_directory)",
+    )
+    parser.add_argument(
+        "--evidence",
+        type=Path,
+        metavar="DIRECTORY",
+        help="where the agent of this node keeps evidence bundles (default: its default evidence_directory)",
+    )
+    parser.add_argument(
+        "--stall-seconds",
+        type=seconds_above_zero,
+        metavar="SECONDS",
+        help="age from which a wait is a stall (default: as the ranks have learnt, from 5 to 30)",
+    )
+    add_prometheus_options(parser)
+    return parser

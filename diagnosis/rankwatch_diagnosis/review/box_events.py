@@ -1,0 +1,122 @@
+"""What the black boxes of a run show to have happened, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import RankState
+from rankwatch_diagnosis.hang.verdict import State
+from rankwatch_diagnosis.loss.anomaly import Severity
+from rankwatch_diagnosis.review.loss_curve import anomaly_words
+from rankwatch_diagnosis.review.model import Event, EventKind
+from rankwatch_diagnosis.run.boxes import Box, Boxes
+from rankwatch_diagnosis.run.report import waiting_words
+from rankwatch_diagnosis.run.verdict import RunVerdict
+from rankwatch_diagnosis.run.why import listed
+from rankwatch_diagnosis.straggler.thresholds import DEFAULT
+
+_SOURCE = "black boxes"
+_MOST_FAILURES = 16
+_MOST_OF_A_KIND = 40
+
+
+class StepMoments:
+    """When steps began and ended, in Unix time, as the first rank that holds them has it."""
+
+    def __init__(self, boxes: Boxes) -> None:
+        self._found: dict[int, tuple[float, float]] = {}
+        for box in boxes.by_rank.values():
+            for record in box.records:
+                if record.kind == RecordKind.STEP:
+                    step = layout.STEP.unpack_from(record.payload)[0]
+                    self._found.setdefault(step, (box.wall(record.start), box.wall(record.end)))
+
+    def of(self, step: int) -> tuple[float, float] | None:
+        """Start and end of a step; None where no box holds it any more."""
+        return self._found.get(step)
+
+
+def box_events(boxes: Boxes, verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+    """Ends of ranks, a stall, the start of a slowdown, single long steps, the loss, failed checkpoints."""
+    yield from _failures(boxes, verdict)
+    yield from _stall(boxes, verdict)
+    yield from _slowdown(verdict, moments)
+    yield from _loss(verdict, moments)
+    for box in (*boxes.earlier, *boxes.by_rank.values()):
+        yield from _checkpoints(box)
+
+
+def _failures(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
+    bad = (RankState.LOST, RankState.FAILED) if boxes.liveness_known else (RankState.FAILED,)
+    ended = [each for each in boxes.by_rank.values() if each.state in bad]
+    ended.sort(key=lambda each: (each.rank not in verdict.ranks, each.wall(each.last_sign)))
+    for box in ended[:_MOST_FAILURES]:
+        victim = " in a collective" if box.failed_in_collective else ""
+        how = f": {box.ended_by}" if box.ended_by else ""
+        text = f"rank {box.rank} {box.state.value}{victim}{how}"
+        severity = Severity.CRITICAL if box.rank in verdict.ranks else Severity.WARNING
+        yield Event(
+            box.wall(box.last_sign),
+            EventKind.FAILURE,
+            severity,
+            text,
+            _SOURCE,
+            rank=box.rank,
+            node=box.header.identity.host,
+        )
+
+
+def _stall(boxes: Boxes, verdict: RunVerdict) -> Iterator[Event]:
+    if verdict.hang.state not in (State.HANG, State.DESYNC):
+        return
+    since = max(each.wall(each.last_progress) for each in boxes.by_rank.values())
+    until = boxes.moment
+    yield Event(since, EventKind.STALL, Severity.CRITICAL, waiting_words(verdict), _SOURCE, until=until)
+
+
+def _slowdown(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+    found = verdict.straggler
+    if found is None:
+        return
+    for cause in found.causes:
+        began, ended = moments.of(cause.first_step), moments.of(cause.last_step)
+        if began is None or (cause.slowdown or 1.0) < DEFAULT.least_slowdown:
+            continue
+        whom = f" on {listed(cause.ranks)}" if cause.ranks else ""
+        text = f"{cause.cause_and_phase}{whom} from step {cause.first_step} to {cause.last_step}"
+        until = ended[1] if ended is not None else None
+        yield Event(began[0], EventKind.SLOW_STEP, Severity.WARNING, text, _SOURCE, until=until)
+    for each in found.events[:_MOST_OF_A_KIND]:
+        step, ranks = each["step"], each["ranks"]
+        when = moments.of(step) if isinstance(step, int) else None
+        if when is not None:
+            late = f" on {listed(tuple(ranks))}" if isinstance(ranks, list) and ranks else ""
+            text = f"step {step} lost {each['lost_seconds']:,.1f} s in {each['operation']}{late}"
+            yield Event(when[0], EventKind.SLOW_STEP, Severity.INFO, text, _SOURCE, until=when[1])
+
+
+def _loss(verdict: RunVerdict, moments: StepMoments) -> Iterator[Event]:
+    if verdict.loss is None:
+        return
+    rank, found = verdict.loss
+    for each in found.anomalies[-_MOST_OF_A_KIND:]:
+        when = moments.of(each.step)
+        if when is not None:
+            yield Event(when[1], EventKind.LOSS, each.severity, anomaly_words(each), _SOURCE, rank=rank)
+
+
+def _checkpoints(box: Box) -> Iterator[Event]:
+    for record in box.records:
+        if record.kind != RecordKind.CHECKPOINT:
+            continue
+        _, step, stage, failed, _ = layout.CHECKPOINT.unpack_from(record.payload)
+        operation = box.names.get(record.name, "")
+        at = box.wall(record.end)
+        if failed and not stage:
+            text = f"{operation} of the checkpoint of step {step} failed on rank {box.rank}"
+            yield Event(at, EventKind.CHECKPOINT, Severity.WARNING, text, _SOURCE, rank=box.rank)
+        elif operation == "load" and not stage and box.rank == 0:
+            text = f"resumed from the checkpoint of step {step}"
+            yield Event(at, EventKind.CHECKPOINT, Severity.INFO, text, _SOURCE, rank=box.rank)

@@ -1,0 +1,184 @@
+"""The review of a run from its black boxes, on a node or in an evidence bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankwatch.conventions import RankState
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_diagnosis.goodput.from_boxes import read_folder
+from rankwatch_diagnosis.goodput.model import RunGoodput
+from rankwatch_diagnosis.loss.anomaly import Severity
+from rankwatch_diagnosis.review.box_events import StepMoments, box_events
+from rankwatch_diagnosis.review.checkpoints_seen import checkpoints_seen
+from rankwatch_diagnosis.review.hardware import events_of_bundle
+from rankwatch_diagnosis.review.incidents import KeptIncident, incidents_of, read_incident
+from rankwatch_diagnosis.review.judgements import judgements
+from rankwatch_diagnosis.review.loss_curve import loss_curve
+from rankwatch_diagnosis.review.model import Event, EventKind, Events, RankPhases, RunReview
+from rankwatch_diagnosis.run.boxes import Boxes
+from rankwatch_diagnosis.run.engine import examine_run
+from rankwatch_diagnosis.run.folder import RunFolder, find_run
+from rankwatch_diagnosis.run.phases import mean_phases
+from rankwatch_diagnosis.run.report import checkpoint_words, note_parts, progress_words
+from rankwatch_diagnosis.run.step_rows import rows_by_rank
+from rankwatch_diagnosis.run.verdict import RunState, RunVerdict
+from rankwatch_diagnosis.run.visibility import unseen_parts
+
+_SEVERITY = {
+    RunState.STALLED: Severity.CRITICAL,
+    RunState.LOST: Severity.CRITICAL,
+    RunState.FAILED: Severity.CRITICAL,
+    RunState.RUNNING: Severity.INFO,
+    RunState.STARTING: Severity.INFO,
+    RunState.FINISHED: Severity.INFO,
+}
+_LATEST_INCIDENT_SECONDS = 3600.0
+"""After the last sign of life. An agent that is stopped opens it only once it runs again."""
+
+
+class _Around(NamedTuple):
+    """What is known beside the boxes."""
+
+    events: tuple[Event, ...]
+    unseen: tuple[str, ...]
+
+
+def review_folder(
+    directory: Path,
+    *,
+    account: Path | None = None,
+    evidence: Path | None = None,
+    stall: float | None = None,
+) -> RunReview:
+    """The review of the run in a directory or in an evidence bundle.
+
+    account: the file in which the agent keeps account of the time of all runs; read if it is there.
+    evidence: where the agent keeps evidence bundles.
+    stall: as in `diagnose_run`.
+    Raises UserError where there is no box that can be used.
+    """
+    verdict, boxes = examine_run(directory, stall=stall)
+    folder = find_run(directory)
+    goodput, unjudged = _goodput(directory, account)
+    started, ended = _started(goodput, boxes), _last_sign(boxes)
+    if folder.bundle is not None:
+        around = _of_bundle(folder.bundle, ended)
+    else:
+        around = _of_node(boxes.run, evidence, started, ended)
+    rows = rows_by_rank(boxes)
+    events = Events(
+        [*_attempt_events(goodput), *box_events(boxes, verdict, StepMoments(boxes)), *around.events]
+    )
+    shown, left_out = events.shown()
+    running = bool(boxes.living) and verdict.state in (RunState.RUNNING, RunState.STARTING, RunState.STALLED)
+    loss = verdict.loss
+    return RunReview(
+        run=verdict.run,
+        source=str(directory),
+        result=verdict.state.value,
+        severity=_SEVERITY.get(verdict.state, Severity.WARNING),
+        why=verdict.why,
+        running=running,
+        started=started,
+        ended=ended,
+        world_size=boxes.world_size,
+        nodes=tuple(sorted({each.header.identity.host for each in boxes.by_rank.values()})),
+        steps=progress_words(verdict),
+        goodput=goodput,
+        events=shown,
+        events_left_out=left_out,
+        judgements=tuple(judgements(verdict)),
+        phases=_phases(boxes, mean_phases(rows)),
+        loss=None if loss is None else loss_curve(boxes.by_rank[loss[0]], loss[1]),
+        checkpoints=checkpoints_seen(boxes, folder.boxes),
+        checkpoint_summary=checkpoint_words(verdict.checkpoints),
+        unseen=tuple(_unseen(verdict, boxes, goodput, (*unjudged, *around.unseen), folder)),
+    )
+
+
+def _goodput(directory: Path, account: Path | None) -> tuple[RunGoodput | None, tuple[str, ...]]:
+    try:
+        return read_folder(directory, account), ()
+    except UserError as error:
+        return None, (f"goodput: {error}",)
+
+
+def _attempt_events(goodput: RunGoodput | None) -> Iterator[Event]:
+    for each in goodput.attempts if goodput is not None else ():
+        name, until = f"attempt {each.number + 1}", None if each.running else each.ended
+        steps = "" if each.first_step is None else f", its first step is {each.first_step}"
+        text = f"{name} starts with {each.world_size} ranks{steps}"
+        yield Event(each.started, EventKind.ATTEMPT, Severity.INFO, text, "black boxes", until=until)
+        if not each.running and each.ended_how:
+            well = each.ended_how.startswith(RankState.FINISHED.value)
+            severity = Severity.INFO if well else Severity.WARNING
+            text = f"{name} ends: {each.ended_how}"
+            yield Event(each.ended, EventKind.ATTEMPT, severity, text, "black boxes")
+
+
+def _of_node(run: str, evidence: Path | None, started: float, ended: float) -> _Around:
+    """Incidents of an earlier run with the same name are not those of this one."""
+    unseen = ["events of the hardware: black boxes hold none; evidence bundles and Prometheus do"]
+    if evidence is None:
+        return _Around((), tuple(unseen))
+    kept, why = incidents_of(run, evidence)
+    incidents = [each for each in kept if started <= each.opened <= ended + _LATEST_INCIDENT_SECONDS]
+    found = [each.event() for each in incidents]
+    for each in incidents:
+        more, _ = _hardware(each, each.opened)
+        found += more
+    if incidents:
+        unseen = ["events of the hardware outside of incidents: evidence bundles hold those around one only"]
+    return _Around(tuple(found), tuple(filter(None, (*unseen, why))))
+
+
+def _of_bundle(bundle: Path, ended: float) -> _Around:
+    incident = read_incident(bundle)
+    if incident is None:
+        return _Around((), ("the incident: manifest.json of the bundle is missing or makes no sense",))
+    found, why = _hardware(incident, ended)
+    return _Around((incident.event(), *found), tuple(filter(None, (why, *incident.missing))))
+
+
+def _hardware(incident: KeptIncident, until: float) -> tuple[list[Event], str]:
+    """What grew between the two pages of metrics in its bundle."""
+    return events_of_bundle(incident.bundle, at=incident.opened, until=until, node=incident.node)
+
+
+def _started(goodput: RunGoodput | None, boxes: Boxes) -> float:
+    attempts = () if goodput is None else goodput.attempts
+    headers = [each.header.started_wall for each in (*boxes.by_rank.values(), *boxes.kept)]
+    return min([*headers, *(each.started for each in attempts)])
+
+
+def _last_sign(boxes: Boxes) -> float:
+    signs = (each.wall(each.last_sign) for each in boxes.by_rank.values())
+    return max((*signs, boxes.moment or 0.0))
+
+
+def _phases(boxes: Boxes, means: Mapping[int, Mapping[str, float]]) -> tuple[RankPhases, ...]:
+    return tuple(
+        RankPhases(rank, boxes.by_rank[rank].header.identity.host, seconds) for rank, seconds in means.items()
+    )
+
+
+def _unseen(
+    verdict: RunVerdict,
+    boxes: Boxes,
+    goodput: RunGoodput | None,
+    others: Sequence[str],
+    folder: RunFolder,
+) -> Iterator[str]:
+    if len(boxes.by_rank) < boxes.world_size:
+        yield f"{boxes.world_size - len(boxes.by_rank)} of {boxes.world_size} ranks have no black box here"
+    yield from unseen_parts(verdict.capabilities)
+    yield from note_parts(verdict)
+    yield from (() if goodput is None else goodput.unseen)
+    yield "alerts: Prometheus knows them (--prometheus URL)"
+    if goodput is None or not goodput.costs:
+        where = "the bundle has" if folder.bundle else "black boxes have"
+        yield f"cost: {where} no prices; Prometheus does, if the agents have a price table"
+    yield from others
