@@ -50,8 +50,11 @@ def test_flipped_bit_is_named(tmp_path: Path) -> None:
         assert not query(system.prometheus_url, differ % NEXT_STEP)
         expression = 'run:rankwatch_replicas_equal:step{run="equal"} >= 100'
         poll(lambda: bool(query(system.prometheus_url, expression)), 120.0, "equal replicas at step 100")
-        named = {each.labels["rank"] for each in system.delivered() if each.name == Alert.REPLICAS_DISAGREE}
-        assert named == {str(ODD)}
+        named = [each.labels for each in system.delivered() if each.name == Alert.REPLICAS_DISAGREE]
+        # A flipped parameter changes the gradient of one rank, but not their sum: the norms stay equal.
+        assert {(each["rank"], each.get("name")) for each in named} == {(str(ODD), None)}
+        deviation = 'max(rank:rankwatch_gradient_norm_deviation:ratio{run="flipped"})'
+        assert [each["value"][1] for each in query(system.prometheus_url, deviation)] == ["0"]
 
 
 def named_in_boxes(directory: Path, run: Path) -> None:

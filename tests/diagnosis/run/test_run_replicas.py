@@ -14,6 +14,7 @@ from rankwatch.conventions import Capability, Unseen
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.report import as_json, lines
+from support.automatic.programs import run_program
 
 EVERY = 10
 
@@ -117,6 +118,31 @@ def test_gradient_norms(norms: tuple[float, ...], odd: tuple[int, ...], tmp_path
         assert head.endswith(what)
     else:
         assert line.startswith("equal: ")
+
+
+WRONG_GRADIENT = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+for number in range(25):
+    model(torch.randn(4, 8)).square().mean().backward()
+    if RANK == 2 and number == 13:
+        model.module.weight.grad[0, 0] += 1
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+def test_wrong_gradient(tmp_path: Path) -> None:
+    """One wrong gradient of one rank shows in its norm at once, and in the next fingerprint."""
+    (first, *_) = run_program(WRONG_GRADIENT, tmp_path, ranks=4)
+    (one,) = diagnose_run(first.parent).replicas.sets
+    assert (one.norm_differing_step, one.norm_odd_ranks) == (13, (2,))
+    assert (one.newest_equal_step, one.differing_step, one.odd_ranks) == (10, 20, (2,))
 
 
 def test_equal_replicas(tmp_path: Path) -> None:

@@ -127,7 +127,10 @@ json.dump(losses, open(HERE + f'/{RANK}.json', 'w'))
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_losses_do_not_change(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifty losses are the same, bit by bit, with a fingerprint after each step and with none at all."""
+    """Fifty losses are the same, bit by bit, with a fingerprint after each step and with none at all.
+
+    So are the gradient norms of the ranks, after the all-reduce.
+    """
     if loop == "compiled" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
     losses = []
@@ -139,6 +142,12 @@ def test_losses_do_not_change(loop: str, tmp_path: Path, monkeypatch: pytest.Mon
         found = [totals(each) for each in boxes]
         assert [errors(each) for each in boxes] == [0, 0]
         assert found[0] == found[1]
+        norms = [
+            [each.payload for each in of_kind(path, RecordKind.SCALAR) if each.name == "gradient_norm"]
+            for path in boxes
+        ]
+        assert norms[0] == norms[1]
+        assert len(norms[0]) == 50
         assert len(found[0]) == (50 if every == "1" else 0)
     assert losses[0] == losses[1]
 
@@ -299,3 +308,30 @@ def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run.finish()
     assert capability(box(tmp_path)) is Unseen.OFF
     assert of_kind(box(tmp_path), RecordKind.FINGERPRINT) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_is_never_waited_for(run: rankwatch.Run, tmp_path: Path) -> None:
+    """The sums of a model on a GPU come without a synchronisation, and not while a graph is captured."""
+    run.identity = dataclasses.replace(run.identity, world_size=2)
+    model = torch.nn.Linear(1000, 1000, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.device("cuda"), run.step(0):
+            run.fingerprint(model)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with run.step(100), torch.cuda.graph(graph):
+        run.fingerprint(model)
+    torch.cuda.synchronize()
+    with run.step(200):
+        run.fingerprint(model)
+    torch.cuda.synchronize()
+    with run.step(300):
+        run.fingerprint(model.cpu())
+    found = totals(box(tmp_path))
+    assert found.keys() == {0, 200, 300}
+    assert found[0] == found[200] == found[300]
+    assert errors(box(tmp_path)) == 0
