@@ -18,7 +18,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_box
-from rankwatch_diagnosis.run.saves import standing
+from rankwatch_diagnosis.run.saves import last_good, standing
 from rankwatch_diagnosis.run.step_rows import Row
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -67,11 +67,6 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
 
     Operations are counted on the rank with the most: often one rank saves for all.
     """
-    good = [
-        (each.wall(each.now.checkpoint_ended), each.now.checkpoint_step, each.rank)
-        for each in boxes.by_rank.values()
-        if each.now.checkpoint_ended
-    ]
     by_name: dict[str, list[_Operation]] = defaultdict(list)
     for operation in _operations(boxes):
         by_name[operation.name].append(operation)
@@ -92,11 +87,11 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
         },
         **standing(boxes),
     }
-    if good:
-        ended, step, rank = max(good)
-        shown["last_good"] = {"step": step, "rank": rank, "unix_seconds": round(ended, 3)}
+    good = last_good(boxes)
+    if good is not None:
+        shown["last_good"] = {"step": good.step, "rank": good.rank, "unix_seconds": round(good.wall, 3)}
         if moment is not None:
-            shown["last_good_age_seconds"] = round(max(0.0, moment - ended), 3)
+            shown["last_good_age_seconds"] = round(max(0.0, moment - good.wall), 3)
     return {name: value for name, value in shown.items() if value not in ({}, [])}
 
 

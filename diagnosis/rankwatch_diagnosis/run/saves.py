@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
@@ -27,6 +28,40 @@ def standing(boxes: Boxes) -> dict[str, object]:
         **_resume(attempts),
     }
     return {name: value for name, value in shown.items() if value not in (None, {})}
+
+
+class GoodCheckpoint(NamedTuple):
+    """What a run can go on from."""
+
+    wall: float
+    """Unix time at which it was saved, or verified."""
+    step: int
+    rank: int
+    """That was the last to save it, or has verified it."""
+
+
+def last_good(boxes: Boxes) -> GoodCheckpoint | None:
+    """The newest that the run itself has verified; where it verifies none, the newest complete one. That of
+    an earlier attempt counts until the present one has its own."""
+    attempts = reversed(_attempts(boxes))
+    return next((good for attempt in attempts if (good := _good_of(attempt)) is not None), None)
+
+
+def _good_of(attempt: Sequence[Box]) -> GoodCheckpoint | None:
+    for kind in ("verified", "committed"):
+        found = [
+            GoodCheckpoint(box.wall(each.ended), each.step, box.rank)
+            for box in attempt
+            if (each := getattr(box.checkpoints, kind)) is not None
+        ]
+        if found:
+            return max(found)
+    saved = [
+        GoodCheckpoint(_saved_wall(box), step, box.rank)
+        for box in attempt
+        if _saves(box) and (step := _saved_step(box)) is not None
+    ]
+    return min(saved, key=lambda each: each.step) if complete_step(attempt) is not None else None
 
 
 def complete_step(attempt: Iterable[Box]) -> int | None:
@@ -54,6 +89,11 @@ def _saved_step(box: Box) -> int | None:
     if box.checkpoints.saved is not None:
         return box.checkpoints.saved.step
     return box.now.checkpoint_step if box.now.checkpoint_ended else None
+
+
+def _saved_wall(box: Box) -> float:
+    saved = box.checkpoints.saved
+    return box.wall(box.now.checkpoint_ended if saved is None else saved.ended)
 
 
 def _attempts(boxes: Boxes) -> list[list[Box]]:

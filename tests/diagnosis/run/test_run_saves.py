@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,48 @@ def attempt(
         run.finish()
 
 
+def good_step(found: Mapping[str, object]) -> object:
+    good = found["last_good"]
+    assert isinstance(good, dict)
+    return good["step"]
+
+
 def test_complete_over_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint that one rank alone has saved is not complete."""
     attempt(tmp_path, monkeypatch, 0, resumed=None, to=9, saved=5)
     found = diagnose_run(tmp_path).checkpoints
     assert (found["newest_saved_step"], found["newest_complete_step"]) == (6, 5)
+    assert good_step(found) == 5
     assert "restored_step" not in found
+
+
+def test_last_good_of_an_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the present attempt has saved, the checkpoint of the one before is what is left."""
+    attempt(tmp_path, monkeypatch, 0, resumed=None, to=9, saved=5)
+    attempt(tmp_path, monkeypatch, 1, resumed=5, to=7, saved=99)
+    assert good_step(diagnose_run(tmp_path).checkpoints) == 5
+
+
+def test_last_good_where_the_run_verifies(tmp_path: Path) -> None:
+    """What is saved and not verified yet does not count."""
+    run = rankwatch.start(run="job", rank=0, world_size=1, directory=tmp_path)
+    for operation, step in (("save", 3), ("verify", 3), ("save", 6), ("upload", 6)):
+        with run.checkpoint(operation, step=step):
+            pass
+    run.finish()
+    assert good_step(diagnose_run(tmp_path).checkpoints) == 3
+
+
+def test_no_good_one(tmp_path: Path) -> None:
+    """A rank that is in its first save completes nothing, whatever others have saved."""
+    with (
+        rank(tmp_path, "steps(1)\nwith run.checkpoint('save'): pass\nready()", number=0, world=2),
+        rank(tmp_path, "steps(1)\nrun.checkpoint('save').begin()\nready()", number=1, world=2),
+    ):
+        verdict = diagnose_run(tmp_path)
+    assert "last_good" not in verdict.checkpoints
+    (line,) = (each for each in lines(verdict) if each.startswith("checkpoints: "))
+    assert "no good one" in line
 
 
 def test_resume_from_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
