@@ -22,6 +22,8 @@ from rankwatch_diagnosis.run.folder import find_run
 from rankwatch_diagnosis.run.pace import checkpoints, judge_straggler, rates
 from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import Processes, contention, lacks_cpus
+from rankwatch_diagnosis.run.replica_words import difference
+from rankwatch_diagnosis.run.replicas import judge_replicas
 from rankwatch_diagnosis.run.step_rows import Row, rows_by_rank
 from rankwatch_diagnosis.run.visibility import capabilities, tracked, unseen_parts
 from rankwatch_diagnosis.straggler.thresholds import DEFAULT
@@ -60,6 +62,8 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     table = phase_table(boxes, rows)
     yield "ended", ending_words(boxes)
     yield "ranks", _ranks(boxes)
+    visible = capabilities(boxes)
+    yield "replicas", "; ".join(difference(each) for each in judge_replicas(boxes, visible).differing)
     yield "step", _phases(table)
     yield "throughput", _throughput(boxes) if table else ""
     left = seconds_left(boxes)
@@ -68,7 +72,7 @@ def _parts(boxes: Boxes, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[st
     straggler = judge_straggler(boxes, rows) if table else None
     yield "stalls", _stalls(straggler, _last_pause(boxes))
     yield "checkpoints", _checkpoints(boxes)
-    yield "not visible", "; ".join(unseen_parts(capabilities(boxes)))
+    yield "not visible", "; ".join(unseen_parts(visible))
     lacking = contention(boxes, Processes())
     yield "cpus", lacks_cpus(lacking) if lacking else ""
     yield "tracker", ", ".join(tracked(boxes))

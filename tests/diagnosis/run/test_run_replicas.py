@@ -14,6 +14,7 @@ from rankwatch.conventions import Capability, Unseen
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.report import as_json, lines
+from rankwatch_diagnosis.run.summary import summary_lines
 from support.automatic.programs import run_program
 
 EVERY = 10
@@ -67,6 +68,7 @@ def test_odd_replica_of_four(tmp_path: Path) -> None:
     what = "rank 2 differs from the majority of ranks 0-3 at step 30, equal at step 20"
     assert line == f"{what}; in the group of parameters that begins with {one.parameters[0]}"
     assert head.endswith(what)
+    assert f"  replicas     {what}" in summary_lines(tmp_path)
     layer = int(one.parameters[0].split(".")[0])
     assert len(one.parameters) == 1
     assert layer in (6, 7)
@@ -151,6 +153,7 @@ def test_equal_replicas(tmp_path: Path) -> None:
     assert not found.differing
     assert line == "equal: 3 ranks, 5 fingerprints compared, the newest of step 40"
     assert "differ" not in head
+    assert not any("replicas" in each for each in summary_lines(tmp_path))
 
 
 def test_other_model_on_a_rank(tmp_path: Path) -> None:
