@@ -86,6 +86,9 @@ class DisabledRun:
 
     def work(self, /, **amounts: float) -> None: ...
 
+    def count_flops(self, *, tokens: float) -> NullSpan:
+        return _NULL
+
     def checkpoint(
         self, operation: str, *, step: int | None = None, path: object = None
     ) -> DisabledOperation:

@@ -23,6 +23,7 @@ from rankwatch.endings import Ending, ending_by
 from rankwatch.errors import UsageError
 from rankwatch.failures import Failures, guarded
 from rankwatch.fingerprints.recorder import Fingerprints
+from rankwatch.flops import FlopsPerToken, as_amount
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars
 from rankwatch.spans import NullSpan, Span, phase_span
@@ -73,7 +74,9 @@ class Run:
             DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
         )
         """Timing on the GPU's clock; None without a GPU."""
-        self._resolvers: list[Callable[[], None]] = [self._scalars.resolve]
+        self.flops = FlopsPerToken(self.scalar, self._failures, lambda: self.identity.coordinates)
+        """The FLOPs of a token, where the run states them."""
+        self._resolvers: list[Callable[[], None]] = [self._scalars.resolve, self.flops.after_step]
         if self.device is not None:
             self._resolvers.append(self.device.resolve)
         self._followers: list[Callable[[], None]] = []
@@ -185,6 +188,15 @@ class Run:
         """Record a phase that has ended already, with its moments on the monotonic clock."""
         number = self._writer.name_number(name)
         self._writer.append(RecordKind.PHASE, number, began, ended, layout.NO_PAYLOAD)
+
+    def count_flops(self, *, tokens: float) -> AbstractContextManager[object]:
+        """`with run.count_flops(tokens=inputs.numel()):` around forward and backward of one step.
+
+        torch counts the floating-point operations of the block, which it makes slower. They are stated as the
+        FLOPs of a token from then on. What is computed again for activation checkpointing counts, too.
+        Raises UsageError where `tokens` is no number above 0.
+        """
+        return self.flops.count(as_amount("tokens", tokens))
 
     # -- replicas ---------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from rankwatch.conventions import PHASES, environment
 from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
+from rankwatch.flops import as_amount
 from rankwatch.hooks import install_beside_box, install_hooks
 from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_run_class
@@ -49,6 +50,7 @@ def start(
     run_class: str | None = None,
     checkpoint_interval_seconds: float | None = None,
     deadline: float | str | datetime | None = None,
+    flops_per_token: float | None = None,
     gpu: str | None = None,
     phases: Iterable[str] = (),
     directory: str | os.PathLike[str] | None = None,
@@ -69,6 +71,9 @@ def start(
         is raised for a run that never saves. Default `$RANKWATCH_CHECKPOINT_INTERVAL_SECONDS`.
     deadline: when the run is to be done, as Unix time or with its time zone; with `target_steps`, the agent
         shows how far ahead of this plan or behind it the run is. Default `$RANKWATCH_DEADLINE`.
+    flops_per_token: FLOPs of the model for a token, forward and backward, such as 6 for each parameter; with
+        tokens as work, rules show which share of their peak the GPUs compute (MFU).
+        Default `$RANKWATCH_FLOPS_PER_TOKEN`.
     gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
@@ -87,6 +92,7 @@ def start(
     names = _names(phases)
     _check(capacity, gpu, checkpoint_interval_seconds)
     done_by = _deadline(deadline)
+    flops = None if flops_per_token is None else as_amount("flops_per_token", flops_per_token)
     given = Given(
         run=run,
         rank=rank,
@@ -127,7 +133,9 @@ def start(
             nvrx_job=nvrx_job_by(os.environ),
             capacity=capacity,
         )
-        return _start(writer, given, names, hooks, recorder)
+        found = _start(writer, given, names, hooks, recorder)
+        found.flops.state(flops or variables.flops_per_token(os.environ))
+        return found
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
     except Exception as error:  # noqa: BLE001 - no environment may end the training

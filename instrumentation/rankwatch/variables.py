@@ -58,6 +58,19 @@ def deadline(env: Mapping[str, str]) -> float:
         return 0.0
 
 
+def flops_per_token(env: Mapping[str, str]) -> float:
+    """The declared FLOPs of a token; 0 where there are none."""
+    text = env.get(environment.FLOPS_PER_TOKEN, "")
+    try:
+        flops = float(text or 0)
+    except ValueError:
+        flops = -1.0
+    if 0 <= flops < math.inf:
+        return flops
+    _log.warning("%s is %.100r, expected a number: it is ignored", environment.FLOPS_PER_TOKEN, text)
+    return 0.0
+
+
 def unix_time(value: float | str | datetime) -> float:
     """Unix time of a number of seconds, a text or a datetime with its zone. Raises ValueError."""
     expected = "expected Unix seconds or a time with its zone, such as 2026-12-01T08:00Z"

@@ -68,6 +68,12 @@ def _parser() -> SentenceParser:
         help="when the run is to be done: 2026-12-01T08:00Z, or Unix seconds",
     )
     parser.add_argument(
+        "--flops-per-token",
+        metavar="X",
+        type=float,
+        help="FLOPs of the model for a token, forward and backward: 6 for each parameter of a dense one",
+    )
+    parser.add_argument(
         "--checkpoint-interval-seconds",
         metavar="SECONDS",
         type=float,
@@ -109,11 +115,15 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
     seconds = given.checkpoint_interval_seconds
     if seconds is not None and not 0 < seconds < math.inf:
         raise UserError(f"--checkpoint-interval-seconds is {seconds}, expected a number above 0")
+    flops = given.flops_per_token
+    if flops is not None and not 0 < flops < math.inf:
+        raise UserError(f"--flops-per-token is {flops}, expected a number above 0")
     for variable, value in (
         (environment.RUN, given.run),
         (environment.RUN_CLASS, given.run_class),
         (environment.TARGET_STEPS, given.target_steps),
         (environment.DEADLINE, given.deadline),
+        (environment.FLOPS_PER_TOKEN, flops),
         (environment.CHECKPOINT_INTERVAL, seconds),
         (environment.DIRECTORY, given.directory and given.directory.absolute()),
         (environment.PROFILE_ON_SLOW, given.profile_on_slow),
