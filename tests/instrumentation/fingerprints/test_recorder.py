@@ -194,11 +194,15 @@ elif HOW == "fsdp2":
 elif HOW == "fsdp1":
     model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-for number in range(3):
-    model(torch.randn(4, 8)).square().mean().backward()
+losses = []
+for number in range(10):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     run.fingerprint(model)
+    losses.append(loss.item())
+json.dump(losses, open(HERE + f'/{RANK}.json', 'w'))
 """
 )
 
@@ -209,10 +213,19 @@ for number in range(3):
     ("how", "expected"), [("hybrid", None), ("fsdp2", Unseen.SHARDED), ("fsdp1", Unseen.SHARDED)]
 )
 def test_sharded(how: str, expected: Unseen | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With HSDP the ranks with the same shard are compared; other sharded parameters have no replica."""
-    monkeypatch.setenv("RANKWATCH_FINGERPRINT_STEPS", "1")
+    """With HSDP the ranks with the same shard are compared; other sharded parameters have no replica.
+
+    The losses are the same, bit by bit, with and without.
+    """
     program = SHARDED.replace("HOW ==", f"{how!r} ==")
-    boxes = run_program(program, tmp_path, ranks=4 if how == "hybrid" else 2)
+    ranks = 4 if how == "hybrid" else 2
+    losses = []
+    for every in ("0", "1"):
+        monkeypatch.setenv("RANKWATCH_FINGERPRINT_STEPS", every)
+        boxes = run_program(program, tmp_path / every, ranks=ranks)
+        losses.append([(tmp_path / every / f"{rank}.json").read_text() for rank in range(ranks)])
+    assert losses[0] == losses[1]
+    assert [errors(each) for each in boxes] == [0] * ranks
     assert [capability(each) for each in boxes] == [expected] * len(boxes)
     found = [totals(each) for each in boxes]
     if how == "hybrid":
