@@ -89,7 +89,9 @@ def _inhibit_rules() -> list[dict[str, object]]:
             "equal": of_run,
         },
         _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
-        _inhibit((Alert.LOSS_NON_FINITE, Alert.LOSS_DIVERGING), (Alert.NORM_EXPLODING,), of_run),
+        _inhibit(
+            (Alert.LOSS_NON_FINITE, Alert.LOSS_DIVERGING), (Alert.NORM_EXPLODING, Alert.LOSS_PLATEAU), of_run
+        ),
         {
             "source_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="critical"', _OF_A_RUN],
             "target_matchers": [f'alertname="{Alert.STRAGGLER}"', 'severity="warning"', _OF_A_RUN],

@@ -125,6 +125,8 @@ class RuleConfig:
     """How far the smoothed loss must be above its trend, in robust standard deviations."""
     loss_for_seconds: float = 300.0
     """How long a loss must diverge; spikes that recover are normal."""
+    loss_improvement: float = 0.005
+    """Part by which the loss must become lower within `plateau_steps`, a setting of the agent."""
     data_skew: float = 0.25
     """Part by which the loss level of one rank must differ from the median rank's, also per token."""
     data_skew_for_seconds: float = 1800.0

@@ -27,6 +27,7 @@ class Alert(StrEnum):
     RUN_BEHIND_PLAN = "RankwatchRunBehindPlan"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
     LOSS_DIVERGING = "RankwatchLossDiverging"
+    LOSS_PLATEAU = "RankwatchLossPlateau"
     NORM_EXPLODING = "RankwatchNormExploding"
     LOSS_SCALE_COLLAPSED = "RankwatchLossScaleCollapsed"
     REPLICAS_DISAGREE = "RankwatchReplicasDisagree"

@@ -15,6 +15,12 @@ LEARNING = (
         alerts=(Alert.LOSS_DIVERGING,),
     ),
     sli(
+        "plateau",
+        "Does the loss still improve?",
+        "rankwatch_loss_improvement",
+        alerts=(Alert.LOSS_PLATEAU,),
+    ),
+    sli(
         "loss spikes",
         "How often does the loss spike and recover?",
         "rankwatch_loss_spikes_total",

@@ -30,6 +30,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         cycles=shared.cycles,
         state_directory=config.state_path(),
         ledgers=shared.ledgers,
+        plateau_steps=config.plateau_steps,
     )
 
 

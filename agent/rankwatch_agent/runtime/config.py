@@ -221,6 +221,8 @@ class AgentConfig:
     """Most runs exported at the same time; of each user the newest living ones come first."""
     max_names: int = 64
     """Most distinct names of scalars, work units and process groups exported for one rank."""
+    plateau_steps: int = 0
+    """Steps over which the loss of a rank must improve, about a fifth of a run; 0 looks for no plateau."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message in the log: debug, info, warning or error."""
     log_format: Literal["text", "json"] = "text"
@@ -231,6 +233,7 @@ class AgentConfig:
         self._check_collectors()
         for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
             expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
+        expect(self, "plateau_steps", self.plateau_steps >= 0, "a whole number of at least 0")
         expect(self, "traces_one_in", self.traces_one_in >= 0, "a whole number of at least 0")
         expect(
             self, "traces_file_bytes", self.traces_file_bytes >= 1 << 20, "a whole number of at least 1048576"

@@ -54,6 +54,7 @@ class RanksCollector:
     cycles: the restart cycles of their jobs, as a launcher reports them.
     state_directory: where the counts of attempts are kept; None keeps none.
     ledgers: keeps account of the time of all runs.
+    plateau_steps: over which the loss must improve; 0 looks for no plateau.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -77,6 +78,7 @@ class RanksCollector:
         cycles: RestartCycles | None = None,
         state_directory: Path | None = None,
         ledgers: RunLedgers | None = None,
+        plateau_steps: int = 0,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -84,6 +86,7 @@ class RanksCollector:
         self.interval_seconds = interval_seconds
         self.deadline_seconds = deadline_seconds
         self._max_names = max_names
+        self._plateau_steps = plateau_steps
         self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
@@ -187,6 +190,7 @@ class RanksCollector:
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
         totals = RankTotals(durations.observe, self._max_names, notes, checkpoints, self.ledgers.of(run))
+        totals.learning.watch_plateau(self._plateau_steps)
         rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
         if rank.run != run:
             rank.close()

@@ -25,6 +25,7 @@ from rankwatch_agent.training.loss import (
     LossStatistics,
     RelearnReason,
 )
+from rankwatch_agent.training.plateau import Plateau
 
 JUMP_RATIO = 2.0
 """A norm below this many times its trend is no jump: norms wander."""
@@ -246,6 +247,8 @@ class RankLearning:
         """Times for which the loss may stand elsewhere, by reason."""
         self.first_nonfinite: dict[str, int] = {}
         """Scalar -> step of its first NaN or infinity in the present process."""
+        self.plateau: Plateau | None = None
+        """None where nobody looks for one."""
         self._dataset = math.nan
         self._begin()
 
@@ -265,6 +268,10 @@ class RankLearning:
         self.first_nonfinite.clear()
         self._begin()
 
+    def watch_plateau(self, steps: int) -> None:
+        """Look for a plateau of so many steps from now on; 0: for none."""
+        self.plateau = Plateau(steps) if steps else None
+
     def take(self, name: str, value: float, step: int, at: float) -> None:
         """Take a scalar; `at` in monotonic seconds. One that is not JUDGED is ignored."""
         if name in NORMS:
@@ -277,6 +284,8 @@ class RankLearning:
             if step != self._loss_step or step < 0 or value - value:
                 self.loss.add(value, at, step)
                 self._loss_step = step
+                if self.plateau is not None:
+                    self.plateau.add(min(value, self.loss.no_spike), step)
         elif name == LEARNING_RATE:
             if self._rate.changes(value, step):
                 self._reset(RelearnReason.LEARNING_RATE, step)
@@ -299,6 +308,8 @@ class RankLearning:
         if value != before and (before == before or self.loss.since):
             self.resets[RelearnReason.DATASET] += 1
             self.loss.relearn(RelearnReason.DATASET)
+            if self.plateau is not None:
+                self.plateau.clear()
 
     def work(self, unit: str, amount: float, step: int) -> None:
         """Take work that was done in a step."""
@@ -335,5 +346,7 @@ class RankLearning:
         yield Series(metric("rankwatch_loss_trend"), key, loss.trend)
         if not math.isnan(loss.deviation):
             yield Series(metric("rankwatch_loss_deviation"), key, loss.deviation)
+        if self.plateau is not None and not math.isnan(self.plateau.improvement):
+            yield Series(metric("rankwatch_loss_improvement"), key, self.plateau.improvement)
         for reason, count in self.resets.items():
             yield Series(metric("rankwatch_learning_resets_total"), (*key, reason), count)

@@ -200,6 +200,11 @@ class LossStatistics:
         return self._since >= WARM_UP_STEPS
 
     @property
+    def no_spike(self) -> float:
+        """The highest value that is no outlier; infinite in the warm-up."""
+        return self.trend + PULL_SIGMAS * self.sigma if self.warm else math.inf
+
+    @property
     def expected(self) -> float:
         """What the loss should be: the trend, or the level where that tells more."""
         return self._level if self._grace or self._evidence * _PER_EVIDENCE >= self.deviation else self.trend

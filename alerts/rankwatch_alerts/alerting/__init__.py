@@ -12,6 +12,7 @@ from rankwatch_alerts.alerting.learning import (
     data_skew,
     loss_diverging,
     loss_non_finite,
+    loss_plateau,
     loss_scale_collapsed,
     norm_exploding,
 )
@@ -63,6 +64,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         "rankwatch-learning": (
             loss_non_finite(config),
             loss_diverging(config),
+            loss_plateau(config),
             norm_exploding(config),
             loss_scale_collapsed(config),
             rank_differs(config),

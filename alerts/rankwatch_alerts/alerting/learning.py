@@ -86,6 +86,32 @@ def loss_diverging(config: RuleConfig) -> AlertRule:
     )
 
 
+def loss_plateau(config: RuleConfig) -> AlertRule:
+    """The loss no longer improves. Only runs on nodes whose agent looks for a plateau have the series."""
+    return alert_rule(
+        config,
+        Alert.LOSS_PLATEAU,
+        f"""
+            quantile by (cluster, run) (
+              0.5,
+              max by (cluster, run, rank) (rankwatch_loss_improvement > -Inf)
+            ) < {config.loss_improvement:g}
+            and
+            run:rankwatch_ranks_running:sum > 0
+        """,
+        for_seconds=config.loss_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="The loss of a run no longer improves.",
+        description=(
+            "The loss of run {{ $labels.run }} has become lower by at most "
+            '{{ $value | printf "%.4f" }} of itself within the steps over which it should improve, on the '
+            "median rank. Compare learning rate, gradient norm and evaluations; end the run, or lower the "
+            "learning rate, if it has learnt what it can."
+        ),
+    )
+
+
 def norm_exploding(config: RuleConfig) -> AlertRule:
     """A gradient or update norm has jumped and stayed up for steps. The loss often breaks after it."""
     names = f"{GRADIENT_NORM}|{UPDATE_NORM}"

@@ -16,6 +16,7 @@ def learning(config: RuleConfig) -> tuple[Panel, ...]:
         _LOSS_SCALE,
         _NON_FINITE_VALUES,
         _LOSS_SPIKES,
+        _improvement(config),
         *_REPLICAS,
         _loss_level(config),
     )
@@ -56,6 +57,23 @@ def _loss_deviation(config: RuleConfig) -> Panel:
             Query(
                 expression=most(f"rankwatch_loss_deviation{{{RANKS}}}", 5),
                 legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+    )
+
+
+def _improvement(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Improvement of the loss",
+        description="Part of itself by which the loss of the median rank has become lower within "
+        "plateau_steps steps, at most, given its noise. Below the line: RankwatchLossPlateau. Empty while "
+        "that setting of the agent is 0.",
+        unit="percentunit",
+        threshold=config.loss_improvement,
+        queries=(
+            Query(
+                expression=f"quantile by (run) (0.5, rankwatch_loss_improvement{{{RUN}}})",
+                legend="{{run}}",
             ),
         ),
     )

@@ -12,6 +12,7 @@ from rankwatch_diagnosis.loss.detectors import (
     LossScaleDetector,
     NonFiniteDetector,
     NormJumpDetector,
+    PlateauDetector,
 )
 from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
 
@@ -43,6 +44,10 @@ class LossVerdict:
     first_step: int | None
     last_step: int | None
     persistence: int
+    plateau_steps: int = 0
+    """Over which the loss must improve; 0: nobody asked."""
+    plateaus: tuple[tuple[int, int], ...] = ()
+    """First and last step from which on, looking back, the loss had not improved."""
 
     def precursors(self, anomaly: Anomaly) -> tuple[Anomaly, ...]:
         """What moved shortly before the loss did; empty for anything but a divergence or NaN of the loss."""
@@ -87,16 +92,19 @@ def detect(
     persistence: int = CONFIRM_STEPS,
     new_levels: Collection[int] = (),
     earlier: Iterable[Iterable[StepValues]] = (),
+    plateau_steps: int = 0,
 ) -> LossVerdict:
     """Judge the rows in their order, in constant memory. A step that goes back far is a restart.
 
     counts: of what was read; what is judged and what is left out is added here.
     new_levels: steps from which the loss may stand elsewhere, as with other data.
     persistence: values for which a loss that stands out must not fall back to be a divergence.
+    plateau_steps: over which the loss must improve; 0 looks for no plateau.
     earlier: attempts before. They tell what the loss was at each step; their anomalies are not reported.
     """
     anomalies = _Anomalies()
     detectors = _Detectors(anomalies, persistence)
+    plateau = PlateauDetector(plateau_steps) if plateau_steps else None
     for attempt in earlier:
         for row in _distinct(attempt, ReadCounts()):
             detectors.take(row)
@@ -110,11 +118,15 @@ def detect(
             detectors.end_process()
         elif row.step in new_levels and row.step != last:
             detectors.loss.relearn()
+            if plateau is not None:
+                plateau.clear()
         first = row.step if first is None else min(first, row.step)
         last = row.step
         counts.rows += 1
         counts.losses += row.loss is not None
         detectors.take(row)
+        if plateau is not None and row.loss is not None:
+            plateau.take(row.step, min(row.loss, detectors.loss.no_spike))
     detectors.end_process()
     return LossVerdict(
         anomalies=tuple(anomalies.by_step()),
@@ -123,6 +135,8 @@ def detect(
         first_step=first,
         last_step=last,
         persistence=persistence,
+        plateau_steps=plateau_steps,
+        plateaus=tuple(plateau.found) if plateau is not None else (),
     )
 
 

@@ -16,10 +16,12 @@ from rankwatch_agent.training.learning import (
     NormStatistics,
 )
 from rankwatch_agent.training.loss import CONFIRM_STEPS, DIVERGENCE_SIGMAS, LossStatistics, RelearnReason
+from rankwatch_agent.training.plateau import PLATEAU_IMPROVEMENT, Plateau
 from rankwatch_diagnosis.loss.anomaly import Anomaly, Excursion, Kind, Severity
 
 FEW_VALUES = 3
 """Values that are not finite, of which so many are single steps, such as a loss scaler skips."""
+MOST_PLATEAUS = 20
 RETURN_VALUES = 1000
 """Values within which a loss that no longer stands out may come back to where it was. The longest average of
 the trend reaches as far; a loss that takes longer has become the trend."""
@@ -172,6 +174,11 @@ class DivergenceDetector:
         self._lasting.clear()
         self._statistics.relearn(RelearnReason.RESTART)
 
+    @property
+    def no_spike(self) -> float:
+        """The highest loss that is no outlier."""
+        return self._statistics.no_spike
+
     def relearn(self) -> None:
         """From the next value on the loss may stand elsewhere."""
         self.end_process()
@@ -205,6 +212,29 @@ class DivergenceDetector:
         else:
             recovered = not (ended and excursion.outlier_now)
         self._emit(excursion.anomaly(kind, severity, recovered=recovered))
+
+
+class PlateauDetector:
+    """Finds the steps at which the loss had not improved for so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.found: list[tuple[int, int]] = []
+        """First and last step of each plateau, the newest MOST_PLATEAUS."""
+        self._plateau = Plateau(steps)
+        self._on_it = False
+
+    def clear(self) -> None:
+        """Other data: another loss."""
+        self._plateau.clear()
+        self._on_it = False
+
+    def take(self, step: int, value: float) -> None:
+        """Take the loss of a step."""
+        self._plateau.add(value, step)
+        before, self._on_it = self._on_it, self._plateau.improvement < PLATEAU_IMPROVEMENT
+        if self._on_it:
+            first = self.found.pop()[0] if before else step
+            self.found = [*self.found[1 - MOST_PLATEAUS :], (first, max(step, first))]
 
 
 class LossScaleDetector:

@@ -44,6 +44,7 @@ def diagnose(
     columns: Mapping[str, str] | None = None,
     persistence: int = CONFIRM_STEPS,
     new_levels: Collection[int] = (),
+    plateau_steps: int = 0,
     match_seconds: float = MATCH_SECONDS,
 ) -> LossVerdict:
     """Judge the losses of a file.
@@ -52,6 +53,7 @@ def diagnose(
     columns: name of ours -> name in a table, for those that differ.
     persistence: values for which a loss that stands out must not fall back to be a divergence.
     new_levels: steps from which the loss may stand elsewhere, as with other data.
+    plateau_steps: over which the loss must improve; 0 looks for no plateau.
     match_seconds: time of the processor that `pattern` may take on one line. In the main thread only.
     Raises UserError where the file cannot be read or holds no loss, or the pattern takes too long.
     """
@@ -60,7 +62,9 @@ def diagnose(
     limited = bounded(extract_by(pattern), seconds=match_seconds) if pattern is not None else nullcontext()
     with limited as extract:
         rows = _rows(path, counts, extract, columns or {})
-        verdict = detect(rows, counts, persistence=persistence, new_levels=new_levels)
+        verdict = detect(
+            rows, counts, persistence=persistence, new_levels=new_levels, plateau_steps=plateau_steps
+        )
     if not counts.losses:
         raise UserError(_no_loss(path, counts, pattern))
     return verdict

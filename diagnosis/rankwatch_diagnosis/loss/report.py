@@ -42,6 +42,8 @@ def as_json(verdict: LossVerdict) -> dict[str, object]:
             "anomalies_not_listed": verdict.unlisted,
             "threshold_sigmas": DIVERGENCE_SIGMAS,
             "persistence_steps": verdict.persistence,
+            "plateau_steps": verdict.plateau_steps,
+            "plateaus": [{"step": first, "last_step": last} for first, last in verdict.plateaus],
             "details": [_details(verdict, anomaly) for anomaly in verdict.anomalies],
         },
     }
@@ -101,8 +103,17 @@ def _sentence(anomaly: Anomaly) -> str:
     return f"{text}; {anomaly.values} steps, to step {anomaly.last_step}" if anomaly.values > 1 else text
 
 
+def _plateaus(verdict: LossVerdict) -> Iterator[str]:
+    steps = f"{verdict.plateau_steps:,} steps"
+    for first, last in verdict.plateaus:
+        yield f"plateau: from step {first} to {last} the loss had not improved by 0.5 % within {steps}"
+    if verdict.plateau_steps and not verdict.plateaus:
+        yield f"no plateau: the loss improved, or its noise may hide that, within all {steps}"
+
+
 def _evidence(verdict: LossVerdict) -> Iterator[str]:
     counts = verdict.counts
+    yield from _plateaus(verdict)
     yield (
         f"a divergence stands {DIVERGENCE_SIGMAS:g} standard deviations above the trend, at once or in sum, "
         f"and does not fall back for {verdict.persistence} steps"

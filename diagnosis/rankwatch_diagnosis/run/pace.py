@@ -167,7 +167,9 @@ def rates(box: Box) -> tuple[float, Mapping[str, float]]:
 _SCALARS = (RecordKind.SCALAR,)
 
 
-def judge_loss(boxes: Boxes, folders: Iterable[Path] = ()) -> tuple[int, LossVerdict] | None:
+def judge_loss(
+    boxes: Boxes, folders: Iterable[Path] = (), *, plateau_steps: int = 0
+) -> tuple[int, LossVerdict] | None:
     """Rank and findings of the lowest rank that reports a loss; None where none does.
 
     folders: of the boxes, where those of earlier attempts are kept.
@@ -176,7 +178,13 @@ def judge_loss(boxes: Boxes, folders: Iterable[Path] = ()) -> tuple[int, LossVer
         if any(each.kind in _SCALARS and box.names.get(each.name) == LOSS for each in box.records):
             earlier = _earlier(box, folders)
             new_levels = frozenset(_other_data(box))
-            return rank, detect(_rows(box), ReadCounts(), new_levels=new_levels, earlier=map(_rows, earlier))
+            return rank, detect(
+                _rows(box),
+                ReadCounts(),
+                new_levels=new_levels,
+                plateau_steps=plateau_steps,
+                earlier=map(_rows, earlier),
+            )
     return None
 
 

@@ -238,6 +238,13 @@ SCALARS = (
         "How far the loss stands above its trend, at once or in sum, in standard deviations of its noise.",
     ),
     gauge(
+        "rankwatch_loss_improvement",
+        "1",
+        _RANK,
+        "Part of itself by which the loss has become lower within `plateau_steps` steps, at most, given its "
+        "noise; only with that setting, and from then on.",
+    ),
+    gauge(
         "rankwatch_scalar_first_nonfinite_step",
         "1",
         (*_RANK, Label.NAME),

@@ -18,6 +18,8 @@ from rankwatch_agent.training.learning import (
     RankLearning,
 )
 from rankwatch_agent.training.loss import RelearnReason
+from rankwatch_agent.training.plateau import PLATEAU_IMPROVEMENT
+from rankwatch_alerts import RuleConfig
 from rankwatch_diagnosis.loss.anomaly import Kind
 from rankwatch_diagnosis.loss.detection import detect
 from rankwatch_diagnosis.loss.formats import ReadCounts, StepValues
@@ -278,3 +280,27 @@ def test_evaluation_between_steps() -> None:
     assert learning.loss.trend == pytest.approx(2.0, abs=0.05)
     learning.take("loss", math.nan, 299, 0.0)
     assert learning.loss.nonfinite == 1
+
+
+def test_plateau() -> None:
+    """A loss that stands is a plateau where somebody looks for one, whatever its spikes."""
+    key, source = ("run", "0"), random.Random(4)
+    learning, unasked = RankLearning(), RankLearning()
+    learning.watch_plateau(400)
+    for step in range(1200):
+        loss = 2.0 + math.exp(-step / 50) + source.gauss(0.0, 0.002) + 9.0 * (step % 100 == 50)
+        for each in (learning, unasked):
+            each.take("loss", loss, step, 0.0)
+
+    def improvement(of: RankLearning) -> list[float]:
+        return [each.value for each in of.series(key) if each.metric.name == "rankwatch_loss_improvement"]
+
+    assert improvement(learning)[0] < PLATEAU_IMPROVEMENT
+    assert improvement(unasked) == []
+    learning.take("dataset", 2.0, 1200, 0.0)
+    assert improvement(learning) == []
+
+
+def test_threshold_of_the_plateau() -> None:
+    """The command judges as RankwatchLossPlateau does with its defaults."""
+    assert RuleConfig().loss_improvement == PLATEAU_IMPROVEMENT

@@ -251,3 +251,15 @@ def test_restart_that_stands_higher() -> None:
     (found,) = detect(rows(higher, 300), ReadCounts(), earlier=earlier).anomalies
     assert (found.kind, found.severity) == (Kind.DIVERGENCE, Severity.CRITICAL)
     assert detect(rows(steady(100), 300), ReadCounts(), earlier=[rows(steady(300))]).anomalies == ()
+
+
+def test_plateau() -> None:
+    """A plateau is told where it is asked for, with the steps at which the loss had not improved for long."""
+    falls = [2.0 + 2.0 * 0.998**step for step in range(1000)]
+    losses = [*falls, *(falls[-1] + 0.02 * math.sin(7.0 * step) for step in range(3000))]
+    asked = detect(rows(losses), ReadCounts(), plateau_steps=800)
+    ((first, last),) = asked.plateaus
+    assert 1800 <= first < 2400
+    assert last == 3999
+    assert detect(rows(losses), ReadCounts()).plateaus == ()
+    assert detect(rows(falls), ReadCounts(), plateau_steps=200).plateaus == ()

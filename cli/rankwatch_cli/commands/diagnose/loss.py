@@ -27,11 +27,13 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.persistence < 1:
         raise UserError(f"--persistence is {given.persistence}, expected a whole number >= 1")
+    if given.plateau < 0:
+        raise UserError(f"--plateau is {given.plateau}, expected a whole number >= 0")
     if given.pattern is not None and given.column:
         raise UserError("--column goes with a table, --pattern with a log: give one of them")
     path = named_run(given.file, runs_directory(), announce=True)
     if boxes_of(path):
-        verdict = _of_run(path)
+        verdict = _of_run(path, given.plateau)
     else:
         verdict = diagnose(
             path,
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
             columns=dict(map(_column, given.column)),
             persistence=given.persistence,
             new_levels=given.new_level,
+            plateau_steps=given.plateau,
         )
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
@@ -47,9 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_run(directory: Path) -> LossVerdict:
+def _of_run(directory: Path, plateau_steps: int) -> LossVerdict:
     paths = find_run(directory).boxes
-    found = judge_loss(read_boxes(paths, copied=None), dict.fromkeys(path.parent for path in paths))
+    found = judge_loss(
+        read_boxes(paths, copied=None),
+        dict.fromkeys(path.parent for path in paths),
+        plateau_steps=plateau_steps,
+    )
     if found is None:
         raise UserError(f"no rank in {directory} reports a loss")
     return found[1]
@@ -104,6 +111,13 @@ def _parser() -> SentenceParser:
         metavar="STEP",
         help="a step from which the loss may stand elsewhere: other data, another learning rate; may be "
         "repeated",
+    )
+    parser.add_argument(
+        "--plateau",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="steps over which the loss must improve, about a fifth of the run (default 0: not looked for)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
