@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.conventions import RankState
+from rankwatch_agent.training.checkpoint_verification.records import VerificationRecords
 from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts
@@ -43,17 +44,28 @@ from rankwatch_diagnosis.straggler.verdict import Verdict
 _MOST_SHOWN = 1_024
 
 
-def diagnose_run(directory: Path, *, stall: float | None = None, complete: bool = False) -> RunVerdict:
+def diagnose_run(
+    directory: Path,
+    *,
+    stall: float | None = None,
+    complete: bool = False,
+    agent_state: Path | None = None,
+) -> RunVerdict:
     """Everything about the run in this directory. Raises UserError where there is nothing to diagnose.
 
     stall: age in seconds from which a wait is a stall; None: as the ranks have learnt.
     complete: the directory holds the boxes of all nodes, so that a missing one is evidence.
+    agent_state: directory in which the agent of this node keeps what it has verified; None: not asked.
     """
-    return examine_run(directory, stall=stall, complete=complete)[0]
+    return examine_run(directory, stall=stall, complete=complete, agent_state=agent_state)[0]
 
 
 def examine_run(
-    directory: Path, *, stall: float | None = None, complete: bool = False
+    directory: Path,
+    *,
+    stall: float | None = None,
+    complete: bool = False,
+    agent_state: Path | None = None,
 ) -> tuple[RunVerdict, Boxes]:
     """The same, with the boxes that it was judged by."""
     looked = _look(directory, stall, complete=complete)
@@ -84,7 +96,7 @@ def examine_run(
         trackers=tracked(boxes),
         ended_attempts=ended_attempts(boxes, looked.folder),
         progress=progress(boxes),
-        checkpoints=checkpoints(boxes, boxes.moment),
+        checkpoints=checkpoints(boxes, boxes.moment, VerificationRecords(agent_state).of_run(boxes.run)),
         ranks_seen=tuple(
             _seen(each, boxes, processes) for each in list(boxes.by_rank.values())[:_MOST_SHOWN]
         ),

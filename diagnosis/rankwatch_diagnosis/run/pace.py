@@ -18,7 +18,7 @@ from rankwatch.errors import BlackBoxError
 from rankwatch_diagnosis.loss.detection import LossVerdict, detect
 from rankwatch_diagnosis.loss.formats import COLUMNS, ReadCounts, StepValues
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_box
-from rankwatch_diagnosis.run.saves import last_good, standing
+from rankwatch_diagnosis.run.saves import Records, last_good, standing
 from rankwatch_diagnosis.run.step_rows import Row
 from rankwatch_diagnosis.straggler.verdict import Verdict
 
@@ -62,7 +62,7 @@ class _Operation(NamedTuple):
     failed: bool
 
 
-def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
+def checkpoints(boxes: Boxes, moment: float | None, records: Records = ()) -> dict[str, object]:
     """The last good one and the failures; `moment` is the Unix time of now, None where no rank lives.
 
     Operations are counted on the rank with the most: often one rank saves for all.
@@ -85,9 +85,9 @@ def checkpoints(boxes: Boxes, moment: float | None) -> dict[str, object]:
         "blocking_seconds": {
             name: median(each.blocking_seconds for each in found) for name, found in by_name.items()
         },
-        **standing(boxes),
+        **standing(boxes, records),
     }
-    good = last_good(boxes)
+    good = last_good(boxes, records)
     if good is not None:
         shown["last_good"] = {"step": good.step, "rank": good.rank, "unix_seconds": round(good.wall, 3)}
         if moment is not None:

@@ -27,6 +27,7 @@ _GREEN_STATES = (RunState.RUNNING, RunState.FINISHED)
 _RANKS_SHOWN = 16
 _GROUPS_SHOWN = 5
 _CAUSES_SHOWN = 5
+_DAMAGED_SHOWN = 3
 _ANOMALIES_SHOWN = 5
 
 
@@ -135,12 +136,17 @@ def checkpoint_words(found: Mapping[str, object]) -> str:
 
 
 def _standing(found: Mapping[str, object]) -> Iterator[str]:
+    damaged = found.get("agent_found_damaged")
+    for each in damaged[-_DAMAGED_SHOWN:] if isinstance(damaged, list) else ():
+        place = ", ".join(filter(None, (each["file"], each["tensor"])))
+        yield printable(f"damaged: step {each['step']} ({each['path']}: {place}: {each['damage']})")
     stages = found.get("failures_by_stage")
     if isinstance(stages, Mapping):
         yield "failed saves by stage: " + " ".join(f"{stage} {count}" for stage, count in stages.items())
     for name, text in (
         ("failures_after_training_went_on", "{} of them after training had gone on"),
         ("newest_complete_step", "complete up to step {}"),
+        ("agent_verified_step", "verified by the agent up to step {}"),
         ("unfinished_saves", "unfinished saves: {}"),
         ("restored_step", "resumed from step {}"),
         ("steps_lost", "steps lost: {}"),

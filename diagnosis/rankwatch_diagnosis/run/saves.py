@@ -9,10 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rankwatch_agent.training.checkpoint_verification.records import VerificationRecord, newest_of_paths
 from rankwatch_diagnosis.run.boxes import Box, Boxes
 
+Records = Sequence[VerificationRecord]
+"""What the agent of this node has read of the run's checkpoints, and found."""
 
-def standing(boxes: Boxes) -> dict[str, object]:
+
+def standing(boxes: Boxes, records: Records = ()) -> dict[str, object]:
     """Steps and counts, over all attempts of which a box is left. Ready for JSON."""
     attempts = _attempts(boxes)
     found = [box for attempt in attempts for box in attempt]
@@ -22,12 +26,18 @@ def standing(boxes: Boxes) -> dict[str, object]:
     shown = {
         "newest_saved_step": max(saved, default=None),
         "newest_complete_step": complete[-1] if complete else None,
+        "agent_verified_step": max((each.step for each in records if each.outcome == "good"), default=None),
+        "agent_found_damaged": [
+            {name: getattr(each, name) for name in ("step", "path", "file", "tensor", "damage")}
+            for each in newest_of_paths(records)
+            if each.found_bad
+        ],
         "unfinished_saves": sum(unfinished) or None,
         "failures_by_stage": _failures_by_stage(found),
         "failures_after_training_went_on": sum(box.checkpoints.failed_beside for box in found) or None,
         **_resume(attempts),
     }
-    return {name: value for name, value in shown.items() if value not in (None, {})}
+    return {name: value for name, value in shown.items() if value not in (None, {}, [])}
 
 
 class GoodCheckpoint(NamedTuple):
@@ -37,14 +47,22 @@ class GoodCheckpoint(NamedTuple):
     """Unix time at which it was saved, or verified."""
     step: int
     rank: int
-    """That was the last to save it, or has verified it."""
+    """That was the last to save it, or has verified it; 0 where the agent has."""
 
 
-def last_good(boxes: Boxes) -> GoodCheckpoint | None:
+def last_good(boxes: Boxes, records: Records = ()) -> GoodCheckpoint | None:
     """The newest that the run itself has verified; where it verifies none, the newest complete one. That of
-    an earlier attempt counts until the present one has its own."""
+    an earlier attempt counts until the present one has its own.
+
+    One that the agent has found damaged is none: then the newest that the agent has verified counts.
+    """
     attempts = reversed(_attempts(boxes))
-    return next((good for attempt in attempts if (good := _good_of(attempt)) is not None), None)
+    good = next((found for attempt in attempts if (found := _good_of(attempt)) is not None), None)
+    if good is None or good.step not in {each.step for each in newest_of_paths(records) if each.found_bad}:
+        return good
+    verified = [each for each in records if each.outcome == "good" and each.step <= good.step]
+    newest = max(verified, key=lambda each: each.ended, default=None)
+    return None if newest is None else GoodCheckpoint(newest.ended, newest.step, 0)
 
 
 def _good_of(attempt: Sequence[Box]) -> GoodCheckpoint | None:

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 import rankwatch
+from rankwatch_agent.training.checkpoint_verification.records import (
+    VerificationRecord,
+    VerificationRecords,
+)
 from rankwatch_diagnosis.run.engine import diagnose_run
 from rankwatch_diagnosis.run.report import lines
 from support.training.ranks import rank
@@ -76,6 +80,25 @@ def test_last_good_where_the_run_verifies(tmp_path: Path) -> None:
             pass
     run.finish()
     assert good_step(diagnose_run(tmp_path).checkpoints) == 3
+
+
+def test_damage_that_the_agent_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete checkpoint that the agent cannot read whole is not good; the newest verified one is."""
+    attempt(tmp_path / "boxes", monkeypatch, 0, resumed=None, to=9, saved=5)
+    records = VerificationRecords(tmp_path / "state")
+    records.add("job", VerificationRecord("/data/3", 3, 10.0, "good", 11.0, 1.0))
+    bad = VerificationRecord("/data/5", 5, 20.0, "damaged", 21.0, 1.0, 7, "a.pt", "w", "flipped")
+    records.add("job", bad)
+    records.add("other", VerificationRecord("/data/9", 9, 40.0, "good", 50.0, 1.0))
+    verdict = diagnose_run(tmp_path / "boxes", agent_state=tmp_path / "state")
+    assert (good_step(verdict.checkpoints), verdict.checkpoints["agent_verified_step"]) == (3, 3)
+    (line,) = (each for each in lines(verdict) if each.startswith("checkpoints: "))
+    assert "damaged: step 5 (/data/5: a.pt, w: flipped)" in line
+    assert good_step(diagnose_run(tmp_path / "boxes").checkpoints) == 5
+    records.add("job", VerificationRecord("/data/5", 5, 60.0, "good", 61.0, 1.0))
+    verdict = diagnose_run(tmp_path / "boxes", agent_state=tmp_path / "state")
+    assert (good_step(verdict.checkpoints), verdict.checkpoints["agent_verified_step"]) == (5, 5)
+    assert "agent_found_damaged" not in verdict.checkpoints
 
 
 def test_no_good_one(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from rankwatch_agent.training.checkpoint_verification.records import (
     Saved,
     VerificationRecord,
     VerificationRecords,
+    newest_of_paths,
 )
 from rankwatch_agent.training.conditions import RankCondition, RunConditions
 
@@ -41,7 +42,6 @@ _BYTES = metric("rankwatch_checkpoint_verification_bytes_total")
 _PENDING = metric("rankwatch_checkpoint_verifications_pending")
 
 OUTCOMES = ("good", "damaged", "incomplete", "unverifiable", "gone", "failed")
-_BAD = ("damaged", "incomplete")
 _SETTLE_SECONDS = 10.0
 """After the end of a save: other ranks may still write."""
 _RETRIES = 3
@@ -195,7 +195,7 @@ class CheckpointsCollector:
         return True
 
     def _log(self, record: VerificationRecord, found: dict[str, Any], problem: dict[str, Any]) -> None:
-        if record.outcome in _BAD:
+        if record.found_bad:
             where = f"{record.file}, tensor {record.tensor}" if record.tensor else record.file
             detail = printable(f"{where}: {record.damage}: {problem.get('detail', '')}")
             logger.error("checkpoint %s is %s: %s", printable(record.path), record.outcome, detail)
@@ -219,13 +219,12 @@ class CheckpointsCollector:
 
     def _damaged(self, run: str, records: list[VerificationRecord]) -> Iterator[Series]:
         """One series for each path, of its newest verification."""
-        newest = {each.path: each for each in sorted(records, key=lambda each: each.ended)}
         bad = [
             each
-            for each in newest.values()
-            if each.outcome in _BAD and os.path.lexists(self._path_of(each.path))
+            for each in newest_of_paths(records)
+            if each.found_bad and os.path.lexists(self._path_of(each.path))
         ]
-        for each in sorted(bad, key=lambda each: each.ended)[-_MOST_DAMAGED:]:
+        for each in bad[-_MOST_DAMAGED:]:
             names = (each.path, each.file, each.tensor, each.damage)
             yield Series(
                 _DAMAGED_STEP, (run, *(printable(name)[:_LONGEST_LABEL] for name in names)), each.step

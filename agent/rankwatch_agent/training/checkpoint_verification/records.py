@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ _MOST_RUNS = 500
 _MOST_RECORDS = 32
 """Of one run; a note holds 16 checkpoints."""
 _MOST_BYTES = 32 << 20
+_BAD = ("damaged", "incomplete")
 
 
 class Saved(NamedTuple):
@@ -38,6 +40,11 @@ class VerificationRecord:
     file: str = ""
     tensor: str = ""
     damage: str = ""
+
+    @property
+    def found_bad(self) -> bool:
+        """A resume must not take it."""
+        return self.outcome in _BAD
 
     @property
     def saved(self) -> Saved:
@@ -72,6 +79,11 @@ class VerificationRecords:
 
     def _load(self, found: Any) -> None:
         self._runs = {str(run): [_record(each) for each in records] for run, records in found.items()}
+
+
+def newest_of_paths(records: Iterable[VerificationRecord]) -> list[VerificationRecord]:
+    """Of each path the newest save, in the order of the saves: a path that was written again holds that."""
+    return list({each.path: each for each in sorted(records, key=lambda each: each.ended)}.values())
 
 
 def _record(found: dict[str, Any]) -> VerificationRecord:

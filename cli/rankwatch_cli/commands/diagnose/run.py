@@ -6,8 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rankwatch.settings import SentenceParser
+from rankwatch_agent.runtime.config import AgentConfig
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.commands.diagnose import wants_colour
 from rankwatch_cli.runs import named_run, runs_directory
@@ -21,12 +23,21 @@ def main(arguments: Sequence[str]) -> int:
     if given.stall_seconds is not None and not 0.0 < given.stall_seconds < 1e9:
         raise UserError(f"--stall-seconds is {given.stall_seconds}, expected a number above 0")
     directory = named_run(given.run, runs_directory())
-    verdict = diagnose_run(directory, stall=given.stall_seconds, complete=given.complete)
+    state = given.state_directory
+    if state is None and directory.parent == runs_directory():
+        state = _state_of_agent()
+    verdict = diagnose_run(directory, stall=given.stall_seconds, complete=given.complete, agent_state=state)
     if given.json:
         print(json.dumps(as_json(verdict), allow_nan=False))
     else:
         print("\n".join(lines(verdict, coloured=wants_colour(sys.stdout, os.environ))))
     return 0
+
+
+def _state_of_agent() -> Path | None:
+    """Of this node, if this user may look into it."""
+    state = Path(AgentConfig.state_directory)
+    return state if os.access(state, os.R_OK | os.X_OK) else None
 
 
 def _parser() -> SentenceParser:
@@ -45,6 +56,13 @@ def _parser() -> SentenceParser:
         "--complete",
         action="store_true",
         help="RUN holds the boxes of all nodes: a rank without one is missing, not elsewhere",
+    )
+    parser.add_argument(
+        "--state-directory",
+        type=Path,
+        metavar="DIR",
+        help="state_directory of the agent, with what it has verified (default: its default, for a run "
+        "of this node)",
     )
     parser.add_argument(
         "--stall-seconds",
