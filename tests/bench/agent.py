@@ -70,7 +70,7 @@ def _watch_with_traces(directory: Path, blackboxes: Path, seldom: Effort) -> tup
     own = directory / "traced"
     own.mkdir()
     with span_receiver() as receiver:
-        flags = ("--traces-endpoint", receiver.url, "--traces-directory", str(own))
+        flags = ("--traces-endpoint", receiver.url, "--state-directory", str(own))
         with rankwatch_agent(own, blackboxes, *flags) as agent:
             usage = watch(Exporter(*agent), seldom._replace(warmup_seconds=_TRACED_WARM_UP_SECONDS))
         if not receiver.spans:

@@ -62,7 +62,7 @@ def test_flipped_bit_is_named(tmp_path: Path) -> None:
     flip(state, 8 * (state.stat().st_size // 2))
     flags = ("--collectors", "ranks,checkpoints", "--checkpoint-bytes-per-second", "1e9")
     flags += (
-        "--checkpoint-state-directory",
+        "--state-directory",
         str(tmp_path / "state"),
         "--intervals-seconds",
         "checkpoints=0.2",

@@ -60,7 +60,7 @@ def test_two_nodes_and_three_attempts(tmp_path: Path) -> None:
             return agent_process(
                 tmp_path / node, "--node", node, "--cluster", "test",
                 "--collectors", "ranks,incidents,traces", "--traces-endpoint", receiver.url,
-                "--traces-one-in", "1", "--traces-directory", str(tmp_path / f"state-{node}"),
+                "--traces-one-in", "1", "--state-directory", str(tmp_path / f"state-{node}"),
             )  # fmt: skip
 
         with agent("node-b"):
@@ -107,7 +107,7 @@ def test_prometheus_keeps_exemplars(tmp_path: Path) -> None:
     require("prometheus")
     with span_receiver() as receiver:
         flags = ("--cluster", "test", "--collectors", "ranks,traces", "--traces-endpoint", receiver.url)
-        state = ("--traces-one-in", "1", "--traces-directory", str(tmp_path / "state"))
+        state = ("--traces-one-in", "1", "--state-directory", str(tmp_path / "state"))
         with agent_process(tmp_path, *flags, *state) as agent:
             train(tmp_path / "blackboxes", steps=20, RANKWATCH_ATTEMPT="1")
             until(lambda: bool(receiver.named("step")), "a step is sent")
