@@ -68,7 +68,8 @@ def rankwatch_agent(
     """A real agent on a free loopback port; yields its process id and HOST:PORT."""
     address, log = directory / "agent-address", directory / "agent.log"
     command = [sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"]
-    command += ["--address-file", str(address), "--directory", str(blackboxes), *flags]
+    command += ["--address-file", str(address), "--directory", str(blackboxes)]
+    command += ["--state-directory", str(directory / "state"), *flags]
     with background(command, log, variables) as process:
         wait_until(address.exists, process, log, "could not start the agent")
         yield process.pid, address.read_text().strip()

@@ -65,6 +65,8 @@ def start_agent(workspace: Workspace) -> str:
         *(sys.executable, "-m", "rankwatch_cli", "agent", "--listen", "127.0.0.1:0"),
         *("--address-file", str(address_file), "--directory", str(black_boxes(workspace))),
         *("--checkpoint-paths", str(workspace.directory)),
+        # An earlier demo has the same name of the run: it must not count as an earlier attempt.
+        *("--state-directory", str(workspace.directory / "state")),
     ]
     workspace.start("agent", command)
     wait_until(workspace, address_file.exists, "the agent to listen")

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rankwatch_cli.demo.parts import read_steps
-from rankwatch_cli.demo.workspace import DemoError
+from rankwatch_cli.demo.parts import read_steps, start_agent, wait_until
+from rankwatch_cli.demo.workspace import DemoError, Workspace
 
 _BROKEN_OFF = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nrankwatch_steps_total{ra"
 
@@ -29,3 +29,13 @@ def _break_off(server: socket.socket) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(_BROKEN_OFF)
+
+
+@pytest.mark.e2e
+def test_state_goes_with_the_demo() -> None:
+    """Every demo calls its run the same: the account of one must not go on in the next."""
+    with Workspace(lambda: None) as workspace:
+        start_agent(workspace)
+        account = workspace.directory / "state" / "goodput.json"
+        wait_until(workspace, account.exists, "the agent to keep its state")
+    assert not account.exists()
