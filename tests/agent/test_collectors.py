@@ -50,3 +50,24 @@ def test_processes_of_ranks(tmp_path: Path) -> None:
     built["ranks"].collect()
     left = {key[0] for key in values([built["processes"].collect()])}
     assert "rankwatch_rank_uninterruptible_threads" not in left
+
+
+def test_cycles_of_ranks(tmp_path: Path) -> None:
+    """What the launcher reports of a job reaches the series of the run whose ranks it has started."""
+    reports = tmp_path / "nvrx"
+    reports.mkdir()
+    (reports / "cycle_info.70.0.3").write_text(
+        '{"job_id": "70", "attempt_index": 0, "cycle_number": 3, "standby_nodes": "n[7-8]",'
+        ' "cycle_start_time": "2026-01-01T00:00:00Z", "cycle_end_time": ""}'
+    )
+    config = AgentConfig(
+        directory=tmp_path / "boxes", nvrx_directory=reports, collectors=("ranks", "nvrx"), state_directory=""
+    )
+    built = {each.name: each for each in build_collectors(config, build_shared(config))}
+    link = "os.environ['NVRX_CURRENT_CYCLE_INFO'] = '/shared/nvrx/cycle_info.70.current'"
+    with rank(tmp_path / "boxes", "steps(1)\nready()", before=link):
+        for name in ("ranks", "nvrx", "ranks"):
+            collection = built[name].collect()
+    found = values([collection])
+    assert found["rankwatch_run_cycle", "job"] == found["rankwatch_run_restarts", "job"] == 3
+    assert found["rankwatch_run_nodes", "job", "standby"] == 2
