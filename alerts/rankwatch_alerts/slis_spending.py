@@ -49,6 +49,12 @@ GOODPUT += (
         "run:rankwatch_model_flops_utilisation:ratio",
         no_alert="what is good differs between models; the panel shows the run's own past",
     ),
+    sli(
+        "scaling efficiency",
+        "Which share of what one rank alone makes does each rank of the run make?",
+        "run:rankwatch_scaling_efficiency:ratio",
+        no_alert="it falls with the number of ranks; stragglers and slow networks have alerts of their own",
+    ),
 )
 COSTS: tuple[Sli, ...] = (
     sli(

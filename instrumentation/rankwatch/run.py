@@ -23,10 +23,11 @@ from rankwatch.endings import Ending, ending_by
 from rankwatch.errors import UsageError
 from rankwatch.failures import Failures, guarded
 from rankwatch.fingerprints.recorder import Fingerprints
-from rankwatch.flops import FlopsPerToken, as_amount
+from rankwatch.flops import FlopCount
 from rankwatch.identity import Identity
 from rankwatch.scalars import Scalars
 from rankwatch.spans import NullSpan, Span, phase_span
+from rankwatch.stated import StatedValues, as_amount
 from rankwatch.steps import Steps
 
 T = TypeVar("T")
@@ -74,9 +75,9 @@ class Run:
             DevicePhases(writer, self._steps, self._failures, device_event) if device_event else None
         )
         """Timing on the GPU's clock; None without a GPU."""
-        self.flops = FlopsPerToken(self.scalar, self._failures, lambda: self.identity.coordinates)
-        """The FLOPs of a token, where the run states them."""
-        self._resolvers: list[Callable[[], None]] = [self._scalars.resolve, self.flops.after_step]
+        self.stated = StatedValues(self.scalar)
+        """What the run states about itself."""
+        self._resolvers: list[Callable[[], None]] = [self._scalars.resolve, self.stated.after_step]
         if self.device is not None:
             self._resolvers.append(self.device.resolve)
         self._followers: list[Callable[[], None]] = []
@@ -196,7 +197,8 @@ class Run:
         FLOPs of a token from then on. What is computed again for activation checkpointing counts, too.
         Raises UsageError where `tokens` is no number above 0.
         """
-        return self.flops.count(as_amount("tokens", tokens))
+        amount = as_amount("tokens", tokens)
+        return FlopCount(amount, self.stated, self._failures, self.identity.coordinates)
 
     # -- replicas ---------------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ from rankwatch.blackbox.earlier import next_attempt
 from rankwatch.blackbox.place import own_run
 from rankwatch.blackbox.writer import Writer
 from rankwatch.conventions import PHASES, environment
+from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN
 from rankwatch.device import cuda_event_factory
 from rankwatch.disabled import DisabledRun
 from rankwatch.errors import BlackBoxError, IdentityError, UsageError
-from rankwatch.flops import as_amount
 from rankwatch.hooks import install_beside_box, install_hooks
 from rankwatch.identification import Given, identify
 from rankwatch.identity import Identity, as_run_class
@@ -32,6 +32,7 @@ from rankwatch.processes import is_helper, script_name
 from rankwatch.publication import Publication
 from rankwatch.rank_gpu import is_gpu_uuid
 from rankwatch.run import Run
+from rankwatch.stated import as_amount
 from rankwatch.sweep import sweep
 from rankwatch.torch_world import has_store, place_in_torch
 
@@ -51,6 +52,7 @@ def start(
     checkpoint_interval_seconds: float | None = None,
     deadline: float | str | datetime | None = None,
     flops_per_token: float | None = None,
+    baseline_tokens_per_second: float | None = None,
     gpu: str | None = None,
     phases: Iterable[str] = (),
     directory: str | os.PathLike[str] | None = None,
@@ -74,6 +76,8 @@ def start(
     flops_per_token: FLOPs of the model for a token, forward and backward, such as 6 for each parameter; with
         tokens as work, rules show which share of their peak the GPUs compute (MFU).
         Default `$RANKWATCH_FLOPS_PER_TOKEN`.
+    baseline_tokens_per_second: what one rank alone makes, for the efficiency of scaling.
+        Default `$RANKWATCH_BASELINE_TOKENS_PER_SECOND`.
     gpu: UUID of the rank's GPU, as `nvidia-smi -L` prints it. By default torch reports it.
     phases: names of phases beyond `rankwatch.conventions.PHASES`.
     directory: of the black boxes; default `$RANKWATCH_DIR`, then /dev/shm/rankwatch.
@@ -92,7 +96,7 @@ def start(
     names = _names(phases)
     _check(capacity, gpu, checkpoint_interval_seconds)
     done_by = _deadline(deadline)
-    flops = None if flops_per_token is None else as_amount("flops_per_token", flops_per_token)
+    stated = _stated(flops_per_token, baseline_tokens_per_second)
     given = Given(
         run=run,
         rank=rank,
@@ -134,7 +138,8 @@ def start(
             capacity=capacity,
         )
         found = _start(writer, given, names, hooks, recorder)
-        found.flops.state(flops or variables.flops_per_token(os.environ))
+        for name, amount in stated.items():
+            found.stated.state(name, amount)
         return found
     except (IdentityError, BlackBoxError) as error:
         _log.warning("rankwatch records nothing: %s", error)
@@ -237,6 +242,18 @@ def _names(phases: Iterable[str]) -> dict[str, None]:
     if len(own) > most:
         raise UsageError(f"phases holds {len(own)} phases of your own, at most {most} are possible")
     return dict.fromkeys((*PHASES, *own))
+
+
+def _stated(flops_per_token: float | None, baseline: float | None) -> dict[str, float]:
+    """The values of scalars that stay the same; 0 where there is none. Raises UsageError."""
+    found = {}
+    for name, argument, given, variable in (
+        (FLOPS_PER_TOKEN, "flops_per_token", flops_per_token, environment.FLOPS_PER_TOKEN),
+        (BASELINE, "baseline_tokens_per_second", baseline, environment.BASELINE_TOKENS_PER_SECOND),
+    ):
+        declared = variables.amount(variable, os.environ) if given is None else as_amount(argument, given)
+        found[name] = declared
+    return found
 
 
 def _deadline(given: float | str | datetime | None) -> float:

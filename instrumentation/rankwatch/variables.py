@@ -28,15 +28,7 @@ def is_disabled(env: Mapping[str, str]) -> bool:
 
 def checkpoint_interval(env: Mapping[str, str]) -> float:
     """The declared interval in seconds; 0 where there is none."""
-    text = env.get(environment.CHECKPOINT_INTERVAL, "")
-    try:
-        seconds = float(text or 0)
-    except ValueError:
-        seconds = -1.0
-    if 0 <= seconds < math.inf:
-        return seconds
-    _log.warning("%s is %.100r, expected seconds: it is ignored", environment.CHECKPOINT_INTERVAL, text)
-    return 0.0
+    return amount(environment.CHECKPOINT_INTERVAL, env, "seconds")
 
 
 def target_steps(env: Mapping[str, str]) -> int | None:
@@ -58,16 +50,16 @@ def deadline(env: Mapping[str, str]) -> float:
         return 0.0
 
 
-def flops_per_token(env: Mapping[str, str]) -> float:
-    """The declared FLOPs of a token; 0 where there are none."""
-    text = env.get(environment.FLOPS_PER_TOKEN, "")
+def amount(variable: str, env: Mapping[str, str], expected: str = "a number") -> float:
+    """A declared number from 0 up; 0 where there is none."""
+    text = env.get(variable, "")
     try:
-        flops = float(text or 0)
+        found = float(text or 0)
     except ValueError:
-        flops = -1.0
-    if 0 <= flops < math.inf:
-        return flops
-    _log.warning("%s is %.100r, expected a number: it is ignored", environment.FLOPS_PER_TOKEN, text)
+        found = -1.0
+    if 0 <= found < math.inf:
+        return found
+    _log.warning("%s is %.100r, expected %s: it is ignored", variable, text, expected)
     return 0.0
 
 

@@ -29,7 +29,7 @@ _VALUES: dict[Label, tuple[str, ...]] = {
     Label.RUN: ("r",),
     Label.PHASE: ("data_wait", "forward", "backward", "optimizer", "communication", "other"),
     Label.DTYPE: ("tf32", "fp16", "bf16", "fp8"),
-    Label.NAME: ("loss", "flops_per_token", "gradient_norm", "loss_scale"),
+    Label.NAME: ("loss", "flops_per_token", "baseline_tokens_per_second", "gradient_norm", "loss_scale"),
     Label.UNIT: ("tokens",),
     Label.OPERATION: ("save", "all_reduce"),
     Label.CHECKPOINT_STAGE: ("write",),

@@ -12,7 +12,7 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.conventions import environment
 from rankwatch.conventions.cost import FLOPS_PER_TOKEN
 from rankwatch.errors import UsageError
-from rankwatch.flops import REPEAT_STEPS
+from rankwatch.stated import REPEAT_STEPS
 from support.training.blackbox import of_kind
 
 torch = pytest.importorskip("torch")
@@ -161,3 +161,13 @@ def test_compiled_model(tmp_path: Path) -> None:
     with rankwatch.start(run="r", directory=tmp_path, rank=0) as run:
         train(run, model)
     assert [each[0] for each in stated(tmp_path)] in ([], [6.0 * WIDTH * WIDTH])
+
+
+def test_baseline(tmp_path: Path) -> None:
+    """It is stated in the same way."""
+    with rankwatch.start(run="r", directory=tmp_path, rank=0, baseline_tokens_per_second=500) as run:
+        steps(run, 1)
+    (path,) = tmp_path.rglob("*.blackbox")
+    assert [(each.name, each.payload[0]) for each in of_kind(path, RecordKind.SCALAR)] == [
+        ("baseline_tokens_per_second", 500.0)
+    ]

@@ -9,7 +9,7 @@ DIVERGING = "run:rankwatch_loss_diverging:deviation"
 COLLAPSED = "run:rankwatch_loss_scale_collapsed:count"
 DATA_SKEW = "rank:rankwatch_data_skew:ratio"
 _LEVEL = "rank:rankwatch_loss_level:relative"
-_RANK = "cluster, run, rank"
+_RANK = "cluster, run, rank, node"
 FIRST_NON_FINITE = "rank:rankwatch_scalar_first_nonfinite_step:first"
 
 

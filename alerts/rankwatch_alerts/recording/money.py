@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.cost import FLOPS_PER_TOKEN, PriceBasis
+from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN, PriceBasis
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
@@ -21,7 +21,7 @@ MONEY = f"{RUN}, currency, basis"
 
 def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Cost by hour, state, step and token, what was spent, and what it will come to."""
-    return (*_rates(config), *_units(config), _utilisation(), *_budget())
+    return (*_rates(config), *_units(config), _utilisation(), _scaling(), *_budget())
 
 
 def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -82,6 +82,15 @@ def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
             "run:rankwatch_cost_per_million_tokens:marginal",
             f"{_PER_TOKENS} * on ({RUN}) group_left () run:rankwatch_goodput_runtime:ratio",
         ),
+    )
+
+
+def _scaling() -> RecordingRule:
+    """A run that states no baseline has none."""
+    ranks = f"max by ({RUN}) (rankwatch_run_world_size > 0)"
+    alone = f'max by ({RUN}) (rankwatch_scalar{{name="{BASELINE}"}} > 0)'
+    return recorded(
+        "run:rankwatch_scaling_efficiency:ratio", f"{_TOKENS} / on ({RUN}) {ranks} / on ({RUN}) {alone}"
     )
 
 

@@ -74,6 +74,12 @@ def _parser() -> SentenceParser:
         help="FLOPs of the model for a token, forward and backward: 6 for each parameter of a dense one",
     )
     parser.add_argument(
+        "--baseline-tokens-per-second",
+        metavar="X",
+        type=float,
+        help="what one rank alone makes, for the efficiency of scaling",
+    )
+    parser.add_argument(
         "--checkpoint-interval-seconds",
         metavar="SECONDS",
         type=float,
@@ -113,17 +119,20 @@ def _settings(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
         except ValueError as error:
             raise UserError(f"--deadline is {given.deadline!r:.100}, {error}") from None
     seconds = given.checkpoint_interval_seconds
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise UserError(f"--checkpoint-interval-seconds is {seconds}, expected a number above 0")
-    flops = given.flops_per_token
-    if flops is not None and not 0 < flops < math.inf:
-        raise UserError(f"--flops-per-token is {flops}, expected a number above 0")
+    for option, amount in (
+        ("checkpoint-interval-seconds", seconds),
+        ("flops-per-token", given.flops_per_token),
+        ("baseline-tokens-per-second", given.baseline_tokens_per_second),
+    ):
+        if amount is not None and not 0 < amount < math.inf:
+            raise UserError(f"--{option} is {amount}, expected a number above 0")
     for variable, value in (
         (environment.RUN, given.run),
         (environment.RUN_CLASS, given.run_class),
         (environment.TARGET_STEPS, given.target_steps),
         (environment.DEADLINE, given.deadline),
-        (environment.FLOPS_PER_TOKEN, flops),
+        (environment.FLOPS_PER_TOKEN, given.flops_per_token),
+        (environment.BASELINE_TOKENS_PER_SECOND, given.baseline_tokens_per_second),
         (environment.CHECKPOINT_INTERVAL, seconds),
         (environment.DIRECTORY, given.directory and given.directory.absolute()),
         (environment.PROFILE_ON_SLOW, given.profile_on_slow),

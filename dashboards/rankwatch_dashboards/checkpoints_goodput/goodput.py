@@ -8,7 +8,7 @@ from rankwatch_dashboards.panels import RUN, Drawing, Panel, Query
 
 def goodput(config: RuleConfig) -> tuple[Panel, ...]:
     """The ratios, and where the rest of the time goes."""
-    return _RATIOS, _STATES, _BADPUT, _UTILISATION
+    return _RATIOS, _STATES, _BADPUT, _UTILISATION, _SCALING
 
 
 def checkpoint_interval(config: RuleConfig) -> tuple[Panel, ...]:
@@ -39,6 +39,13 @@ _UTILISATION = Panel(
     "split.",
     unit="percentunit",
     queries=(_of_run("run:rankwatch_model_flops_utilisation:ratio", "{{run}} {{dtype}}"),),
+)
+_SCALING = Panel(
+    title="Efficiency of scaling",
+    description="Tokens per second and rank over those of one rank alone. Empty where the run states no "
+    "baseline_tokens_per_second.",
+    unit="percentunit",
+    queries=(_of_run("run:rankwatch_scaling_efficiency:ratio", "{{run}}"),),
 )
 _STATES = Panel(
     title="Ranks by state of goodput",

@@ -199,6 +199,9 @@ def _loss_level(config: RuleConfig) -> Panel:
         unit="short",
         threshold=1.0 + config.data_skew,
         queries=(
-            Query(expression=most(f"rank:rankwatch_loss_level:relative{{{RANKS}}}"), legend="rank {{rank}}"),
+            Query(
+                expression=most(f"rank:rankwatch_loss_level:relative{{{RANKS}}}"),
+                legend="rank {{rank}} on {{node}}",
+            ),
         ),
     )

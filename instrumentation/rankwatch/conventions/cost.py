@@ -21,6 +21,8 @@ class PriceBasis(StrEnum):
 
 FLOPS_PER_TOKEN = "flops_per_token"
 """Name of the scalar by which a run states the FLOPs of its model for a token, forward and backward."""
+BASELINE = "baseline_tokens_per_second"
+"""Name of the scalar by which a run states how many tokens per second one rank alone makes."""
 CPU_MODEL = "cpu"
 """Stands for the model of a GPU where a rank has none: its price is that of a rank."""
 

@@ -32,6 +32,8 @@ DEADLINE = "RANKWATCH_DEADLINE"
 """When the run is to be done: Unix time in seconds, or a time with its zone, such as 2026-12-01T08:00Z."""
 FLOPS_PER_TOKEN = "RANKWATCH_FLOPS_PER_TOKEN"
 """FLOPs of the model for a token, forward and backward; with them, its share of the GPUs' peak is known."""
+BASELINE_TOKENS_PER_SECOND = "RANKWATCH_BASELINE_TOKENS_PER_SECOND"
+"""Tokens per second of one rank alone; with them, the efficiency of scaling is known."""
 SINGLE_PROCESS = "RANKWATCH_SINGLE_PROCESS"
 """Any value but empty, 0, false or no: below `rankwatch run`, a process that no launcher has given a rank is
 recorded too, if it trains. `rankwatch run` sets it."""

@@ -59,12 +59,12 @@ _PROGRESS = (
     ),
     recorded(
         "rank:rankwatch_loss_level:relative",
-        _RANK,
+        (*_RANK, Label.NODE),
         "Trend of the rank's loss relative to the median rank's, where at least three ranks have a loss.",
     ),
     recorded(
         "rank:rankwatch_data_skew:ratio",
-        _RANK,
+        (*_RANK, Label.NODE),
         "The same, of ranks for which it differs too much, also per token; no series for all others.",
     ),
     recorded(

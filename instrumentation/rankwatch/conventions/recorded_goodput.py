@@ -15,6 +15,11 @@ RECORDED_GOODPUT = (
         "GPUs have. No series where FLOPs per token or the peak of a GPU of the run are not known.",
     ),
     recorded(
+        "run:rankwatch_scaling_efficiency:ratio",
+        _RUN,
+        "Tokens per second and rank over those of one rank alone, as the run states them.",
+    ),
+    recorded(
         "run_state:rankwatch_goodput_ranks:mean",
         (*_RUN, Label.STATE),
         "Ranks of the run in each state of goodput, averaged over the window of goodput.",
