@@ -188,8 +188,8 @@ def data_skew(config: RuleConfig) -> AlertRule:
         severity=Severity.WARNING,
         summary="The data of a rank differ from those of its peers.",
         description=(
-            "The loss of rank {{ $labels.rank }} of run {{ $labels.run }}, on node {{ $labels.node }}, has stood "
-            'at {{ $value | printf "%.2f" }} times that of the median rank for '
+            "The loss of rank {{ $labels.rank }} of run {{ $labels.run }}, on node {{ $labels.node }}, "
+            'has stood at {{ $value | printf "%.2f" }} times that of the median rank for '
             f"{duration(config.data_skew_for_seconds)}, also per token. Compare the shard, the seed and the "
             "filters of its data loader with those of another rank."
         ),

@@ -46,6 +46,8 @@ class Spending:
         self._spent: dict[str, dict[Money, float]] = {}
         self._until: dict[str, float] = {}
         """Run -> Unix time up to which it is charged."""
+        self._rates: Mapping[str, Mapping[Money, float]] = {}
+        """What is charged to each run for an hour."""
         self._save_seconds = save_seconds
         self._saved = -math.inf
         self._file = StateFile(
@@ -61,7 +63,9 @@ class Spending:
             for money, rate in rates.items():
                 spent[money] = spent.get(money, 0.0) + rate * seconds / 3600.0
             self._until[run] = moment  # also after a clock was set back
-        if moment >= self._saved + self._save_seconds or moment < self._saved:
+        rates = {run: each.rates for run, each in charged.items()}
+        if rates != self._rates or moment >= self._saved + self._save_seconds or moment < self._saved:
+            self._rates = rates  # what was spent at an earlier price could not be added again
             self._forget(charged, moment)
             self._save(moment)
 
