@@ -63,9 +63,9 @@ class Spending:
             for money, rate in rates.items():
                 spent[money] = spent.get(money, 0.0) + rate * seconds / 3600.0
             self._until[run] = moment  # also after a clock was set back
-        rates = {run: each.rates for run, each in charged.items()}
-        if rates != self._rates or moment >= self._saved + self._save_seconds or moment < self._saved:
-            self._rates = rates  # what was spent at an earlier price could not be added again
+        present = {run: each.rates for run, each in charged.items()}
+        if present != self._rates or moment >= self._saved + self._save_seconds or moment < self._saved:
+            self._rates = present  # what was spent at an earlier price could not be added again
             self._forget(charged, moment)
             self._save(moment)
 
