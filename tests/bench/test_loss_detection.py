@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rankwatch_agent.training.loss import RelearnReason
-from support.diagnosis.loss_curves import Curve, curves
+from support.diagnosis.loss_curves import Curve, Truth, curves
 
 from .loss_detection import AGENT, COMMAND, DETECTORS, Score, alarms_of, judge
 from .loss_peers import PEERS, KillLossSpike, RerunMachine, StabilityMonitor, ZClip, ZScore
@@ -87,3 +87,19 @@ def test_trained_model() -> None:
     assert FAULT_STEP <= first.onset < FAULT_STEP + 20
     assert repr(first.losses) == repr(again.losses)
     assert first.marks == {FAULT_STEP: RelearnReason.LEARNING_RATE}
+
+
+def test_oracle() -> None:
+    """Who knows all is sure later where the noise carries over, and where a part of the rise is healthy."""
+    from .loss_oracle import needed
+
+    def delay(memory: float = 0.0, allowed_rise: float = 0.0) -> int | None:
+        truth = Truth(rises=(0.1,) * 500, sigma=0.1, memories=((1.0, memory),))
+        curve = curve_of(noisy(600), onset=100, turn=100, truth=truth)
+        return needed(curve, 1_000_000, allowed_rise=allowed_rise)
+
+    alone = math.ceil(2.0 * math.log(1_000_000)) - 1  # half the square of one sigma a step
+    assert delay() == alone
+    assert (delay(memory=0.9) or 0) > 3 * alone
+    assert (delay(allowed_rise=0.05) or 0) > 3 * alone
+    assert delay(allowed_rise=0.2) is None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from rankwatch_agent.training.loss import RelearnReason
-from support.diagnosis.loss_noise import NOISES
+from support.diagnosis.loss_noise import NOISES, memories
 
 HEALTHY_STEPS = 10_000
 DIVERGING_STEPS = 3_000
@@ -25,6 +25,18 @@ VISIBLE_STEPS = 20
 """A gradual divergence begins where the loss without noise, as a mean of so many steps, is above its lowest
 by this part of it, and by one standard deviation of the noise: before, an eye on the smoothed curve sees
 nothing."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A divergence and the noise in which it hides."""
+
+    rises: tuple[float, ...]
+    """From the turn on: how much higher the loss stands without noise, as a part of itself."""
+    sigma: float
+    """Standard deviation of the noise, likewise."""
+    memories: tuple[tuple[float, float], ...]
+    """Size and memory of its parts."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Curve:
     """Indices of natural spikes that recover."""
     marks: Mapping[int, RelearnReason] = field(default_factory=dict)
     """Index -> what is known to begin there: what the agent is told."""
+    truth: Truth | None = None
+    """What nobody knows who sees only the losses; of divergences whose noise stays what it was."""
 
     @property
     def new_levels(self) -> frozenset[int]:
@@ -66,13 +80,19 @@ class Run:
     def __init__(self, source: random.Random) -> None:
         self.source = source
         self.sigma = math.exp(source.uniform(*map(math.log, NOISE)))
-        self._noise = NOISES[source.choice(tuple(NOISES))](source)
+        family = source.choice(tuple(NOISES))
+        self._noise = NOISES[family](source)
+        self.memories = memories(family, self._noise)
         self._level = source.choice((_power, _power, _exponentials, _late_fall))(source)
         self._coarse = source.random() < 0.1
 
     def clean(self, step: int) -> float:
         """The loss without noise."""
         return self._level(step)
+
+    def truth(self, times: Sequence[float]) -> Truth:
+        """What is so many times as high, step by step from its turn on."""
+        return Truth(tuple(each - 1.0 for each in times), self.sigma, self.memories)
 
     def loss(self, step: int, *, times: float = 1.0, noisier: float = 1.0) -> float:
         """The loss of a step, so many times as high; each call draws its own noise."""
@@ -258,14 +278,17 @@ def _gradual(
     shown = (step for step, recent in enumerate(sums, -1) if recent >= visible and step >= 0)
     # One that never shows, because the loss falls beneath it, begins where it is highest.
     onset = turn + next(shown, max(range(len(clean) - VISIBLE_STEPS), key=clean[VISIBLE_STEPS:].__getitem__))
-    return _curve(kind, losses, onset, turn)
+    truth = run.truth([times(since) for since in range(steps - turn)])
+    return replace(_curve(kind, losses, onset, turn), truth=truth)
 
 
 def _step_up(source: random.Random, steps: int) -> Curve:
     """From one step to the next it stands 5 sigma + 10 to 100 % higher, and stays there."""
     run, onset = Run(source), _turn(source, steps)
     higher = 1.0 + source.uniform(0.1, 1.0) + 5.0 * run.sigma
-    return _curve("step up", run.losses(steps, lambda step: higher if step >= onset else 1.0), onset, onset)
+    losses = run.losses(steps, lambda step: higher if step >= onset else 1.0)
+    truth = run.truth([higher] * (steps - onset))
+    return replace(_curve("step up", losses, onset, onset), truth=truth)
 
 
 def _bad_restart(source: random.Random, steps: int) -> Curve:

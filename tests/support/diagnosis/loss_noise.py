@@ -38,13 +38,24 @@ class _Carried:
     """Noise of which each step keeps a part (an autoregression of order one)."""
 
     def __init__(self, source: random.Random, memory: float) -> None:
-        self._source, self._memory = source, memory
+        self._source, self.memory = source, memory
         self._fresh = math.sqrt(1.0 - memory**2)
         self._carried = source.gauss(0.0, 1.0)
 
     def __call__(self) -> float:
-        self._carried = self._memory * self._carried + self._source.gauss(0.0, self._fresh)
+        self._carried = self.memory * self._carried + self._source.gauss(0.0, self._fresh)
         return self._carried
+
+
+_SCALES = ((0.9, 0.0), (0.35, 0.9), (0.2, 0.99), (0.15, 0.999))
+"""Size and memory of the parts of noise of many scales."""
+
+
+def memories(name: str, noise: Noise) -> tuple[tuple[float, float], ...]:
+    """Size and memory of the parts that noise of a family is the sum of."""
+    if isinstance(noise, _Carried):
+        return ((1.0, noise.memory),)
+    return _SCALES if name == "many scales" else ((1.0, 0.0),)
 
 
 def _carried(source: random.Random) -> Noise:
@@ -53,8 +64,7 @@ def _carried(source: random.Random) -> Noise:
 
 def _many_scales(source: random.Random) -> Noise:
     """Parts that last 1, 10, 100 and 1,000 steps: the longer, the smaller, as with data in rough order."""
-    parts = [(0.9, _Carried(source, 0.0)), (0.35, _Carried(source, 0.9))]
-    parts += [(0.2, _Carried(source, 0.99)), (0.15, _Carried(source, 0.999))]
+    parts = [(part, _Carried(source, memory)) for part, memory in _SCALES]
     return lambda: sum(part * noise() for part, noise in parts)
 
 
