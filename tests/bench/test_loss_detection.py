@@ -100,6 +100,6 @@ def test_oracle() -> None:
 
     alone = math.ceil(2.0 * math.log(1_000_000)) - 1  # half the square of one sigma a step
     assert delay() == alone
-    assert (delay(memory=0.9) or 0) > 3 * alone
+    assert (delay(memory=0.7) or 0) > 3 * alone
     assert (delay(allowed_rise=0.05) or 0) > 3 * alone
     assert delay(allowed_rise=0.2) is None
