@@ -55,6 +55,7 @@ def train(
                         injection.call_other(micro_loss)
                 loss += micro_loss.detach()
             with run.phase("optimizer"):
+                injection.enlarge(parameters)
                 gradient_norm = clip_grad_norm_(parameters, config.clip_norm)
                 injection.raise_learning_rate(optimizer)
                 learning_rate = optimizer.param_groups[0]["lr"]

@@ -21,13 +21,20 @@ from support.training import ranks as rank_processes
 pytestmark = pytest.mark.e2e
 
 NODE, LOST_NODE, IDLE_NODE = "node-a", "node-b", "node-c"
-CONFIG = replace(RuleConfig.for_demo(), checkpoint_age_budget_seconds=60.0, loss_for_seconds=5.0)
-"""As in the demo, but with a short time for the loss: a tiny model recovers from a blow-up in seconds."""
+CONFIG = replace(
+    RuleConfig.for_demo(),
+    checkpoint_age_budget_seconds=60.0,
+    loss_for_seconds=5.0,
+    data_skew_for_seconds=10.0,
+)
+"""As in the demo, but with short times for the loss: a tiny model recovers from a blow-up in seconds."""
 FAULTS: dict[str, tuple[str, ...]] = {
     "killed-rank": ("kill:rank=1,from=25",),
     "stalled-rank": ("stall:from=25",),
     "nan-loss": ("loss-nan:from=25",),
     "blown-up-loss": ("loss-blowup:factor=3000,from=40,until=45",),
+    "exploding-norm": ("gradient-explosion:from=60,until=75",),
+    "foreign-data": ("foreign-data:rank=1",),
     "bad-disk": ("checkpoint-write-failure:from=35,until=45", "checkpoint-corruption:from=55,until=65"),
     "healthy": (),
 }
@@ -71,6 +78,8 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("stalled-rank", Alert.RUN_STALLED, {}),
     ("nan-loss", Alert.LOSS_NON_FINITE, {}),
     ("blown-up-loss", Alert.LOSS_DIVERGING, {}),
+    ("exploding-norm", Alert.NORM_EXPLODING, {}),
+    ("foreign-data", Alert.DATA_SKEW, {"rank": "1", "node": NODE}),
     ("bad-disk", Alert.CHECKPOINT_FAILED, {"operation": "save", "rank": "0", "node": NODE}),
     ("bad-disk", Alert.CHECKPOINT_FAILED, {"operation": "verify", "rank": "0", "node": NODE}),
     ("frozen", Alert.RUN_STALLED, {}),
@@ -95,7 +104,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredSystem
             if run == "killed-rank":
                 system.train_under_torchrun(run, faults, node=NODE, ranks=2)
             else:
-                system.train(run, faults, node=NODE)
+                system.train(run, faults, node=NODE, ranks=3 if run == "foreign-data" else 1)
         plain = {
             run: ranks.enter_context(
                 rank_processes.rank(

@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from rankwatch_trainer.faults.file import FaultFile
 from rankwatch_trainer.faults.kinds import Conditions, ScheduledFault
 
+_BYTES = 256
+
 
 class Injection:
     """The faults of this rank. Without any, each of its methods passes on what it is given."""
@@ -61,7 +63,10 @@ class Injection:
             yield batch
 
     def cut(self, text: Tensor) -> Tensor:
-        """A micro-batch, (batch size, context + 1); its sequences shorter where lengths are unequal."""
+        """A micro-batch, (batch size, context + 1); its sequences shorter where lengths are unequal, and
+        without a meaning where the data are foreign."""
+        if self.conditions.data_are_foreign:
+            text = torch.randint_like(text, _BYTES)
         if self.conditions.length_ratio <= 1.0:
             return text
         context = text.shape[1] - 1
@@ -88,6 +93,13 @@ class Injection:
         if self.conditions.calls_broadcast:
             self.conditions.calls_broadcast = False  # once per step, not once per micro-batch
             dist.broadcast(loss.detach().clone(), src=(self._rank + 1) % dist.get_world_size())
+
+    def enlarge(self, parameters: Sequence[Tensor]) -> None:
+        """Follows the last backward, before gradients are clipped."""
+        if self.conditions.gradient_factor != 1.0:
+            for each in parameters:
+                if each.grad is not None:
+                    each.grad.mul_(self.conditions.gradient_factor)
 
     def raise_learning_rate(self, optimizer: Optimizer) -> None:
         """Scales the learning rate of this step; the schedule sets the next one afresh."""

@@ -32,6 +32,9 @@ class Conditions:
     """False if this rank leaves out the all-reduce of its gradients."""
     calls_broadcast: bool = False
     """True if this rank calls a broadcast after its backward."""
+    gradient_factor: float = 1.0
+    data_are_foreign: bool = False
+    """True if the batches of this rank are of other data than those of its peers."""
     loss_is_nan: bool = False
     parameter_is_flipped: bool = False
     """True if one bit of one parameter changes after the update."""
@@ -250,6 +253,34 @@ class LossBlowup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GradientExplosion:
+    """The gradients are `factor` times as large, before they are clipped. Name no rank.
+
+    As with `loss-blowup`, all ranks must be struck in the same steps.
+    """
+
+    name: ClassVar[str] = "gradient-explosion"
+    lasting: ClassVar[bool] = True
+    factor: float = 1000.0
+
+    def apply(self, conditions: Conditions) -> None:
+        """Several factors multiply."""
+        conditions.gradient_factor *= self.factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignData:
+    """The rank is given random bytes in place of text, of which there is nothing to learn. Name a rank."""
+
+    name: ClassVar[str] = "foreign-data"
+    lasting: ClassVar[bool] = True
+
+    def apply(self, conditions: Conditions) -> None:
+        """The rank's loader reads another file."""
+        conditions.data_are_foreign = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointWriteFailure:
     """Writing a checkpoint in these steps raises OSError with ENOSPC. Needs --checkpoint-dir."""
 
@@ -277,7 +308,7 @@ FAULTS: tuple[type[Fault], ...] = (
     *(Straggler, Stall, Kill, Jitter),
     *(SkipCollective, MismatchedCollective),
     *(SlowData, StuckData, UnequalBatches),
-    *(LossNaN, FlipBit, LossBlowup),
+    *(LossNaN, FlipBit, LossBlowup, GradientExplosion, ForeignData),
     *(CheckpointWriteFailure, CheckpointCorruption),
 )
 """Every fault, in the order of the help."""

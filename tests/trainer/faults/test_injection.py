@@ -201,3 +201,29 @@ def test_flip_bit() -> None:
             struck.flip_bit([parameter])
         bits = parameter.detach().view(torch.int32) ^ torch.ones(4, 3).view(torch.int32)
         assert bits.sum().item() == expected
+
+
+def test_gradient_explosion() -> None:
+    """Gradients that are there grow, in these steps only."""
+    fault = parse_fault("gradient-explosion:factor=8,from=2,until=3", present_step=0, world_size=1)
+    struck = Injection(0, [fault])
+    parameters = [torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)]
+    norms = []
+    for _ in struck.steps(1, 3):
+        parameters[0].grad = torch.ones(2)
+        struck.enlarge(parameters)
+        norms.append(parameters[0].grad.tolist())
+    assert norms == [[1.0, 1.0], [8.0, 8.0], [1.0, 1.0]]
+    assert parameters[1].grad is None
+
+
+def test_foreign_data() -> None:
+    """One rank is given other bytes, of the same shape; its peer keeps the text."""
+    text = torch.zeros(4, 33, dtype=torch.long)
+    for rank in range(2):
+        struck = Injection(rank, [parse_fault("foreign-data:rank=1", present_step=0, world_size=2)])
+        for _ in struck.steps(1, 1):
+            cut = struck.cut(text)
+            assert cut.shape == text.shape
+            assert bool(cut.any()) == (rank == 1)
+            assert 0 <= int(cut.min()) <= int(cut.max()) < 256
