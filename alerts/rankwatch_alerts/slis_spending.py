@@ -67,8 +67,9 @@ COSTS: tuple[Sli, ...] = (
     ),
     sli(
         "unit cost",
-        "What do a step and a million tokens cost?",
+        "What do a step, an epoch and a million tokens cost?",
         "run:rankwatch_cost_per_step:mean",
+        "run:rankwatch_cost_per_epoch:mean",
         "run:rankwatch_cost_per_million_tokens:mean",
         no_alert="what is good differs between runs; the panel shows the run's own past",
     ),

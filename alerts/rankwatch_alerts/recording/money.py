@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN, PriceBasis
+from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN, STEPS_PER_EPOCH, PriceBasis
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
@@ -77,6 +77,14 @@ def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
         recorded("run:rankwatch_cost_per_step:mean", f"{per_second} {_STEPS}"),
+        recorded(
+            "run:rankwatch_cost_per_epoch:mean",
+            f"""
+                run:rankwatch_cost_per_step:mean
+                * on ({RUN}) group_left ()
+                max by ({RUN}) (rankwatch_scalar{{name="{STEPS_PER_EPOCH}"}} > 0)
+            """,
+        ),
         recorded(_PER_TOKENS, f"1e6 * {per_second} {_TOKENS}"),
         recorded(
             "run:rankwatch_cost_per_million_tokens:marginal",

@@ -58,11 +58,14 @@ _PER_TOKENS = Panel(
     ),
 )
 _PER_STEP = Panel(
-    title="Cost of a step",
+    title="Cost of a step and of an epoch",
     description="Pauses between steps included. It rises with waste, and with slower steps: see Badput by "
-    "cause.",
+    "cause. Of an epoch only where the run states steps_per_epoch.",
     unit="short",
-    queries=(_of_run("run:rankwatch_cost_per_step:mean", f"{{{{run}}}} {_MONEY}"),),
+    queries=(
+        _of_run("run:rankwatch_cost_per_step:mean", f"step of {{{{run}}}} {_MONEY}"),
+        _of_run("run:rankwatch_cost_per_epoch:mean", f"epoch of {{{{run}}}} {_MONEY}"),
+    ),
 )
 _BUDGET = Panel(
     title="Budget",

@@ -23,6 +23,8 @@ FLOPS_PER_TOKEN = "flops_per_token"
 """Name of the scalar by which a run states the FLOPs of its model for a token, forward and backward."""
 BASELINE = "baseline_tokens_per_second"
 """Name of the scalar by which a run states how many tokens per second one rank alone makes."""
+STEPS_PER_EPOCH = "steps_per_epoch"
+"""Name of the scalar by which a run states how many steps an epoch has."""
 CPU_MODEL = "cpu"
 """Stands for the model of a GPU where a rank has none: its price is that of a rank."""
 

@@ -31,6 +31,11 @@ RECORDED_COST = (
         "Tokens per second of the run. Ranks of one replica see the same ones, which count once.",
     ),
     recorded("run:rankwatch_cost_per_step:mean", _MONEY, "Money that a step costs, pauses included."),
+    recorded(
+        "run:rankwatch_cost_per_epoch:mean",
+        _MONEY,
+        "The same of an epoch, where the run states how many steps it has.",
+    ),
     recorded("run:rankwatch_cost_per_million_tokens:mean", _MONEY, "Money that a million tokens cost."),
     recorded(
         "run:rankwatch_cost_per_million_tokens:marginal",
