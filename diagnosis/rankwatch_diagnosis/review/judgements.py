@@ -8,6 +8,7 @@ from rankwatch.conventions import Cause
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.review.loss_curve import anomaly_words
 from rankwatch_diagnosis.review.model import Judgement
+from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import lacks_cpus
 from rankwatch_diagnosis.run.replica_words import replica_parts
 from rankwatch_diagnosis.run.report import (
@@ -34,7 +35,7 @@ def judgements(verdict: RunVerdict) -> Iterator[Judgement]:
         "Loss",
         worst_anomaly(verdict) or Severity.INFO,
         loss_words(verdict),
-        tuple(anomaly_words(each) for each in found[-_MOST_ANOMALIES:]),
+        (*loss_parts(verdict.losses), *(anomaly_words(each) for each in found[-_MOST_ANOMALIES:])),
     )
     head, *others = replica_parts(verdict.replicas)
     differ = Severity.CRITICAL if verdict.replicas.differing else Severity.INFO

@@ -11,6 +11,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict, State
 from rankwatch_diagnosis.run.boxes import Box, Boxes, read_boxes
 from rankwatch_diagnosis.run.ending import ended_attempts
 from rankwatch_diagnosis.run.folder import CopiedRanks, RunFolder, find_run, read_copied_ranks
+from rankwatch_diagnosis.run.loss_by_rank import compare_losses
 from rankwatch_diagnosis.run.pace import checkpoints, judge_loss, judge_straggler, progress
 from rankwatch_diagnosis.run.phases import phase_table
 from rankwatch_diagnosis.run.processes import (
@@ -89,6 +90,7 @@ def examine_run(
         contention=lacking,
         hang=hang,
         straggler=straggler,
+        losses=compare_losses(boxes),
         loss=judge_loss(boxes, (looked.folder,)),
         phases=phase_table(boxes, rows),
         replicas=replicas,

@@ -11,6 +11,7 @@ from rankwatch_diagnosis.hang.verdict import State
 from rankwatch_diagnosis.json_value import json_value
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.report import as_json as loss_as_json
+from rankwatch_diagnosis.run.loss_by_rank import loss_parts
 from rankwatch_diagnosis.run.processes import CONTENDED_SHARE, lacks_cpus
 from rankwatch_diagnosis.run.replica_words import replica_parts
 from rankwatch_diagnosis.run.time_report import time_lines
@@ -44,6 +45,7 @@ def as_json(verdict: RunVerdict) -> dict[str, object]:
         "phases": verdict.phases,
         "contention": verdict.contention,
         "loss": None if verdict.loss is None else {"rank": verdict.loss[0], **loss_as_json(verdict.loss[1])},
+        "losses": verdict.losses._asdict(),
         "replicas": verdict.replicas.as_json(),
         "capabilities": {each: why or "visible" for each, why in verdict.capabilities.items()},
         "trackers": verdict.trackers,
@@ -74,6 +76,7 @@ def _lines(verdict: RunVerdict) -> Iterator[str]:
     yield f"progress:    {progress_words(verdict)}"
     yield f"checkpoints: {checkpoint_words(verdict.checkpoints)}"
     yield f"loss:        {loss_words(verdict)}"
+    yield from (f"             {each}" for each in loss_parts(verdict.losses))
     others = dict(verdict.capabilities)
     others.pop(Capability.REPLICAS, None)  # they have a line of their own
     yield from visible_lines(others)

@@ -10,6 +10,7 @@ from rankwatch_diagnosis.hang.verdict import HangVerdict
 from rankwatch_diagnosis.loss.anomaly import Severity
 from rankwatch_diagnosis.loss.detection import LossVerdict
 from rankwatch_diagnosis.run.ending import EndedAttempt
+from rankwatch_diagnosis.run.loss_by_rank import RankLosses
 from rankwatch_diagnosis.run.replicas import Replicas
 from rankwatch_diagnosis.run.visibility import Capabilities
 from rankwatch_diagnosis.straggler.verdict import Verdict
@@ -51,6 +52,8 @@ class RunVerdict:
     """None where NumPy is not installed."""
     loss: tuple[int, LossVerdict] | None
     """Rank whose loss was judged, and the findings; None where none is reported."""
+    losses: RankLosses
+    """The losses of the ranks beside each other."""
     replicas: Replicas
     """Whether ranks that must hold the same parameters do."""
     phases: Mapping[str, object]

@@ -1,0 +1,80 @@
+"""The losses of several ranks beside each other, from their boxes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankwatch.blackbox import layout
+from rankwatch.blackbox.layout import RecordKind
+from rankwatch.conventions import LOSS, TOKENS
+from rankwatch_diagnosis.run.engine import diagnose_run
+from rankwatch_diagnosis.run.loss_by_rank import RankLosses
+from rankwatch_diagnosis.run.report import lines
+from support.diagnosis.run_boxes import RankBox
+
+STEPS = 100
+
+
+def losses(
+    directory: Path,
+    loss: Callable[[int, int], float],
+    *,
+    world: int = 4,
+    tokens: dict[int, float] | None = None,
+) -> list[RankBox]:
+    """Boxes whose ranks report these losses, by rank and step, and as many tokens a step."""
+    boxes = [RankBox(directory, rank, world=world) for rank in range(world)]
+    for rank, box in enumerate(boxes):
+        number, work = box.writer.name_number(LOSS), box.writer.name_number(TOKENS)
+        for step in range(STEPS):
+            at = box.now - 500.0 + step
+            box.writer.append(RecordKind.SCALAR, number, at, at, layout.SCALAR, loss(rank, step), step)
+            if tokens is not None:
+                amount = tokens.get(rank, 64.0)
+                box.writer.append(RecordKind.WORK, work, at, at, layout.WORK, amount, step)
+    return boxes
+
+
+def compared(directory: Path, loss: Callable[[int, int], float], **how: object) -> RankLosses:
+    boxes = losses(directory, loss, **how)  # type: ignore[arg-type]
+    found = diagnose_run(directory).losses
+    assert boxes
+    return found
+
+
+def test_first_rank_that_is_not_finite(tmp_path: Path) -> None:
+    """After the next exchange of gradients all have it: the one before that is to blame."""
+    boxes = losses(tmp_path, lambda rank, step: math.nan if step > 50 or (rank, step) == (2, 50) else 2.0)
+    verdict = diagnose_run(tmp_path)
+    assert verdict.losses == RankLosses(50, (2,), {})
+    assert "not finite first on rank 2, at step 50" in "\n".join(lines(verdict))
+    assert boxes
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    """A learning rate that is too high is nobody's."""
+    assert compared(tmp_path, lambda _, step: math.inf if step >= 50 else 2.0) == RankLosses(50, (), {})
+
+
+def test_other_data(tmp_path: Path) -> None:
+    """Half above that of its peers, step after step, with noise."""
+    found = compared(
+        tmp_path, lambda rank, step: (3.0 if rank == 1 else 2.0) + 0.2 * math.sin(7 * step + rank), tokens={}
+    )
+    assert list(found.skewed_ranks) == [1]
+    assert found.skewed_ranks[1] == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("world", "tokens"),
+    [(4, None), (2, {}), (4, {1: 96.0})],
+    ids=["tokens unknown", "two ranks", "more tokens"],
+)
+def test_nobody_is_named(world: int, tokens: dict[int, float] | None, tmp_path: Path) -> None:
+    """What more tokens explain, what nobody can tell, and what only one other rank shows."""
+    found = compared(tmp_path, lambda rank, _: 3.0 if rank == 1 else 2.0, world=world, tokens=tokens)
+    assert found == RankLosses(None, (), {})
