@@ -91,6 +91,7 @@ _OWN_NAMES = {
     "rankwatch_step": "rankwatch.step.number",
     "rankwatch_scalar": "rankwatch.scalar.value",
     "rankwatch_checkpoint_bytes": "rankwatch.checkpoint.size",
+    "rankwatch_norm_ratio": "rankwatch.norm.relative",
 }
 _OWN_UNITS = {"rankwatch_gpu_pcie_throughput_bytes": "By/s"}
 

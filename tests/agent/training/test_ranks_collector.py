@@ -59,6 +59,7 @@ with run.step():
     elsewhere |= {name for name in declared if name.startswith("rankwatch_rank_gpu_memory")}  # test_memory.py
     elsewhere |= {"rankwatch_run_attempt_end_timestamp_seconds"}  # life/test_attempts.py
     elsewhere |= {name for name in declared if "rank_fingerprint" in name}  # test_fingerprints.py
+    elsewhere |= {"rankwatch_loss_improvement"}  # test_learning.py
     elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
     assert declared - elsewhere <= {name for name, _ in seen}
 
