@@ -92,7 +92,7 @@ def ends_by_own_sigterm_handler() -> None:
 
 def ends_by_sigint() -> None:
     train()
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # os.kill may take effect after the script has ended
 
 
 def never_steps() -> None:
