@@ -25,9 +25,9 @@ def _patch(module: ModuleType) -> None:
     watch(module.DistributedDataParallel, "__init__", began=_begins, shows=Capability.REPLICAS)
 
 
-def _begins(module: Any, *args: Any, **kwargs: Any) -> None:
-    if all(each() is not module for each in _wrapped):
-        _wrapped.append(weakref.ref(module))
+def _begins(replica: Any, /, *args: Any, **kwargs: Any) -> None:
+    if all(each() is not replica for each in _wrapped):
+        _wrapped.append(weakref.ref(replica))
     del _wrapped[:-_MOST_WRAPPED]
 
 
