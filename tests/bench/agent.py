@@ -47,7 +47,7 @@ def measure(*, quick: bool) -> Result:
                 usage = watch(Exporter(*agent), effort)
                 scraped_seldom = watch(Exporter(*agent), seldom)
             traced, spans = _watch_with_traces(directory, blackboxes, seldom)
-        pace = _steps_per_second(usage)
+        pace = min(_steps_per_second(watched) for watched in (usage, scraped_seldom, traced))
         peer = _watch_node_exporter(directory, effort) if node_exporter_installed() else None
     seldom_rows = (_seldom_row(scraped_seldom), _seldom_row(traced, f", with traces: {spans} spans"))
     rows = (*_agent_rows(usage), *seldom_rows, *(_peer_rows(peer) if peer else ()))

@@ -166,9 +166,11 @@ class Reader:
         """Return the records written since the last poll, in order. May exceed `limit` by one chunk."""
         self.at_end = False
         first = self._next
-        chunks: list[bytes] = []
-        while self._next - first < limit and self._read_chunk(chunks):
-            pass
+        chunks = self._read_chunks(limit)
+        if not chunks and self._next > first:
+            # What was overwritten is skipped. By the next poll a fast writer would be too far again.
+            first = self._next
+            chunks = self._read_chunks(limit)
         if not chunks:
             return EMPTY
         raw = b"".join(chunks)
@@ -202,6 +204,13 @@ class Reader:
             count += len(columns.tags)
             if self.at_end or count > most:
                 return
+
+    def _read_chunks(self, limit: int) -> list[bytes]:
+        first = self._next
+        chunks: list[bytes] = []
+        while self._next - first < limit and self._read_chunk(chunks):
+            pass
+        return chunks
 
     def _read_chunk(self, chunks: list[bytes]) -> bool:
         """Read the next records into `chunks`; True if there may be more."""
