@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts.catalogue import SLIS
 from rankwatch_alerts.rules import AlertRule, RecordingRule
-from rankwatch_alerts.slis import SLIS
 from rankwatch_dashboards import dashboards
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")

@@ -6,8 +6,7 @@ import pytest
 
 from rankwatch.conventions import METRICS, RECORDED_SERIES
 from rankwatch_alerts import RuleConfig
-from rankwatch_alerts.sli import Sli
-from rankwatch_alerts.slis import SLIS
+from rankwatch_alerts.catalogue import SLIS, Sli
 from rankwatch_dashboards.slis import panels_by_series, sources_by_alert
 
 DECLARED = {each.name for each in (*METRICS, *RECORDED_SERIES)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rankwatch_alerts.catalogue.sli import sli
 from rankwatch_alerts.rules import Alert
-from rankwatch_alerts.sli import sli
 
 LIFE = (
     sli(

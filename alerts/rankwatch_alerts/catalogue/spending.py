@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rankwatch_alerts.catalogue.sli import Sli, sli
 from rankwatch_alerts.rules import Alert
-from rankwatch_alerts.sli import Sli, sli
 
 GOODPUT: tuple[Sli, ...] = (
     sli(
