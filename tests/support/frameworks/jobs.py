@@ -15,12 +15,13 @@ from rankwatch.blackbox.layout import RecordKind
 from rankwatch.blackbox.reader import Reader
 from rankwatch.blackbox.records import NowBlock
 from rankwatch.checkpoint_paths import SUFFIX, read_checkpoints
-from support.jobs.torchrun import torchrun
+from support.jobs.torchrun import CRASH_OF_GLOO, torchrun
 from support.training.blackbox import Read, read
 
 RANKS = 2
 PLAIN, HAND, ZERO = "plain", "hand", "zero"
 SCRIPTS = Path(__file__).parent
+AGAIN = "again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class Job:
 
 def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANKS) -> Job:
     """Run a script of this folder under torchrun, once for each rank. It gets a folder, `plain` or
-    `hand`, and the arguments."""
+    `hand`, and the arguments. Once more if a thread of gloo crashes a process at its exit."""
     folder.mkdir(parents=True, exist_ok=True)
     environ = {"RANKWATCH_DISABLE": "1"} if mode == PLAIN else {}
     if mode == ZERO:
@@ -117,6 +118,8 @@ def run(script: str, folder: Path, mode: str, *arguments: str, ranks: int = RANK
         HF_HUB_OFFLINE="1",
         **environ,
     )
+    if done.returncode and CRASH_OF_GLOO in done.stderr and folder.name != AGAIN:
+        return run(script, folder / AGAIN, mode, *arguments, ranks=ranks)
     assert done.returncode == 0, done.stderr[-6000:]
     return Job(folder=folder, errors=done.stderr, mode=mode)
 

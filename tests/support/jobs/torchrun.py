@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+CRASH_OF_GLOO = "terminate called without an active exception"
+"""What a thread of gloo prints that now and then crashes a process at its exit, without rankwatch, too."""
+
 
 def torchrun(
     *arguments: str, ranks: int, directory: Path, timeout_seconds: float = 600.0, **variables: str

@@ -11,11 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from support.jobs.torchrun import CRASH_OF_GLOO
+
 from .recorded import Recorded, recorded
 
 _HERE = Path(__file__).parent
 _SECONDS = 300.0
-_CRASH_OF_GLOO = "terminate called without an active exception"
 
 
 class Loop(NamedTuple):
@@ -81,7 +82,7 @@ def run_loop(loop: Loop, way: Way, directory: Path, *, steps: int = 24, pause_ms
     Once more if a thread of gloo crashes the process at its exit: that happens without rankwatch, too.
     """
     found = _run(loop, way, directory, steps, pause_ms)
-    return _run(loop, way, directory / "again", steps, pause_ms) if _CRASH_OF_GLOO in found.stderr else found
+    return _run(loop, way, directory / "again", steps, pause_ms) if CRASH_OF_GLOO in found.stderr else found
 
 
 def _run(loop: Loop, way: Way, directory: Path, steps: int, pause_ms: float) -> Outcome:
