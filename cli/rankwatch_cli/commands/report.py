@@ -42,14 +42,13 @@ def _of_prometheus(given: argparse.Namespace) -> RunReview:
 
 def _of_this_node(given: argparse.Namespace) -> RunReview:
     from rankwatch_agent.runtime.config import AgentConfig
-    from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
     from rankwatch_diagnosis.review.from_boxes import review_folder
 
-    account = given.account or Path(AgentConfig.state_directory) / ACCOUNT
-    evidence = given.evidence or Path(AgentConfig.evidence_directory)
-    return review_folder(
-        named_run(given.run, runs_directory()), account=account, evidence=evidence, stall=given.stall_seconds
-    )
+    directory = named_run(given.run, runs_directory())
+    here = directory.parent == runs_directory()  # else the agent of this node knows nothing of it
+    state = given.state_directory or (Path(AgentConfig.state_directory) if here else None)
+    evidence = given.evidence or (Path(AgentConfig.evidence_directory) if here else None)
+    return review_folder(directory, agent_state=state, evidence=evidence, stall=given.stall_seconds)
 
 
 def _parser() -> SentenceParser:
@@ -69,17 +68,17 @@ def _parser() -> SentenceParser:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page, one file without network")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the Markdown to a file")
     parser.add_argument(
-        "--account",
+        "--state-directory",
         type=Path,
-        metavar="FILE",
-        help="where the agent of this node keeps account of time (default: goodput.json in the default "
-        "state_directory)",
+        metavar="DIRECTORY",
+        help="state_directory of the agent, with its account of time and what it has verified (default: its "
+        "default, for a run of this node)",
     )
     parser.add_argument(
         "--evidence",
         type=Path,
         metavar="DIRECTORY",
-        help="where the agent of this node keeps evidence bundles (default: its default evidence_directory)",
+        help="evidence_directory of the agent (default: its default, for a run of this node)",
     )
     parser.add_argument(
         "--stall-seconds",

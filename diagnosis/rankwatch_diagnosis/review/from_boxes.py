@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rankwatch.conventions import RankState
 from rankwatch_agent.runtime.errors import UserError
+from rankwatch_agent.training.goodput.run_ledgers import ACCOUNT
 from rankwatch_diagnosis.goodput.from_boxes import read_folder
 from rankwatch_diagnosis.goodput.model import RunGoodput
 from rankwatch_diagnosis.loss.anomaly import Severity
@@ -49,20 +50,20 @@ class _Around(NamedTuple):
 def review_folder(
     directory: Path,
     *,
-    account: Path | None = None,
+    agent_state: Path | None = None,
     evidence: Path | None = None,
     stall: float | None = None,
 ) -> RunReview:
     """The review of the run in a directory or in an evidence bundle.
 
-    account: the file in which the agent keeps account of the time of all runs; read if it is there.
+    agent_state: directory in which the agent of this node keeps account of time, and what it has verified.
     evidence: where the agent keeps evidence bundles.
     stall: as in `diagnose_run`.
     Raises UserError where there is no box that can be used.
     """
-    verdict, boxes = examine_run(directory, stall=stall)
+    verdict, boxes = examine_run(directory, stall=stall, agent_state=agent_state)
     folder = find_run(directory)
-    goodput, unjudged = _goodput(directory, account)
+    goodput, unjudged = _goodput(directory, None if agent_state is None else agent_state / ACCOUNT)
     started, ended = _started(goodput, boxes), _last_sign(boxes)
     if folder.bundle is not None:
         around = _of_bundle(folder.bundle, ended)
