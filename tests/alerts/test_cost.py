@@ -124,9 +124,9 @@ def test_cost_of_a_rank() -> None:
             "it looks back on 6 series of rankwatch_step_variation_total of a rank",
         ),
         (
-            "max by (run) (avg_over_time(rank:rankwatch_steps:rate[10m]))"
-            " > avg by (run) (avg_over_time(rank:rankwatch_steps:rate[10m]))",
-            "it looks back on rank:rankwatch_steps:rate more than once",
+            "max by (run) (avg_over_time(rank:rankwatch_step_local_seconds:residual[10m]))"
+            " > avg by (run) (avg_over_time(rank:rankwatch_step_local_seconds:residual[10m]))",
+            "it looks back on rank:rankwatch_step_local_seconds:residual more than once",
         ),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rankwatch_alerts import RuleConfig, write_rules
+from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.servers.prometheus import require
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +28,10 @@ def _check(
     rank 2 is slow from a second on. At a hiccup rank 1 alone works for two seconds and all others wait.
     """
     require("promtool")
-    rules = write_rules(RuleConfig.for_demo(), tmp_path)
+    config = RuleConfig.for_demo()
+    agent = tmp_path / "agent.yml"
+    agent.write_text(yaml.safe_dump({"groups": [agent_group(config)]}))
+    rules = [agent, *write_rules(config, tmp_path)]
     expected = [
         {
             "expr": 'count by (rank) (ALERTS{alertname="RankwatchStraggler", alertstate="firing"} > 0)',
@@ -39,7 +43,7 @@ def _check(
     document = {
         "rule_files": [each.name for each in rules],
         "evaluation_interval": "1s",
-        "group_eval_order": ["rankwatch-progress", "rankwatch-steps", "rankwatch-performance"],
+        "group_eval_order": [AGENT_GROUP, "rankwatch-progress", "rankwatch-steps", "rankwatch-performance"],
         "tests": [
             {
                 "interval": "1s",

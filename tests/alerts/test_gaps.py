@@ -15,6 +15,7 @@ import pytest
 
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups, write_rules
 from rankwatch_alerts.rules import AlertRule
+from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.alerts.scenarios import (
     STEP_SECONDS,
     Key,
@@ -73,9 +74,12 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The rule files as users load them."""
+    """The rule files as users load them, and what agents export of recent steps."""
     require("promtool")
-    return [str(each) for each in write_rules(CONFIG, tmp_path_factory.mktemp("rules"))]
+    directory = tmp_path_factory.mktemp("rules")
+    agent = directory / "agent.json"
+    agent.write_text(json.dumps({"groups": [agent_group(CONFIG)]}))
+    return [str(each) for each in (agent, *write_rules(CONFIG, directory))]
 
 
 @pytest.mark.parametrize("key", RULES, ids="-".join)
@@ -87,7 +91,10 @@ def test_gap(key: Key, rules: list[str], tmp_path: Path) -> None:
     document = {
         "rule_files": rules,
         "evaluation_interval": f"{STEP_SECONDS}s",
-        "group_eval_order": [each.name for each in (*recording_groups(CONFIG), *alert_groups(CONFIG))],
+        "group_eval_order": [
+            AGENT_GROUP,
+            *(each.name for each in (*recording_groups(CONFIG), *alert_groups(CONFIG))),
+        ],
         "tests": [_case(scenario)],
     }
     path = tmp_path / "cases.json"

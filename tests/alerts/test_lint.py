@@ -109,7 +109,7 @@ def test_wrong_annotation(annotation: str, text: str, message: str) -> None:
         ("## Impact", "## Background", "the headings are not"),
         ("```sh", "```text", "there is no command to copy"),
         ("rankwatch-run-debug", "some-board", "the dashboard rankwatch-run-debug is not named"),
-        ("rank:rankwatch_step_local_seconds:mean", "rank:typo", "rank:typo is not declared"),
+        ("rank:rankwatch_step_local_seconds:residual", "rank:typo", "rank:typo is not declared"),
         ("sort_desc(", "sort_desc((", "does not parse"),
         ("# RankwatchStraggler", "# Straggler", "the first line is not"),
     ],

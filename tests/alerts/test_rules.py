@@ -19,6 +19,7 @@ import yaml
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import Alert, AlertRule
+from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.servers.prometheus import require
 
 Rule = Mapping[str, Any]
@@ -135,21 +136,27 @@ def _run_cases(cases: Path, directory: Path) -> subprocess.CompletedProcess[str]
     others: promtool evaluates each rule at each instant of each case. `directory` is for the files it reads.
 
     Alerts do not keep firing here, so that a case shows when the condition ends; `test_gaps.py` shows that
-    they do.
+    they do. What agents export of recent steps comes from the counters of the cases.
     """
     content = yaml.safe_load(cases.read_text())
     groups = [
-        group
-        for name in content["rule_files"]
-        for group in yaml.safe_load((cases.parent / name).read_text())["groups"]
+        agent_group(RuleConfig()),
+        *(
+            group
+            for name in content["rule_files"]
+            for group in yaml.safe_load((cases.parent / name).read_text())["groups"]
+        ),
     ]
+    order = [AGENT_GROUP, *content.get("group_eval_order", ())]
     wanted = _reached(set(_asked(content)), [rule for group in groups for rule in group["rules"]])
     kept = [
         {**group, "rules": [_without_keeping(each) for each in group["rules"] if _name(each) in wanted]}
         for group in groups
     ]
     (directory / "rules.json").write_text(json.dumps({"groups": [group for group in kept if group["rules"]]}))
-    (directory / cases.name).write_text(json.dumps({**content, "rule_files": ["rules.json"]}))
+    (directory / cases.name).write_text(
+        json.dumps({**content, "rule_files": ["rules.json"], "group_eval_order": order})
+    )
     command = ["promtool", "test", "rules", str(directory / cases.name)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

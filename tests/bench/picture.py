@@ -22,8 +22,12 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 760, 300, 56, 44, 64
 PANEL = (WIDTH - 2 * LEFT - GAP // 2) // 2
 NAMED = "#c8322d"
 PANELS = (
-    ("step time: names nobody", "rank:rankwatch_step_seconds:mean"),
-    ("local time: names the rank", "rank:rankwatch_step_local_seconds:mean"),
+    (
+        "step time: names nobody",
+        "sum by (rank) (rate(rankwatch_step_seconds_total[1m])) "
+        "/ sum by (rank) (rate(rankwatch_steps_total[1m]))",
+    ),
+    ("local time: names the rank", "rankwatch_recent_step_local_seconds"),
 )
 Line = list[tuple[float, float]]
 

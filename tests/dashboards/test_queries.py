@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from rankwatch.conventions import METRICS, Kind, Label, Metric
+from rankwatch.conventions import METRICS, Kind, Label, Metric, SlowPhase
 from rankwatch.conventions.goodput import GoodputState
+from rankwatch.conventions.recent import RECENT
 from rankwatch_alerts import RuleConfig, prometheus_config, write_rules
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import Target, filled_in, targets
@@ -68,6 +69,8 @@ def _label_sets(metric: Metric, rank: int) -> Iterator[dict[str, str]]:
         values = _of_rank(rank).get(label) or _VALUES.get(label, ("x",))
         if label is Label.STATE:
             values = _STATES.get(metric.name, values)
+        if label is Label.PHASE and metric in RECENT:
+            values = tuple(SlowPhase)
         sets = [{**each, str(label): value} for each in sets for value in values]
     yield from sets
 
@@ -87,6 +90,8 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
         return float(labels["node"][1:])
     if metric.name.startswith("rankwatch_rank_fingerprint") and metric.kind is Kind.GAUGE:
         return 1.0  # replicas are equal
+    if metric in RECENT:
+        return _of_recent_steps(metric.name, slow=labels.get("rank") == str(SLOW_RANK))
     if metric.kind is not Kind.COUNTER:
         return 1.0 + 0.1 * int(labels.get("rank", 0))
     if metric.name == "rankwatch_steps_total":
@@ -99,6 +104,21 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
     if labels.get("phase") == "backward":
         return running * (0.4 if slow else 0.1)
     return running * 0.1
+
+
+def _of_recent_steps(name: str, *, slow: bool) -> float:
+    """Steps of a quarter of a second, of which a rank works 0.15 s, and the slow one half again as long."""
+    if name == "rankwatch_recent_run_step_seconds":
+        return 1.0 / STEPS_PER_SECOND
+    if name == "rankwatch_recent_step_tokens":
+        return 1000.0
+    if name == "rankwatch_recent_token_local_seconds":
+        return 0.000_225 if slow else 0.000_15
+    if "late" in name or name.endswith("_ratio"):
+        return 0.001
+    if "phase" in name:
+        return 0.05 if slow else 0.025
+    return 0.225 if slow else 0.15
 
 
 def _exposition(began: float) -> str:

@@ -31,6 +31,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         state_directory=config.state_path(),
         ledgers=shared.ledgers,
         plateau_steps=config.plateau_steps,
+        step_window_seconds=config.step_window_seconds,
     )
 
 

@@ -223,6 +223,8 @@ class AgentConfig:
     """Most distinct names of scalars, work units and process groups exported for one rank."""
     plateau_steps: int = 0
     """Steps over which the loss of a rank must improve, about a fifth of a run; 0 looks for no plateau."""
+    step_window_seconds: float = 300.0
+    """Window of the means over recent steps; must hold several steps, and be that of the rules."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message in the log: debug, info, warning or error."""
     log_format: Literal["text", "json"] = "text"
@@ -313,7 +315,7 @@ def _split_address(text: str) -> tuple[str, int]:
 
 
 _SECONDS = (
-    *("request_timeout_seconds", "retention_seconds", "stall_seconds"),
+    *("request_timeout_seconds", "retention_seconds", "stall_seconds", "step_window_seconds"),
     *("otlp_interval_seconds", "otlp_timeout_seconds", "traces_heartbeat_seconds"),
 )
 

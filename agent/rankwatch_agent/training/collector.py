@@ -25,6 +25,8 @@ from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
+from rankwatch_agent.training.recent import RecentMeans
+from rankwatch_agent.training.recent_series import Placed, node_series
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
@@ -55,6 +57,7 @@ class RanksCollector:
     state_directory: where the counts of attempts are kept; None keeps none.
     ledgers: keeps account of the time of all runs.
     plateau_steps: over which the loss must improve; 0 looks for no plateau.
+    step_window_seconds: over which the means of recent steps are taken.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -79,6 +82,7 @@ class RanksCollector:
         state_directory: Path | None = None,
         ledgers: RunLedgers | None = None,
         plateau_steps: int = 0,
+        step_window_seconds: float = 300.0,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -87,6 +91,7 @@ class RanksCollector:
         self.deadline_seconds = deadline_seconds
         self._max_names = max_names
         self._plateau_steps = plateau_steps
+        self._step_window = step_window_seconds
         self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
@@ -124,6 +129,7 @@ class RanksCollector:
         runs: dict[str, list[RankFollower]] = {}
         for rank in discovery.read_ranks():
             runs.setdefault(rank.run, []).append(rank)
+            rank.totals.recent.take(rank.totals.steps, moment)
         self._conditions.update({run: map(_condition, ranks) for run, ranks in runs.items()}, moment)
         self._attempts.update((rank for ranks in runs.values() for rank in ranks), moment)
         self._life.update(self._attempts.all(), self._wall(), self._wall_of(0.0))
@@ -172,6 +178,7 @@ class RanksCollector:
             first = ranks[0]
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
+            parts.append(_Part(first, partial(node_series, run, _recent(ranks))))
             parts.append(_Part(first, partial(self.ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
@@ -189,7 +196,14 @@ class RanksCollector:
         durations = self._durations.setdefault(run, Durations())
         notes = None if self._notes is None else RankNotes(self._notes)
         checkpoints = partial(self._observe_checkpoint, run)
-        totals = RankTotals(durations.observe, self._max_names, notes, checkpoints, self.ledgers.of(run))
+        totals = RankTotals(
+            durations.observe,
+            self._max_names,
+            notes,
+            checkpoints,
+            self.ledgers.of(run),
+            step_window_seconds=self._step_window,
+        )
         totals.learning.watch_plateau(self._plateau_steps)
         rank = RankFollower(path, totals, before_new_process=self._attempts.before_new_process)
         if rank.run != run:
@@ -226,6 +240,14 @@ class _Part(NamedTuple):
 
     rank: RankFollower
     make: Callable[[], Iterable[Series]]
+
+
+def _recent(ranks: Sequence[RankFollower]) -> dict[Placed, RecentMeans]:
+    """What the ranks of a run take for their steps, of those that complete any."""
+    means = {
+        (each.run, str(each.header.identity.rank), each.stage): each.totals.recent.means for each in ranks
+    }
+    return {placed: each for placed, each in means.items() if each is not None}
 
 
 def _room(ranks: Sequence[RankFollower]) -> dict[int, int]:

@@ -31,6 +31,8 @@ _STATE_OF = {
     Lifecycle.PREEMPTED: RankState.PREEMPTED,
     Lifecycle.EXITED: RankState.EXITED,
 }
+_STAGE, _REPLICA = "pp", "dp"
+"""Names of the pipeline-parallel and of the data-parallel coordinate."""
 _MOST_AGE_SECONDS = 86400.0 * 3650
 _RECORDS_PER_POLL = 1 << 14
 """One default ring. A larger one takes several polls, so that no box holds up the others."""
@@ -99,6 +101,17 @@ class RankFollower:
     def header(self) -> Header:
         """The header of the present process's box."""
         return self._reader.header
+
+    @property
+    def stage(self) -> str:
+        """Its pipeline stage; `0` where there is only one."""
+        return str(self.header.identity.coordinates.get(_STAGE, (0, 1))[0])
+
+    @property
+    def replica(self) -> str:
+        """Its replica among data-parallel ones; empty where it declares none."""
+        replica = self.header.identity.coordinates.get(_REPLICA)
+        return str(replica[0]) if replica else ""
 
     @property
     def missed(self) -> int:

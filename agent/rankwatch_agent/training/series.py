@@ -15,10 +15,8 @@ from rankwatch_agent.training.collectives.totals import (
 )
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.memory import memory_series, resident_bytes
+from rankwatch_agent.training.recent_series import rank_series
 from rankwatch_agent.training.totals import RankTotals
-
-_STAGE, _REPLICA = "pp", "dp"
-"""Names of the pipeline-parallel and of the data-parallel coordinate."""
 
 
 def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
@@ -54,6 +52,8 @@ class RankSeries:
         totals = rank.totals
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
+        if totals.recent.means is not None:
+            found.extend(rank_series((*key, rank.stage), rank.replica, totals.recent.means))
         found.extend(self._collectives(rank, key))
         found.extend(totals.checkpoints.series(key, self._wall))
         if rank.state not in ENDED_STATES:  # the next attempt reaches the same steps with other parameters
@@ -68,14 +68,12 @@ class RankSeries:
     def _identity(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         header = rank.header
         identity = header.identity
-        stage = identity.coordinates.get(_STAGE, (0, 1))[0]
-        replica = identity.coordinates.get(_REPLICA)
         labels = (
             *key,
             str(identity.local_rank),
             str(identity.world_size),
-            str(stage),
-            str(replica[0]) if replica else "",
+            rank.stage,
+            rank.replica,
             identity.host,
             str(header.pid),
         )

@@ -21,6 +21,7 @@ from rankwatch_agent.training.fingerprints import RankFingerprints
 from rankwatch_agent.training.goodput.rank_ledger import RankLedger
 from rankwatch_agent.training.goodput.run_ledger import RunLedger
 from rankwatch_agent.training.learning import JUDGED, RankLearning
+from rankwatch_agent.training.recent import RecentSteps
 from rankwatch_agent.training.spans.records import RankNotes
 from rankwatch_agent.training.split import Collective, Interval
 from rankwatch_agent.training.steps import StepAssembler
@@ -53,6 +54,7 @@ class RankTotals:
     observe_checkpoint: takes each checkpoint operation with its duration in seconds.
     ledgers: keep account of the rank's time, with those of the other ranks of the run.
     notes: takes steps, checkpoints and evaluations for traces.
+    step_window_seconds: over which the means of recent steps are taken.
     max_names: distinct names exported per kind (scalars, groups, ...); records beyond it are counted
         in `names.dropped` and otherwise ignored.
     """
@@ -64,6 +66,7 @@ class RankTotals:
         notes: RankNotes | None = None,
         observe_checkpoint: Callable[[str, float], None] | None = None,
         ledgers: RunLedger | None = None,
+        step_window_seconds: float = 300.0,
     ) -> None:
         self.names = BoundedNames(max_names)
         self.records = 0
@@ -75,6 +78,7 @@ class RankTotals:
         self.notes = notes
         """For traces; None where nobody wants them."""
         self.steps = StepAssembler(self.timeouts, observe_step, self._note_step if notes else None)
+        self.recent = RecentSteps(step_window_seconds)
         self.learning = RankLearning()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}

@@ -128,7 +128,7 @@ def slow_stage(config: RuleConfig) -> AlertRule:
     """
     of_stage = ("cluster", "run", "stage")
     nodes = listed(
-        f"topk(5, count by (node) (rank:rankwatch_step_compute_seconds:mean{matching(of_stage)}))",
+        f"topk(5, count by (node) (rankwatch_recent_step_compute_seconds{matching(of_stage)}))",
         of_stage,
         "{{ $series.Labels.node }} ({{ $series.Value }})",
         "not known",
@@ -183,7 +183,7 @@ def unequal_batches(config: RuleConfig) -> AlertRule:
 def slow_data_loading(config: RuleConfig) -> AlertRule:
     """Most ranks wait for their batches. One that waits alone is a straggler with phase `data_loading`."""
     slowest = listed(
-        f"topk(3, rank:rankwatch_step_data_wait:share{_OF_RUN})",
+        f"topk(3, rankwatch_recent_data_wait_ratio{_OF_RUN})",
         OF_RUN,
         _RANK_ON_NODE + "{{ $series.Value | humanizePercentage }})",
         "not known",
@@ -246,7 +246,7 @@ def network_degraded(config: RuleConfig) -> AlertRule:
 def jitter(config: RuleConfig) -> AlertRule:
     """Many ranks have single late steps; each is soon as fast as its peers again."""
     latest = listed(
-        f"topk(3, rank:rankwatch_late_step_seconds:mean{_OF_RUN})",
+        f"topk(3, rankwatch_recent_late_step_seconds{_OF_RUN})",
         OF_RUN,
         _RANK_ON_NODE + "{{ $series.Value | humanizeDuration }} a step)",
         "not known",

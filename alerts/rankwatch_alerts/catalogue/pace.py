@@ -25,6 +25,8 @@ STEPS = (
         "step split",
         "Which part of the step takes the time?",
         "rankwatch_step_phase_seconds_total",
+        "rankwatch_recent_step_compute_seconds",
+        "rankwatch_recent_data_wait_ratio",
         alerts=(
             Alert.SLOW_STAGE,
             Alert.SLOW_DATA_LOADING,

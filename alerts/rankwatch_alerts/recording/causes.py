@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import mean_per_step
-from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, recorded
+from rankwatch_alerts.recording.steps import recent
+from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, recorded
 
 LATE_IN_TURN = "rank:rankwatch_late_step_seconds:in_turn"
-_NOT_COMPUTE = "data_wait|checkpoint|evaluation"
 
 
 def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -18,28 +16,11 @@ def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     rank of one stage computes longer than the other stages do, the partition is to blame, or what these ranks
     share; if only some of its ranks do, the stage is not.
     """
-    window = duration(config.step_window_seconds)
     return (
         recorded(
-            "rank:rankwatch_step_compute_seconds:mean",
-            # The partition does not decide waiting for batches, checkpoints and evaluation.
-            f"""
-                rank:rankwatch_step_local_seconds:mean
-                - on ({RANK}, stage)
-                (
-                  sum by ({RANK}) (
-                    rate(rankwatch_step_phase_seconds_total{{phase=~"{_NOT_COMPUTE}"}}[{window}])
-                  )
-                  / on ({RANK}) group_left (stage)
-                  rank:rankwatch_steps:rate
-                )
-                or
-                rank:rankwatch_step_local_seconds:mean
-            """,
-        ),
-        recorded(
             "stage:rankwatch_step_compute_seconds:median",
-            f"quantile by ({STAGE}) (0.5, rank:rankwatch_step_compute_seconds:mean)",
+            # The partition does not decide waiting for batches, checkpoints and evaluation.
+            f"quantile by ({STAGE}) (0.5, {recent(config, 'step_compute_seconds')})",
         ),
         recorded(
             "run:rankwatch_stages:count",
@@ -98,7 +79,7 @@ def _slow_stage_rule(config: RuleConfig) -> RecordingRule:
             (stage:rankwatch_step_compute_seconds:ratio > {config.stage_ratio:g})
             and on ({STAGE})
             (
-              min by ({STAGE}) (rank:rankwatch_step_compute_seconds:mean)
+              min by ({STAGE}) ({recent(config, "step_compute_seconds")})
               > on ({STAGE}) ({config.stage_every_rank_ratio:g} * {others})
             )
             and on ({STAGE})
@@ -118,16 +99,8 @@ def data_loading_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     In a pipeline only some stages load data, so a run is judged by the stage that waits most. A rank that
     holds a stage alone may be at fault itself, so such stages do not count, except in a run of one rank.
     """
-    share = "rank:rankwatch_step_data_wait:share"
+    share = recent(config, "data_wait_ratio")
     return (
-        recorded(
-            share,
-            f"""
-                rank_phase:rankwatch_step_local_seconds:mean{{phase="{SlowPhase.DATA_LOADING}"}}
-                / on ({RANK}, stage)
-                (rank:rankwatch_step_seconds:mean > 0)
-            """,
-        ),
         recorded(
             "run:rankwatch_slow_data_loading:share",
             f"""
@@ -161,16 +134,8 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     in the same step. It cannot lose more than the time its ranks wait. A rank that holds most of the lateness
     is at fault itself; the others are judged without it.
     """
-    window = duration(config.step_window_seconds)
-    late, long_mean = "rank:rankwatch_late_step_seconds:mean", "rank:rankwatch_late_step_seconds:long_mean"
+    late, long_mean = recent(config, "late_step_seconds"), recent(config, "late_step_long_seconds")
     return (
-        mean_per_step(late, "rankwatch_late_step_seconds_total", window),
-        recorded(
-            long_mean,
-            # A window of long steps holds few late ones, and the longest of few often dominates: how they
-            # spread over the ranks is judged over the whole time for which they must last.
-            f"avg_over_time({late}[{duration(config.cause_for_seconds)}])",
-        ),
         recorded(
             "run:rankwatch_late_step_seconds:share",
             f"""
@@ -182,10 +147,14 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             LATE_IN_TURN,
             # Late steps of a rank that holds most of the lateness are its own, and do not hide the others.
+            # A window of long steps holds few late ones, and the longest of few often dominates: how they
+            # spread over the ranks is judged over twice that time.
             f"""
-                ({long_mean} > 0)
-                <= on (cluster, run) group_left ()
-                ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
+                max by ({RANK}, stage) (
+                  ({long_mean} > 0)
+                  <= on (cluster, run) group_left ()
+                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
+                )
             """,
         ),
         _jitter_rule(config, late),

@@ -8,56 +8,13 @@ collective's last arriver is its transfer, so the least over the nodes belongs t
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import COLLECTIVE, GROUP, MEMBER, RANK, RecordingRule, duration, promql, recorded
+from rankwatch_alerts.recording.steps import recent
+from rankwatch_alerts.rules import COLLECTIVE, RecordingRule, duration, promql, recorded
 
 
 def collective_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Wait by rank, arrival skew and bus bandwidth by group."""
-    window = duration(config.step_window_seconds)
-    return (_wait_share_rule(window), *_skew_rules(window), _bus_bandwidth_rule(window))
-
-
-def _wait_share_rule(window: str) -> RecordingRule:
-    return recorded(
-        "rank:rankwatch_collective_wait:share",
-        f"""
-            sum by ({RANK}) (rate(rankwatch_collective_wait_seconds_total[{window}]))
-            / on ({RANK}) group_right ()
-            (rank:rankwatch_step_seconds:mean * rank:rankwatch_steps:rate > 0)
-        """,
-    )
-
-
-def _skew_rules(window: str) -> tuple[RecordingRule, ...]:
-    """Agents measure waits against the last arriver of their node, so ranks compare within a node."""
-    wait = "rank_group:rankwatch_collective_wait_seconds:mean"
-    return (
-        recorded(
-            wait,
-            # Sends and receives have no wait, and do not count here.
-            f"""
-                sum by ({MEMBER}) (rate(rankwatch_collective_wait_seconds_total[{window}]))
-                / on ({MEMBER})
-                (
-                  sum by ({MEMBER}) (
-                    rate(rankwatch_collectives_total{{operation!~"send|recv"}}[{window}])
-                    and present_over_time(rankwatch_collective_wait_seconds_total[{window}])
-                  )
-                  > 0
-                )
-            """,
-        ),
-        recorded(
-            "group:rankwatch_collective_wait_seconds:skew",
-            f"""
-                max by ({GROUP}) (
-                  max by ({GROUP}, node) ({wait})
-                  - on ({GROUP}, node)
-                  min by ({GROUP}, node) ({wait})
-                )
-            """,
-        ),
-    )
+    """Bus bandwidth by group."""
+    return (_bus_bandwidth_rule(duration(config.step_window_seconds)),)
 
 
 def _bus_bandwidth_rule(window: str) -> RecordingRule:
@@ -82,7 +39,7 @@ def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded("group:rankwatch_collective_bus_bytes:mean", _mean_of_nodes("bus_bytes", window)),
         recorded(
             "run:rankwatch_step_local_seconds:median",
-            "quantile by (cluster, run) (0.5, rank:rankwatch_step_local_seconds:mean)",
+            f"quantile by (cluster, run) (0.5, {recent(config, 'step_local_seconds')})",
         ),
         recorded(
             "group:rankwatch_collective_transfer_seconds:growth",

@@ -15,13 +15,17 @@ from collections.abc import Iterator
 
 from rankwatch.conventions import Cause
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.steps import RANKS, recent
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
-from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, recorded
+from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, recorded
 
 COST = "rank:rankwatch_straggler:lost_seconds"
 LOST_SHARE = "run_cause:rankwatch_lost_time:share"
-_HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
-_ARRIVAL = "rank:rankwatch_step_arrival_seconds:mean"
+HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
+"""Excess of the few ranks whose residual is that of a straggler; expensive joins use only these."""
+LATE_EXCESS = "rank:rankwatch_late_step_seconds:high_excess"
+"""Their late seconds per step."""
+_ARRIVAL = "stage:rankwatch_step_arrival_seconds:median"
 _MARGIN = "stage:rankwatch_step_arrival_seconds:margin"
 LATER = "rank:rankwatch_straggler:later_seconds"
 _IN_LATE_STEPS = "rank:rankwatch_straggler:late_step_seconds"
@@ -29,42 +33,22 @@ _LATE_STEPS = "rank:rankwatch_straggler:late_steps_share"
 
 
 def arrival_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """When each rank of a stage reaches the collectives, and how much later the last one does than the
-    median one in a run without a fault."""
-    window = duration(config.step_window_seconds)
-    median = f"quantile by ({STAGE}) (0.5, {_ARRIVAL})"
-    ranks = "(stage:rankwatch_ranks:count > 1)"
+    """When the ranks of a stage reach the collectives, and how much later the last one does than the median
+    one in a run without a fault."""
     return (
-        recorded(
-            _ARRIVAL,
-            # A rank that sends nothing, or whose messages have no times, arrives after its own work.
-            f"""
-                rank:rankwatch_step_local_seconds:mean
-                + on ({RANK}, stage)
-                (
-                  sum by ({RANK}) (rate(rankwatch_step_message_seconds_total[{window}]))
-                  / on ({RANK}) group_right ()
-                  rank:rankwatch_steps:rate
-                )
-                or
-                rank:rankwatch_step_local_seconds:mean
-            """,
-        ),
-        recorded("stage:rankwatch_step_arrival_seconds:median", median),
+        recorded(_ARRIVAL, f"quantile by ({STAGE}) (0.5, {recent(config, 'step_arrival_seconds')})"),
         recorded(
             "run:rankwatch_step_variation:sigma",
-            f"""
-                sqrt(quantile by ({RUN}) (0.5, rank:rankwatch_step_variation:mean{{term="local"}}))
-            """,
+            f"sqrt(quantile by ({RUN}) (0.5, {recent(config, 'run_step_variance_ratio')}))",
         ),
         recorded(
             _MARGIN,
             # Steps vary, and chips differ for good. The median rank of few may be any of them, so how far the
             # last of them is expected to be says enough.
             f"""
-                stage:rankwatch_step_arrival_seconds:median
+                {_ARRIVAL}
                 * on ({STAGE})
-                clamp_min({EXPECTED_MAXIMUM.format(ranks=ranks)}, 0)
+                clamp_min({EXPECTED_MAXIMUM.format(ranks=f"({RANKS} > 1)")}, 0)
                 * on ({RUN}) group_left ()
                 sqrt(run:rankwatch_step_variation:sigma ^ 2 + run:rankwatch_step_local_seconds:spread ^ 2)
             """,
@@ -74,42 +58,31 @@ def arrival_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 def cost_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Seconds per step that others wait for a rank whose residual is high, and their parts."""
-    window = duration(config.step_window_seconds)
     return (
         recorded(
             LATER,
             f"""
                 (
-                  ({_ARRIVAL} and on ({RANK}, stage) {_HIGH_EXCESS})
+                  {_of_high(config, "step_arrival_seconds")}
                   - on ({STAGE}) group_left ()
-                  stage:rankwatch_step_arrival_seconds:median
+                  {_ARRIVAL}
                 )
                 < on ({RANK}, stage)
-                {_HIGH_EXCESS}
+                {HIGH_EXCESS}
                 or
-                {_HIGH_EXCESS}
+                {HIGH_EXCESS}
             """,
         ),
-        recorded(
-            _LATE_STEPS,
-            f"""
-                (sum by ({RANK}) (rate(rankwatch_late_steps_total[{window}])) and on ({RANK}) {_HIGH_EXCESS})
-                / on ({RANK}) group_right ()
-                rank:rankwatch_steps:rate
-                or
-                0 * {_HIGH_EXCESS}
-            """,
-        ),
-        recorded(
-            _IN_LATE_STEPS,
-            f"""
-                {LATER} * clamp_max(rank:rankwatch_late_step_seconds:mean / {_HIGH_EXCESS}, 1)
-                or
-                0 * {_HIGH_EXCESS}
-            """,
-        ),
+        recorded(_LATE_STEPS, _of_high(config, "late_steps_ratio")),
+        recorded(LATE_EXCESS, _of_high(config, "late_step_seconds")),
+        recorded(_IN_LATE_STEPS, f"{LATER} * clamp_max({LATE_EXCESS} / {HIGH_EXCESS}, 1)"),
         recorded(COST, _cost()),
     )
+
+
+def _of_high(config: RuleConfig, name: str) -> str:
+    """What agents say of the few ranks that stand out."""
+    return f"max by ({RANK}, stage) ({recent(config, name)} and on ({RANK}, stage) {HIGH_EXCESS})"
 
 
 def _cost() -> str:
@@ -132,7 +105,7 @@ def lost_time_rules() -> tuple[RecordingRule, ...]:
             f"""
                 {LOST_SHARE}
                 * on ({RUN}) group_left ()
-                sum by ({RUN}) (stage:rankwatch_ranks:count)
+                sum by ({RUN}) ({RANKS})
             """,
         ),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import RecordingRule, recorded
+from rankwatch_alerts.recording.steps import recent
+from rankwatch_alerts.rules import STAGE, RecordingRule, recorded
 
 DIVERGING = "run:rankwatch_loss_diverging:deviation"
 COLLAPSED = "run:rankwatch_loss_scale_collapsed:count"
@@ -62,7 +63,10 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """
     high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
     trend = f"max by ({_RANK}) (rankwatch_loss_trend > 0)"
-    by_tokens = f"{_LEVEL} / on ({_RANK}) max by ({_RANK}) (rank:rankwatch_step_work:relative)"
+    tokens = (
+        f"{recent(config, 'step_tokens')} / on ({STAGE}) group_left () stage:rankwatch_step_tokens:median"
+    )
+    by_tokens = f"{_LEVEL} / on ({_RANK}) max by ({_RANK}) ({tokens})"
     return (
         recorded(
             _LEVEL,

@@ -1,4 +1,4 @@
-"""Which ranks run, when a run last made progress, and the mean step of each rank.
+"""Which ranks run, when a run last made progress, and its mean step.
 
 Only living ranks count: what an ended one left behind says nothing about the run now.
 """
@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import ENDED, RANK, RUNNING, RecordingRule, duration, recorded
+
+STEP = "run:rankwatch_step_seconds:mean"
+MEDIAN = "stage:rankwatch_step_local_seconds:median"
+RANKS = "stage:rankwatch_ranks:count"
+TOKEN_MEDIAN = "stage:rankwatch_token_local_seconds:median"
 
 LIVING = f"and on ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1)"
 """Appended to a series of ranks: only those that run."""
@@ -77,48 +82,15 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Seconds over steps of the same window, both read at the same instants: a true mean per step."""
-    window = duration(config.step_window_seconds)
-    placed = f"{RANK}, stage, replica"
-    known = f"group by ({placed}) (last_over_time(rankwatch_rank_info[{window}]))"
+    """The mean step of a run. Its ranks wait for each other, so each node shows that of all ranks."""
     return (
         recorded(
-            "rank:rankwatch_rank_stage:info",
-            # A rank seen in two stages is mid-restart; joining it would be many-to-many: left out. A rank
-            # whose node was not scraped is where it was: the rates that are joined go on as well.
-            f"""
-                group by ({placed}) (rankwatch_rank_info)
-                unless on ({RANK})
-                (count by ({RANK}) (group by ({placed}) (rankwatch_rank_info)) > 1)
-                or on ({RANK})
-                {known}
-                unless on ({RANK})
-                (count by ({RANK}) ({known}) > 1)
-            """,
-        ),
-        recorded(
-            "rank:rankwatch_steps:rate",
-            f"""
-                (sum by ({RANK}) (rate(rankwatch_steps_total[{window}])) > 0)
-                * on ({RANK}) group_left (stage) rank:rankwatch_rank_stage:info
-            """,
-        ),
-        mean_per_step("rank:rankwatch_step_seconds:mean", "rankwatch_step_seconds_total", window),
-        mean_per_step("rank:rankwatch_step_local_seconds:mean", "rankwatch_step_local_seconds_total", window),
-        recorded(
-            "run:rankwatch_step_seconds:mean",
-            "quantile by (cluster, run) (0.5, rank:rankwatch_step_seconds:mean)",
+            STEP,
+            f"quantile by (cluster, run) (0.5, {recent(config, 'run_step_seconds')})",
         ),
     )
 
 
-def mean_per_step(record: str, counter: str, window: str) -> RecordingRule:
-    """Mean of a counter per step of each rank."""
-    return recorded(
-        record,
-        f"""
-            sum by ({RANK}) (rate({counter}[{window}]))
-            / on ({RANK}) group_right ()
-            rank:rankwatch_steps:rate
-        """,
-    )
+def recent(config: RuleConfig, name: str) -> str:
+    """What agents say of the steps of the last minutes; of a node that was not scraped, what it said last."""
+    return f"last_over_time(rankwatch_recent_{name}[{duration(config.missed_seconds)}])"

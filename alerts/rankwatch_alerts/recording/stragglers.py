@@ -12,16 +12,18 @@ slow rank in a pipeline stand out.
 
 from __future__ import annotations
 
-from rankwatch.conventions import SlowPhase
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.causes import LATE_IN_TURN
-from rankwatch_alerts.recording.costs import COST, LATER
-from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, promql, recorded
+from rankwatch_alerts.recording.costs import COST, HIGH_EXCESS, LATE_EXCESS, LATER
+from rankwatch_alerts.recording.steps import MEDIAN, RANKS, STEP, TOKEN_MEDIAN, recent
+from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, recorded
 
-HIGH_EXCESS = "rank:rankwatch_step_local_seconds:high_excess"
-"""Excess of the few ranks whose residual is that of a straggler; expensive joins use only these."""
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
 PLACED_CANDIDATE = "rank:rankwatch_straggler_candidate:replica"
+RESIDUAL = "rank:rankwatch_step_local_seconds:residual"
+DEVIATION = "stage:rankwatch_step_local_seconds:residual_deviation"
+"""Median of the absolute residuals: that of the residuals themselves is 0."""
+PHASE_EXCESS = "rank_phase:rankwatch_step_local_seconds:excess"
 STRAGGLER = "rank:rankwatch_straggler:slowdown"
 COSTLY = "rank:rankwatch_straggler_costly:slowdown"
 SPREAD = "run:rankwatch_step_local_seconds:spread"
@@ -32,42 +34,50 @@ MAD_TO_SIGMA = "1.4826"
 
 
 def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """From medians of the stages to work-adjusted residuals, and the excess of each rank."""
+    """From medians of the stages to the residual of each rank, and the excess of those that stand out."""
+    local = recent(config, "step_local_seconds")
+    tokens = recent(config, "token_local_seconds")
     return (
+        recorded(MEDIAN, f"quantile by ({STAGE}) (0.5, {local})"),
+        recorded(RANKS, f"count by ({STAGE}) ({local})"),
         recorded(
-            "stage:rankwatch_step_local_seconds:median",
-            f"quantile by ({STAGE}) (0.5, rank:rankwatch_step_local_seconds:mean)",
-        ),
-        recorded(
-            "stage:rankwatch_ranks:count",
-            f"count by ({STAGE}) (rank:rankwatch_step_local_seconds:mean)",
-        ),
-        *_work_rules(config),
-        *_adjusted_rules(),
-        recorded(
-            "rank:rankwatch_step_local_seconds:residual",
+            TOKEN_MEDIAN,
+            # Where some ranks of a stage report no tokens, none are compared by them.
             f"""
-                rank:rankwatch_step_local_seconds:work_adjusted
-                / on ({STAGE}) group_left ()
-                (stage:rankwatch_step_local_seconds:work_adjusted_median > 0)
+                (quantile by ({STAGE}) (0.5, {tokens}) > 0)
+                and on ({STAGE})
+                (count by ({STAGE}) ({tokens}) == on ({STAGE}) {RANKS})
+            """,
+        ),
+        recorded(
+            RESIDUAL,
+            f"""
+                max by ({RANK}, stage) (
+                  {tokens}
+                  / on ({STAGE}) group_left ()
+                  {TOKEN_MEDIAN}
+                  or
+                  {local}
+                  / on ({STAGE}) group_left ()
+                  ({MEDIAN} > 0 unless on ({STAGE}) {TOKEN_MEDIAN})
+                )
                 - 1
             """,
         ),
-        recorded(
-            "rank:rankwatch_step_local_seconds:excess",
-            f"""
-                rank:rankwatch_step_local_seconds:mean
-                - on ({STAGE}) group_left ()
-                stage:rankwatch_step_local_seconds:median
-            """,
-        ),
+        recorded(DEVIATION, f"quantile by ({STAGE}) (0.5, abs({RESIDUAL}))"),
         *_threshold_rules(config),
         recorded(
             HIGH_EXCESS,
             f"""
-                rank:rankwatch_step_local_seconds:excess
-                and
-                (rank:rankwatch_step_local_seconds:residual > on ({RUN}) group_left () {THRESHOLD})
+                max by ({RANK}, stage) (
+                  (
+                    {local}
+                    and on ({RANK}, stage)
+                    ({RESIDUAL} > on ({RUN}) group_left () {THRESHOLD})
+                  )
+                  - on ({STAGE}) group_left ()
+                  {MEDIAN}
+                )
             """,
         ),
     )
@@ -91,13 +101,13 @@ def _threshold_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 {MAD_TO_SIGMA} * quantile by ({RUN}) (
                   0.5,
                   abs(
-                    rank:rankwatch_step_local_seconds:residual
+                    {RESIDUAL}
                     and on ({STAGE})
-                    (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks})
+                    ({RANKS} >= {config.straggler_stage_ranks})
                   )
                 )
                 / on ({RUN})
-                (1 - 1 / avg by ({RUN}) (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks}))
+                (1 - 1 / avg by ({RUN}) ({RANKS} >= {config.straggler_stage_ranks}))
             """,
         ),
         recorded(
@@ -121,128 +131,55 @@ def _threshold_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 or
                 clamp_min({factor} * {SPREAD}, {config.straggler_residual:g})
                 or
-                0 * run:rankwatch_step_seconds:mean + {config.straggler_residual:g}
+                0 * {STEP} + {config.straggler_residual:g}
             """,
         ),
     )
-
-
-def _work_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Work of each rank, relative where all ranks of the stage report it."""
-    window = duration(config.step_window_seconds)
-    tokens = f'sum by ({RANK}) (rate(rankwatch_work_total{{unit="tokens"}}[{window}]))'
-    return (
-        recorded(
-            "rank:rankwatch_step_work:mean",
-            f"""
-                {tokens}
-                / on ({RANK}) group_right ()
-                rank:rankwatch_steps:rate
-                > 0
-            """,
-        ),
-        recorded(
-            "rank:rankwatch_step_work:relative",
-            f"""
-                rank:rankwatch_step_work:mean
-                / on ({STAGE}) group_left ()
-                (
-                  quantile by ({STAGE}) (0.5, rank:rankwatch_step_work:mean)
-                  and on ({STAGE})
-                  (count by ({STAGE}) (rank:rankwatch_step_work:mean) == stage:rankwatch_ranks:count)
-                )
-            """,
-        ),
-    )
-
-
-def _adjusted_rules() -> tuple[RecordingRule, ...]:
-    """Local time divided by relative work, where that is known; its median and its spread."""
-    return (
-        recorded(
-            "rank:rankwatch_step_local_seconds:work_adjusted",
-            """
-                rank:rankwatch_step_local_seconds:mean / rank:rankwatch_step_work:relative
-                or
-                rank:rankwatch_step_local_seconds:mean
-            """,
-        ),
-        recorded(
-            "stage:rankwatch_step_local_seconds:work_adjusted_median",
-            f"quantile by ({STAGE}) (0.5, rank:rankwatch_step_local_seconds:work_adjusted)",
-        ),
-        recorded(
-            "stage:rankwatch_step_local_seconds:work_adjusted_mad",
-            f"""
-                quantile by ({STAGE}) (
-                  0.5,
-                  abs(
-                    rank:rankwatch_step_local_seconds:work_adjusted
-                    - on ({STAGE}) group_left ()
-                    stage:rankwatch_step_local_seconds:work_adjusted_median
-                  )
-                )
-            """,
-        ),
-    )
-
-
-STEP_PHASES: dict[SlowPhase, tuple[str, ...]] = {
-    SlowPhase.COMPUTE: ("forward", "backward", "optimizer"),
-    SlowPhase.DATA_LOADING: ("data_wait",),
-    SlowPhase.CHECKPOINT: ("checkpoint",),
-    SlowPhase.OTHER: ("evaluation", "other"),
-}
-"""Phases of a step by the phase of a slow rank. `communication` is waiting for others and names nobody."""
 
 
 def phase_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """By phase: mean, excess over the stage's median, and share of the excess of ranks that stand out."""
+    """By phase, of ranks that stand out: excess over the stage's median, and share of the rank's excess."""
     cohort = "cluster, run, stage, phase"
-    positive = f"(rank_phase:rankwatch_step_local_seconds:excess and on ({RANK}, stage) {HIGH_EXCESS}) > 0"
+    positive = f"({PHASE_EXCESS} > 0)"
     return (
-        _mean_rule(config),
         recorded(
-            "rank_phase:rankwatch_step_local_seconds:excess",
+            PHASE_EXCESS,
             f"""
-                rank_phase:rankwatch_step_local_seconds:mean
+                max by ({RANK}, stage, phase) (
+                  {recent(config, "step_phase_seconds")} and on ({RANK}, stage) {HIGH_EXCESS}
+                )
                 - on ({cohort}) group_left ()
-                quantile by ({cohort}) (0.5, rank_phase:rankwatch_step_local_seconds:mean)
+                quantile by ({cohort}) (0.5, {recent(config, "stage_phase_seconds")})
             """,
         ),
         recorded(
             "rank_phase:rankwatch_step_local_seconds:excess_share",
-            # Only of ranks that stand out: other excess is noise.
             f"""
-                ({positive})
+                {positive}
                 / on ({RANK}, stage) group_left ()
-                sum by ({RANK}, stage) ({positive})
+                sum by ({RANK}, stage) {positive}
             """,
         ),
-    )
-
-
-def _mean_rule(config: RuleConfig) -> RecordingRule:
-    window = duration(config.step_window_seconds)
-    phases = "\nor\n".join(
-        f"label_replace(\n  sum by ({RANK}) (rate(rankwatch_step_phase_seconds_total"
-        f'{{phase=~"{"|".join(parts)}"}}[{window}])),\n  "phase", "{phase}", "", ""\n)'
-        for phase, parts in STEP_PHASES.items()
-    )
-    indented = "\n".join(f"  {line}" for line in phases.splitlines())
-    return recorded(
-        "rank_phase:rankwatch_step_local_seconds:mean",
-        f"(\n{indented}\n)\n" + promql(f"/ on ({RANK}) group_left (stage)\nrank:rankwatch_steps:rate"),
     )
 
 
 def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The slowdown caused by each rank that meets every condition; no series for all others."""
+    placed = f"{recent(config, 'step_local_seconds')} and on ({RANK}, stage) {CANDIDATE}"
     return (
         _candidate_rule(config),
         recorded(
             PLACED_CANDIDATE,
-            f"{CANDIDATE} * on ({RANK}) group_left (replica) rank:rankwatch_rank_stage:info",
+            # A rank seen in two replicas is mid-restart: left out.
+            f"""
+                {CANDIDATE}
+                * on ({RANK}, stage) group_left (replica)
+                (
+                  group by ({RANK}, stage, replica) ({placed})
+                  unless on ({RANK}, stage)
+                  (count by ({RANK}, stage) (group by ({RANK}, stage, replica) ({placed})) > 1)
+                )
+            """,
         ),
         recorded(
             STRAGGLER,
@@ -260,7 +197,7 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                     (run:rankwatch_stages:count > 1)
                   )
                   unless on ({RUN})
-                  rank:rankwatch_step_work:relative
+                  {TOKEN_MEDIAN}
                 )
             """,
         ),
@@ -271,31 +208,29 @@ def straggler_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def _candidate_rule(config: RuleConfig) -> RecordingRule:
     """Step time over the step time with the rank at its peers' value, of ranks that stand out.
 
-    Both the raw and the work-adjusted time must stand out: a rank with more tokens is no straggler,
-    and neither is one with fewer tokens whose fixed costs make it look slow per token. In a run that jitters
-    the rank must stand out without its late steps, unless most of them are its own. The residual times the
-    median is the work-adjusted excess.
+    Both the raw time and that per token must stand out: a rank with more tokens is no straggler, and neither
+    is one with fewer tokens whose fixed costs make it look slow per token. In a run that jitters the rank
+    must stand out without its late steps, unless most of them are its own.
     """
     excess, above = HIGH_EXCESS, f"> on ({RUN}) group_left () {THRESHOLD}"
-    of_median = f"/ on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:median"
+    of_median = f"/ on ({STAGE}) group_left () {MEDIAN}"
     return recorded(
         CANDIDATE,
         f"""
-            1 / (1 - ({COST} > 0) / rank:rankwatch_step_seconds:mean)
+            1 / (1 - ({COST} > 0) / on ({RUN}) group_left () {STEP})
             and
             ({excess} {of_median} {above})
             and
             (
-              (rank:rankwatch_step_local_seconds:residual and {excess})
-              * on ({STAGE}) group_left () stage:rankwatch_step_local_seconds:work_adjusted_median
+              ({RESIDUAL} and {excess})
               > on ({STAGE}) group_left ()
-              ({config.straggler_spread_factor:g} * stage:rankwatch_step_local_seconds:work_adjusted_mad)
+              ({config.straggler_spread_factor:g} * {DEVIATION})
             )
             and
-            ({LATER} > {config.straggler_cost:g} * rank:rankwatch_step_seconds:mean)
+            ({LATER} > on ({RUN}) group_left () ({config.straggler_cost:g} * {STEP}))
             and
             (
-              ({excess} - rank:rankwatch_late_step_seconds:mean) {of_median} {above}
+              ({excess} - {LATE_EXCESS}) {of_median} {above}
               or
               {excess}
               unless on ({RUN})
@@ -306,6 +241,6 @@ def _candidate_rule(config: RuleConfig) -> RecordingRule:
               {LATE_IN_TURN}
             )
             and on ({STAGE})
-            (stage:rankwatch_ranks:count >= {config.straggler_stage_ranks})
+            ({RANKS} >= {config.straggler_stage_ranks})
         """,
     )

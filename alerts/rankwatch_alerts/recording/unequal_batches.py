@@ -7,99 +7,34 @@ microbatch take long together (noise strikes each by itself); some ranks get mor
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, duration, promql, recorded
+from rankwatch_alerts.recording.steps import MEDIAN, RANKS, STEP, TOKEN_MEDIAN, recent
+from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, promql, recorded
 
 EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
 """Standard deviations by which the largest of that many normal values lies above the mean, expected:
 the leading term of extreme-value theory, and a constant that keeps it within 5 % of the exact value for
 2 to 1,024."""
 
-_PAIRS = {"work": ("local", "work"), "microbatches": ("forward", "backward")}
-"""By what explains the variation: the two terms that vary together because of it."""
+WAITING = "run:rankwatch_step_waiting:share"
+_TOKENS_MEDIAN = "stage:rankwatch_step_tokens:median"
 
 
 def unequal_batches_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """From squared deviations to what unequal batches explain of them, and to what that costs the run."""
-    window = duration(config.step_window_seconds)
+    """How long ranks wait, the evidence for unequal batches, and what they cost the run."""
     return (
         recorded(
-            "run:rankwatch_step_waiting:share",
-            """
-                quantile by (cluster, run) (
-                  0.5,
-                  1 - rank:rankwatch_step_local_seconds:mean / (rank:rankwatch_step_seconds:mean > 0)
-                )
-            """,
+            WAITING,
+            f"quantile by (cluster, run) (0.5, {recent(config, 'run_waiting_ratio')})",
         ),
         recorded(
-            "rank:rankwatch_step_variation:mean",
+            _TOKENS_MEDIAN,
             f"""
-                sum by ({RANK}, term) (rate(rankwatch_step_variation_total[{window}]))
-                / on ({RANK}) group_left (stage)
-                rank:rankwatch_steps:rate
+                quantile by ({STAGE}) (0.5, {recent(config, "step_tokens")})
+                and on ({STAGE})
+                {TOKEN_MEDIAN}
             """,
         ),
-        recorded(
-            "rank_reason:rankwatch_step_variation:covariance",
-            "or\n".join(_covariance(reason, *pair) for reason, pair in _PAIRS.items()),
-        ),
-        recorded(
-            "rank_reason:rankwatch_step_variation:correlation",
-            "or\n".join(_correlation(reason, *pair) for reason, pair in _PAIRS.items()),
-        ),
-        _sigma_rule(window),
         *_share_rules(config),
-    )
-
-
-def _term(name: str) -> str:
-    return f'rank:rankwatch_step_variation:mean{{term="{name}"}}'
-
-
-def _covariance_of(reason: str) -> str:
-    return f'rank_reason:rankwatch_step_variation:covariance{{reason="{reason}"}}'
-
-
-def _labelled(reason: str, expression: str) -> str:
-    return f'label_replace(\n{expression},\n  "reason", "{reason}", "", ""\n)\n'
-
-
-def _covariance(reason: str, one: str, other: str) -> str:
-    on = f"on ({RANK}, stage)"
-    both = f"{_term(f'{one}_and_{other}')} - {on} {_term(one)} - {on} {_term(other)}"
-    return _labelled(reason, f"  ({both}) / 2")
-
-
-def _correlation(reason: str, one: str, other: str) -> str:
-    on = f"on ({RANK}, stage)"
-    return _labelled(
-        reason, f"  {_covariance_of(reason)}\n  / {on}\n  sqrt({_term(one)} * {on} {_term(other)} > 0)"
-    )
-
-
-def _sigma_rule(window: str) -> RecordingRule:
-    """Standard deviation of the step's own time that work or microbatches explain.
-
-    Work explains the covariance over its own spread. Microbatches add up, so their spread shrinks with the
-    root of their number.
-    """
-    on = f"on ({RANK}, stage)"
-    microbatches = promql(f"""
-          sqrt(
-            ({_covariance_of("microbatches")} > 0)
-            / on ({RANK}) group_left ()
-            (
-              sum by ({RANK}) (rate(rankwatch_step_microbatches_total[{window}]))
-              / on ({RANK})
-              (sum by ({RANK}) (rank:rankwatch_steps:rate))
-              > 0
-            )
-          )
-    """)
-    work = f"  ({_covariance_of('work')} > 0)\n  / {on}\n  sqrt({_term('work')} > 0)"
-    return recorded(
-        "rank_reason:rankwatch_step_variation:sigma",
-        _labelled("work", work) + "or\n" + _labelled("microbatches", microbatches.rstrip()),
     )
 
 
@@ -117,9 +52,9 @@ def _share_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 (
                   max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                   < on (cluster, run)
-                  run:rankwatch_step_waiting:share
+                  {WAITING}
                   or
-                  run:rankwatch_step_waiting:share
+                  {WAITING}
                   and on (cluster, run)
                   max by (cluster, run) (run_reason:rankwatch_unequal_batches:share)
                 )
@@ -130,43 +65,53 @@ def _share_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def _uneven_steps(config: RuleConfig) -> str:
-    ranks = "max by (cluster, run) (stage:rankwatch_ranks:count)"
     reason = "cluster, run, reason"
     return promql(f"""
-        quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:sigma)
+        {_median_of(config, "run_sigma_ratio")}
         * on (cluster, run) group_left ()
-        {EXPECTED_MAXIMUM.format(ranks=f"({ranks} > 1)")}
+        {EXPECTED_MAXIMUM.format(ranks=f"(max by (cluster, run) ({RANKS}) > 1)")}
         * on (cluster, run) group_left ()
-        (1 - run:rankwatch_step_waiting:share)
+        (1 - {WAITING})
         and on ({reason})
         (
-          quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:correlation)
+          {_median_of(config, "run_correlation_ratio")}
           > {config.unequal_batches_correlation:g}
         )
         and on ({reason})
         (
-          quantile by ({reason}) (0.5, rank_reason:rankwatch_step_variation:covariance)
+          {_median_of(config, "run_covariance_ratio")}
           > {config.unequal_batches_sigma**2:g}
         )
     """)
 
 
+def _median_of(config: RuleConfig, name: str) -> str:
+    return f"quantile by (cluster, run, reason) (0.5, {recent(config, name)})"
+
+
 def _uneven_ranks(config: RuleConfig) -> str:
-    """Ranks that take longer because they have more work, but not per unit of work."""
-    rank = f"on ({RANK}, stage)"
+    """Ranks that take longer because they have more tokens, but not per token."""
+    rank, least = f"on ({RANK}, stage)", f"{1 + config.straggler_residual:g}"
     return promql(f"""
         label_replace(
           max by (cluster, run) (
             (
-              rank:rankwatch_step_local_seconds:excess
-              and {rank}
-              (rank:rankwatch_step_work:relative > {1 + config.straggler_residual:g})
+              (
+                {recent(config, "step_local_seconds")}
+                and {rank}
+                (
+                  {recent(config, "step_tokens")}
+                  > on ({STAGE}) group_left ()
+                  ({least} * {_TOKENS_MEDIAN})
+                )
+                and {rank}
+                (rank:rankwatch_step_local_seconds:residual < {config.straggler_residual:g})
+              )
+              - on ({STAGE}) group_left ()
+              ({MEDIAN} and on ({STAGE}) ({RANKS} > 1))
             )
-            / {rank} (rank:rankwatch_step_seconds:mean > 0)
-            and {rank}
-            (rank:rankwatch_step_local_seconds:residual < {config.straggler_residual:g})
-            and on ({STAGE})
-            (stage:rankwatch_ranks:count > 1)
+            / on (cluster, run) group_left ()
+            ({STEP} > 0)
           ),
           "reason", "ranks", "", ""
         )

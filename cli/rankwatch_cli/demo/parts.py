@@ -58,7 +58,7 @@ def black_boxes(workspace: Workspace) -> Path:
     return workspace.directory / "blackboxes"
 
 
-def start_agent(workspace: Workspace) -> str:
+def start_agent(workspace: Workspace, config: RuleConfig) -> str:
     """Start the agent; returns its address, HOST:PORT."""
     address_file = workspace.directory / "agent.address"
     command = [
@@ -67,6 +67,7 @@ def start_agent(workspace: Workspace) -> str:
         *("--checkpoint-paths", str(workspace.directory)),
         # An earlier demo has the same name of the run: it must not count as an earlier attempt.
         *("--state-directory", str(workspace.directory / "state")),
+        *("--step-window-seconds", f"{config.step_window_seconds:g}"),
     ]
     workspace.start("agent", command)
     wait_until(workspace, address_file.exists, "the agent to listen")

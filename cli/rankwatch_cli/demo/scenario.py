@@ -121,7 +121,7 @@ class Demo:
     def _start(self, servers: dict[str, str]) -> Addresses:
         workspace, options = self._workspace, self._options
         parts.start_trainer(workspace, ranks=options.ranks, computing=options.computing, faults=self._faults)
-        agent = parts.start_agent(workspace)
+        agent = parts.start_agent(workspace, self._config)
         if self._receiver is None:
             return Addresses(parts.black_boxes(workspace), agent)
         alertmanager = parts.start_alertmanager(

@@ -77,7 +77,7 @@ _LOCAL_TIME_PER_RANK = Panel(
     unit="s",
     queries=(
         Query(
-            expression=most(f"rank:rankwatch_step_local_seconds:mean{{{RANKS}}}"),
+            expression=most(f"rankwatch_recent_step_local_seconds{{{RANKS}}}"),
             legend="rank {{rank}} on {{node}}",
         ),
     ),
@@ -91,7 +91,11 @@ _EXCESS_BY_PHASE = Panel(
     unit="s",
     queries=(
         Query(
-            expression=most(f"rank_phase:rankwatch_step_local_seconds:excess{{{RANKS}}}"),
+            expression=most(
+                f"max by (rank, node, stage, phase) (rankwatch_recent_step_phase_seconds{{{RANKS}}}) "
+                "- on (stage, phase) group_left () quantile by (stage, phase) "
+                f"(0.5, rankwatch_recent_step_phase_seconds{{{RUN}}})"
+            ),
             legend="rank {{rank}} on {{node}} {{phase}}",
         ),
     ),
@@ -157,7 +161,7 @@ def why_slow(config: RuleConfig) -> tuple[Panel, ...]:
             unit="percentunit",
             queries=(
                 Query(
-                    expression=most(f"rank:rankwatch_step_data_wait:share{{{RANKS}}}"),
+                    expression=most(f"rankwatch_recent_data_wait_ratio{{{RANKS}}}"),
                     legend="rank {{rank}} on {{node}}",
                 ),
             ),
@@ -226,7 +230,9 @@ COLLECTIVES = (
         unit="percentunit",
         queries=(
             Query(
-                expression=f"bottomk({MOST_SERIES}, rank:rankwatch_collective_wait:share{{{RANKS}}})",
+                expression=f"bottomk({MOST_SERIES}, sum by (rank, node) "
+                f"(rate(rankwatch_collective_wait_seconds_total{{{RANKS}}}[$__rate_interval])) "
+                f"/ sum by (rank, node) (rate(rankwatch_step_seconds_total{{{RANKS}}}[$__rate_interval])))",
                 legend="rank {{rank}} on {{node}}",
             ),
         ),

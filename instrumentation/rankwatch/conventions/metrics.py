@@ -16,6 +16,7 @@ from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.life import LIFE
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
+from rankwatch.conventions.recent import RECENT
 from rankwatch.conventions.replicas import REPLICAS
 from rankwatch.conventions.runs import MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
 from rankwatch.conventions.telemetry import AGENT, BLACK_BOXES, OTLP, TRACKERS
@@ -27,6 +28,7 @@ METRICS: tuple[Metric, ...] = (
     *MEMORY,
     *STEPS,
     *VARIATION,
+    *RECENT,
     *SCALARS,
     *REPLICAS,
     *CHECKPOINTS,

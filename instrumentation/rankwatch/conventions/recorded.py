@@ -22,7 +22,6 @@ _RUN = (Label.CLUSTER, Label.RUN)
 _STAGE = (*_RUN, Label.STAGE)
 _RANK = (*_RUN, Label.RANK)
 _PLACED = (*_RANK, Label.NODE, Label.STAGE)
-_REASON = (*_PLACED, Label.REASON)
 _GROUP = (*_RUN, Label.GROUP, Label.MEMBERS)
 _COLLECTIVE = (*_GROUP, Label.OPERATION, Label.SIZE_CLASS)
 
@@ -86,32 +85,11 @@ _PROGRESS = (
 
 _STEPS = (
     recorded(
-        "rank:rankwatch_rank_stage:info",
-        (*_PLACED, Label.REPLICA),
-        "Pipeline stage and replica of each rank that is in exactly one; always 1.",
-    ),
-    recorded(
-        "rank:rankwatch_steps:rate",
-        _PLACED,
-        "Steps per second of the rank; no series while it completes none.",
-    ),
-    recorded("rank:rankwatch_step_seconds:mean", _PLACED, "Mean seconds per step of the rank."),
-    recorded(
-        "rank:rankwatch_step_local_seconds:mean",
-        _PLACED,
-        "Mean seconds per step in which the rank worked and was not blocked in collectives.",
-    ),
-    recorded(
         "run:rankwatch_step_seconds:mean", _RUN, "Mean seconds per step of the run: median of its ranks."
     ),
 )
 
 _STAGES = (
-    recorded(
-        "rank:rankwatch_step_compute_seconds:mean",
-        _PLACED,
-        "Mean local seconds per step, without waiting for data, checkpoints and evaluation.",
-    ),
     recorded(
         "stage:rankwatch_step_compute_seconds:median",
         _STAGE,
@@ -147,25 +125,9 @@ _VARIATION = (
         "Share of the step in which the median rank is blocked in collectives, transfers included.",
     ),
     recorded(
-        "rank:rankwatch_step_variation:mean",
-        (*_PLACED, Label.TERM),
-        "Mean over steps of squared relative deviations, by term.",
-    ),
-    recorded(
-        "rank_reason:rankwatch_step_variation:covariance",
-        _REASON,
-        "Covariance of local time with work, or of forward with backward (reason: work, microbatches).",
-    ),
-    recorded(
-        "rank_reason:rankwatch_step_variation:correlation",
-        _REASON,
-        "Correlation of local time with work, or of forward with backward over the microbatches of a step "
-        "(reason: work, microbatches).",
-    ),
-    recorded(
-        "rank_reason:rankwatch_step_variation:sigma",
-        _REASON,
-        "Standard deviation of the step's own time that work or microbatches explain, as a share of it.",
+        "stage:rankwatch_step_tokens:median",
+        _STAGE,
+        "Median of the tokens per step of the stage's ranks, where all of them report tokens.",
     ),
     recorded(
         "run_reason:rankwatch_unequal_batches:share",
@@ -182,20 +144,10 @@ _VARIATION = (
 
 _JITTER = (
     recorded(
-        "rank:rankwatch_late_step_seconds:mean",
-        _PLACED,
-        "Seconds per step that late steps take beyond what is normal for the rank.",
-    ),
-    recorded(
-        "rank:rankwatch_late_step_seconds:long_mean",
-        _PLACED,
-        "Seconds per step that late steps take beyond what is normal for the rank, averaged over the time "
-        "for which jitter must last.",
-    ),
-    recorded(
         "rank:rankwatch_late_step_seconds:in_turn",
         _PLACED,
-        "The same, only of late ranks that do not hold most of the run's lateness.",
+        "Seconds per step that late steps take beyond what is normal for the rank; only of late ranks that "
+        "do not hold most of the run's lateness.",
     ),
     recorded(
         "run:rankwatch_late_step_seconds:share",
@@ -211,11 +163,6 @@ _JITTER = (
 )
 
 _DATA_LOADING = (
-    recorded(
-        "rank:rankwatch_step_data_wait:share",
-        _PLACED,
-        "Share of the step that the rank waits for data.",
-    ),
     recorded(
         "run:rankwatch_slow_data_loading:share",
         _RUN,
@@ -253,24 +200,6 @@ _NETWORK = (
 )
 
 _COLLECTIVES = (
-    recorded(
-        "rank:rankwatch_collective_wait:share",
-        (*_RUN, Label.RANK, Label.NODE, Label.STAGE),
-        "Seconds the rank waited in collectives for other ranks of its node, over the seconds of its steps. "
-        "The others wait for the rank that waits least. Overlapping collectives all count, so it may exceed "
-        "1.",
-    ),
-    recorded(
-        "rank_group:rankwatch_collective_wait_seconds:mean",
-        (*_RUN, Label.RANK, Label.NODE, Label.GROUP, Label.MEMBERS),
-        "Mean seconds per collective that the rank waited for the last of its node.",
-    ),
-    recorded(
-        "group:rankwatch_collective_wait_seconds:skew",
-        _GROUP,
-        "Mean seconds per collective by which the first rank of the group arrives before the last one "
-        "of its node; the largest over the nodes.",
-    ),
     recorded(
         "group:rankwatch_collective_bus_bandwidth:max",
         (*_GROUP, Label.OPERATION, Label.SIZE_CLASS),

@@ -22,37 +22,20 @@ _STRAGGLERS = (
         "Ranks of the stage that complete steps.",
     ),
     recorded(
-        "rank:rankwatch_step_work:mean", _PLACED, "Mean tokens per step of the rank, where it reports them."
-    ),
-    recorded(
-        "rank:rankwatch_step_work:relative",
-        _PLACED,
-        "Tokens per step of the rank over the median of its stage, where all ranks of the stage report them.",
-    ),
-    recorded(
-        "rank:rankwatch_step_local_seconds:work_adjusted",
-        _PLACED,
-        "Mean local seconds per step divided by relative work, where that is known.",
-    ),
-    recorded(
-        "stage:rankwatch_step_local_seconds:work_adjusted_median",
+        "stage:rankwatch_token_local_seconds:median",
         _STAGE,
-        "Median of the work-adjusted local seconds of the stage's ranks.",
-    ),
-    recorded(
-        "stage:rankwatch_step_local_seconds:work_adjusted_mad",
-        _STAGE,
-        "Median absolute deviation of the work-adjusted local seconds in the stage.",
+        "Median of the local seconds per token of the stage's ranks, where all of them report tokens.",
     ),
     recorded(
         "rank:rankwatch_step_local_seconds:residual",
         _PLACED,
-        "Work-adjusted local seconds of the rank over the median of its stage, minus one.",
+        "Local seconds of the rank over the median of its stage, minus one; per token where all ranks of the "
+        "stage report tokens.",
     ),
     recorded(
-        "rank:rankwatch_step_local_seconds:excess",
-        _PLACED,
-        "Seconds per step by which the rank's local time exceeds the median of its stage.",
+        "stage:rankwatch_step_local_seconds:residual_deviation",
+        _STAGE,
+        "Median of the absolute residuals of the stage's ranks.",
     ),
     recorded(
         "rank:rankwatch_step_local_seconds:high_excess",
@@ -97,15 +80,9 @@ _STRAGGLERS = (
 
 _COSTS = (
     recorded(
-        "rank:rankwatch_step_arrival_seconds:mean",
-        _PLACED,
-        "Mean seconds per step of the rank's own work and of its sends and receives: when it reaches the "
-        "collectives.",
-    ),
-    recorded(
         "stage:rankwatch_step_arrival_seconds:median",
         _STAGE,
-        "Median of these seconds of the stage's ranks.",
+        "Median, over the stage's ranks, of the seconds per step after which they reach the collectives.",
     ),
     recorded(
         "run:rankwatch_step_variation:sigma",
@@ -139,6 +116,11 @@ _COSTS = (
         "Seconds per step that the run waits for such a rank, beyond the last of the others.",
     ),
     recorded(
+        "rank:rankwatch_late_step_seconds:high_excess",
+        _PLACED,
+        "Seconds per step that late steps of such a rank take beyond what is normal for it.",
+    ),
+    recorded(
         "run_cause:rankwatch_lost_time:share",
         (*_RUN, Label.CAUSE),
         "Share of the run's time that is lost to each cause that is proved now.",
@@ -152,14 +134,10 @@ _COSTS = (
 
 _PHASES = (
     recorded(
-        "rank_phase:rankwatch_step_local_seconds:mean",
-        _PHASE,
-        "Mean local seconds per step of the rank by phase (compute, data_loading, checkpoint, other).",
-    ),
-    recorded(
         "rank_phase:rankwatch_step_local_seconds:excess",
         _PHASE,
-        "Seconds per step by which the phase's time exceeds the median of the rank's stage.",
+        "Seconds per step by which the phase's time exceeds the median of the rank's stage, where the rank "
+        "stands out.",
     ),
     recorded(
         "rank_phase:rankwatch_step_local_seconds:excess_share",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 DATA_WAIT = "data_wait"
 COMMUNICATION = "communication"
@@ -110,6 +112,17 @@ class SlowPhase(StrEnum):
     """Saving, verifying or loading a checkpoint inside the step."""
     OTHER = "other"
     """Everything else: evaluation, other work of the host, time that no phase claims."""
+
+
+STEP_PHASES: Mapping[SlowPhase, tuple[str, ...]] = MappingProxyType(
+    {
+        SlowPhase.COMPUTE: ("forward", "backward", "optimizer"),
+        SlowPhase.DATA_LOADING: (DATA_WAIT,),
+        SlowPhase.CHECKPOINT: (CHECKPOINT,),
+        SlowPhase.OTHER: (EVALUATION, OTHER),
+    }
+)
+"""Phases of a step by the phase of a slow rank. `communication` is waiting for others and names nobody."""
 
 
 class Lifecycle(StrEnum):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rankwatch.conventions import LOSS, METRICS, Capability, Label, Unseen
+from rankwatch.conventions import LOSS, METRICS, Capability, Label, SlowPhase, Unseen
+from rankwatch.conventions.recent import RECENT, TOGETHER
 from rankwatch_agent.runtime.collector import Collection
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collector import RanksCollector
@@ -36,10 +37,24 @@ def test_fixed_part() -> None:
     """
     uploads = [each for each in METRICS if each.labels == OWN and "uploaded" in each.name]
     plain = [each for each in METRICS if each.labels == OWN and each not in uploads]
-    fixed = len(plain) + len(ONE_AT_A_TIME) + CHECKPOINT_SERIES + PULLS + VARIATION_TERMS + LEARNING_SERIES
-    assert fixed == _published_fixed_part()
+    recent = sum(len(SlowPhase) if Label.PHASE in each else 1 for each in _labels_of_recent(Label.RANK))
+    known = CHECKPOINT_SERIES + PULLS + VARIATION_TERMS + LEARNING_SERIES
+    assert len(plain) + len(ONE_AT_A_TIME) + known + recent == _published_fixed_part()
     with_uploads = len(uploads) + CHECKPOINT_SERIES // 3
     assert f"uploads of checkpoints apart from their saves has {with_uploads} more" in PAGE.read_text()
+
+
+def test_recent_steps_of_a_node() -> None:
+    """Means of the run on a node: some, some for each reason, and some for each of its stages."""
+    of_node = [each for each in (*_labels_of_recent(Label.RUN),) if Label.RANK not in each]
+    stage = len(SlowPhase) * sum(Label.PHASE in each for each in of_node)
+    reasons = len(TOGETHER) * sum(Label.REASON in each for each in of_node)
+    run = reasons + sum(each == (Label.RUN,) for each in of_node)
+    assert f"| {run}, and {stage} for each of its stages |" in PAGE.read_text()
+
+
+def _labels_of_recent(label: Label) -> list[tuple[Label, ...]]:
+    return [each.labels for each in RECENT if label in each.labels]
 
 
 def test_collectives_and_groups() -> None:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from rankwatch_alerts import RuleConfig
 from rankwatch_cli.demo.parts import read_steps, start_agent, wait_until
 from rankwatch_cli.demo.workspace import DemoError, Workspace
 
@@ -35,7 +36,7 @@ def _break_off(server: socket.socket) -> None:
 def test_state_goes_with_the_demo() -> None:
     """Every demo calls its run the same: the account of one must not go on in the next."""
     with Workspace(lambda: None) as workspace:
-        start_agent(workspace)
+        start_agent(workspace, RuleConfig.for_demo())
         account = workspace.directory / "state" / "goodput.json"
         wait_until(workspace, account.exists, "the agent to keep its state")
     assert not account.exists()

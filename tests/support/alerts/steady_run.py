@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from rankwatch_alerts import RuleConfig, write_rules
+from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.alerts.asked import ask
 
 SCRAPE_SECONDS = 30
@@ -57,6 +58,7 @@ def recorded_by(
     document = {
         "rule_files": [str(_rules(directory))],
         "evaluation_interval": f"{SCRAPE_SECONDS}s",
+        "group_eval_order": [AGENT_GROUP, _GROUP],
         "tests": [{"interval": f"{SCRAPE_SECONDS}s", "input_series": series, "promql_expr_test": tests}],
     }
     return [
@@ -69,7 +71,9 @@ def _rules(directory: Path) -> Path:
     files = write_rules(_CONFIG, directory / "rules")
     groups = [group for each in files for group in yaml.load(each.read_text(), yaml.CSafeLoader)["groups"]]
     path = directory / "rules.json"
-    path.write_text(json.dumps({"groups": [each for each in groups if each["name"] == _GROUP]}))
+    path.write_text(
+        json.dumps({"groups": [agent_group(_CONFIG), *(each for each in groups if each["name"] == _GROUP)]})
+    )
     return path
 
 

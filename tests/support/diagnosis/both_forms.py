@@ -30,7 +30,7 @@ _PHASES = (
     f"rank_phase:rankwatch_step_local_seconds:excess_share > {_CONFIG.phase_share:g}"
     f" and on (cluster, run, rank, node) {_NAMED}"
 )
-_WATCHED = "rank:rankwatch_step_local_seconds:mean"
+_WATCHED = "rank:rankwatch_step_local_seconds:residual"
 _GROUPS = ("rankwatch-steps", "rankwatch-performance")
 """Rules about slowness. Those about standstill, loss and silence have tests of their own."""
 

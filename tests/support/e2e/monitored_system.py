@@ -143,7 +143,8 @@ def monitored_system(directory: Path, config: RuleConfig, nodes: Sequence[str]) 
         agents = {}
         for node in nodes:
             (directory / node).mkdir()
-            agents[node] = stack.enter_context(agent_process(directory / node, "--node", node))
+            flags = ("--node", node, "--step-window-seconds", f"{config.step_window_seconds:g}")
+            agents[node] = stack.enter_context(agent_process(directory / node, *flags))
         alertmanager_url = stack.enter_context(
             alertmanager(alertmanager_config(config, receiver.url), directory)
         )

@@ -33,6 +33,7 @@ class NodeCluster(MonitoredSystem):
     """Nodes on a switch, their agents and their jobs."""
 
     agents: dict[str, AgentProcess]
+    config: RuleConfig = field(kw_only=True)
     switch: Switch = field(kw_only=True)
     clock_ahead_seconds: Mapping[str, int] = field(kw_only=True)
     """By how much the monotonic clock of a node is ahead of this machine's, where it is."""
@@ -50,9 +51,8 @@ class NodeCluster(MonitoredSystem):
         stack = self._agents[node] = ExitStack()
         (self.directory / node / "address").unlink(missing_ok=True)
         listen = self.agent_address(node)
-        started = agent_process(
-            self.directory / node, "--node", node, prefix=self._inside(node), listen=listen
-        )
+        flags = ("--node", node, "--step-window-seconds", f"{self.config.step_window_seconds:g}")
+        started = agent_process(self.directory / node, *flags, prefix=self._inside(node), listen=listen)
         self.agents[node] = stack.enter_context(started)
 
     def kill_agent(self, node: str) -> None:
@@ -132,7 +132,13 @@ def node_cluster(
             alertmanager(alertmanager_config(config, receiver.url), directory)
         )
         cluster = NodeCluster(
-            directory, "", {}, receiver, switch=joined, clock_ahead_seconds=clock_ahead_seconds
+            directory,
+            "",
+            {},
+            receiver,
+            config=config,
+            switch=joined,
+            clock_ahead_seconds=clock_ahead_seconds,
         )
         stack.callback(cluster.end_jobs)
         stack.callback(cluster.end_agents)

@@ -1,0 +1,188 @@
+"""What the steps of the last minutes took on average, for each rank.
+
+Prometheus could divide the rates of two counters, but in a run of 16,384 ranks that is most of what its rules
+would do. The agent knows the same sums, at the same moment, and a mean of a rank is a subtraction to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import starmap
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rankwatch.conventions import CHECKPOINT, DATA_WAIT, EVALUATION, TOKENS, SlowPhase
+from rankwatch.conventions.vocabulary import STEP_PHASES
+from rankwatch_agent.training.steps import StepAssembler
+
+_LOOKS = 30
+"""Looks kept of a window: its length is true to one part in so many."""
+_NOT_COMPUTE = (DATA_WAIT, CHECKPOINT, EVALUATION)
+"""Local time that the partition of the model does not decide."""
+_PAIRS = MappingProxyType({"work": ("local", "work"), "microbatches": ("forward", "backward")})
+"""By what explains the variation: the two terms that vary together because of it."""
+
+
+class _Look(NamedTuple):
+    """The totals of a rank at one moment."""
+
+    moment: float
+    steps: int
+    seconds: float
+    local_seconds: float
+    message_seconds: float
+    late_steps: int
+    late_seconds: float
+    tokens: float
+    microbatches: int
+    phases: tuple[float, ...]
+    """Of each slow phase, in the order of `STEP_PHASES`."""
+    not_compute: float
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """How a rank's time varies together with what may explain it, relative to the time."""
+
+    covariance: float
+    correlation: float | None
+    """None where one of both does not vary."""
+    sigma: float | None
+    """Standard deviation of a step's own time that is explained; None where nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecentMeans:
+    """Means per step, in seconds, over the steps that were settled within the window."""
+
+    step_seconds: float
+    local_seconds: float
+    arrival_seconds: float
+    """Local time with sends and receives: when the rank reaches the collectives."""
+    compute_seconds: float
+    """Local time without waiting for data, checkpoints and evaluation."""
+    phase_seconds: Mapping[SlowPhase, float]
+    tokens: float
+    """0 where the rank reports none."""
+    late_steps_ratio: float
+    late_seconds: float
+    late_long_seconds: float
+    """The same over twice the window."""
+    variance: float | None
+    """Mean squared relative deviation of local time from its median; None while no step was judged."""
+    together: Mapping[str, Together] = field(default_factory=dict)
+    """By what may explain the variation: `work`, `microbatches`."""
+
+    @property
+    def waiting_ratio(self) -> float:
+        """Share of the step in which the rank is blocked in collectives."""
+        return 1.0 - self.local_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
+
+    @property
+    def data_wait_ratio(self) -> float:
+        """Share of the step in which the rank waits for data."""
+        wait = self.phase_seconds[SlowPhase.DATA_LOADING]
+        return wait / self.step_seconds if self.step_seconds > 0 else 0.0
+
+
+class RecentSteps:
+    """Remembers the totals of a rank for two windows of so many seconds."""
+
+    def __init__(self, window_seconds: float) -> None:
+        self.means: RecentMeans | None = None
+        """None while the rank completes no step."""
+        self._window = window_seconds
+        self._looks: deque[_Look] = deque()
+        self._long: deque[tuple[float, int, float]] = deque()
+        """Moment, steps and late seconds, for twice the window."""
+
+    def take(self, steps: StepAssembler, moment: float) -> None:
+        """Take the totals of the rank as they are now; `moment` is monotonic, in seconds."""
+        now = _look(steps, moment)
+        looks, long = self._looks, self._long
+        if not looks or moment - looks[-1].moment >= self._window / _LOOKS:
+            looks.append(now)
+            long.append((moment, now.steps, now.late_seconds))
+        while looks[0].moment < moment - self._window:
+            looks.popleft()
+        while long[0][0] < moment - 2 * self._window:
+            long.popleft()
+        self.means = _means(looks[0], now, long[0])
+
+
+def _look(steps: StepAssembler, moment: float) -> _Look:
+    phases = steps.phase_seconds
+    variation = steps.variation
+    return _Look(
+        moment=moment,
+        steps=steps.steps,
+        seconds=steps.seconds,
+        local_seconds=steps.local_seconds,
+        message_seconds=steps.message_seconds,
+        late_steps=variation.late_steps,
+        late_seconds=variation.late_seconds,
+        tokens=steps.work_done.by_unit.get(TOKENS, 0.0),
+        microbatches=variation.microbatches,
+        phases=tuple(sum(phases.get(each, 0.0) for each in parts) for parts in STEP_PHASES.values()),
+        not_compute=sum(phases.get(each, 0.0) for each in _NOT_COMPUTE),
+        terms=dict(variation.terms),
+    )
+
+
+def _means(first: _Look, now: _Look, long: tuple[float, int, float]) -> RecentMeans | None:
+    steps = now.steps - first.steps
+    if steps <= 0:
+        return None
+
+    def mean(before: float, after: float) -> float:
+        return (after - before) / steps
+
+    local = mean(first.local_seconds, now.local_seconds)
+    terms = {name: mean(first.terms.get(name, 0.0), total) for name, total in now.terms.items()}
+    return RecentMeans(
+        step_seconds=mean(first.seconds, now.seconds),
+        local_seconds=local,
+        arrival_seconds=local + mean(first.message_seconds, now.message_seconds),
+        compute_seconds=local - mean(first.not_compute, now.not_compute),
+        phase_seconds=dict(
+            zip(STEP_PHASES, starmap(mean, zip(first.phases, now.phases, strict=True)), strict=True)
+        ),
+        tokens=mean(first.tokens, now.tokens),
+        late_steps_ratio=mean(first.late_steps, now.late_steps),
+        late_seconds=mean(first.late_seconds, now.late_seconds),
+        late_long_seconds=(now.late_seconds - long[2]) / (now.steps - long[1]),
+        variance=terms.get("local"),
+        together=_together(terms, mean(first.microbatches, now.microbatches)),
+    )
+
+
+def _together(terms: Mapping[str, float], microbatches: float) -> dict[str, Together]:
+    """Covariances by what may explain them.
+
+    Two sums of squares and that of the sum give a covariance, (both - one - other) / 2. Work explains the
+    covariance over its own spread. Microbatches add up: their spread shrinks with the root of their number.
+    """
+    found = {}
+    for reason, (one, other) in _PAIRS.items():
+        both = f"{one}_and_{other}"
+        if both not in terms:
+            continue
+        first, second = terms.get(one, 0.0), terms.get(other, 0.0)
+        covariance = (terms[both] - first - second) / 2
+        product = first * second
+        sigma = None
+        if covariance > 0:
+            if reason == "work":
+                sigma = covariance / math.sqrt(second) if second > 0 else None
+            else:
+                sigma = math.sqrt(covariance / microbatches) if microbatches > 0 else None
+        found[reason] = Together(
+            covariance=covariance,
+            correlation=covariance / math.sqrt(product) if product > 0 else None,
+            sigma=sigma,
+        )
+    return found

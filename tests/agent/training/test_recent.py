@@ -1,0 +1,164 @@
+"""Means over recent steps: exact sums of the window, in bounded memory, over restarts of the rank."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rankwatch.conventions import SlowPhase
+from rankwatch_agent.training.recent import RecentMeans, RecentSteps
+from rankwatch_agent.training.recent_series import node_series, rank_series
+from rankwatch_agent.training.steps import StepAssembler
+from rankwatch_agent.training.timeouts import LearntTimeouts
+
+WINDOW = 60.0
+
+
+def _assembler() -> StepAssembler:
+    return StepAssembler(LearntTimeouts(), lambda seconds: None)
+
+
+def _steps(steps: StepAssembler, count: int, *, seconds: float = 1.0, local: float = 0.5) -> None:
+    """Totals go on as by so many steps."""
+    steps.steps += count
+    steps.seconds += count * seconds
+    steps.local_seconds += count * local
+    steps.message_seconds += count * 0.1
+    for phase, share in (("forward", 0.4), ("data_wait", 0.1), ("communication", 0.5)):
+        steps.phase_seconds[phase] = steps.phase_seconds.get(phase, 0.0) + count * seconds * share
+
+
+def _read(window: RecentSteps) -> RecentMeans:
+    assert window.means is not None
+    return window.means
+
+
+def test_means() -> None:
+    """What came before the first look is not counted, nor what is older than the window."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    _steps(steps, 1000, seconds=90.0)
+    recent.take(steps, 0.0)
+    assert recent.means is None
+    for second in range(1, 601):
+        _steps(steps, 2, local=0.25 if second <= 300 else 0.75)
+        recent.take(steps, float(second))
+    means = _read(recent)
+    assert means.step_seconds == pytest.approx(1.0)
+    assert means.local_seconds == pytest.approx(0.75)
+    assert means.arrival_seconds == pytest.approx(0.85)
+    assert means.compute_seconds == pytest.approx(0.65)
+    assert means.data_wait_ratio == pytest.approx(0.1)
+    assert means.waiting_ratio == pytest.approx(0.25)
+    assert means.phase_seconds[SlowPhase.COMPUTE] == pytest.approx(0.4)
+    assert means.phase_seconds[SlowPhase.CHECKPOINT] == 0.0
+
+
+def test_change_shows_after_a_window() -> None:
+    """Half a window after a change half of the steps are new ones."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    for second in range(601):
+        recent.take(steps, float(second))
+        _steps(steps, 1, local=0.2 if second < 570 else 0.4)
+    assert _read(recent).local_seconds == pytest.approx(0.3, rel=0.05)
+
+
+def test_rank_without_steps() -> None:
+    """A window after its last step a rank has no means; they come back with the first step."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    recent.take(steps, 0.0)
+    _steps(steps, 1)
+    recent.take(steps, 1.0)
+    assert recent.means is not None
+    for second in range(2, 200):
+        recent.take(steps, float(second))
+    assert recent.means is None
+    _steps(steps, 1, local=0.125)
+    recent.take(steps, 200.0)
+    assert _read(recent).local_seconds == 0.125
+
+
+def test_agent_that_slept() -> None:
+    """After a look that comes late by many windows only what is new counts."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    recent.take(steps, 0.0)
+    _steps(steps, 5)
+    recent.take(steps, 50 * WINDOW)
+    assert recent.means is None
+    _steps(steps, 1, local=0.25)
+    recent.take(steps, 50 * WINDOW + 1)
+    assert _read(recent).local_seconds == 0.25
+
+
+def test_bounded_memory() -> None:
+    """A look each millisecond keeps no more than one each second would."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    for look in range(200_000):
+        recent.take(steps, look / 1000)
+    assert len(recent._looks) <= 32 and len(recent._long) <= 63
+
+
+def test_late_steps() -> None:
+    """The longer mean is over twice the window."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    for second in range(121):
+        recent.take(steps, float(second))
+        _steps(steps, 1)
+        if second == 30:
+            steps.variation.late_steps += 1
+            steps.variation.late_seconds += 6.0
+    means = _read(recent)
+    assert means.late_steps_ratio == 0.0 and means.late_seconds == 0.0
+    assert means.late_long_seconds == pytest.approx(6.0 / 120, rel=0.05)
+
+
+def test_what_explains_the_variation() -> None:
+    """Tokens that explain all of it: correlation 1, and sigma the spread of the time."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    recent.take(steps, 0.0)
+    for deviation in (0.2, -0.2) * 10:
+        _steps(steps, 1)
+        terms = steps.variation.terms
+        for name, value in (("local", deviation), ("work", deviation), ("local_and_work", 2 * deviation)):
+            terms[name] = terms.get(name, 0.0) + value**2
+    recent.take(steps, 20.0)
+    means = _read(recent)
+    assert means.variance == pytest.approx(0.04)
+    assert set(means.together) == {"work"}
+    found = means.together["work"]
+    assert found.covariance == pytest.approx(0.04)
+    assert found.correlation == pytest.approx(1.0)
+    assert found.sigma == pytest.approx(0.2)
+
+
+def test_microbatches_add_up() -> None:
+    """The spread of a step of four microbatches is half of theirs."""
+    steps, recent = _assembler(), RecentSteps(WINDOW)
+    recent.take(steps, 0.0)
+    _steps(steps, 10)
+    steps.variation.microbatches += 40
+    steps.variation.terms.update({"forward": 0.4, "backward": 0.4, "forward_and_backward": 1.6})
+    recent.take(steps, 10.0)
+    found = _read(recent).together["microbatches"]
+    assert found.correlation == pytest.approx(1.0)
+    assert found.sigma == pytest.approx(math.sqrt(0.04 / 4))
+
+
+def test_series() -> None:
+    """Of a rank without tokens nothing per token; of a node the medians of its ranks, by stage."""
+    steps, ranks = _assembler(), {}
+    for rank, local in enumerate((0.2, 0.3, 0.9)):
+        recent = RecentSteps(WINDOW)
+        recent.take(steps, 0.0)
+        _steps(steps, 1, local=local)
+        recent.take(steps, 1.0)
+        ranks["r", str(rank), str(rank // 2)] = _read(recent)
+    key = ("r", "2", "1")
+    found = {each.metric.name: (each.labels, each.value) for each in rank_series(key, "4", ranks[key])}
+    assert found["rankwatch_recent_step_local_seconds"] == ((*key, "4"), pytest.approx(0.9))
+    assert not any("token" in name for name in found)
+    of_node = {(each.metric.name, each.labels): each.value for each in node_series("r", ranks)}
+    assert of_node["rankwatch_recent_run_waiting_ratio", ("r",)] == pytest.approx(0.7)
+    assert of_node["rankwatch_recent_stage_phase_seconds", ("r", "1", "compute")] == pytest.approx(0.4)
+    assert not any("covariance" in name for name, _ in of_node)
+    assert list(node_series("r", {})) == []

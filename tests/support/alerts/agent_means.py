@@ -1,0 +1,105 @@
+"""What agents export of recent steps, from the counters of the same ranks: so rule tests state counters only.
+
+The agents' own means have tests of their own (tests/agent/training/test_recent.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rankwatch.conventions.vocabulary import STEP_PHASES
+from rankwatch_alerts import RuleConfig
+from rankwatch_alerts.rules import RANK, duration
+
+AGENT_GROUP = "agent"
+_STEPS = "agent:steps:rate"
+_LOCAL = "rankwatch_recent_step_local_seconds"
+_NODE = "cluster, run, node"
+_PAIRS = {"work": ("local", "work"), "microbatches": ("forward", "backward")}
+
+
+def agent_group(config: RuleConfig) -> dict[str, Any]:
+    """A group of rules, to be evaluated before all others."""
+    window = duration(config.step_window_seconds)
+    rules = [{"record": record, "expr": expression} for record, expression in _rules(window, config)]
+    return {"name": AGENT_GROUP, "interval": duration(config.scrape_interval_seconds), "rules": rules}
+
+
+def _rules(window: str, config: RuleConfig) -> Iterator[tuple[str, str]]:
+    def rate(counter: str, by: str = RANK) -> str:
+        return f"sum by ({by}) (rate({counter}[{window}]))"
+
+    def mean(counter: str) -> str:
+        return f"{rate(counter)} / on ({RANK}) group_right () sum by ({RANK}, stage) ({_STEPS})"
+
+    placed = f"group by ({RANK}, stage, replica) (last_over_time(rankwatch_rank_info[{window}]))"
+    yield (
+        _STEPS,
+        f"({rate('rankwatch_steps_total')} > 0) * on ({RANK}) group_left (stage, replica) "
+        f"({placed} unless on ({RANK}) (count by ({RANK}) ({placed}) > 1))",
+    )
+    yield (
+        _LOCAL,
+        f"{rate('rankwatch_step_local_seconds_total')} / on ({RANK}) group_right () {_STEPS}",
+    )
+    local = f"sum by ({RANK}, stage) ({_LOCAL})"
+    yield (
+        "rankwatch_recent_step_arrival_seconds",
+        f"{local} + on ({RANK}, stage) {mean('rankwatch_step_message_seconds_total')} or {local}",
+    )
+    not_compute = 'rankwatch_step_phase_seconds_total{phase=~"data_wait|checkpoint|evaluation"}'
+    yield (
+        "rankwatch_recent_step_compute_seconds",
+        f"{local} - on ({RANK}, stage) ({mean(not_compute)}) or {local}",
+    )
+    for phase, parts in STEP_PHASES.items():
+        counter = f'rankwatch_step_phase_seconds_total{{phase=~"{"|".join(parts)}"}}'
+        expression = f'label_replace({mean(counter)}, "phase", "{phase}", "", "")'
+        yield "rankwatch_recent_step_phase_seconds", expression
+    phases = "quantile by (cluster, run, node, stage, phase) (0.5, rankwatch_recent_step_phase_seconds)"
+    yield "rankwatch_recent_stage_phase_seconds", phases
+    tokens = mean('rankwatch_work_total{unit="tokens"}')
+    yield "rankwatch_recent_step_tokens", f"{tokens} > 0"
+    yield (
+        "rankwatch_recent_token_local_seconds",
+        f"{local} / on ({RANK}, stage) rankwatch_recent_step_tokens",
+    )
+    seconds = mean("rankwatch_step_seconds_total")
+    yield (
+        "rankwatch_recent_data_wait_ratio",
+        f'sum by ({RANK}, stage) (rankwatch_recent_step_phase_seconds{{phase="data_loading"}}) '
+        f"/ on ({RANK}, stage) ({seconds} > 0)",
+    )
+    late = mean("rankwatch_late_step_seconds_total")
+    none = f"0 * {local}"
+    yield "rankwatch_recent_late_steps_ratio", f"{mean('rankwatch_late_steps_total')} or {none}"
+    yield "rankwatch_recent_late_step_seconds", f"{late} or {none}"
+    long = duration(config.cause_for_seconds)
+    yield (
+        "rankwatch_recent_late_step_long_seconds",
+        f"avg_over_time(rankwatch_recent_late_step_seconds[{long}])",
+    )
+    yield "rankwatch_recent_run_step_seconds", f"quantile by ({_NODE}) (0.5, {seconds})"
+    waiting = f"1 - {local} / on ({RANK}, stage) ({seconds} > 0)"
+    yield "rankwatch_recent_run_waiting_ratio", f"quantile by ({_NODE}) (0.5, {waiting})"
+    yield from _variation(mean)
+
+
+def _variation(mean: Any) -> Iterator[tuple[str, str]]:
+    def term(name: str) -> str:
+        return mean(f'rankwatch_step_variation_total{{term="{name}"}}')
+
+    on = f"on ({RANK}, stage)"
+    yield "rankwatch_recent_run_step_variance_ratio", f"quantile by ({_NODE}) (0.5, {term('local')})"
+    for reason, (one, other) in _PAIRS.items():
+        both, first, second = term(f"{one}_and_{other}"), term(one), term(other)
+        covariance = f"((({both}) - {on} ({first}) - {on} ({second})) / 2)"
+        correlation = f"{covariance} / {on} sqrt(({first}) * {on} ({second}) > 0)"
+        work = f"({covariance} > 0) / {on} sqrt(({second}) > 0)"
+        microbatches = f"sqrt(({covariance} > 0) / {on} ({mean('rankwatch_step_microbatches_total')} > 0))"
+        sigma = work if reason == "work" else microbatches
+        for name, each in (("covariance", covariance), ("correlation", correlation), ("sigma", sigma)):
+            median = f"quantile by ({_NODE}) (0.5, {each})"
+            record = f"rankwatch_recent_run_{name}_ratio"
+            yield record, f'label_replace({median}, "reason", "{reason}", "", "")'
