@@ -17,7 +17,7 @@ from rankwatch_alerts.scaling import scaled_times
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
 DEFAULT_CLASS = "default"
-"""In `page_least_ranks`: runs of any other class, and of none."""
+"""In settings by class: runs of any other class, and of none."""
 LONGEST_SECONDS = 365 * 86400.0
 """A year: no run lasts longer."""
 
@@ -180,6 +180,17 @@ class RuleConfig:
     """How long after its first step a run that started slowly is told of."""
     objective_window_seconds: float = 604800.0
     """Window of success rates: a week."""
+    success_objectives: Mapping[str, float] = field(
+        default_factory=lambda: {"default": 0.95, "production": 0.99, "experiment": 0.9, "fine-tuning": 0.95}
+    )
+    """Share of attempts that must end well, by class of runs. `default` is for all other classes."""
+    goodput_objectives: Mapping[str, float] = field(
+        default_factory=lambda: {"default": 0.85, "production": 0.9, "experiment": 0.7, "fine-tuning": 0.8}
+    )
+    """Share of the requested time that must make progress that lasts, by class of runs. Llama 3 had more than
+    0.9 on 16,384 GPUs (arXiv 2407.21783); short runs pay their start-up more often."""
+    step_latency_objective: float = 2.0
+    """How many times as long as its median step the slowest twentieth of the steps of a run may take."""
 
     absence_window_seconds: float = 300.0
     """How long a running rank must be silent to count as vanished."""
@@ -255,7 +266,9 @@ class RuleConfig:
             if isinstance(value, int | float):
                 self._check_number(name, value)
             elif name == "page_least_ranks":
-                self._check_classes()
+                self._check_classes(name, math.inf, "numbers above 0")
+            elif name.endswith("_objectives"):
+                self._check_classes(name, 1, "shares above 0 and below 1")
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
                 expect(self, name, _is_url(value), expected)
@@ -272,11 +285,12 @@ class RuleConfig:
         self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
         self._expect_shorter("straggler_min_history_seconds", "straggler_history_seconds")
 
-    def _check_classes(self) -> None:
-        classes = self.page_least_ranks
-        expected = f"names of classes, among them {DEFAULT_CLASS}, with numbers above 0"
+    def _check_classes(self, name: str, limit: float, numbers: str) -> None:
+        """Limit itself only counts as a value where it is infinite."""
+        classes: Mapping[str, float] = getattr(self, name)
         named = DEFAULT_CLASS in classes and all(map(_CLASS.fullmatch, classes))
-        expect(self, "page_least_ranks", named and all(each > 0 for each in classes.values()), expected)
+        within = all(0 < each < limit or each == limit == math.inf for each in classes.values())
+        expect(self, name, named and within, f"names of classes, among them {DEFAULT_CLASS}, with {numbers}")
 
     def _check_number(self, name: str, value: float) -> None:
         expect(self, name, 0 < value < math.inf, "a number above 0")

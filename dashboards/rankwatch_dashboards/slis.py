@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.catalogue import SLIS
-from rankwatch_alerts.rules import AlertRule, RecordingRule
+from rankwatch_alerts.catalogue import SLIS, Sli
+from rankwatch_alerts.config import DEFAULT_CLASS
+from rankwatch_alerts.rules import AlertRule, RecordingRule, duration
 from rankwatch_dashboards import dashboards
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
@@ -26,8 +27,13 @@ _SERIES: Mapping[str, str] = {
 _MOST_PANELS = 3
 
 _HEAD = """\
-Each row is a service level indicator: a question that a person on call asks, the series that answer it, the
-alerts that judge it, and the first panels that show it. Where there is none, the reason stands in its place.
+Each service level indicator is one question that a person on call asks, and one figure that answers it. The
+first table of each part says how it is measured: figure, window, unit, the direction that is good, objective
+by class of runs, and who acts on it. The second one says who looks at it: the series, the alerts that judge
+the indicator, the alerts that tell that it is not measured, and the first panels that show it. Where there
+is none, the reason stands in its place.
+
+Objectives, windows and thresholds are [settings of the rules](rules.md#settings).
 """
 
 
@@ -62,15 +68,38 @@ def slis_reference(config: RuleConfig) -> Iterator[str]:
     shown = panels_by_series(config)
     yield _HEAD
     for part, slis in SLIS.items():
-        yield from (f"## {part}", "", "| indicator | question | series | alerts | panels |")
+        yield from (
+            f"## {part}",
+            "",
+            "| indicator | question | figure | window | unit | good | objective | owner |",
+        )
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+        yield from (_measured(config, each) for each in slis)
+        yield from ("", "| indicator | series | alerts | tells its absence | panels |")
         yield "| --- | --- | --- | --- | --- |"
-        for sli in slis:
-            series = ", ".join(f"`{name}`" for name in sli.series)
-            alerts = ", ".join(sli.alerts) or f"none: {sli.no_alert}"
-            panels = list(dict.fromkeys(each for name in sli.series for each in shown.get(name, ())))
-            listed = "; ".join(panels[:_MOST_PANELS]) or f"none: {sli.no_panel}"
-            yield f"| {sli.name} | {sli.question} | {series} | {alerts} | {listed} |"
+        yield from (_judged(each, shown) for each in slis)
         yield ""
+
+
+def _measured(config: RuleConfig, sli: Sli) -> str:
+    window = duration(getattr(config, sli.window)) if sli.window else "now"
+    objectives = sli.objectives(config)
+    several = ", ".join(f"{name} {value:g}" for name, value in objectives.items())
+    objective = f"{objectives[DEFAULT_CLASS]:g}" if len(objectives) == 1 else several or "its own past"
+    if isinstance(sli.objective, str):
+        objective += f" (`{sli.objective}`)"
+    figure = sli.expression(config).replace("|", "\\|")
+    cells = (sli.name, sli.question, f"`{figure}`", window, sli.unit, sli.good, objective, sli.owner)
+    return f"| {' | '.join(cells)} |"
+
+
+def _judged(sli: Sli, shown: Mapping[str, list[str]]) -> str:
+    series = ", ".join(f"`{name}`" for name in sli.series)
+    alerts = ", ".join(sli.alerts) or f"none: {sli.no_alert}"
+    absence = ", ".join(sli.absence) + (f"; none without {sli.needs}" if sli.needs else "")
+    panels = list(dict.fromkeys(each for name in sli.series for each in shown.get(name, ())))
+    listed = "; ".join(panels[:_MOST_PANELS]) or f"none: {sli.no_panel}"
+    return f"| {sli.name} | {series} | {alerts} | {absence} | {listed} |"
 
 
 def named_in(expression: str) -> set[str]:

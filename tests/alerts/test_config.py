@@ -65,6 +65,11 @@ def test_every_setting_has_a_help_text() -> None:
         ({"step_window_seconds": 30.0}, "step_window_seconds = 30.0: expected at least 4 scrape intervals"),
         ({"straggler_cost": float("nan")}, "straggler_cost = nan: expected a number above 0"),
         ({"phase_share": 1.0}, "phase_share = 1.0: expected a share below 1"),
+        (
+            {"success_objectives": {"default": 1.0}},
+            "expected names of classes, among them default, with shares above 0 and below 1",
+        ),
+        ({"goodput_objectives": {"production": 0.9}}, "expected names of classes, among them default"),
         ({"confirm_seconds": 1e12}, "confirm_seconds = 1000000000000.0: expected a number of seconds from"),
         ({"straggler_for_seconds": 300.0}, "straggler_for_seconds = 300.0: expected more than step_window"),
         ({"cause_for_seconds": 300.0}, "cause_for_seconds = 300.0: expected more than step_window"),

@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.conventions import METRICS, RECORDED_SERIES
-from rankwatch_alerts import RuleConfig
+from rankwatch_alerts import RuleConfig, recording_groups
 from rankwatch_alerts.catalogue import SLIS, Sli
-from rankwatch_dashboards.slis import panels_by_series, sources_by_alert
+from rankwatch_alerts.config import DEFAULT_CLASS
+from rankwatch_alerts.rules import ALERT_NAMES, RecordingRule
+from rankwatch_dashboards.slis import named_in, panels_by_series, slis_reference, sources_by_alert
+from support.alerts.lint import check_expression
+from support.alerts.promql import parse, result_labels
 
 DECLARED = {each.name for each in (*METRICS, *RECORDED_SERIES)}
 PANELS = panels_by_series(RuleConfig())
 SOURCES = sources_by_alert(RuleConfig())
+RECORDED_FROM = {
+    rule.record: named_in(rule.expression)
+    for group in recording_groups(RuleConfig())
+    for rule in group.rules
+    if isinstance(rule, RecordingRule)
+}
 ALL = [sli for slis in SLIS.values() for sli in slis]
 
 
@@ -30,3 +40,52 @@ def test_indicator(sli: Sli) -> None:
         assert SOURCES[alert] & set(sli.series), f"{alert} does not depend on {sli.series}"
     shown = any(name in PANELS for name in sli.series)
     assert shown != bool(sli.no_panel), f"{sli.series} on a panel: {shown}"
+
+
+@pytest.mark.parametrize("sli", ALL, ids=lambda sli: sli.name)
+def test_figure(sli: Sli) -> None:
+    """It parses, uses known names correctly, and says of which cluster it is: Prometheus may hold several."""
+    figure = sli.expression(RuleConfig())
+    assert check_expression(sli.name, figure) == []
+    assert "cluster" in result_labels(parse(figure))
+    assert named_in(figure) & _with_sources(sli.series), "the figure is not made of the series"
+    assert ("$window" in sli.figure) <= bool(sli.window)
+
+
+def _with_sources(series: tuple[str, ...]) -> set[str]:
+    """The series, and what is recorded from them: an alert on either depends on the same figures."""
+    return {*series, *(name for name in DECLARED if RECORDED_FROM.get(name, set()) & set(series))}
+
+
+@pytest.mark.parametrize("sli", ALL, ids=lambda sli: sli.name)
+def test_absence(sli: Sli) -> None:
+    """An alert of the rules tells that it is not measured."""
+    assert sli.absence
+    assert set(sli.absence) <= set(ALERT_NAMES)
+
+
+def test_objectives_follow_the_settings() -> None:
+    """By class where the setting has classes, and for all runs alike elsewhere."""
+    config = RuleConfig(success_objectives={"default": 0.5, "nightly": 0.75}, loss_deviation=7.0)
+    by_name = {sli.name: sli for sli in ALL}
+    assert by_name["run success"].objectives(config) == {"default": 0.5, "nightly": 0.75}
+    assert by_name["loss"].objectives(config) == {"default": 7.0}
+    assert by_name["throughput"].objectives(config) == {}
+    for sli in ALL:
+        assert DEFAULT_CLASS in sli.objectives(config) or sli.objective is None
+
+
+def test_window_follows_the_settings() -> None:
+    """The figure is over the window that its rules take."""
+    by_name = {sli.name: sli for sli in ALL}
+    config = RuleConfig(step_window_seconds=120.0)
+    assert "[2m]" in by_name["throughput"].expression(config)
+
+
+def test_page() -> None:
+    """Two rows for each indicator, one for how it is measured and one for who looks at it."""
+    rows = [line for line in slis_reference(RuleConfig()) if line.startswith("| ")]
+    for sli in ALL:
+        measured, judged = (row for row in rows if row.startswith(f"| {sli.name} |"))
+        assert f" {sli.unit} | {sli.good} |" in measured
+        assert all(alert in judged for alert in (*sli.alerts, *sli.absence))

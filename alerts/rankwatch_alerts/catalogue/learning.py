@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.catalogue.sli import sli
+from rankwatch_alerts.catalogue.sli import Good, sli
 from rankwatch_alerts.rules import Alert
 
 LEARNING = (
@@ -12,18 +12,33 @@ LEARNING = (
         "rankwatch_loss_deviation",
         "rankwatch_loss_trend",
         "run:rankwatch_loss_diverging:deviation",
+        figure="max by (cluster, run) (rankwatch_loss_deviation)",
+        unit="standard deviations",
+        good=Good.LOWER,
+        objective="loss_deviation",
+        needs="a recorded loss",
         alerts=(Alert.LOSS_DIVERGING,),
     ),
     sli(
         "plateau",
         "Does the loss still improve?",
         "rankwatch_loss_improvement",
+        figure="max by (cluster, run) (rankwatch_loss_improvement)",
+        unit="share",
+        good=Good.HIGHER,
+        objective="loss_improvement",
+        needs="a recorded loss",
         alerts=(Alert.LOSS_PLATEAU,),
     ),
     sli(
         "loss spikes",
         "How often does the loss spike and recover?",
         "rankwatch_loss_spikes_total",
+        figure="max by (cluster, run) (increase(rankwatch_loss_spikes_total[$window]))",
+        unit="spikes",
+        good=Good.LOWER,
+        window="event_window_seconds",
+        needs="a recorded loss",
         no_alert="single spikes are normal, and one that stays is a divergence",
     ),
     sli(
@@ -31,6 +46,12 @@ LEARNING = (
         "Is the loss a number, and which rank had NaN first?",
         "rankwatch_scalar_nonfinite_total",
         "rank:rankwatch_scalar_first_nonfinite_step:first",
+        figure='sum by (cluster, run) (increase(rankwatch_scalar_nonfinite_total{name="loss"}[$window]))',
+        unit="values",
+        good=Good.LOWER,
+        objective=0.0,
+        window="event_window_seconds",
+        needs="a recorded loss",
         alerts=(Alert.LOSS_NON_FINITE,),
     ),
     sli(
@@ -38,6 +59,10 @@ LEARNING = (
         "Do norms stay near their trend?",
         "rankwatch_norm_ratio",
         "rankwatch_norm_explosions_total",
+        figure="max by (cluster, run, name) (rankwatch_norm_ratio)",
+        unit="multiple of the trend",
+        good=Good.LOWER,
+        needs="recorded norms",
         alerts=(Alert.NORM_EXPLODING,),
     ),
     sli(
@@ -46,6 +71,11 @@ LEARNING = (
         "rankwatch_loss_scale_collapsed",
         "rankwatch_updates_skipped_total",
         "run:rankwatch_loss_scale_collapsed:count",
+        figure="run:rankwatch_loss_scale_collapsed:count",
+        unit="ranks",
+        good=Good.LOWER,
+        objective=0.0,
+        needs="a gradient scaler",
         alerts=(Alert.LOSS_SCALE_COLLAPSED,),
     ),
     sli(
@@ -53,12 +83,22 @@ LEARNING = (
         "Do the data of a rank differ from those of its peers?",
         "rank:rankwatch_loss_level:relative",
         "rank:rankwatch_data_skew:ratio",
+        figure="max by (cluster, run) (rank:rankwatch_data_skew:ratio)",
+        unit="share",
+        good=Good.LOWER,
+        objective="data_skew",
+        needs="a loss of each rank",
         alerts=(Alert.DATA_SKEW,),
     ),
     sli(
         "changes of regime",
         "Why may the loss stand elsewhere?",
         "rankwatch_learning_resets_total",
+        figure="max by (cluster, run) (increase(rankwatch_learning_resets_total[$window]))",
+        unit="changes",
+        good=Good.NEITHER,
+        window="event_window_seconds",
+        needs="a recorded loss",
         no_alert="a restart, another learning rate or batch size is a reason, no fault",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.catalogue.sli import sli
+from rankwatch_alerts.catalogue.sli import Good, sli
 from rankwatch_alerts.rules import Alert
 
 _OWN_PAST = "what is good differs between runs; the panel shows the run's own past"
@@ -15,6 +15,15 @@ REPLICAS = (
         "rankwatch_rank_fingerprint_step",
         "rankwatch_rank_fingerprint_gradient_norm",
         "run:rankwatch_replicas_equal:step",
+        figure=(
+            "max by (cluster, run) (rankwatch_rank_fingerprint_step)"
+            " - on (cluster, run)"
+            " min by (cluster, run) (run:rankwatch_replicas_equal:step)"
+        ),
+        unit="steps",
+        good=Good.LOWER,
+        objective=0.0,
+        needs="fingerprints of replicas",
         alerts=(Alert.REPLICAS_DISAGREE,),
     ),
 )
@@ -26,6 +35,15 @@ CHECKPOINTS = (
         "rankwatch_checkpoint_operations_total",
         "rankwatch_checkpoint_stage_failures_total",
         "rankwatch_checkpoint_background_failures_total",
+        figure=(
+            "sum by (cluster, run) "
+            '(increase(rankwatch_checkpoint_operations_total{operation="save", outcome="failure"}[$window]))'
+        ),
+        unit="failures",
+        good=Good.LOWER,
+        objective=0.0,
+        window="event_window_seconds",
+        needs="saves that are recorded",
         alerts=(Alert.CHECKPOINT_FAILED,),
     ),
     sli(
@@ -36,6 +54,11 @@ CHECKPOINTS = (
         "run:rankwatch_checkpoint_complete_timestamp_seconds:max",
         "rankwatch_checkpoint_last_saved_timestamp_seconds",
         "rankwatch_checkpoint_last_verified_timestamp_seconds",
+        figure="time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max",
+        unit="seconds",
+        good=Good.LOWER,
+        objective="checkpoint_age_budget_seconds",
+        needs="saves that are recorded",
         alerts=(Alert.CHECKPOINT_STALE,),
     ),
     sli(
@@ -43,6 +66,10 @@ CHECKPOINTS = (
         "How much training would a crash lose now?",
         "run:rankwatch_work_at_risk_seconds:sum",
         "run:rankwatch_gpu_work_at_risk_seconds:sum",
+        figure="run:rankwatch_work_at_risk_seconds:sum",
+        unit="rank-seconds",
+        good=Good.LOWER,
+        needs="saves that are recorded",
         no_alert="the age of the last good checkpoint has one, whatever the size of the run",
     ),
     sli(
@@ -51,6 +78,14 @@ CHECKPOINTS = (
         "rankwatch_checkpoint_stage_seconds_total",
         "rankwatch_checkpoint_blocking_seconds_total",
         "rankwatch_checkpoint_operation_seconds_total",
+        figure=(
+            "max by (cluster, run) "
+            '(rate(rankwatch_checkpoint_blocking_seconds_total{operation="save"}[$window]))'
+        ),
+        unit="share of the time",
+        good=Good.LOWER,
+        window="goodput_window_seconds",
+        needs="saves that are recorded",
         no_alert="what is long depends on the interval; the advice about the interval weighs both",
     ),
     sli(
@@ -58,6 +93,14 @@ CHECKPOINTS = (
         "How many bytes per second do checkpoints move?",
         "rankwatch_checkpoint_operation_bytes_total",
         "rankwatch_checkpoint_stage_bytes_total",
+        figure=(
+            "sum by (cluster, run) "
+            '(rate(rankwatch_checkpoint_operation_bytes_total{operation="save"}[$window]))'
+        ),
+        unit="bytes / second",
+        good=Good.HIGHER,
+        window="goodput_window_seconds",
+        needs="saves that are recorded",
         no_alert=_OWN_PAST,
     ),
     sli(
@@ -65,6 +108,11 @@ CHECKPOINTS = (
         "Which rank holds up the save of all?",
         "rank:rankwatch_checkpoint_write_skew_seconds:max",
         "run:rankwatch_checkpoint_write_seconds:median",
+        figure="max by (cluster, run) (rank:rankwatch_checkpoint_write_skew_seconds:max)",
+        unit="seconds behind the median rank",
+        good=Good.LOWER,
+        objective="checkpoint_write_skew_seconds",
+        needs="three ranks that write",
         alerts=(Alert.CHECKPOINT_WRITER_SLOW,),
     ),
     sli(
@@ -72,6 +120,12 @@ CHECKPOINTS = (
         "Is a save finished when the next one begins?",
         "rankwatch_checkpoint_saves_overlapped_total",
         "rankwatch_checkpoint_saves_pending",
+        figure="max by (cluster, run) (increase(rankwatch_checkpoint_saves_overlapped_total[$window]))",
+        unit="saves",
+        good=Good.LOWER,
+        objective="checkpoint_overlaps",
+        window="checkpoint_overlap_window_seconds",
+        needs="asynchronous saves",
         alerts=(Alert.CHECKPOINT_OVERLAP,),
     ),
     sli(
@@ -80,6 +134,11 @@ CHECKPOINTS = (
         "rankwatch_rank_restored_step",
         "rankwatch_rank_steps_lost_total",
         "rankwatch_rank_resumes_total",
+        figure="max by (cluster, run) (increase(rankwatch_rank_steps_lost_total[$window]))",
+        unit="steps",
+        good=Good.LOWER,
+        window="goodput_window_seconds",
+        needs="a run that resumed",
         alerts=(Alert.RESUMED_FROM_OLDER,),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.catalogue.sli import Sli, sli
+from rankwatch_alerts.catalogue.sli import Good, Owner, Sli, sli
 from rankwatch_alerts.rules import Alert
 
 GOODPUT: tuple[Sli, ...] = (
@@ -12,6 +12,12 @@ GOODPUT: tuple[Sli, ...] = (
         "run:rankwatch_goodput_scheduling:ratio",
         "run:rankwatch_goodput_runtime:ratio",
         "run:rankwatch_goodput_ettr:ratio",
+        figure="run:rankwatch_goodput_ettr:ratio",
+        unit="share of the requested time",
+        good=Good.HIGHER,
+        objective="goodput_objectives",
+        window="goodput_window_seconds",
+        owner=Owner.PLATFORM,
         no_alert="its causes have alerts of their own, and a ratio over an hour shows none of them in time",
     ),
     sli(
@@ -19,12 +25,22 @@ GOODPUT: tuple[Sli, ...] = (
         "What does the rest of the time go to?",
         "rankwatch_goodput_seconds_total",
         "run_state:rankwatch_badput:share",
+        figure="sum by (cluster, run) (run_state:rankwatch_badput:share)",
+        unit="share of the requested time",
+        good=Good.LOWER,
+        window="goodput_window_seconds",
         no_alert="each cause has an alert of its own",
     ),
     sli(
         "checkpoint verification",
         "Is what was saved still what was written?",
         "rankwatch_checkpoint_damaged_step",
+        figure="count by (cluster, run) (rankwatch_checkpoint_damaged_step)",
+        unit="damaged checkpoints",
+        good=Good.LOWER,
+        objective=0.0,
+        owner=Owner.PLATFORM,
+        needs="verification by the agent",
         alerts=(Alert.CHECKPOINT_DAMAGED,),
     ),
     sli(
@@ -32,6 +48,10 @@ GOODPUT: tuple[Sli, ...] = (
         "Up to which step has a checkpoint been read and found good?",
         "rankwatch_checkpoint_verified_step",
         "rankwatch_checkpoint_verified_timestamp_seconds",
+        figure="time() - max by (cluster, run) (rankwatch_checkpoint_verified_timestamp_seconds)",
+        unit="seconds",
+        good=Good.LOWER,
+        needs="verification by the agent",
         no_alert="what is not good has an alert, and a run whose last good checkpoint is old has another",
     ),
     sli(
@@ -39,6 +59,11 @@ GOODPUT: tuple[Sli, ...] = (
         "Would another interval between checkpoints cost less?",
         "run:rankwatch_checkpoint_interval_advice_seconds:best",
         "run:rankwatch_checkpoint_interval_advice:gain",
+        figure="run:rankwatch_checkpoint_interval_advice:gain",
+        unit="share of the time",
+        good=Good.LOWER,
+        window="interval_advice_window_seconds",
+        needs="two interruptions in the window",
         no_alert="advice for the next start of the run: nothing is broken",
     ),
 )
@@ -47,12 +72,22 @@ GOODPUT += (
         "utilisation",
         "Which share of its peak does the hardware compute for the model?",
         "run:rankwatch_model_flops_utilisation:ratio",
+        figure="run:rankwatch_model_flops_utilisation:ratio",
+        unit="share of the peak",
+        good=Good.HIGHER,
+        window="step_window_seconds",
+        needs="stated FLOPs per token",
         no_alert="what is good differs between models; the panel shows the run's own past",
     ),
     sli(
         "scaling efficiency",
         "Which share of what one rank alone makes does each rank of the run make?",
         "run:rankwatch_scaling_efficiency:ratio",
+        figure="run:rankwatch_scaling_efficiency:ratio",
+        unit="share of one rank alone",
+        good=Good.HIGHER,
+        window="step_window_seconds",
+        needs="a stated baseline",
         no_alert="it falls with the number of ranks; stragglers and slow networks have alerts of their own",
     ),
 )
@@ -63,6 +98,10 @@ COSTS: tuple[Sli, ...] = (
         "run:rankwatch_cost_per_hour:sum",
         "run:rankwatch_spent:sum",
         "rankwatch_cost_total",
+        figure="run:rankwatch_cost_per_hour:sum",
+        unit="currency / hour",
+        good=Good.LOWER,
+        needs="a price table",
         no_alert="money alone is no fault; the budget of the run judges it",
     ),
     sli(
@@ -71,12 +110,25 @@ COSTS: tuple[Sli, ...] = (
         "run:rankwatch_cost_per_step:mean",
         "run:rankwatch_cost_per_epoch:mean",
         "run:rankwatch_cost_per_million_tokens:mean",
+        figure="run:rankwatch_cost_per_million_tokens:mean",
+        unit="currency / million tokens",
+        good=Good.LOWER,
+        window="step_window_seconds",
+        needs="a price table, and tokens",
         no_alert="what is good differs between runs; the panel shows the run's own past",
     ),
     sli(
         "waste",
         "What do the causes of lost time cost?",
         "run_state:rankwatch_cost_per_hour:sum",
+        figure=(
+            "sum by (cluster, run, currency, basis) "
+            '(run_state:rankwatch_cost_per_hour:sum{state!="productive"})'
+        ),
+        unit="currency / hour",
+        good=Good.LOWER,
+        window="goodput_window_seconds",
+        needs="a price table",
         no_alert="each cause has an alert of its own",
     ),
     sli(
@@ -84,12 +136,23 @@ COSTS: tuple[Sli, ...] = (
         "Will the run end within its budget?",
         "run:rankwatch_budget_used:ratio",
         "run:rankwatch_budget_forecast:ratio",
+        figure="run:rankwatch_budget_forecast:ratio",
+        unit="share of the budget",
+        good=Good.LOWER,
+        objective=1.0,
+        needs="a declared budget",
         alerts=(Alert.FORECAST_OVER_BUDGET,),
     ),
     sli(
         "prices",
         "Is there a price for everything that runs use?",
         "rankwatch_run_price_known",
+        figure="min by (cluster, run, gpu_model) (rankwatch_run_price_known)",
+        unit="1 if known",
+        good=Good.HIGHER,
+        objective=1.0,
+        owner=Owner.PLATFORM,
+        needs="a price table",
         alerts=(Alert.PRICE_UNKNOWN,),
     ),
 )
