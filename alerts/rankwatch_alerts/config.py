@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
 from rankwatch.settings import build, expect, read_file, read_flags
+from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
 from rankwatch_alerts.scaling import scaled_times
 
 SHORTEST_SECONDS = 0.001
@@ -23,7 +23,7 @@ LONGEST_SECONDS = 365 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleConfig:
+class RuleConfig(Delivery):
     """Settings of the rules, the Alertmanager configuration and the dashboards.
 
     Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
@@ -238,9 +238,8 @@ class RuleConfig:
 
     keep_firing_seconds: float = 300.0
     """How long an alert goes on after its condition was last seen: an agent that restarts, or a node that is
-    not scraped for a while, is no recovery."""
-    stall_keep_firing_seconds: float = 120.0
-    """The same for a stalled run and lost ranks, which end at once when the run goes on."""
+    not scraped for a while, is no recovery. The same for all, so that no alert outlives the one that explains
+    it."""
     page_least_ranks: Mapping[str, float] = field(
         default_factory=lambda: {"default": 8.0, "production": 1.0, "development": math.inf}
     )
@@ -263,6 +262,8 @@ class RuleConfig:
     def __post_init__(self) -> None:
         """Refuse values with which a rule could never fire, or always would."""
         for name, value in asdict(self).items():
+            if name in DELIVERY_SETTINGS:
+                continue
             if isinstance(value, int | float):
                 self._check_number(name, value)
             elif name == "page_least_ranks":
@@ -271,9 +272,10 @@ class RuleConfig:
                 self._check_classes(name, 1, "shares above 0 and below 1")
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
-                expect(self, name, _is_url(value), expected)
+                expect(self, name, is_url(value), expected)
             else:
                 expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
+        self.check_delivery()
         scrapes = 4 * self.scrape_interval_seconds
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
@@ -321,7 +323,8 @@ class RuleConfig:
     def for_demo(cls) -> RuleConfig:
         """The rules for a run of minutes: one-second scrapes, all times divided by 60.
 
-        The checkpoint budget is scaled less: a demo need not save every minute. Its runs are small, and page.
+        The checkpoint budget is scaled less: a demo need not save every minute. Its runs are small, and page;
+        its tickets are delivered at all hours.
         Half a minute on shared CPUs shows nothing of how far ranks differ, so their threshold does not fall.
         """
         scaled = cls().scaled(60)
@@ -330,6 +333,7 @@ class RuleConfig:
             checkpoint_age_budget_seconds=600.0,
             checkpoint_write_skew_seconds=1.0,
             page_least_ranks={DEFAULT_CLASS: 1.0},
+            ticket_hours="",
             straggler_least_residual=scaled.straggler_residual,
         )
 
@@ -342,8 +346,6 @@ _SHARES = (
 )
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)
-# Alert and dashboard are appended as a path, and Prometheus expands braces in annotations.
-_URL = re.compile(r"https?://[^\s{}?#\"\\]+")
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any] = MappingProxyType({})) -> RuleConfig:
@@ -353,13 +355,3 @@ def load_config(file: Path | None, flags: Mapping[str, Any] = MappingProxyType({
     """
     given = {} if file is None else read_file(RuleConfig, file)
     return build(RuleConfig, given | read_flags(RuleConfig, flags)).values
-
-
-def _is_url(text: str) -> bool:
-    if not (text.isascii() and text.isprintable() and _URL.fullmatch(text)):
-        return False
-    try:
-        parts = urlsplit(text)
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port or an IPv6 host that is none
-        return False

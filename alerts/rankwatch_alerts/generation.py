@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankwatch_alerts.alerting import alert_groups
-from rankwatch_alerts.alertmanager import alertmanager_config
+from rankwatch_alerts.alertmanager import TEMPLATES, TEMPLATES_FILE, alertmanager_config
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording import recording_groups
 from rankwatch_alerts.rules import RuleGroup, duration
@@ -49,11 +49,11 @@ def write_rules(config: RuleConfig, directory: Path) -> list[Path]:
 
 
 def write_all(config: RuleConfig, directory: Path) -> list[Path]:
-    """Write the rule files and the Alertmanager configuration with its placeholder receivers."""
-    return [
-        *write_rules(config, directory),
-        _write(directory / ALERTMANAGER_FILE, alertmanager_config(config)),
-    ]
+    """Write the rule files, the Alertmanager configuration and the texts of its notifications."""
+    rules = write_rules(config, directory)
+    texts = directory / TEMPLATES_FILE
+    texts.write_bytes(TEMPLATES.read_bytes())
+    return [*rules, _write(directory / ALERTMANAGER_FILE, alertmanager_config(config)), texts]
 
 
 def prometheus_config(

@@ -46,7 +46,18 @@ telemetry looks for that job, and windows hold a number of scrapes.
 
 _ALERTMANAGER = """\
 `alertmanager.yml` groups pages by run and alert and tickets by run, and holds back what another alert
-explains. Its receivers `page` and `ticket` deliver nothing until you give them a destination.
+explains. `rankwatch.tmpl` beside it holds the texts of its notifications. Each owner has a receiver for pages
+and one for tickets. They deliver nothing until the TOML file names a destination; secrets stay in files:
+
+```toml
+slack_api_url_file = "/etc/alertmanager/secrets/slack"
+slack_channels = {page = "#on-call", page-platform = "#gpu-on-call", ticket = "#training-tickets"}
+pagerduty_routing_key_files = {page = "/etc/alertmanager/secrets/pagerduty"}
+email_to = {ticket-platform = "gpu-team@example.com"}
+ticket_hours = "09:00-17:30"
+ticket_time_zone = "Europe/Berlin"
+owners = {RankwatchStraggler = "training"}
+```
 """
 
 
@@ -58,7 +69,8 @@ def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
     yield from ("```", "", _ALERTMANAGER)
     yield from ("## Settings", "", "| setting | default | meaning |", "| --- | --- | --- |")
     for name, value in asdict(defaults).items():
-        shown = f"{value:g}" if isinstance(value, int | float) else toml_value(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        shown = f"{value:g}" if number else toml_value(value)
         yield f"| `{name}` | `{shown}` | {' '.join(texts[name].split())} |"
 
 

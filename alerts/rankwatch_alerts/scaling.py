@@ -56,7 +56,6 @@ _LEAST_SCRAPES = {
     "disk_page_seconds": 30,
     "group_wait_seconds": 1,
     "keep_firing_seconds": 8,
-    "stall_keep_firing_seconds": 4,
     "group_interval_seconds": 2,
     "page_group_interval_seconds": 2,
     "repeat_interval_seconds": 60,

@@ -7,7 +7,8 @@ the help of its flag. Each `read_...` function returns the settings of one sourc
     config = build(Config, given).values
 
 Fields may be str, int, float, bool, Path, Path | None, a Literal of strings, a tuple of strings or of paths,
-or a Mapping of names to numbers. A mistake raises SettingError, whose message is one sentence for the user.
+or a Mapping of names to numbers or strings. A mistake raises SettingError, whose message is one sentence for
+the user.
 
 `import rankwatch` does not import this module: training needs none of it.
 """
@@ -129,10 +130,13 @@ def flag_name(field: str) -> str:
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """Field name -> the string below the field, read from the source of the class."""
+    """Field name -> the string below the field, read from the source of the class and of those it extends."""
+    found: dict[str, str] = {}
+    for base in cls.__bases__:
+        if base is not object:
+            found |= field_help(base)
     declaration = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(declaration, ast.ClassDef)
-    found = {}
     for declared, below in pairwise(declaration.body):
         match declared, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
@@ -174,7 +178,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quoted(key)} = {each!r}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(toml_value(each) for each in value) + "]"
     return repr(value)
@@ -291,6 +295,12 @@ def _table(value: Any) -> dict[str, float]:
     return {key: _number(each) for key, each in value.items()}
 
 
+def _text_table(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError(value)
+    return {key: _text(each) for key, each in value.items()}
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -298,6 +308,11 @@ def _split(text: str) -> list[str]:
 def _pairs(text: str) -> dict[str, float]:
     pairs = (part.partition("=") for part in _split(text))
     return {name.strip(): float(number) for name, _, number in pairs}
+
+
+def _text_pairs(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in _split(text))
+    return {name.strip(): each.strip() for name, _, each in pairs}
 
 
 def _optional_path(value: Any) -> Path | None:
@@ -318,6 +333,12 @@ _KINDS: Mapping[Any, _Kind] = MappingProxyType(
         ),
         Mapping[str, float]: _Kind(
             "a table of numbers (in flags and environment NAME=NUMBER,...)", "NAME=X,...", _table, _pairs
+        ),
+        Mapping[str, str]: _Kind(
+            "a table of strings (in flags and environment NAME=TEXT,...)",
+            "NAME=TEXT,...",
+            _text_table,
+            _text_pairs,
         ),
     }
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alertmanager_config, to_yaml
+from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, to_yaml
 from support.servers.prometheus import alertmanager, get_json, poll, post_json, require
 
 
@@ -36,29 +36,32 @@ def test_amtool(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("severity", "labels", "receiver"),
     [
-        ("critical", [], "page"),
-        ("critical", ["page=no"], "ticket"),
-        ("warning", [], "ticket"),
-        ("info", [], "null"),
-        ("odd", [], "ticket"),
+        ("critical", ["alertname=RankwatchStraggler"], "page-platform"),
+        ("critical", ["alertname=RankwatchLossNonFinite", "page=yes"], "page-training"),
+        ("critical", ["alertname=RankwatchLossNonFinite", "page=no"], "ticket-training"),
+        ("warning", ["alertname=RankwatchStraggler"], "ticket-platform"),
+        ("warning", ["alertname=RankwatchPriceUnknown"], "ticket-training"),
+        ("info", ["alertname=RankwatchGpuXid"], "null"),
+        ("odd", ["alertname=RankwatchGpuXid"], "ticket-platform"),
+        ("critical", ["alertname=TheirOwn"], "page"),
+        ("odd", ["alertname=TheirOwn"], "ticket"),
     ],
 )
 def test_route(tmp_path: Path, severity: str, labels: list[str], receiver: str) -> None:
-    """Severity decides the receiver, and whether the run may page.
+    """Severity, the class of the run (label `page`) and the owner of the alert decide the receiver.
 
-    An unknown severity goes to tickets rather than nowhere.
+    An unknown severity goes to tickets rather than nowhere, and so do alerts that the rules do not know.
     """
     route = ("config", "routes", "test", "--config.file=CONFIG", f"--verify.receivers={receiver}")
-    alert = ("alertname=RankwatchStraggler", f"severity={severity}", "run=r", *labels)
-    result = _amtool(tmp_path, *route, *alert)
+    result = _amtool(tmp_path, *route, f"severity={severity}", "run=r", *labels)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_webhook() -> None:
-    """Pages and tickets are posted there; the receiver null stays empty."""
+    """Pages and tickets of all owners are posted there; the receiver null stays empty."""
     config: Any = alertmanager_config(RuleConfig(), "http://127.0.0.1:1/alerts")
-    posted = {each["name"] for each in config["receivers"] if "webhook_configs" in each}
-    assert posted == {"page", "ticket"}
+    silent = {each["name"] for each in config["receivers"] if "webhook_configs" not in each}
+    assert silent == {"null"}
 
 
 def _alert(name: str, severity: str, **labels: str) -> dict[str, object]:
@@ -94,6 +97,10 @@ def test_inhibition(tmp_path: Path) -> None:
         (stall, "critical", "d", ""),
         (stall, "critical", "e", ""),
         (stall, "critical", "h", ""),
+        ("RankwatchRankLost", "critical", "h", ""),
+        (straggler, "warning", "h", "4"),
+        (straggler, "critical", "k", "7"),
+        ("RankwatchRunBehindPlan", "warning", "m", ""),
         ("RankwatchGpuXid", "critical", "h", "1"),
         ("RankwatchGpusMissing", "warning", "h", ""),
         ("RankwatchCollectorFailing", "warning", "", ""),
@@ -112,6 +119,13 @@ def _hardware_alerts() -> list[dict[str, object]]:
     return [
         _alert("RankwatchGpuLost", "critical", run="h", **gpu),
         _alert("RankwatchRunStalled", "critical", run="h"),
+        _alert("RankwatchRankLost", "critical", run="h"),
+        _alert("RankwatchStraggler", "warning", run="h", rank="4", node="m"),
+        _alert("RankwatchGpuPowerBrake", "critical", run="k", node="l", gpu="G7", rank="7"),
+        _alert("RankwatchStraggler", "critical", run="k", node="l", rank="7"),
+        _alert("RankwatchStraggler", "critical", run="k", node="l", rank="6"),
+        _alert("RankwatchRunFailed", "critical", run="m"),
+        _alert("RankwatchRunBehindPlan", "warning", run="m"),
         _alert("RankwatchGpuXid", "critical", run="h", xid="79", **gpu),
         _alert("RankwatchGpuXid", "critical", run="i", xid="79", **{**gpu, "gpu": "G2", "rank": "2"}),
         _alert("RankwatchGpusMissing", "warning", run="h", node="h"),
@@ -168,10 +182,31 @@ def test_further_rank_of_an_open_page(tmp_path: Path) -> None:
             poll(lambda rank=rank: f"{stall} {rank}" in received, 60, f"page of rank {rank}")  # type: ignore[misc]
 
 
+def test_no_victim_outlives_its_cause() -> None:
+    """An alert that goes on after its cause has resolved would notify of what is over."""
+    rules = [rule for group in alert_groups(RuleConfig()) for rule in group.rules]
+    kept = {
+        each.alert: [rule.keep_firing_seconds for rule in rules if rule.alert == each.alert] for each in rules
+    }
+    pairs = 0
+    for rule in alertmanager_config(RuleConfig())["inhibit_rules"]:  # type: ignore[attr-defined]
+        for source in _alert_names(rule["source_matchers"]):
+            for target in _alert_names(rule["target_matchers"]):
+                assert min(kept[source]) >= max(kept[target]), (source, target)
+                pairs += 1
+    assert pairs > 100
+
+
+def _alert_names(matchers: list[str]) -> list[str]:
+    (matcher,) = (each for each in matchers if each.startswith("alertname="))
+    return matcher.split('"')[1].split("|")
+
+
 def test_a_page_waits_for_a_minute_at_most() -> None:
     """As shipped: the first of a group for 30 s, and a change of an open group for one minute."""
     routes = alertmanager_config(RuleConfig())["route"]["routes"]  # type: ignore[index]
     (page,) = (each for each in routes if each["receiver"] == "page")
+    assert all(set(each) == {"receiver", "matchers"} for each in page["routes"])
     assert page["group_by"] == ["alertname", "cluster", "run"]
     assert page["group_interval"] == "1m"
 

@@ -130,7 +130,7 @@ def test_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("straggler_residul = 1", "expected one of the settings scrape_interval_seconds, "),
+        ("straggler_residul = 1", "expected one of the settings owners, "),
         ("straggler_residual = '1'", "straggler_residual = '1' from file rules.toml: expected a number"),
         (
             "straggler_residual = nan",

@@ -48,10 +48,10 @@ def test_promtool_check(tmp_path: Path, time_scale: float) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It writes three files and prints their paths; links follow the base URLs given."""
+    """It writes four files and prints their paths; links follow the base URLs given."""
     status = main(["generate", "--output", str(tmp_path), "--runbook-base-url", "https://wiki.test/rw/"])
     assert status == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
     assert "https://wiki.test/rw/RankwatchStraggler" in (tmp_path / "alerts.rules.yml").read_text()
 
 
@@ -148,35 +148,36 @@ def test_no_promql_parser() -> None:
 PAGE = "\n".join(rules_reference({each.name: f"Meaning of {each.name}." for each in fields(RuleConfig)}))
 
 
-def _block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-    return str(found)
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def test_page_lists_every_setting() -> None:
     """One row each."""
     for name, value in asdict(RuleConfig()).items():
-        default = f"{value:g}" if isinstance(value, int | float) else toml_value(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        default = f"{value:g}" if number else toml_value(value)
         assert f"| `{name}` | `{default}` | Meaning of {name}. |" in PAGE
 
 
-def test_page_config_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", _blocks("toml"), ids=["rules", "notifications"])
+def test_page_config_loads(block: str, tmp_path: Path) -> None:
     """As it is printed."""
     file = tmp_path / "rules.toml"
-    file.write_text(_block("toml"))
-    assert (
-        load_config(file).checkpoint_age_budget_seconds
-        == tomllib.loads(_block("toml"))["checkpoint_age_budget_seconds"]
-    )
+    file.write_text(block)
+    loaded = asdict(load_config(file))
+    for name, value in tomllib.loads(block).items():
+        assert loaded[name] == value
 
 
 def test_page_prometheus_config(tmp_path: Path) -> None:
     """As it is printed, beside the rules it names."""
     require("promtool")
-    (tmp_path / "prometheus.yml").write_text(_block("yaml"))
+    (config,) = _blocks("yaml")
+    (tmp_path / "prometheus.yml").write_text(config)
     write_rules(RuleConfig(), tmp_path / "rules")
     command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS: 2 rule files found" in done.stdout + done.stderr
-    assert "job_name: rankwatch\n    scrape_interval: 15s" in _block("yaml")
+    assert "job_name: rankwatch\n    scrape_interval: 15s" in config

@@ -73,7 +73,7 @@ def _lost(config: RuleConfig, reason: str, expression: str, description: str) ->
         Alert.NODE_LOST,
         expression,
         for_seconds=config.confirm_seconds,
-        keep_firing_seconds=config.stall_keep_firing_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.CRITICAL,
         labels={"reason": reason},
         summary="A node with ranks of a run has vanished, and the run stands still.",

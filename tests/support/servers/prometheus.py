@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rankwatch_alerts import to_yaml
+from rankwatch_alerts.alertmanager import TEMPLATES
 
 Answer = TypeVar("Answer")
 
@@ -116,6 +117,7 @@ def alertmanager(config: Mapping[str, object], directory: Path) -> Iterator[str]
     require("prometheus-alertmanager")
     path = directory / "alertmanager.yml"
     path.write_text(to_yaml(config))
+    shutil.copy(TEMPLATES, directory)
     command = [
         "prometheus-alertmanager",
         f"--config.file={path}",

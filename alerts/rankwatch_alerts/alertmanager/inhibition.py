@@ -1,22 +1,19 @@
-"""The Alertmanager configuration: receivers, grouping, and which alert holds back which."""
+"""Which alert holds back which: a cause silences its symptoms.
+
+The sources keep firing as long as their victims (`keep_firing_seconds`), so that no victim notifies in the
+gap after its cause.
+"""
 
 from __future__ import annotations
 
-from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import (
     HARDWARE_ALERTS,
     KILLED_WHILE_WAITING,
-    NO_PAGE,
     NODE_UNSEEN,
-    PAGE_LABEL,
     RANK_KNOWN,
     RANK_UNKNOWN,
     Alert,
-    duration,
 )
-
-PAGE, TICKET, NULL = "page", "ticket", "null"
-"""Receivers: a person is woken, a person looks in working hours, nobody is notified."""
 
 _OF_A_RUN = 'run=~".+"'
 """Alertmanager takes two absent labels as equal: without this matcher, an alert of any run would inhibit
@@ -24,41 +21,7 @@ alerts that have no run."""
 _OF_A_NODE = 'node=~".+"'
 
 
-def alertmanager_config(config: RuleConfig, webhook_url: str | None = None) -> dict[str, object]:
-    """The configuration as Alertmanager reads it.
-
-    With `webhook_url` pages and tickets are posted there; without it both receivers are placeholders
-    that deliver nothing until the user fills them in.
-    """
-    webhook: dict[str, object] = (
-        {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]} if webhook_url else {}
-    )
-    return {
-        "route": {
-            "receiver": TICKET,
-            "group_by": ["cluster", "run"],
-            "group_wait": duration(config.group_wait_seconds),
-            "group_interval": duration(config.group_interval_seconds),
-            "repeat_interval": duration(config.repeat_interval_seconds),
-            "routes": [
-                {"receiver": TICKET, "matchers": ['severity="critical"', f'{PAGE_LABEL}="{NO_PAGE}"']},
-                {
-                    "receiver": PAGE,
-                    "matchers": ['severity="critical"'],
-                    # Not behind the open group of another alert of the run.
-                    "group_by": ["alertname", "cluster", "run"],
-                    "group_interval": duration(config.page_group_interval_seconds),
-                },
-                {"receiver": TICKET, "matchers": ['severity="warning"']},
-                {"receiver": NULL, "matchers": ['severity="info"']},
-            ],
-        },
-        "inhibit_rules": _inhibit_rules(),
-        "receivers": [{"name": PAGE, **webhook}, {"name": TICKET, **webhook}, {"name": NULL}],
-    }
-
-
-def _inhibit_rules() -> list[dict[str, object]]:
+def inhibit_rules() -> list[dict[str, object]]:
     """A lost node explains all that its run and its agent raise, a lost rank explains a stall, and a run that
     stands still has no pace to judge."""
     of_run = ["cluster", "run"]
@@ -72,8 +35,12 @@ def _inhibit_rules() -> list[dict[str, object]]:
         Alert.JITTER,
         Alert.LOSS_DIVERGING,
         Alert.CHECKPOINT_STALE,
+        Alert.CHECKPOINT_OVERLAP,
+        Alert.CHECKPOINT_WRITER_SLOW,
         Alert.STARTUP_SLOW,
+        Alert.RUN_BEHIND_PLAN,
     )
+    ends = (Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING)
     return [
         _inhibit(
             (Alert.NODE_LOST,), (*stalls, *judged_by_pace, Alert.RANK_LOST, Alert.TELEMETRY_ABSENT), of_run
@@ -82,7 +49,7 @@ def _inhibit_rules() -> list[dict[str, object]]:
         _inhibit((Alert.NODE_LOST, Alert.RANK_LOST), (Alert.RUN_FAILED,), of_run),
         _inhibit((Alert.RUN_CRASH_LOOPING,), (Alert.RUN_FAILED, Alert.RANK_LOST), of_run),
         _inhibit((Alert.RANK_LOST,), (*stalls, *judged_by_pace), of_run, f'reason!="{KILLED_WHILE_WAITING}"'),
-        _inhibit(stalls, judged_by_pace, of_run),
+        _inhibit((*stalls, *ends), judged_by_pace, of_run),
         {
             "source_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_KNOWN}"', _OF_A_RUN],
             "target_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_UNKNOWN}"', _OF_A_RUN],
@@ -126,7 +93,7 @@ def _inhibited_by_nodes() -> list[dict[str, object]]:
 def _hardware_inhibit_rules() -> list[dict[str, object]]:
     """Of one fault of hardware only the alert that says most: GPU lost over its XID over GPUs missing.
 
-    A fault that ends a run explains why the run stands still.
+    A fault that ends a run explains why it stands still or failed, and a page on a GPU why its rank is slow.
     """
     of_node, of_gpu, of_device = (
         ["cluster", "node"],
@@ -137,9 +104,13 @@ def _hardware_inhibit_rules() -> list[dict[str, object]]:
     memory, link = (Alert.GPU_ECC_UNCORRECTED,), (Alert.NVLINK_DOWN,)
     consequences = (Alert.GPU_XID, Alert.GPU_NEEDS_RESET, *link, Alert.NVLINK_ERRORS)
     stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED, Alert.STRAGGLER)
-    port = [*of_device, "port"]
+    port, of_run = [*of_device, "port"], ["cluster", "run"]
+    ends = (Alert.RANK_LOST, Alert.RUN_FAILED)
+    on_gpu = (*lost, *hung, *memory, Alert.GPU_XID, Alert.GPU_NEEDS_RESET, Alert.GPU_POWER_BRAKE, *link)
+    on_rank = (Alert.STRAGGLER, Alert.CHECKPOINT_WRITER_SLOW)
     return [
-        _inhibit((*lost, *hung, *memory), stalls, ["cluster", "run"]),
+        _inhibit((*lost, *hung, *memory), (*stalls, *ends), of_run),
+        _inhibit(on_gpu, on_rank, [*of_run, "rank"], 'severity="critical"', of="rank"),
         _inhibit(lost, consequences, of_gpu, of="gpu"),
         _inhibit((*lost, *hung), (Alert.GPUS_MISSING,), of_node, of="node"),
         _inhibit(hung, (Alert.COLLECTOR_FAILING,), of_node, of="node", only=('collector="gpu"',)),
