@@ -87,6 +87,18 @@ def test_without_extras(wheel: Path, tmp_path: Path) -> None:
     assert (tmp_path / "boxes" / "r" / "0.blackbox").is_file()
 
 
+def test_runbooks(wheel: Path, tmp_path: Path) -> None:
+    """An installation prints them, without an extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from rankwatch_cli.main import main; sys.exit(main(['runbook', 'straggler']))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("RankwatchStraggler\n")
+
+
 def test_missing_extra(wheel: Path, tmp_path: Path) -> None:
     """The command without its extra ends with status 2 and one sentence that names it."""
     with zipfile.ZipFile(wheel) as archive:

@@ -73,6 +73,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             extra="diagnosis",
         ),
         "report": Command("report", "write a page or a post-incident review about a run", extra="diagnosis"),
+        "runbook": Command("runbook", "print what to do about an alert, with the labels of a firing one"),
         "table": Command(
             "table", "write the operations of a run as a table, for any window of steps", extra="diagnosis"
         ),

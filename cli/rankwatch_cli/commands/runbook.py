@@ -1,0 +1,240 @@
+"""`rankwatch runbook`: print the runbook of an alert, with the labels of a firing one in its commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from rankwatch.settings import SentenceParser, printable
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_cli.prometheus_options import seconds_above_zero
+
+_PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "runbooks", _PACKAGE.parents[1] / "runbooks")
+"""Of an installation, and of a clone."""
+_PREFIX = "Rankwatch"
+_MOST_BYTES = 16 << 20
+_ASSIGNMENT = re.compile(r"(?<=\s)([A-Z_]+)=(\S+)")
+_FENCE = re.compile(r"^( *)```")
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+_LABELS: Mapping[str, str] = {"FS_PATH": "path"}
+"""Variable of a runbook -> the label that fills it, where it is not the name in small letters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiringAlert:
+    """One alert, as Alertmanager or Prometheus describes it."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    since: str
+    """When it began, as it was written; empty where that is not known."""
+    prometheus: str
+    """Root URL of the Prometheus that raised it; empty where that is not known."""
+
+    def value_of(self, variable: str) -> str:
+        """What the alert has for a variable of the runbook; empty where it has nothing."""
+        if variable == "PROMETHEUS":
+            return self.prometheus
+        name = _LABELS.get(variable, variable.lower())
+        return self.labels.get(name) or self.annotations.get(name, "")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the page, or the list of pages; returns 0. Raises UserError for input that cannot be used."""
+    given = _parser().parse_args(arguments)
+    pages = _pages()
+    alerts = _given_alerts(given)
+    name = given.name or (alerts[0].labels["alertname"] if alerts else "")
+    if not name:
+        if given.alertmanager is not None:
+            raise UserError("--alertmanager needs the name of an alert")
+        print("\n".join(pages))
+        return 0
+    name = _known(name, pages)
+    alerts = [each for each in alerts if each.labels["alertname"] == name]
+    if given.alertmanager is not None:
+        alerts = _firing(given.alertmanager, name, given.timeout_seconds)
+        if not alerts:
+            print(f"No alert {name} fires at this Alertmanager.\n")
+    print("\n".join(_lines(pages[name].read_text(encoding="utf-8"), alerts)))
+    return 0
+
+
+def _pages() -> dict[str, Path]:
+    for folder in _FOLDERS:
+        found = {path.stem: path for path in sorted(folder.glob("*.md"))}
+        if found:
+            return found
+    raise UserError("the runbooks are not installed")
+
+
+def _known(name: str, pages: Mapping[str, Path]) -> str:
+    """The page of a name, which may lack the prefix or differ in case. Raises UserError with near ones."""
+    wanted = name.lower().removeprefix(_PREFIX.lower())
+    short = {each.removeprefix(_PREFIX).lower(): each for each in pages}
+    if wanted in short:
+        return short[wanted]
+    near = [short[each] for each in get_close_matches(wanted, short, n=3)]
+    near += [each for key, each in short.items() if wanted and wanted in key and each not in near][:3]
+    advice = f"did you mean {' or '.join(near)}?" if near else "`rankwatch runbook` lists them"
+    raise UserError(f"there is no runbook {name!r}: {advice}")
+
+
+def _given_alerts(given: argparse.Namespace) -> list[FiringAlert]:
+    if given.alert is None:
+        return []
+    text = sys.stdin.read(_MOST_BYTES) if given.alert == "-" else given.alert
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError("--alert is no JSON: expected an alert as Alertmanager sends it") from None
+    alerts = list(_alerts_in(parsed))
+    if not alerts:
+        raise UserError("--alert holds no alert: expected an object with labels, among them alertname")
+    chosen = alerts if given.name is None else [each for each in alerts if _is_of(each, given.name)]
+    if not chosen:
+        names = ", ".join(sorted({each.labels["alertname"] for each in alerts}))
+        raise UserError(f"--alert holds no alert {given.name!r}, but {names}")
+    return chosen
+
+
+def _is_of(alert: FiringAlert, name: str) -> bool:
+    plain = alert.labels["alertname"].lower().removeprefix(_PREFIX.lower())
+    return plain == name.lower().removeprefix(_PREFIX.lower())
+
+
+def _alerts_in(parsed: Any) -> Iterator[FiringAlert]:
+    """One alert, a list, what a webhook gets, or an answer of the API of Prometheus."""
+    if isinstance(parsed, list):
+        for each in parsed:
+            yield from _alerts_in(each)
+    elif isinstance(parsed, dict) and isinstance(parsed.get("labels"), dict):
+        labels = _texts(parsed["labels"])
+        if labels.get("alertname") and parsed.get("status") != "resolved":
+            yield FiringAlert(
+                labels=labels,
+                annotations=_texts(parsed.get("annotations")),
+                since=str(parsed.get("startsAt") or parsed.get("activeAt") or ""),
+                prometheus=_root(parsed.get("generatorURL")),
+            )
+    elif isinstance(parsed, dict):
+        for name in ("alerts", "data"):
+            yield from _alerts_in(parsed.get(name))
+
+
+def _texts(table: Any) -> dict[str, str]:
+    """What would steer a terminal is taken out: anybody who can reach Alertmanager writes alerts."""
+    if not isinstance(table, dict):
+        return {}
+    return {printable(str(key)): printable(str(value)) for key, value in table.items()}
+
+
+def _root(url: Any) -> str:
+    """Of a link such as http://prometheus:9090/graph?g0.expr=... what stands before its page."""
+    parts = urllib.parse.urlsplit(printable(str(url))) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https"):
+        return ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/graph').rstrip('/')}"
+
+
+def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
+    """The alerts of that name that fire, the oldest first. Raises UserError."""
+    asked = urllib.parse.urlencode({"filter": f'alertname="{name}"', "active": "true"})
+    address = f"{url.rstrip('/')}/api/v2/alerts?{asked}"
+    if not re.match(r"https?://[^/\s]", url) or not url.isascii() or not url.isprintable() or " " in url:
+        raise UserError("--alertmanager is no URL such as http://alertmanager:9093")
+    try:
+        with urllib.request.urlopen(address, timeout=timeout_seconds) as answer:
+            alerts = list(_alerts_in(json.loads(answer.read(_MOST_BYTES))))
+    except urllib.error.HTTPError as error:
+        raise UserError(f"could not ask {url} for alerts: it answers with status {error.code}") from None
+    except (OSError, HTTPException) as error:  # URLError is an OSError
+        reason = getattr(error, "reason", None) or error
+        raise UserError(f"could not reach {url}: {reason}") from None
+    except ValueError:
+        raise UserError(f"could not ask {url} for alerts: it is no Alertmanager") from None
+    return sorted(alerts, key=lambda each: each.since)
+
+
+def _lines(page: str, alerts: Sequence[FiringAlert]) -> Iterator[str]:
+    """The page as plain text: commands are indented, and need no more than to be copied."""
+    for each in alerts:
+        yield from _described(each)
+    if len(alerts) > 1:
+        yield from (f"{len(alerts)} alerts fire. The commands are for the first one.", "")
+    inside = False
+    for line in page.splitlines():
+        fence = _FENCE.match(line)
+        if fence:
+            inside = not inside
+        elif inside:
+            exported = alerts and line.lstrip().startswith("export ")
+            yield f"    {_filled(line, alerts[0]) if exported else line}"
+        elif line.startswith("#"):
+            title = line.lstrip("# ")
+            yield from (title, ("=" if line.startswith("# ") else "-") * len(title))
+        else:
+            yield _LINK.sub(r"\1", line)
+
+
+def _described(alert: FiringAlert) -> Iterator[str]:
+    since = f" since {alert.since}" if alert.since else ""
+    yield f"FIRING{since}: {alert.labels['alertname']}"
+    labels = (f"{name}={value}" for name, value in alert.labels.items() if name != "alertname")
+    yield f"  {'  '.join(labels)}"
+    for name in ("description", "dashboard_url"):
+        if alert.annotations.get(name):
+            yield f"  {alert.annotations[name]}"
+    yield ""
+
+
+def _filled(line: str, alert: FiringAlert) -> str:
+    """Values are quoted for the shell; what the alert does not name stays as an example."""
+
+    def value(found: re.Match[str]) -> str:
+        given = alert.value_of(found[1])
+        return f"{found[1]}={shlex.quote(given)}" if given else found[0]
+
+    return _ASSIGNMENT.sub(value, line)
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch runbook",
+        description="Print the runbook of an alert as plain text. With a firing alert its labels stand in "
+        "the commands. Without a name and an alert, list the runbooks.",
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the alert; `Rankwatch` and case may be left out"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--alert",
+        metavar="JSON",
+        help="a firing alert as Alertmanager or Prometheus gives it, or what a webhook receives; - reads it "
+        "from standard input",
+    )
+    source.add_argument(
+        "--alertmanager", metavar="URL", help="ask this Alertmanager for firing alerts of that name"
+    )
+    parser.add_argument(
+        "--timeout-seconds",
+        type=seconds_above_zero,
+        default=10.0,
+        metavar="SECONDS",
+        help="longest wait for an answer",
+    )
+    return parser

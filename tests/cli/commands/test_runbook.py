@@ -1,0 +1,167 @@
+"""`rankwatch runbook`: the page of an alert in the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, alertmanager_config
+from rankwatch_cli.main import main
+from support.servers.prometheus import alertmanager, poll, post_json, reserved_port
+
+NODE = "gpu-17; touch $(pwned) 'x'"
+ALERT: dict[str, Any] = {
+    "labels": {
+        "alertname": "RankwatchStraggler",
+        "cluster": "eu1",
+        "run": "llama",
+        "rank": "5",
+        "node": NODE,
+    },
+    "annotations": {"description": "Rank 5 is\x1b[2J slow.", "dashboard_url": "https://grafana.test/d/x"},
+    "startsAt": "2026-11-23T09:30:00Z",
+    "generatorURL": "http://prometheus.test:9090/prom/graph?g0.expr=x&g0.tab=1",
+}
+
+
+def _exports(text: str) -> dict[str, str]:
+    """The variables as a shell takes them from the printed lines."""
+    lines = [line.strip() for line in text.splitlines() if re.match(r" +export ", line)]
+    names = ("PROMETHEUS", "RUN", "RANK", "NODE", "FS_PATH")
+    shown = "\n".join(f'printf "%s=%s\\0" {name} "${name}"' for name in names)
+    path = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*lines, shown])], env=path, capture_output=True, check=True
+    )
+    pairs = (each.partition("=") for each in done.stdout.decode().split("\0") if each)
+    return {name: value for name, _, value in pairs}
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each alert."""
+    assert main(["runbook"]) == 0
+    assert capsys.readouterr().out.split() == sorted(ALERT_NAMES)
+
+
+@pytest.mark.parametrize("name", ["RankwatchStraggler", "straggler", "RANKWATCHSTRAGGLER"])
+def test_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain text: no fences, commands indented, examples where no alert is given."""
+    assert main(["runbook", name]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("RankwatchStraggler\n==================\n")
+    assert "\nMeaning\n-------\n" in text
+    assert "```" not in text
+    assert "](" not in text
+    assert _exports(text)["RUN"] == "my-run"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda alert: alert,
+        lambda alert: [alert],
+        lambda alert: {"version": "4", "alerts": [{**alert, "status": "firing"}]},
+        lambda alert: {"status": "success", "data": {"alerts": [alert]}},
+    ],
+    ids=["alert", "list", "webhook", "prometheus"],
+)
+def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its labels stand in the commands, quoted: whoever can send an alert must not run a command here."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(wrap(ALERT))))
+    assert main(["runbook", "--alert", "-"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(
+        "FIRING since 2026-11-23T09:30:00Z: RankwatchStraggler\n  cluster=eu1  run=llama  rank=5"
+    )
+    assert "Rank 5 is?[2J slow." in text
+    assert _exports(text) == {
+        "PROMETHEUS": "http://prometheus.test:9090/prom",
+        "RUN": "llama",
+        "RANK": "5",
+        "NODE": NODE,
+        "FS_PATH": "",
+    }
+
+
+def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell has a PATH of its own, so the label `path` has another name there."""
+    labels = {"alertname": "RankwatchCheckpointDiskFilling", "path": "/my checkpoints"}
+    assert main(["runbook", "--alert", json.dumps({"labels": labels})]) == 0
+    assert _exports(capsys.readouterr().out)["FS_PATH"] == "/my checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["Stragler"], "there is no runbook 'Stragler': did you mean RankwatchStraggler"),
+        (["nvlink"], "did you mean RankwatchNvlinkDown or RankwatchNvlinkErrors?"),
+        (["xyzzy"], "there is no runbook 'xyzzy': `rankwatch runbook` lists them"),
+        (["--alert", "{"], "--alert is no JSON"),
+        (["--alert", "[" * 100_000], "--alert is no JSON"),
+        (["--alert", "[]"], "--alert holds no alert: expected an object with labels"),
+        (["--alert", '{"labels": {"run": "r"}}'], "--alert holds no alert: expected an object with labels"),
+        (["--alert", '{"labels": {"alertname": "DiskFull"}}'], "there is no runbook 'DiskFull'"),
+        (["jitter", "--alert", json.dumps(ALERT)], "--alert holds no alert 'jitter', but RankwatchStraggler"),
+        (["--alertmanager", "http://127.0.0.1:1"], "--alertmanager needs the name of an alert"),
+        (["straggler", "--alertmanager", "alertmanager:9093"], "--alertmanager is no URL such as"),
+        (["straggler", "--alert", "{}", "--alertmanager", "http://x"], "not allowed with"),
+    ],
+)
+def test_wrong_input(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence and exit status 2."""
+    try:
+        status: Any = main(["runbook", *arguments])
+    except SystemExit as stopped:
+        status = stopped.code
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+
+
+def test_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
+    """A port where nobody listens."""
+    with reserved_port() as port:
+        assert main(["runbook", "straggler", "--alertmanager", f"http://127.0.0.1:{port}"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"rankwatch runbook: could not reach http://127.0.0.1:{port}: ")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.e2e
+def test_alertmanager(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The firing alerts of that name are described, and the commands are for the oldest."""
+    other = {**ALERT, "labels": {**ALERT["labels"], "rank": "6"}, "startsAt": "2026-11-23T10:00:00Z"}
+    stall = {**ALERT, "labels": {**ALERT["labels"], "alertname": "RankwatchRunStalled"}}
+    with alertmanager(alertmanager_config(RuleConfig.for_demo()), tmp_path) as url:
+        post_json(f"{url}/api/v2/alerts", [other, ALERT, stall])
+
+        def printed() -> str | None:
+            assert main(["runbook", "straggler", "--alertmanager", f"{url}/"]) == 0
+            text = capsys.readouterr().out
+            return text if "2 alerts fire" in text else None
+
+        text = poll(printed, 60, "both alerts")
+        assert main(["runbook", "jitter", "--alertmanager", url]) == 0
+        assert capsys.readouterr().out.startswith("No alert RankwatchJitter fires at this Alertmanager.\n\n")
+        assert main(["runbook", "jitter", "--alertmanager", f"{url}/metrics"]) == 2
+        assert "could not ask" in capsys.readouterr().err
+    assert text.index("rank=5") < text.index("rank=6") < text.index("2 alerts fire. The commands")
+    assert "RankwatchRunStalled\n  cluster" not in text
+    assert _exports(text)["RANK"] == "5"
+
+
+def test_without_a_terminal() -> None:
+    """Also below a pipe that closes early, as of `head`."""
+    command = f"{shlex.quote(sys.executable)} -m rankwatch_cli runbook straggler | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("RankwatchStraggler\n", "")
