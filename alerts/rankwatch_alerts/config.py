@@ -12,6 +12,8 @@ from typing import Any
 
 from rankwatch.settings import build, expect, read_file, read_flags
 from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
+from rankwatch_alerts.label_names import wrong_names
+from rankwatch_alerts.rules import ALERT_NAMES, Severity
 from rankwatch_alerts.scaling import scaled_times
 
 SHORTEST_SECONDS = 0.001
@@ -249,6 +251,14 @@ class RuleConfig(Delivery):
     """Where runbooks/ is published; `/<AlertName>` is appended."""
     dashboard_base_url: str = "https://grafana.example.com"
     """Root URL of Grafana; `/d/<uid>` is appended."""
+    prometheus_url: str = "http://localhost:9090"
+    """Where Grafana finds Prometheus: the data source in the folder of `rankwatch generate`."""
+    label_names: Mapping[str, str] = field(default_factory=dict)
+    """Other names of labels, by those of rankwatch: `{cluster = "k8s_cluster", node = "hostname"}` where a
+    relabelling of Prometheus gives them. Rules, routes, dashboards and runbooks take them."""
+    severities: Mapping[str, str] = field(default_factory=dict)
+    """Severity of an alert, by its name, where it is not `critical`, `warning` or `info` as shipped. Not for
+    alerts that have rules of several severities: their thresholds decide."""
 
     group_wait_seconds: float = 30.0
     """Time Alertmanager waits for further alerts of a run before it notifies."""
@@ -270,6 +280,12 @@ class RuleConfig(Delivery):
                 self._check_classes(name, math.inf, "numbers above 0")
             elif name.endswith("_objectives"):
                 self._check_classes(name, 1, "shares above 0 and below 1")
+            elif name == "label_names":
+                expected = "labels of rankwatch, each with a new name that no other label has"
+                expect(self, name, not wrong_names(value), expected)
+            elif name == "severities":
+                known = set(value) <= set(ALERT_NAMES) and set(value.values()) <= set(map(str, Severity))
+                expect(self, name, known, "names of alerts, each with critical, warning or info")
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
                 expect(self, name, is_url(value), expected)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.alertmanager import TEMPLATES, TEMPLATES_FILE, alertmanager_config
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.label_names import in_routes, in_template
 from rankwatch_alerts.recording import recording_groups
 from rankwatch_alerts.rules import RuleGroup, duration
 
@@ -43,17 +44,23 @@ def write_rules(config: RuleConfig, directory: Path) -> list[Path]:
     Raises OSError where the directory cannot be written.
     """
     return [
-        _write(directory / RECORDING_FILE, _rule_file(recording_groups(config))),
-        _write(directory / ALERTS_FILE, _rule_file(alert_groups(config))),
+        _write(directory / RECORDING_FILE, _rule_file(config, recording_groups(config))),
+        _write(directory / ALERTS_FILE, _rule_file(config, alert_groups(config))),
     ]
 
 
 def write_all(config: RuleConfig, directory: Path) -> list[Path]:
     """Write the rule files, the Alertmanager configuration and the texts of its notifications."""
-    rules = write_rules(config, directory)
+    return [*write_rules(config, directory), *write_alertmanager(config, directory)]
+
+
+def write_alertmanager(config: RuleConfig, directory: Path) -> list[Path]:
+    """Write the configuration of Alertmanager and the texts that it names. Raises OSError."""
+    document = in_routes(alertmanager_config(config), config.label_names)
     texts = directory / TEMPLATES_FILE
-    texts.write_bytes(TEMPLATES.read_bytes())
-    return [*rules, _write(directory / ALERTMANAGER_FILE, alertmanager_config(config)), texts]
+    written = _write(directory / ALERTMANAGER_FILE, document)
+    texts.write_text(in_template(TEMPLATES.read_text(encoding="utf-8"), config.label_names), encoding="utf-8")
+    return [written, texts]
 
 
 def prometheus_config(
@@ -81,8 +88,8 @@ def prometheus_config(
     }
 
 
-def _rule_file(groups: tuple[RuleGroup, ...]) -> dict[str, object]:
-    return {"groups": [each.as_dict() for each in groups]}
+def _rule_file(config: RuleConfig, groups: tuple[RuleGroup, ...]) -> dict[str, object]:
+    return {"groups": [each.as_dict(config.label_names) for each in groups]}
 
 
 def _write(path: Path, document: Mapping[str, object]) -> Path:

@@ -1,4 +1,4 @@
-"""The page on the rules: how to generate and load them, and every setting with its default."""
+"""Pages on the rules: how to generate and load them, every setting, and every alert."""
 
 from __future__ import annotations
 
@@ -6,35 +6,53 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from rankwatch.settings import toml_value
+from rankwatch_alerts.alerting import alert_groups
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import duration
+from rankwatch_alerts.delivery import owner_of
+from rankwatch_alerts.rules import AlertRule, duration
 
 _GENERATING = """\
-Recording rules, alerts and an Alertmanager configuration are generated from one set of windows, thresholds
-and selectors. What the defaults give lies in `alerts/generated` (installed: `share/rankwatch/alerts`); to
-change a value, write it into a TOML file and generate again. This needs `pip install '.[alerts]'` in a clone.
+Rules, Alertmanager configuration, dashboards, runbooks and reference are generated from one set of
+objectives, thresholds, windows, selectors, names of labels, severities and owners. What the defaults give
+lies in `alerts/generated` and `dashboards/generated` (installed: `share/rankwatch`). To change a value, write
+it into a TOML file and generate. This needs `pip install '.[alerts,dashboards]'` in a clone.
 
 ```sh
-python -m rankwatch_alerts generate --config rules.toml --output rules
+rankwatch generate --config rules.toml --output /etc/rankwatch
 ```
 
-`--print-config` prints the settings in force as such a file, and writes nothing. A flag wins over the file,
-the file over the default. `--runbook-base-url` and `--dashboard-base-url` set the links in alerts.
-`--time-scale X` (above 0, at most 1000) divides all times by X, to try rules out within minutes; no time
-falls below the scrapes it needs. The dashboards (`pip install '.[dashboards]'`) take the same file,
-so that their lines are the alerts' thresholds:
-
-```sh
-python -m rankwatch_dashboards generate --config rules.toml --output dashboards
-```
-
-A `rules.toml` for runs that save once in two hours:
+A `rules.toml` for runs that save once in two hours, in a Prometheus whose relabelling calls the cluster
+`k8s_cluster` and the node `hostname`:
 
 ```toml
 checkpoint_age_budget_seconds = 9000.0
+goodput_objectives = {default = 0.8, production = 0.95}
+label_names = {cluster = "k8s_cluster", node = "hostname"}
+severities = {RankwatchRunBehindPlan = "critical"}
+owners = {RankwatchStraggler = "training"}
 runbook_base_url = "https://wiki.example.com/rankwatch"
 dashboard_base_url = "https://grafana.example.com"
 ```
+
+The folder then holds:
+
+| part | read by |
+| --- | --- |
+| `prometheus/*.rules.yml` | Prometheus: `rule_files` |
+| `alertmanager/alertmanager.yml`, and the texts of notifications beside it | Alertmanager: `--config.file` |
+| `grafana/provisioning`, `grafana/dashboards` | Grafana: `GF_PATHS_PROVISIONING` |
+| `runbooks/*.md` | people: publish it where `runbook_base_url` is |
+| `reference/*.md` | people: indicators, alerts and settings in force |
+| `rankwatch.toml` | `rankwatch generate`: all settings in force |
+
+`--own-rules FILE` adds a page to fill in for each alert of a rule file of yours. Pages that you have filled
+in stay as they are; all else is written anew. If Grafana sees the folder elsewhere, as in a container, say
+where by `--mounted-at`. `--print-config` prints the settings in force, and writes nothing.
+
+Only the rules and the Alertmanager configuration: `python -m rankwatch_alerts generate --output DIR`; only
+the dashboards: `python -m rankwatch_dashboards generate --output DIR`. Both take `--config`. The former has
+`--time-scale X` (above 0, at most 1000), which divides all times by X to try rules out within minutes; no
+time falls below the scrapes it needs.
 """
 
 _LOADING = """\
@@ -67,11 +85,32 @@ def rules_reference(texts: Mapping[str, str]) -> Iterator[str]:
     yield from (_GENERATING, _LOADING, "```yaml")
     yield from _prometheus(defaults)
     yield from ("```", "", _ALERTMANAGER)
-    yield from ("## Settings", "", "| setting | default | meaning |", "| --- | --- | --- |")
-    for name, value in asdict(defaults).items():
+    yield from ("## Settings", "")
+    yield from settings_reference(defaults, texts, column="default")
+
+
+def settings_reference(config: RuleConfig, texts: Mapping[str, str], column: str = "value") -> Iterator[str]:
+    """A table of the settings and their values, in Markdown; `texts` as above."""
+    yield from (f"| setting | {column} | meaning |", "| --- | --- | --- |")
+    for name, value in asdict(config).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         shown = f"{value:g}" if number else toml_value(value)
         yield f"| `{name}` | `{shown}` | {' '.join(texts[name].split())} |"
+
+
+def alerts_reference(config: RuleConfig) -> Iterator[str]:
+    """A table of the alerting rules, in Markdown, in the order of triage."""
+    yield from ("| alert | severity | owner | for | what it says |", "| --- | --- | --- | --- | --- |")
+    for group in alert_groups(config):
+        for rule in group.rules:
+            if isinstance(rule, AlertRule):
+                name, link = rule.alert, rule.annotations["runbook_url"]
+                labels = "".join(
+                    f", {label} `{text}`" for label, text in rule.labels.items() if "{" not in text
+                )
+                waits, says = duration(rule.for_seconds), rule.annotations["summary"]
+                owner = owner_of(name, config.owners)
+                yield f"| [{name}]({link}){labels} | {rule.severity} | {owner} | {waits} | {says} |"
 
 
 def _prometheus(config: RuleConfig) -> Iterator[str]:

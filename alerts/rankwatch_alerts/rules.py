@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import dedent
+from types import MappingProxyType
+
+from rankwatch_alerts.label_names import in_query, in_template
 
 
 class Alert(StrEnum):
@@ -120,9 +123,9 @@ class RecordingRule:
     record: str
     expression: str
 
-    def as_dict(self) -> dict[str, object]:
-        """The rule as Prometheus reads it."""
-        return {"record": self.record, "expr": self.expression}
+    def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
+        """The rule as Prometheus reads it; `names` are other names of labels."""
+        return {"record": self.record, "expr": in_query(self.expression, names)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +143,16 @@ class AlertRule:
     annotations: Mapping[str, str]
     """Summary, description and links; templates may use labels the expression has."""
 
-    def as_dict(self) -> dict[str, object]:
-        """The rule as Prometheus reads it."""
+    def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
+        """The rule as Prometheus reads it; `names` are other names of labels."""
+        labels = {names.get(name, name): in_template(text, names) for name, text in self.labels.items()}
         return {
             "alert": self.alert,
-            "expr": self.expression,
+            "expr": in_query(self.expression, names),
             "for": duration(self.for_seconds),
             "keep_firing_for": duration(self.keep_firing_seconds),
-            "labels": {"severity": str(self.severity), **self.labels},
-            "annotations": dict(self.annotations),
+            "labels": {"severity": str(self.severity), **labels},
+            "annotations": {name: in_template(text, names) for name, text in self.annotations.items()},
         }
 
 
@@ -160,12 +164,12 @@ class RuleGroup:
     interval_seconds: float
     rules: tuple[RecordingRule, ...] | tuple[AlertRule, ...]
 
-    def as_dict(self) -> dict[str, object]:
-        """The group as Prometheus reads it."""
+    def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
+        """The group as Prometheus reads it; `names` are other names of labels."""
         return {
             "name": self.name,
             "interval": duration(self.interval_seconds),
-            "rules": [each.as_dict() for each in self.rules],
+            "rules": [each.as_dict(names) for each in self.rules],
         }
 
 

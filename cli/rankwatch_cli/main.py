@@ -79,6 +79,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "trace": Command("trace", "write a run as a trace that Perfetto opens", extra="diagnosis"),
         "reference": Command("reference", "print the reference of metrics, indicators, settings or rules"),
+        "generate": Command(
+            "generate",
+            "write rules, Alertmanager, dashboards and runbooks of your settings into a folder",
+            extra="alerts",
+        ),
         "simulate": Command(
             "simulate", "write what a job with a known fault leaves behind, and the truth", extra="diagnosis"
         ),

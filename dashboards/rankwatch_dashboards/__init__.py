@@ -21,12 +21,13 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
 
     from rankwatch_dashboards.checkpoints_goodput import checkpoints_goodput
     from rankwatch_dashboards.hardware import hardware
+    from rankwatch_dashboards.label_names import in_dashboard
     from rankwatch_dashboards.run_debug import run_debug
 
     encoder = JSONEncoder(sort_keys=True)
     builders = (run_debug, checkpoints_goodput, hardware)
     made = (json.loads(encoder.encode(each(config).build())) for each in builders)
-    return tuple(_completed(each) for each in made)
+    return tuple(in_dashboard(_completed(each), config.label_names) for each in made)
 
 
 def _completed(document: dict[str, Any]) -> dict[str, Any]:

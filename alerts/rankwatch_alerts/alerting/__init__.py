@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rankwatch.settings import expect
 from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out
 from rankwatch_alerts.alerting.checkpoints import checkpoint_alerts
 from rankwatch_alerts.alerting.cost import forecast_over_budget, price_unknown
@@ -41,7 +44,10 @@ __all__ = ["alert_groups"]
 
 
 def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
-    """All alerting rules, in the order of triage: does it run, is it fast, does it learn, is it safe."""
+    """All alerting rules, in the order of triage: does it run, is it fast, does it learn, is it safe.
+
+    Raises FieldError for a severity of an alert whose rules have several.
+    """
     rules_of: dict[str, tuple[AlertRule, ...]] = {
         "rankwatch-availability": (
             *node_lost(config),
@@ -85,6 +91,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             black_boxes_left_out(config),
         ),
     }
+    _refuse_equal_rules(config, [rule for rules in rules_of.values() for rule in rules])
     return tuple(
         RuleGroup(
             name=name,
@@ -93,3 +100,12 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         )
         for name, rules in rules_of.items()
     )
+
+
+def _refuse_equal_rules(config: RuleConfig, rules: Sequence[AlertRule]) -> None:
+    """Two rules of one name and the same labels would be one alert with two descriptions."""
+    seen = [(rule.alert, rule.severity, tuple(sorted(rule.labels.items()))) for rule in rules]
+    for alert in config.severities:
+        found = [each for each in seen if each[0] == alert]
+        several = "no alert that has rules of several severities"
+        expect(config, "severities", len(set(found)) == len(found), f"{several}, as {alert} has")

@@ -44,6 +44,7 @@ def alert_rule(
     says in a label whether the run is large enough to page.
     `dashboard`: uid and variables of another dashboard to open, from `opened_on`.
     """
+    severity = severity_of(config, alert, severity)
     dashboard = dashboard or opened_on(RUN_DEBUG_UID, *(OF_RUN if of_run else ()))
     if of_run and severity is Severity.CRITICAL:
         labels = {**labels, PAGE_LABEL: _may_page()}
@@ -62,6 +63,11 @@ def alert_rule(
             "dashboard_url": f"{config.dashboard_base_url}/d/{dashboard}",
         },
     )
+
+
+def severity_of(config: RuleConfig, alert: Alert, shipped: Severity) -> Severity:
+    """The severity that the user has set, else the one that the alert is shipped with."""
+    return Severity(config.severities.get(alert, shipped))
 
 
 def opened_on(uid: str, *labels: str) -> str:
@@ -92,7 +98,7 @@ def lasting(
     series does not forget: as many evaluations as fill the time must have seen the condition, and some may be
     missing between them. An alert that was firing shortly before goes on at once.
     """
-    on, severe = f"on ({', '.join(by)})", f'severity="{severity}"'
+    on, severe = f"on ({', '.join(by)})", f'severity="{severity_of(config, alert, severity)}"'
     window, memory = duration(seconds + config.missed_seconds), duration(config.memory_seconds)
     return promql(f"""
         {condition}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rankwatch_alerts.catalogue.sli import Good, Owner, sli
+from rankwatch_alerts.catalogue.sli import Good, sli
+from rankwatch_alerts.delivery import Owner
 from rankwatch_alerts.rules import Alert
 
 _CONTEXT = "context for other alerts: alone it says nothing about a run"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.catalogue.sli import Good, Owner, sli
+from rankwatch_alerts.catalogue.sli import Good, sli
+from rankwatch_alerts.delivery import Owner
 from rankwatch_alerts.rules import Alert
 
 _OWN_PAST = "what is good differs between runs; the panel shows the run's own past"

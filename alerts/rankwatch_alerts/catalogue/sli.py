@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.delivery import Owner
 from rankwatch_alerts.rules import Alert, duration
 
 
@@ -16,13 +17,6 @@ class Good(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
     NEITHER = "neither"
-
-
-class Owner(StrEnum):
-    """Who acts on it: those who run nodes and fabric, or those who run the training."""
-
-    PLATFORM = "platform"
-    TRAINING = "training"
 
 
 @dataclass(frozen=True, kw_only=True)

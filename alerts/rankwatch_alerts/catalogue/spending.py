@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.catalogue.sli import Good, Owner, Sli, sli
+from rankwatch_alerts.catalogue.sli import Good, Sli, sli
+from rankwatch_alerts.delivery import Owner
 from rankwatch_alerts.rules import Alert
 
 GOODPUT: tuple[Sli, ...] = (

@@ -55,7 +55,7 @@ class FiringAlert:
 def main(arguments: Sequence[str]) -> int:
     """Print the page, or the list of pages; returns 0. Raises UserError for input that cannot be used."""
     given = _parser().parse_args(arguments)
-    pages = _pages()
+    pages = shipped_pages()
     alerts = _given_alerts(given)
     name = given.name or (alerts[0].labels["alertname"] if alerts else "")
     if not name:
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _pages() -> dict[str, Path]:
+def shipped_pages() -> dict[str, Path]:
+    """Alert -> its page. Raises UserError where no page is installed."""
     for folder in _FOLDERS:
         found = {path.stem: path for path in sorted(folder.glob("*.md"))}
         if found:

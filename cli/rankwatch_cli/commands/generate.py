@@ -1,0 +1,200 @@
+"""`rankwatch generate`: one TOML file in, one folder out that Prometheus, Alertmanager and Grafana read."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankwatch.settings import SentenceParser, field_help, to_toml
+from rankwatch_agent.runtime.errors import UserError
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules
+from rankwatch_alerts.generation import write_alertmanager
+from rankwatch_alerts.label_names import in_runbook
+from rankwatch_alerts.reference import alerts_reference, settings_reference
+from rankwatch_cli.commands.runbook import shipped_pages
+
+_SKELETON = """\
+# {alert}
+
+Written once by `rankwatch generate`, because {file} has this alert and no page did. It is yours: edit it.
+
+## Meaning
+
+{summary}
+
+```promql
+{expression}
+```
+
+## Impact
+
+What does a user of the cluster lose while this goes on, and how fast?
+
+## First five minutes
+
+```sh
+curl -sG "$PROMETHEUS/api/v1/query" --data-urlencode 'query={one_line}' | jq -c '.data.result[]'
+```
+
+## Causes told apart by evidence
+
+Each cause with the output that proves it.
+
+## Mitigation
+
+What ends the damage first, and what repairs it.
+
+## Verify
+
+The query above is empty, and stays empty for as long as `for`.
+
+## When to stop and escalate
+
+After how many minutes, and to whom.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the folder, print what is in it, return 0. Raises UserError or SettingError for wrong input."""
+    given = _parser().parse_args(arguments)
+    config = load_config(given.config)
+    if given.print_config:
+        print(to_toml(config), end="")
+        return 0
+    if given.output is None:
+        raise UserError("--output DIR is needed: the folder to write to")
+    try:
+        written = Counter(path.relative_to(given.output).parts[0] for path in _write(config, given))
+    except OSError as error:
+        raise UserError(f"could not write {error.filename}: {error.strerror}") from None
+    for name, files in written.items():
+        print(
+            given.output / name
+            if (given.output / name).is_file()
+            else f"{given.output / name}: {files} files"
+        )
+    return 0
+
+
+def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
+    from rankwatch_dashboards import write_dashboards
+    from rankwatch_dashboards.slis import slis_reference
+
+    folder: Path = given.output
+    own = dict(_own_alerts(given.own_rules))
+    seen_as = given.mounted_at or folder.resolve()
+    yield from write_rules(config, folder / "prometheus")
+    yield from write_alertmanager(config, folder / "alertmanager")
+    yield from write_dashboards(config, folder / "grafana" / "dashboards")
+    for name, document in _provisioning(config, seen_as).items():
+        yield _text(folder / "grafana" / "provisioning" / name / "rankwatch.yml", to_yaml(document))
+    yield from _runbooks(config, folder / "runbooks", own)
+    pages = {
+        "slis": ("Service level indicators", slis_reference(config)),
+        "alerts": ("Alerts", alerts_reference(config)),
+        "settings": ("Settings", settings_reference(config, field_help(RuleConfig))),
+    }
+    for name, (title, lines) in pages.items():
+        yield _text(folder / "reference" / f"{name}.md", "\n".join((f"# {title}", "", *lines)) + "\n")
+    yield _text(folder / "rankwatch.toml", to_toml(config))
+
+
+def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, object]]:
+    """Files that Grafana reads at its start: where the data are, and where the dashboards lie."""
+    source = {"name": "Rankwatch", "type": "prometheus", "access": "proxy", "url": config.prometheus_url}
+    provider = {
+        "name": "rankwatch",
+        "folder": "Rankwatch",
+        "type": "file",
+        "allowUiUpdates": False,
+        "options": {"path": str(seen_as / "grafana" / "dashboards")},
+    }
+    return {
+        "datasources": {"apiVersion": 1, "datasources": [source]},
+        "dashboards": {"apiVersion": 1, "providers": [provider]},
+    }
+
+
+def _runbooks(config: RuleConfig, folder: Path, own: Mapping[str, tuple[Path, Any]]) -> Iterator[Path]:
+    """A copy of each page, and a page to fill in for each own alert that has none yet."""
+    for alert, page in shipped_pages().items():
+        text = page.read_text(encoding="utf-8")
+        yield _text(folder / f"{alert}.md", in_runbook(text, config.label_names))
+    for alert, (file, rule) in own.items():
+        path = folder / f"{alert}.md"
+        if not path.exists():
+            yield _text(path, _skeleton(alert, file, rule))
+
+
+def _skeleton(alert: str, file: Path, rule: Mapping[str, Any]) -> str:
+    expression = str(rule.get("expr", "")).strip()
+    summary = (rule.get("annotations") or {}).get("summary", "What has happened when this alert fires?")
+    one_line = " ".join(expression.split()).replace("'", "'\\''")
+    return _SKELETON.format(
+        alert=alert, file=file.name, summary=summary, expression=expression, one_line=one_line
+    )
+
+
+def _own_alerts(files: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Any]]]:
+    """The alerts of rule files of the user that are not among ours. Raises UserError."""
+    import yaml
+
+    for file in files:
+        try:
+            groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+            rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+            named = {str(rule["alert"]): rule for rule in rules}
+        except OSError as error:
+            raise UserError(f"could not read rules from {file}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, yaml.YAMLError):
+            raise UserError(f"could not read rules from {file}: it is no rule file of Prometheus") from None
+        if wrong := next((each for each in named if not each.isidentifier()), None):
+            raise UserError(f"could not name a page after the alert {json.dumps(wrong)} in {file}")
+        yield from ((name, (file, rule)) for name, rule in named.items() if name not in ALERT_NAMES)
+
+
+def _text(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser(
+        prog="rankwatch generate",
+        description="Write rules, Alertmanager configuration, dashboards, runbooks and reference of your "
+        "settings into one folder that Prometheus, Alertmanager and Grafana can be pointed at as it is.",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder to write to, made where it is missing"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of objectives, thresholds, windows, selectors, names of labels, severities and "
+        "addresses (default: all as shipped)",
+    )
+    parser.add_argument(
+        "--own-rules",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="rule file of yours: each of its alerts gets a page to fill in, which is never overwritten; "
+        "may be repeated",
+    )
+    parser.add_argument(
+        "--mounted-at",
+        type=Path,
+        metavar="PATH",
+        help="where Grafana sees the folder (default: where it is written)",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force as TOML, and write nothing"
+    )
+    return parser

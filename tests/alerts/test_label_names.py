@@ -1,0 +1,181 @@
+"""Rules, routes, texts and runbooks with other names of labels say the same as those that ship."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankwatch.settings import FieldError
+from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, recording_groups, write_rules
+from rankwatch_alerts.generation import write_alertmanager
+from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
+from rankwatch_alerts.rules import AlertRule
+from support.alerts.promql import parse, selectors
+from support.paths import ROOT
+from support.servers.prometheus import require
+
+NAMES = {"cluster": "k8s_cluster", "node": "hostname"}
+GROUPS = (*recording_groups(RuleConfig()), *alert_groups(RuleConfig()))
+RULES = [rule for group in GROUPS for rule in group.rules]
+_LIST = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^()]*)\)")
+_OF_SERIES = re.compile(r"(?<=[{,\s])(cluster|node)(?==\")")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("sum by (cluster, node) (x)", "sum by (k8s_cluster, hostname) (x)"),
+        ('x{cluster="cluster", run="node"}', 'x{k8s_cluster="cluster", run="node"}'),
+        ("node:a * on (node) group_left (cluster) b", "node:a * on (hostname) group_left (k8s_cluster) b"),
+        ('label_replace(x, "node", "", "run", "node")', 'label_replace(x, "hostname", "", "run", "node")'),
+        ('label_join(x, "node", "-", "run", "node")', 'label_join(x, "hostname", "-", "run", "hostname")'),
+        ('count_values("node", x)', 'count_values("hostname", x)'),
+        ('x{node=~"$node"}[$__rate_interval]', 'x{hostname=~"$node"}[$__rate_interval]'),
+        ("label_values(x{cluster=~'.+'}, node)", "label_values(x{k8s_cluster=~'.+'}, hostname)"),
+        ("label_values(node)", "label_values(hostname)"),
+        ("sum(x) # by (node)", "sum(x) # by (node)"),
+        ('max(x{node !~ "a|b" , run!=""})', 'max(x{hostname !~ "a|b" , run!=""})'),
+    ],
+)  # fmt: skip
+def test_query(given: str, expected: str) -> None:
+    """Only where the grammar has a label: not in values, names of series, comments or variables."""
+    assert in_query(given, NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    "rule", RULES, ids=lambda rule: rule.as_dict().get("record") or rule.as_dict()["alert"]
+)
+def test_rule(rule: Any) -> None:
+    """As the parsed expression has it: the same series, with the new names in all matchers and lists."""
+    new = in_query(rule.expression, NAMES)
+    old_selectors, new_selectors = (list(selectors(parse(each))) for each in (rule.expression, new))
+    for old, changed in zip(old_selectors, new_selectors, strict=True):
+        assert changed.metric == old.metric
+        assert changed.matched == tuple(NAMES.get(name, name) for name in old.matched)
+    listed = {name.strip() for found in _LIST.findall(new) for name in found.split(",")}
+    assert not listed & NAMES.keys()
+    assert in_query(new, {new_name: name for name, new_name in NAMES.items()}) == rule.expression
+
+
+@pytest.mark.parametrize(
+    "rule", [each for each in RULES if isinstance(each, AlertRule)], ids=lambda rule: rule.alert
+)
+def test_annotations(rule: AlertRule) -> None:
+    """No text names a label that the alert no longer has."""
+    document = rule.as_dict(NAMES)
+    texts = json.dumps([document["annotations"], document["labels"]])
+    assert not re.search(r"(?:\$labels|\.Labels)\.(?:cluster|node)\b", texts)
+    assert not re.search(r"[{,] ?(?:cluster|node) ?=", texts)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["RankwatchNicDown", "RankwatchPriceUnknown", "RankwatchRunFailed"])
+def test_same_alerts(name: str, tmp_path: Path) -> None:
+    """Series with other labels raise the same alerts, with the same texts, at the same times."""
+    require("promtool")
+    documents = [
+        yaml.safe_load(path.read_text()) for path in write_rules(RuleConfig(label_names=NAMES), tmp_path)
+    ]
+    for rule in (rule for each in documents for group in each["groups"] for rule in group["rules"]):
+        rule.pop("keep_firing_for", None)  # a case shows when the condition ends
+    (tmp_path / "rules.json").write_text(
+        json.dumps({"groups": [g for each in documents for g in each["groups"]]})
+    )
+    cases = yaml.safe_load((ROOT / "tests" / "alerts" / "rules" / f"{name}.yml").read_text())
+    assert any(alert["exp_alerts"] for case in cases["tests"] for alert in case["alert_rule_test"])
+    for case in cases["tests"]:
+        case.pop("promql_expr_test", None)
+        for series in case["input_series"]:
+            series["series"] = _OF_SERIES.sub(lambda found: NAMES[found[0]], series["series"])
+        for alert in (alert for asked in case["alert_rule_test"] for alert in asked["exp_alerts"]):
+            alert["exp_labels"] = {
+                NAMES.get(label, label): text for label, text in alert["exp_labels"].items()
+            }
+    cases["rule_files"] = ["rules.json"]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "cases.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_routes() -> None:
+    """Lists of labels and matchers; values and names of receivers stay."""
+    config = in_routes(alertmanager_config(RuleConfig()), NAMES)
+    text = json.dumps(config)
+    assert '"k8s_cluster"' in text
+    assert not re.search(r'"(?:cluster|node)(?:"|=|!)', text)
+    assert in_routes({"matchers": ['node="node"', 'cluster=~".+"'], "equal": ["node", "run"]}, NAMES) == {
+        "matchers": ['hostname="node"', 'k8s_cluster=~".+"'],
+        "equal": ["hostname", "run"],
+    }
+
+
+def test_texts_of_notifications(tmp_path: Path) -> None:
+    """The file beside the configuration names the labels that alerts have."""
+    config, texts = write_alertmanager(RuleConfig(label_names=NAMES), tmp_path)
+    assert ".Labels.hostname" in texts.read_text()
+    assert not re.search(r"Labels\.(?:cluster|node)\b", texts.read_text())
+    require("amtool")
+    subprocess.run(["amtool", "check-config", str(config)], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_template() -> None:
+    """Queries in it too."""
+    given = (
+        '{{ with printf `x{node=%q}` $labels.node | query | sortByLabel "node" }}'
+        "node {{ .Labels.node }}{{ end }}"
+    )
+    expected = (
+        '{{ with printf `x{hostname=%q}` $labels.hostname | query | sortByLabel "hostname" }}'
+        "node {{ .Labels.hostname }}{{ end }}"
+    )
+    assert in_template(given, NAMES) == expected
+
+
+def test_runbook() -> None:
+    """Queries between the quotes of a shell and in blocks; the words around them stay."""
+    page = (
+        """On this node: curl --data-urlencode 'query=sum by (node) (x{node="'"$NODE"'"})' | jq\n"""
+        """```promql\nx{node="a"}\n```\n"""
+    )
+    assert in_runbook(page, NAMES) == page.replace("{node=", "{hostname=").replace(
+        "by (node)", "by (hostname)"
+    )
+    for path in (ROOT / "runbooks").glob("Rankwatch*.md"):
+        assert not re.search(r"query=.*[{,] ?(?:cluster|node) ?[=!]", in_runbook(path.read_text(), NAMES)), (
+            path.name
+        )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"clustre": "x"},
+        {"severity": "level"},
+        {"cluster": "run"},
+        {"cluster": "instance"},
+        {"cluster": "x", "node": "x"},
+        {"cluster": "k8s-cluster"},
+        {"cluster": "__name__"},
+        {"cluster": ""},
+    ],
+)
+def test_wrong_names(names: dict[str, str]) -> None:
+    """Unknown labels, labels with a meaning of their own, and two labels of one name."""
+    with pytest.raises(FieldError, match=r"label_names = .*: expected labels of rankwatch"):
+        RuleConfig(label_names=names)
+
+
+def test_two_labels_may_change_places() -> None:
+    """What stands for another label is free once that one has another name."""
+    assert RuleConfig(label_names={"node": "rank", "rank": "node"}).label_names["node"] == "rank"

@@ -1,0 +1,234 @@
+"""`rankwatch generate`: one folder that Prometheus, Alertmanager and Grafana read as it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config
+from rankwatch_cli.main import main
+from support.alerts.promql import parse, selectors
+from support.dashboards.lint import filled_in, targets
+from support.servers.prometheus import alertmanager, get_json, poll, post_json, prometheus, require
+
+SETTINGS = """\
+label_names = {cluster = "k8s_cluster", node = "hostname"}
+severities = {RankwatchRunBehindPlan = "critical"}
+success_objectives = {default = 0.9, nightly = 0.5}
+owners = {RankwatchLossDiverging = "science"}
+checkpoint_age_budget_seconds = 7200
+runbook_base_url = "https://wiki.test/rw"
+"""
+OWN_RULES = """\
+groups:
+  - name: own
+    rules:
+      - record: a:b
+        expr: up
+      - alert: QueueFull
+        expr: queue_length{queue='x'} > 5
+        annotations: {summary: The queue is full.}
+"""
+
+
+def _generate(directory: Path, *arguments: str) -> Path:
+    settings = directory / "rankwatch.toml"
+    settings.write_text(SETTINGS)
+    folder = directory / "folder"
+    assert main(["generate", "--config", str(settings), "--output", str(folder), *arguments]) == 0
+    return folder
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_settings_reach_everything(tmp_path: Path) -> None:
+    """Rules, routes, runbooks and reference come out of the same file."""
+    folder = _generate(tmp_path)
+    rules = yaml.safe_load((folder / "prometheus" / "alerts.rules.yml").read_text())
+    alerts = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
+    assert alerts["RankwatchRunBehindPlan"]["labels"]["severity"] == "critical"
+    assert (
+        alerts["RankwatchStraggler"]["annotations"]["runbook_url"]
+        == "https://wiki.test/rw/RankwatchStraggler"
+    )
+    assert "7200" in (folder / "prometheus" / "recording.rules.yml").read_text()
+    receivers = yaml.safe_load((folder / "alertmanager" / "alertmanager.yml").read_text())["receivers"]
+    assert "page-science" in {each["name"] for each in receivers}
+    assert {path.stem for path in (folder / "runbooks").glob("*.md")} >= set(ALERT_NAMES)
+    assert "nightly 0.5" in (folder / "reference" / "slis.md").read_text()
+    assert "| [RankwatchLossDiverging](" in (folder / "reference" / "alerts.md").read_text()
+    assert "| science |" in (folder / "reference" / "alerts.md").read_text()
+    assert (
+        "| `checkpoint_age_budget_seconds` | `7200` |" in (folder / "reference" / "settings.md").read_text()
+    )
+
+
+def test_settings_in_force_give_the_same_folder(tmp_path: Path) -> None:
+    """The folder holds its own settings, and they are all that it takes."""
+    folder = _generate(tmp_path)
+    first = _files(folder)
+    assert load_config(folder / "rankwatch.toml") == load_config(tmp_path / "rankwatch.toml")
+    assert main(["generate", "--config", str(folder / "rankwatch.toml"), "--output", str(folder)]) == 0
+    assert _files(folder) == first
+
+
+def test_dashboards_have_the_names(tmp_path: Path) -> None:
+    """In queries, variables, legends and links; thresholds follow the settings, too."""
+    for path in (_generate(tmp_path) / "grafana" / "dashboards").glob("*.json"):
+        board = json.loads(path.read_text())
+        for target in targets(board):
+            matched = {
+                name for each in selectors(parse(filled_in(target.expression))) for name in each.matched
+            }
+            assert not matched & {"cluster", "node"}, target.where
+        text = path.read_text()
+        assert "k8s_cluster" in text
+        assert not re.search(r"\{\{ ?(?:cluster|node) ?\}\}|\.labels\.(?:cluster|node)\b", text), path.name
+        assert not re.search(r"label_values\([^)]*, (?:cluster|node)\)", text), path.name
+
+
+@pytest.mark.e2e
+def test_prometheus(tmp_path: Path) -> None:
+    """Loads and evaluates every rule of the folder."""
+    require("promtool", "prometheus")
+    folder = _generate(tmp_path)
+    rules = sorted(map(str, (folder / "prometheus").glob("*.rules.yml")))
+    lint = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", *rules]
+    done = subprocess.run(lint, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    config = {"global": {"evaluation_interval": "1s"}, "rule_files": [f"{folder}/prometheus/*.rules.yml"]}
+    with prometheus(config, tmp_path) as url:
+
+        def evaluated() -> list[dict[str, Any]]:
+            groups = get_json(f"{url}/api/v1/rules")["data"]["groups"]
+            found = [rule for group in groups for rule in group["rules"]]
+            return found if found and all(rule["health"] != "unknown" for rule in found) else []
+
+        found = poll(evaluated, 90, "evaluation of all rules")
+        assert {rule["health"] for rule in found} == {"ok"}
+        assert set(ALERT_NAMES) <= {rule["name"] for rule in found}
+
+
+@pytest.mark.e2e
+def test_alertmanager(tmp_path: Path) -> None:
+    """Takes the folder's file, and inhibits and groups by the names that the alerts have."""
+    require("amtool", "prometheus-alertmanager")
+    file = _generate(tmp_path) / "alertmanager" / "alertmanager.yml"
+    subprocess.run(["amtool", "check-config", str(file)], check=True, stdout=subprocess.DEVNULL)
+    of_run = {"k8s_cluster": "eu1", "run": "llama"}
+    stall = {"alertname": "RankwatchRunStalled", "severity": "critical", "reason": "rank_known", **of_run}
+    slow = {"alertname": "RankwatchStraggler", "severity": "warning", "rank": "5", **of_run}
+    other = {**slow, "k8s_cluster": "us2"}
+    with alertmanager(yaml.safe_load(file.read_text()), file.parent) as url:
+        post_json(f"{url}/api/v2/alerts", [{"labels": each} for each in (stall, slow, other)])
+
+        def states() -> dict[tuple[str, str], str]:
+            answer = get_json(f"{url}/api/v2/alerts")
+            found = {
+                (each["labels"]["alertname"], each["labels"]["k8s_cluster"]): each["status"]["state"]
+                for each in answer
+            }
+            return found if len(found) == 3 and "unprocessed" not in found.values() else {}
+
+        found = poll(states, 30, "three alerts")
+        assert found["RankwatchStraggler", "eu1"] == "suppressed"
+        assert found["RankwatchStraggler", "us2"] == "active"
+        groups = get_json(f"{url}/api/v2/alerts/groups")
+        assert all("k8s_cluster" in each["labels"] for each in groups)
+
+
+def test_grafana_finds_the_dashboards(tmp_path: Path) -> None:
+    """The provider names a folder with dashboards; the data source is the Prometheus of the settings."""
+    folder = _generate(tmp_path)
+    provisioning = folder / "grafana" / "provisioning"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "rankwatch.yml").read_text())["providers"]
+    assert list(Path(provider["options"]["path"]).glob("*.json"))
+    (source,) = yaml.safe_load((provisioning / "datasources" / "rankwatch.yml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    assert source["url"] == RuleConfig().prometheus_url
+    _generate(tmp_path, "--mounted-at", "/etc/rankwatch")
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "rankwatch.yml").read_text())["providers"]
+    assert provider["options"]["path"] == "/etc/rankwatch/grafana/dashboards"
+
+
+def test_page_for_an_own_alert(tmp_path: Path) -> None:
+    """It quotes the rule, its command survives a shell, and what somebody wrote into it stays."""
+    own = tmp_path / "own.rules.yml"
+    own.write_text(OWN_RULES)
+    page = _generate(tmp_path, "--own-rules", str(own)) / "runbooks" / "QueueFull.md"
+    text = page.read_text()
+    assert text.startswith("# QueueFull\n")
+    assert "The queue is full." in text
+    (command,) = re.findall(r"```sh\n(.*?)\n```", text, flags=re.DOTALL)
+    shown = subprocess.run(
+        ["bash", "-c", f"curl() {{ printf '%s' \"$4\"; }}; {command.partition(' | ')[0]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "query=queue_length{queue='x'} > 5"
+    page.write_text("mine")
+    _generate(tmp_path, "--own-rules", str(own))
+    assert page.read_text() == "mine"
+
+
+def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings in force, every one of them; nothing is written."""
+    file = tmp_path / "x.toml"
+    file.write_text(SETTINGS)
+    assert main(["generate", "--config", str(file), "--print-config"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert printed["checkpoint_age_budget_seconds"] == 7200
+    assert printed["loss_deviation"] == RuleConfig().loss_deviation
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("settings", "own_rules", "output", "message"),
+    [
+        ("", "", "", "--output DIR is needed"),
+        ("", "", "/dev/null/x", "could not write /dev/null/x"),
+        ("thresholds = 1", "", "out", "could not use key 'thresholds'"),
+        ('label_names = {cluster = "run"}', "", "out", "expected labels of rankwatch, each with a new name"),
+        ('severities = {RankwatchRunFailed = "page"}', "", "out", "each with critical, warning or info"),
+        (
+            'severities = {RankwatchGpuLost = "info"}',
+            "",
+            "out",
+            "no alert that has rules of several severities",
+        ),
+        ("success_objectives = {default = 1.5}", "", "out", "shares above 0 and below 1"),
+        ("", "groups: [1", "out", "it is no rule file of Prometheus"),
+        ("", "groups: [{rules: [{alert: ../../x, expr: up}]}]", "out", 'a page after the alert "../../x"'),
+    ],
+)
+def test_wrong_input(
+    settings: str,
+    own_rules: str,
+    output: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One sentence and status 2."""
+    (tmp_path / "s.toml").write_text(settings)
+    arguments = ["--config", str(tmp_path / "s.toml")]
+    if own_rules:
+        (tmp_path / "own.yml").write_text(own_rules)
+        arguments += ["--own-rules", str(tmp_path / "own.yml")]
+    if output:
+        arguments += ["--output", str(tmp_path / output)]
+    assert main(["generate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert error.startswith("rankwatch generate: ")
