@@ -12,6 +12,7 @@ from typing import Any
 
 from rankwatch.settings import build, expect, read_file, read_flags
 from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
+from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
 from rankwatch_alerts.label_names import wrong_names
 from rankwatch_alerts.rules import ALERT_NAMES, Severity
 from rankwatch_alerts.scaling import scaled_times
@@ -25,7 +26,7 @@ LONGEST_SECONDS = 365 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleConfig(Delivery):
+class RuleConfig(Importing, Delivery):
     """Settings of the rules, the Alertmanager configuration and the dashboards.
 
     Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
@@ -272,7 +273,7 @@ class RuleConfig(Delivery):
     def __post_init__(self) -> None:
         """Refuse values with which a rule could never fire, or always would."""
         for name, value in asdict(self).items():
-            if name in DELIVERY_SETTINGS:
+            if name in DELIVERY_SETTINGS | IMPORT_SETTINGS:
                 continue
             if isinstance(value, int | float):
                 self._check_number(name, value)
@@ -292,6 +293,7 @@ class RuleConfig(Delivery):
             else:
                 expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
         self.check_delivery()
+        self.check_importing()
         scrapes = 4 * self.scrape_interval_seconds
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)

@@ -132,7 +132,7 @@ def flag_name(field: str) -> str:
 def field_help(cls: type) -> dict[str, str]:
     """Field name -> the string below the field, read from the source of the class and of those it extends."""
     found: dict[str, str] = {}
-    for base in cls.__bases__:
+    for base in reversed(cls.__bases__):
         if base is not object:
             found |= field_help(base)
     declaration = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

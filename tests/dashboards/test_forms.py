@@ -1,0 +1,157 @@
+"""Rules and dashboards as objects of Kubernetes and as alerts of Grafana."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.alerting import Rule
+
+from rankwatch.errors import SettingError
+from rankwatch_alerts import RuleConfig, load_config, write_rules
+from rankwatch_dashboards import write_dashboards
+from rankwatch_dashboards.forms import write_forms
+from rankwatch_dashboards.forms.grafana_alerts import grafana_alerts, rule_model
+from rankwatch_dashboards.forms.kubernetes import MOST_BYTES, prometheus_rules
+from support.servers.prometheus import require
+
+CONFIG = RuleConfig(prometheus_rule_labels={"release": "monitoring"})
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Prometheus and Grafana read, in `plain`, and beside it the forms."""
+    folder = tmp_path_factory.mktemp("made")
+    rules = write_rules(CONFIG, folder / "plain")
+    dashboards = write_dashboards(CONFIG, folder / "plain")
+    written = list(write_forms(CONFIG, rules=rules, dashboards=dashboards, directory=folder))
+    assert all(path.is_file() for path in written)
+    return folder
+
+
+def _load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def _plain_groups(folder: Path, name: str) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = _load(folder / "plain" / f"{name}.rules.yml")["groups"]
+    return groups
+
+
+@pytest.mark.parametrize("name", ["recording", "alerts"])
+def test_prometheus_rules(made: Path, name: str) -> None:
+    """Group for group those of the rule file, with the label of the operator, and promtool reads them."""
+    require("promtool")
+    objects = [_load(path) for path in sorted((made / "kubernetes" / "rules").glob(f"rankwatch-{name}*.yml"))]
+    groups = [group for each in objects for group in each["spec"]["groups"]]
+    assert groups == _plain_groups(made, name)
+    for each in objects:
+        assert (each["apiVersion"], each["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+        assert each["metadata"]["labels"]["release"] == "monitoring"
+        assert len(yaml.safe_dump(each)) < 256 * 1024
+        file = made / "spec.yml"
+        file.write_text(yaml.safe_dump(each["spec"]))
+        done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_large_rule_files() -> None:
+    """Groups go into as many objects as their size needs, in their order; one group is never split."""
+    rule = {"record": "a:b", "expr": "x" * (MOST_BYTES // 3)}
+    groups = [{"name": f"g{number}", "rules": [rule]} for number in range(5)]
+    objects = list(prometheus_rules(CONFIG, "big", groups))
+    assert [each["metadata"]["name"] for each in objects] == [f"rankwatch-big-{part}" for part in (1, 2, 3)]
+    assert [group for each in objects for group in each["spec"]["groups"]] == groups
+    with pytest.raises(ValueError, match="group g: over"):
+        list(prometheus_rules(CONFIG, "big", [{"name": "g", "rules": [rule] * 4}]))
+
+
+def test_dashboards(made: Path) -> None:
+    """Each as one ConfigMap of less than 200 KiB and one GrafanaDashboard, with all it holds."""
+    plain = {path.stem: json.loads(path.read_text()) for path in (made / "plain").glob("*.json")}
+    assert plain
+    for name, dashboard in plain.items():
+        path = made / "kubernetes" / "config-maps" / f"{name}.yml"
+        found = _load(path)
+        kubernetes_validate.validate(found, "1.27", strict=True)
+        assert path.stat().st_size < 200 * 1024
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(found["data"][f"{name}.json"]) == dashboard
+        operated = _load(made / "kubernetes" / "grafana-operator" / f"{name}.yml")
+        assert operated["kind"] == "GrafanaDashboard"
+        assert operated["spec"]["instanceSelector"] == {"matchLabels": {"dashboards": "grafana"}}
+        assert json.loads(operated["spec"]["json"]) == dashboard
+
+
+def test_every_alert_is_one_of_grafana(made: Path) -> None:
+    """Expression, durations, severity and links survive; names are unique, as Grafana wants them."""
+    groups = _load(made / "grafana-alerts" / "rankwatch.yml")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    plain = [rule for group in _plain_groups(made, "alerts") for rule in group["rules"]]
+    assert len(rules) == len(plain)
+    for found, source in zip(rules, plain, strict=True):
+        asked, present = found["data"]
+        assert asked["model"]["expr"] == source["expr"]
+        assert (asked["model"]["instant"], asked["datasourceUid"]) == (True, "rankwatch")
+        assert (found["condition"], present["refId"], present["model"]["type"]) == ("B", "B", "math")
+        assert (found["for"], found["keepFiringFor"]) == (source["for"], source["keep_firing_for"])
+        assert found["labels"]["severity"] == source["labels"]["severity"]
+        assert found["labels"]["alert"] == source["alert"]
+        for link in ("runbook_url", "dashboard_url"):
+            assert found["annotations"][link] == source["annotations"][link]
+    for name in ("title", "uid"):
+        assert max(Counter(each[name] for each in rules).values()) == 1
+    assert all(len(each["uid"]) <= 40 for each in rules)
+
+
+def test_templates_of_grafana() -> None:
+    """In labels Grafana looks for variables of the environment, in texts not; the value is the query's."""
+    rule = {
+        "alert": "A",
+        "expr": "up == 0",
+        "for": "30s",
+        "keep_firing_for": "5m",
+        "labels": {"severity": "critical", "page": "{{ $labels.run }}"},
+        "annotations": {"description": "{{ $labels.run }}: {{ $value | humanize }}, {{ $series.Value }}"},
+    }
+    group = {"name": "g", "interval": "15s", "rules": [rule]}
+    recording = {"name": "r", "interval": "1m", "rules": [{"record": "a:b", "expr": "up"}]}
+    (found,) = grafana_alerts(CONFIG, [group, recording])["groups"]
+    assert found["interval"] == "20s"
+    (made_rule,) = found["rules"]
+    assert made_rule["labels"]["page"] == "{{ $$labels.run }}"
+    description = "{{ $labels.run }}: {{ $values.A.Value | humanize }}, {{ $series.Value }}"
+    assert made_rule["annotations"]["description"] == description
+
+
+def test_models_of_the_sdk(made: Path) -> None:
+    """The SDK's own reader takes each rule, and gives it back without a loss."""
+    encoder = JSONEncoder(sort_keys=True)
+    for group in _plain_groups(made, "alerts"):
+        for rule in group["rules"]:
+            model = rule_model(CONFIG, group["name"], "title", rule)
+            assert json.loads(encoder.encode(Rule.from_json(model))) == model
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "prometheus_rule_labels = {release = 'my release'}",
+        "dashboard_labels = {'-' = '1'}",
+        "grafana_folder = 'a/b'",
+        "grafana_datasource_uid = ''",
+    ],
+)
+def test_wrong_setting(line: str, tmp_path: Path) -> None:
+    """One sentence names it."""
+    file = tmp_path / "rules.toml"
+    file.write_text(line)
+    with pytest.raises(SettingError, match=f"could not use {line.split()[0]}"):
+        load_config(file)
