@@ -112,6 +112,8 @@ def test_wrong_annotation(annotation: str, text: str, message: str) -> None:
         ("rank:rankwatch_step_local_seconds:residual", "rank:typo", "rank:typo is not declared"),
         ("sort_desc(", "sort_desc((", "does not parse"),
         ("# RankwatchStraggler", "# Straggler", "the first line is not"),
+        ("| phase", "phase", "no table with at least 3 causes"),
+        ("scalate", "tell", "nobody to escalate to is named"),
     ],
 )
 def test_wrong_runbook(old: str, new: str, message: str) -> None:

@@ -16,8 +16,19 @@ from rankwatch_alerts.recording.stall_causes import UNRESPONSIVE
 from rankwatch_alerts.rules import Alert, AlertRule, RecordingRule
 from support.alerts.promql import labels_of, parse, result_labels, selectors
 
-HEADINGS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Verify")
+CAUSES = "Causes told apart by evidence"
+HEADINGS = (
+    "Meaning",
+    "Impact",
+    "First five minutes",
+    CAUSES,
+    "Mitigation",
+    "Verify",
+    "When to stop and escalate",
+)
 
+_LEAST_CAUSES = 3
+"""A page that knows fewer tells nothing apart."""
 _EVER_MOVED = frozenset({"rankwatch_flight_recorder_pulls_total"})
 """Counters of which the rule of unresponsive ranks asks whether they ever moved, however long ago."""
 _EVER_CARRIED = frozenset({"rankwatch_rdma_receive_bytes_total"})
@@ -155,6 +166,11 @@ def _runbook_page(alert: str, text: str) -> Iterator[Violation]:
     uid = _DASHBOARDS[alert]
     if uid not in text:
         yield Violation("runbook-page", alert, f"the dashboard {uid} is not named")
+    sections = dict(zip(_HEADING.findall(text), _HEADING.split(text)[2::2], strict=True))
+    if sections.get(CAUSES, "").count("\n| ") < 2 + _LEAST_CAUSES:
+        yield Violation("runbook-page", alert, f"{CAUSES}: no table with at least {_LEAST_CAUSES} causes")
+    if "scalate" not in sections.get(HEADINGS[-1], ""):
+        yield Violation("runbook-page", alert, f"{HEADINGS[-1]}: nobody to escalate to is named")
     blocks = _BLOCK.findall(text)
     if not any(language == "sh" for language, _ in blocks):
         yield Violation("runbook-page", alert, "there is no command to copy")
