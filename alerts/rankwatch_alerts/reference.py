@@ -41,6 +41,9 @@ The folder then holds:
 | `prometheus/*.rules.yml` | Prometheus: `rule_files` |
 | `alertmanager/alertmanager.yml`, and the texts of notifications beside it | Alertmanager: `--config.file` |
 | `grafana/provisioning`, `grafana/dashboards` | Grafana: `GF_PATHS_PROVISIONING` |
+| `kubernetes/rules` | the Prometheus operator, with `prometheus_rule_labels` for its `ruleSelector` |
+| `kubernetes/config-maps`, or `kubernetes/grafana-operator` | Grafana's sidecar, or its operator |
+| `grafana-alerts/rankwatch.yml` | Grafana: `provisioning/alerting`, instead of `alerts.rules.yml` |
 | `runbooks/*.md` | people: publish it where `runbook_base_url` is |
 | `reference/*.md` | people: indicators, alerts and settings in force |
 | `rankwatch.toml` | `rankwatch generate`: all settings in force |

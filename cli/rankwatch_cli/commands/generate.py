@@ -82,14 +82,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
     from rankwatch_dashboards import write_dashboards
+    from rankwatch_dashboards.forms import write_forms
     from rankwatch_dashboards.slis import slis_reference
 
     folder: Path = given.output
     own = dict(_own_alerts(given.own_rules))
     seen_as = given.mounted_at or folder.resolve()
-    yield from write_rules(config, folder / "prometheus")
+    rules = write_rules(config, folder / "prometheus")
+    dashboards = write_dashboards(config, folder / "grafana" / "dashboards")
+    yield from rules
     yield from write_alertmanager(config, folder / "alertmanager")
-    yield from write_dashboards(config, folder / "grafana" / "dashboards")
+    yield from dashboards
+    yield from write_forms(config, rules=rules, dashboards=dashboards, directory=folder)
     for name, document in _provisioning(config, seen_as).items():
         yield _text(folder / "grafana" / "provisioning" / name / "rankwatch.yml", to_yaml(document))
     yield from _runbooks(config, folder / "runbooks", own)
@@ -105,10 +109,16 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
 
 def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, object]]:
     """Files that Grafana reads at its start: where the data are, and where the dashboards lie."""
-    source = {"name": "Rankwatch", "type": "prometheus", "access": "proxy", "url": config.prometheus_url}
+    source = {
+        "name": "Rankwatch",
+        "uid": config.grafana_datasource_uid,
+        "type": "prometheus",
+        "access": "proxy",
+        "url": config.prometheus_url,
+    }
     provider = {
         "name": "rankwatch",
-        "folder": "Rankwatch",
+        "folder": config.grafana_folder,
         "type": "file",
         "allowUiUpdates": False,
         "options": {"path": str(seen_as / "grafana" / "dashboards")},
