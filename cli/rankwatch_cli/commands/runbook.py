@@ -27,7 +27,7 @@ _FOLDERS = (_PACKAGE / "runbooks", _PACKAGE.parents[1] / "runbooks")
 _PREFIX = "Rankwatch"
 _MOST_BYTES = 16 << 20
 _ASSIGNMENT = re.compile(r"(?<=\s)([A-Z_]+)=(\S+)")
-_FENCE = re.compile(r"^( *)```")
+_FENCE = re.compile(r"^( *)```(\w*)")
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _LABELS: Mapping[str, str] = {"FS_PATH": "path"}
 """Variable of a runbook -> the label that fills it, where it is not the name in small letters."""
@@ -171,19 +171,20 @@ def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
 
 
 def _lines(page: str, alerts: Sequence[FiringAlert]) -> Iterator[str]:
-    """The page as plain text: commands are indented, and need no more than to be copied."""
+    """The page as plain text: commands are indented and ready to be copied, output stands behind a bar."""
     for each in alerts:
         yield from _described(each)
     if len(alerts) > 1:
         yield from (f"{len(alerts)} alerts fire. The commands are for the first one.", "")
-    inside = False
+    inside, margin = False, ""
     for line in page.splitlines():
         fence = _FENCE.match(line)
         if fence:
             inside = not inside
+            margin = "    | " if fence[2] == "text" else "    "
         elif inside:
             exported = alerts and line.lstrip().startswith("export ")
-            yield f"    {_filled(line, alerts[0]) if exported else line}"
+            yield f"{margin}{_filled(line, alerts[0]) if exported else line}"
         elif line.startswith("#"):
             title = line.lstrip("# ")
             yield from (title, ("=" if line.startswith("# ") else "-") * len(title))

@@ -92,6 +92,15 @@ def test_alert(wrap: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     }
 
 
+def test_output_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """It stands behind a bar, so that nobody takes it for a command."""
+    assert main(["runbook", "checkpointfailed"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(re.match(r"    \|  +{\"metric\":", line) for line in lines)
+    assert any(re.match(r"     +curl ", line) for line in lines)
+    assert not any(line.startswith("    |") and "curl" in line for line in lines)
+
+
 def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell has a PATH of its own, so the label `path` has another name there."""
     labels = {"alertname": "RankwatchCheckpointDiskFilling", "path": "/my checkpoints"}
