@@ -16,6 +16,7 @@ from rankwatch_alerts import RuleConfig, alert_groups, alertmanager_config, reco
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_query, in_routes, in_runbook, in_template
 from rankwatch_alerts.rules import AlertRule
+from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.alerts.promql import parse, selectors
 from support.paths import ROOT
 from support.servers.prometheus import require
@@ -84,9 +85,10 @@ def test_same_alerts(name: str, tmp_path: Path) -> None:
     ]
     for rule in (rule for each in documents for group in each["groups"] for rule in group["rules"]):
         rule.pop("keep_firing_for", None)  # a case shows when the condition ends
-    (tmp_path / "rules.json").write_text(
-        json.dumps({"groups": [g for each in documents for g in each["groups"]]})
-    )
+    agent = agent_group(RuleConfig())
+    agent["rules"] = [{**each, "expr": in_query(each["expr"], NAMES)} for each in agent["rules"]]
+    groups = [agent, *(group for each in documents for group in each["groups"])]
+    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))
     cases = yaml.safe_load((ROOT / "tests" / "alerts" / "rules" / f"{name}.yml").read_text())
     assert any(alert["exp_alerts"] for case in cases["tests"] for alert in case["alert_rule_test"])
     for case in cases["tests"]:
@@ -98,6 +100,7 @@ def test_same_alerts(name: str, tmp_path: Path) -> None:
                 NAMES.get(label, label): text for label, text in alert["exp_labels"].items()
             }
     cases["rule_files"] = ["rules.json"]
+    cases["group_eval_order"] = [AGENT_GROUP, *cases.get("group_eval_order", ())]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     done = subprocess.run(
         ["promtool", "test", "rules", str(tmp_path / "cases.json")],

@@ -47,6 +47,8 @@ _LAST_COLLECTIVES = frozenset(
     )
 )
 """Metrics that change in a hang: the last collectives of each rank. All others keep their values."""
+_PLACES = _LAST_COLLECTIVES | {"rankwatch_flight_recorder_silent_seconds"}
+"""Exported only of ranks that are late: the simulated run is too short for its ranks to know what is late."""
 _PULLS_PER_SECOND = 0.2
 """Pulls of each flight recorder, as for a run that seems stuck."""
 _SERIES = re.compile(r"(\w+)\{(.*)\}")
@@ -75,7 +77,7 @@ class Template:
     training: Mapping[int, list[Line]]
     """Lines of the training job, without those of flight recorders."""
     last_collectives: Mapping[int, list[Line]]
-    """Last collectives in the training job, from flight recorders."""
+    """What flight recorders add in the training job."""
     hung: Mapping[int, list[Line]]
     """Last collectives in the hang, from black boxes and flight recorders. Times count from its beginning."""
 
@@ -90,10 +92,11 @@ def make_template() -> Template:
         else each
         for each in hung
     ]
-    recorded = [each for each in renamed if each.labels.get("source") != "black_box"]
-    last_collectives = [each for each in recorded if "oldest_incomplete" not in each.name]
+    pulls = [each for each in renamed if each.name not in _PLACES]
     return Template(
-        training=_by_node(training), last_collectives=_by_node(last_collectives), hung=_by_node(renamed)
+        training=_by_node([each for each in training if each.name not in _PLACES]),
+        last_collectives=_by_node(pulls),
+        hung=_by_node(renamed),
     )
 
 
@@ -158,7 +161,7 @@ def _hung() -> list[Line]:
 def _recorded(rank: int, dump: Path) -> Iterator[Series]:
     recorded = RecordedRank(FlightRecorderClient(dump.with_suffix(".sock")), max_groups=64)
     recorded.take(0.0, {"fr_trace": bytearray(dump.read_bytes())}, ())
-    for each in recorded.series((RUN, str(rank)), frozenset(), ended=False):
+    for each in (*recorded.places((RUN, str(rank)), 0.0), *recorded.series((RUN, str(rank)), frozenset())):
         if each.metric.name in _LAST_COLLECTIVES or each.metric.name.startswith("rankwatch_flight_recorder_"):
             yield each
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rankwatch.conventions import metric
+from rankwatch.conventions import CollectorState, metric
 from rankwatch_agent.runtime.collector import Collection, Collector, Series
 from rankwatch_agent.runtime.runner import Clocks, CollectorHealth, CollectorRunner
 
@@ -19,6 +19,9 @@ _STATE = metric("rankwatch_collector_state")
 _DURATION = metric("rankwatch_collector_duration_seconds")
 _LAST_SUCCESS = metric("rankwatch_collector_last_success_timestamp_seconds")
 _INTERVAL = metric("rankwatch_collector_interval_seconds")
+_OVERDUE = metric("rankwatch_collector_overdue_intervals")
+_LEAST_OVERDUE = 2.0
+"""Intervals without success from which a collector says so: before that, its next run may be under way."""
 _RUNS = metric("rankwatch_collector_runs_total")
 _BROKEN_PARTS = metric("rankwatch_collector_read_errors_total")
 
@@ -39,7 +42,7 @@ class Supervisor:
     def __init__(
         self, collectors: Sequence[Collector], *, version: str, clocks: Clocks | None = None
     ) -> None:
-        clocks = clocks or Clocks()
+        self._clocks = clocks = clocks or Clocks()
         self._version = version
         self._stopping = threading.Event()
         self._runners = [CollectorRunner(each, clocks, self._stopping) for each in collectors]
@@ -64,7 +67,7 @@ class Supervisor:
         found = (health.collection for _, health in healths)
         return Snapshot(
             collections=(
-                _health_metrics(self._version, healths),
+                _health_metrics(self._version, healths, self._clocks.wall()),
                 *(collection for collection in found if collection is not None),
             ),
             pending=tuple(collector.name for collector, health in healths if not health.completed),
@@ -76,7 +79,9 @@ class Supervisor:
                 runner.health()
 
 
-def _health_metrics(version: str, healths: Iterable[tuple[Collector, CollectorHealth]]) -> Collection:
+def _health_metrics(
+    version: str, healths: Iterable[tuple[Collector, CollectorHealth]], now: float
+) -> Collection:
     """State, duration, last success, interval and run counts. What is not known yet has no series."""
     series = [Series(_INFO, (version,), 1)]
     for collector, health in healths:
@@ -87,6 +92,9 @@ def _health_metrics(version: str, healths: Iterable[tuple[Collector, CollectorHe
             series.append(Series(_DURATION, name, health.duration_seconds))
         if health.last_success_timestamp_seconds is not None:
             series.append(Series(_LAST_SUCCESS, name, health.last_success_timestamp_seconds))
+            overdue = (now - health.last_success_timestamp_seconds) / collector.interval_seconds
+            if overdue >= _LEAST_OVERDUE and health.state is not CollectorState.NOT_APPLICABLE:
+                series.append(Series(_OVERDUE, name, overdue))
         series.append(Series(_INTERVAL, name, collector.interval_seconds))
         if health.broken_parts is not None:
             series.append(Series(_BROKEN_PARTS, name, health.broken_parts))

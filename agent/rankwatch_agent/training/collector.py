@@ -25,6 +25,7 @@ from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
+from rankwatch_agent.training.node_sums import sum_series
 from rankwatch_agent.training.recent import RecentMeans
 from rankwatch_agent.training.recent_series import Placed, node_series
 from rankwatch_agent.training.series import RankSeries, run_series
@@ -165,7 +166,8 @@ class RanksCollector:
 
     def _series(self, runs: Mapping[str, list[RankFollower]]) -> list[Series]:
         """The series of all runs, as far as their owners' shares go."""
-        make = RankSeries(self._wall_of, self._procfs)
+        doubtful = {box for each in self._conditions.runs.values() for box in each.doubtful()}
+        make = RankSeries(self._wall_of, self._procfs, doubtful)
         series: list[Series] = []
 
         def add(part: _Part) -> float:
@@ -179,8 +181,10 @@ class RanksCollector:
             parts.append(_Part(first, partial(run_series, run, ranks, self._tracked.url(run))))
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
             parts.append(_Part(first, partial(node_series, run, _recent(ranks))))
+            parts.append(_Part(first, partial(sum_series, run, ranks, self._wall_of)))
             parts.append(_Part(first, partial(self.ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
+            parts.append(_Part(first, partial(make.reporting, run)))
             parts.append(_Part(first, partial(self._rendezvous[run].series, run)))
         for part in take_turns(parts, owner=lambda part: part.rank.owner, use=add, most=MAX_SERIES):
             message = f"{part.rank.path}: already exporting {MAX_SERIES} series of black boxes"
@@ -266,7 +270,7 @@ def _condition(rank: RankFollower) -> RankCondition:
         path=rank.path,
         state=rank.state,
         last_progress=max(rank.totals.last_progress, rank.header.started_monotonic),
-        timeout=rank.totals.timeouts.timeout(phase[0] if phase else None),
+        timeout=rank.timeout,
         open_phase=phase,
         pid=rank.header.pid,
         groups=rank.now.groups,

@@ -101,6 +101,17 @@ class RunCondition:
             return living
         return tuple(each for each in living if each.idle_beyond(SHARE_OF_TIMEOUT, self.moment))
 
+    def doubtful(self) -> frozenset[Path]:
+        """Boxes of ranks of which it matters where they stand: late ones, all where one was lost, and those
+        of which nobody knows yet what is late."""
+        if self.lost:
+            return frozenset(each.path for each in self.ranks)
+        return frozenset(
+            each.path
+            for each in self.ranks
+            if not each.ended and (each.timeout is None or each.idle_beyond(SHARE_OF_TIMEOUT, self.moment))
+        )
+
     def present_attempt(self) -> RunCondition:
         """The same without ranks that an earlier attempt of the run left behind."""
         if any(each.started is None for each in self.ranks if not each.ended):

@@ -114,6 +114,11 @@ class RankFollower:
         return str(replica[0]) if replica else ""
 
     @property
+    def timeout(self) -> float | None:
+        """Longest normal time without progress for what it does now, learnt from itself; None if unknown."""
+        return self.totals.timeouts.timeout(self.open_phase[0] if self.open_phase else None)
+
+    @property
     def missed(self) -> int:
         """Records missed, over all processes of the rank."""
         return self._missed_before + self._reader.missed
@@ -264,7 +269,7 @@ class RankFollower:
 
     def _aborted_by_watchdog(self, failure: Failure) -> Failure | None:
         """The failure as one of the watchdog's, if a library aborted a rank that had stood still for long."""
-        limit = self.totals.timeouts.timeout(self.open_phase[0] if self.open_phase else None)
+        limit = self.timeout
         if limit is None or failure.wall is None or not failure.by_watchdog_or_library:
             return None
         since = failure.wall - self.header.wall(self.totals.last_progress or self.header.started_monotonic)
@@ -292,7 +297,7 @@ class RankFollower:
         if self.state in ENDED_STATES and not self.alive:
             self._end_account()
         elif self.state not in ENDED_STATES:
-            limit = totals.timeouts.timeout(self.open_phase[0] if self.open_phase else None)
+            limit = self.timeout
             since = max(totals.last_progress, self.header.started_monotonic)
             if limit is not None and moment - since > limit:
                 ledger.stall(moment)

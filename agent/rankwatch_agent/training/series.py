@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
+from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.capabilities import capability_series
 from rankwatch_agent.training.collectives.totals import (
@@ -17,6 +19,8 @@ from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.memory import memory_series, resident_bytes
 from rankwatch_agent.training.recent_series import rank_series
 from rankwatch_agent.training.totals import RankTotals
+
+_REPORTED = {**OF_RUNNING_RANKS, **OF_RANKS_THAT_HAD_THEM}
 
 
 def run_series(run: str, ranks: Collection[RankFollower], tracker_url: str = "") -> Iterator[Series]:
@@ -38,9 +42,13 @@ class RankSeries:
     """Makes the series of a rank; `wall` turns monotonic time into Unix time.
 
     procfs: the agent's own, whose process ids are those of the kernel's lock holders.
+    doubtful: boxes of ranks of which it matters where they stand.
     """
 
-    def __init__(self, wall: Callable[[float], float], procfs: Path) -> None:
+    def __init__(self, wall: Callable[[float], float], procfs: Path, doubtful: Container[Path]) -> None:
+        self._doubtful = doubtful
+        self._reporting: dict[str, Counter[str]] = {}
+        """By run: how many of its ranks have each metric that alerts depend on."""
         self._wall = wall
         self._procfs = procfs
 
@@ -63,7 +71,23 @@ class RankSeries:
         resident = None if pid is None else resident_bytes(self._procfs, pid)
         found.extend(memory_series(key, resident, rank.now.allocator))
         found.append(sample("rankwatch_instrumentation_errors", key, rank.now.errors))
+        self._count(rank.run, found)
         return found
+
+    def reporting(self, run: str) -> Iterator[Series]:
+        """How many ranks of a run, of those made so far, have what alerts depend on."""
+        for name, count in self._reporting.get(run, {}).items():
+            yield sample("rankwatch_node_ranks_reporting", (run, name), count)
+
+    def _count(self, run: str, series: Collection[Series]) -> None:
+        """Of what is exported, and not of what should be."""
+        names = {
+            each.metric.name
+            for each in series
+            if (wanted := _REPORTED.get(each.metric.name)) is not None
+            and (not wanted or wanted in each.labels)
+        }
+        self._reporting.setdefault(run, Counter()).update(names)
 
     def _identity(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         header = rank.header
@@ -106,16 +130,16 @@ class RankSeries:
             yield sample(
                 "rankwatch_rank_phase_start_timestamp_seconds", (*key, phase[0]), self._wall(phase[1])
             )
-        timeout = totals.timeouts.timeout(phase[0] if phase else None)
-        if timeout is not None:
-            yield sample("rankwatch_progress_timeout_seconds", key, timeout)
+        if rank.timeout is not None:
+            yield sample("rankwatch_progress_timeout_seconds", key, rank.timeout)
 
     def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals.collectives
         yield from totals_series(key, totals.totals)
         if rank.state in ENDED_STATES and rank.state is not RankState.LOST:
             return  # it ended in an orderly way; of a lost one it matters where it stood
-        yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
+        if rank.path in self._doubtful:
+            yield from position_series(key, BLACK_BOX, totals.positions(rank.now.groups, self._wall))
 
 
 def _steps(totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
+from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts.alerting.alert import alert_rule, lasting
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import AGENT, FAILING
-from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
+from rankwatch_alerts.recording.steps import of_nodes
+from rankwatch_alerts.rules import RUNNING, Alert, AlertRule, Severity, duration
 
-OF_RUNNING_RANKS: tuple[str, ...] = (
-    "rankwatch_rank_info",
-    "rankwatch_steps_total",
-    "rankwatch_step_seconds_total",
-    "rankwatch_step_local_seconds_total",
-    "rankwatch_step_phase_seconds_total",
-    "rankwatch_progress_timestamp_seconds",
-)
-"""Metrics every rank in state running has."""
-
-OF_RANKS_THAT_HAD_THEM: Mapping[str, str] = MappingProxyType(
-    {
-        "rankwatch_scalar_nonfinite_total": '{name="loss"}',
-        "rankwatch_loss_deviation": "",
-        "rankwatch_checkpoint_operations_total": '{operation="save", outcome="failure"}',
-        "rankwatch_late_step_seconds_total": "",
-        "rankwatch_step_variation_total": '{term=~"local|forward"}',
-    }
-)
-"""Metrics not every run has, but which must not vanish from a running rank that had them.
-
-The matchers keep the series without which there is none: a long lookback over all would be expensive.
-"""
+_REPORTING = "rankwatch_node_ranks_reporting"
+_RUNNING = of_nodes('ranks{state="running"}', "state")
+_LIVING = f"sum by (cluster, run, node) ({of_nodes(f'ranks{{{RUNNING}}}', 'state')})"
 
 
 def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
@@ -43,7 +22,7 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
         _agents_missing(config),
         _collectors_missing(config),
         *(_metric_missing(config, each) for each in OF_RUNNING_RANKS),
-        *(_metric_vanished(config, *each) for each in OF_RANKS_THAT_HAD_THEM.items()),
+        *(_metric_vanished(config, each) for each in OF_RANKS_THAT_HAD_THEM),
     )
 
 
@@ -141,13 +120,11 @@ def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
         config,
         metric,
         f"""
-            count by (cluster, run) (
-              group by (cluster, run, rank) (
-                rankwatch_rank_state{{state="running"}}
-                unless on (cluster, run, rank)
-                {metric}
-              )
-            )
+            sum by (cluster, run) (
+              {_RUNNING}
+              - on (cluster, run, node)
+              ({_reporting(metric)} or on (cluster, run, node) 0 * {_RUNNING})
+            ) > 0
         """,
         f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} have no {metric}. Alerts that "
         "depend on it cannot fire for them: check the versions of agent and instrumentation, and the "
@@ -155,25 +132,32 @@ def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
     )
 
 
-def _metric_vanished(config: RuleConfig, metric: str, matchers: str) -> AlertRule:
+def _metric_vanished(config: RuleConfig, metric: str) -> AlertRule:
+    """No more ranks than live on the node now: one that has ended has nothing to report."""
+    past = f"[{duration(config.absence_lookback_seconds)}]"
+    had = f'max by (cluster, run, node) (max_over_time({_REPORTING}{{name="{metric}"}}{past}))'
     return _absent(
         config,
         metric,
         f"""
-            count by (cluster, run) (
-              group by (cluster, run, rank) (
-                present_over_time({metric}{matchers}[{duration(config.absence_lookback_seconds)}])
-                unless on (cluster, run, rank)
-                {metric}{matchers}
+            sum by (cluster, run) (
+              (
+                {had} < on (cluster, run, node) {_LIVING}
+                or on (cluster, run, node)
+                {_LIVING} and on (cluster, run, node) {had}
               )
-              and
-              (rank:rankwatch_rank_running:bool == 1)
-            )
+              - on (cluster, run, node)
+              ({_reporting(metric)} or on (cluster, run, node) 0 * {_LIVING})
+            ) > 0
         """,
         f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} had {metric} and no longer have it. "
         "Alerts that depend on it cannot fire for them: check whether the run was restarted without it, then "
         "read the agent's log.",
     )
+
+
+def _reporting(metric: str) -> str:
+    return f'max by (cluster, run, node) ({_REPORTING}{{name="{metric}"}})'
 
 
 def collector_failing(config: RuleConfig) -> AlertRule:

@@ -30,23 +30,14 @@ def agent_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 def _failing_rule(config: RuleConfig) -> RecordingRule:
     """A collector fails, or has not succeeded for long. Absent hardware (`not_applicable`) is no failure."""
-    by, success = "cluster, node, collector", "rankwatch_collector_last_success_timestamp_seconds"
+    by = "cluster, node, collector"
     return recorded(
         FAILING,
-        # The age at the scrape, not now: five of the shortest intervals are less than one scrape interval.
         f"""
             group by ({by}) (
-              max by ({by}) (rankwatch_collector_state{{state="failed"}}) == 1
+              rankwatch_collector_state{{state="failed"}} == 1
               or
-              (
-                (
-                  min by ({by}) (timestamp({success}) - {success})
-                  > {config.collector_overdue_intervals:g}
-                  * max by ({by}) (rankwatch_collector_interval_seconds)
-                )
-                unless
-                max by ({by}) (rankwatch_collector_state{{state="not_applicable"}})
-              )
+              rankwatch_collector_overdue_intervals > {config.collector_overdue_intervals:g}
             )
         """,
     )

@@ -42,23 +42,16 @@ def checkpoint_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 
 
 def _complete_rule(config: RuleConfig, record: str, what: str) -> RecordingRule:
-    saved, committed = (f"rankwatch_checkpoint_last_{each}_{what}" for each in ("saved", "committed"))
+    saved, committed = (f"rankwatch_node_checkpoint_{each}_{what}" for each in ("saved", "committed"))
     memory = duration(config.absence_lookback_seconds)
     # An agent that restarts forgets, and so does a rank that moves to another node: the series remembers.
     return recorded(
         record,
         f"""
             max by ({RUN}) (
-              min by ({RUN}) (
-                (
-                  {saved}
-                  or on ({RANK})
-                  0 * (rankwatch_checkpoint_saves_pending > 0) - 1
-                )
-                {LIVING}
-              ) >= 0
+              min by ({RUN}) ({saved}) >= 0
               or
-              label_replace(max by ({RUN}) ({committed} {LIVING}), "of", "committed", "", "")
+              label_replace(max by ({RUN}) ({committed}), "of", "committed", "", "")
             )
             or
             last_over_time({record}[{memory}]) and on ({RUN}) {_RANKS_RUNNING}

@@ -62,21 +62,19 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     so, and not where its tokens are unknown.
     """
     high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
-    trend = f"max by ({_RANK}) (rankwatch_loss_trend > 0)"
-    tokens = (
-        f"{recent(config, 'step_tokens')} / on ({STAGE}) group_left () stage:rankwatch_step_tokens:median"
-    )
-    by_tokens = f"{_LEVEL} / on ({_RANK}) max by ({_RANK}) ({tokens})"
+    trend = "(rankwatch_loss_trend > 0)"
     return (
         recorded(
             _LEVEL,
             f"""
-                {trend}
-                / on (cluster, run) group_left ()
-                (
-                  quantile by (cluster, run) (0.5, {trend})
-                  and
-                  count by (cluster, run) ({trend}) > 2
+                max by ({_RANK}) (
+                  {trend}
+                  / on (cluster, run) group_left ()
+                  (
+                    quantile by (cluster, run) (0.5, {trend})
+                    and
+                    count by (cluster, run) {trend} > 2
+                  )
                 )
             """,
         ),
@@ -84,12 +82,22 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             DATA_SKEW,
             f"""
                 (
-                  ({_LEVEL} > {high:g} and on ({_RANK}) ({by_tokens}) > {high:g})
+                  {_beyond(config, f"> {high:g}")}
                   or
-                  ({_LEVEL} < {low:g} and on ({_RANK}) ({by_tokens}) < {low:g})
+                  {_beyond(config, f"< {low:g}")}
                 )
                 and on (cluster, run)
                 run:rankwatch_ranks_running:sum > 0
             """,
         ),
     )
+
+
+def _beyond(config: RuleConfig, limit: str) -> str:
+    """Ranks whose level, and level per token, are beyond the limit."""
+    few = f"({_LEVEL} {limit})"
+    tokens = f"{recent(config, 'step_tokens')} and on ({_RANK}) {few}"
+    relative = (
+        f"max by ({_RANK}) (({tokens}) / on ({STAGE}) group_left () stage:rankwatch_step_tokens:median)"
+    )
+    return f"({few} and on ({_RANK}) ({few} / on ({_RANK}) {relative} {limit}))"

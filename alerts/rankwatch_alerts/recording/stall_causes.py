@@ -44,7 +44,7 @@ UNRESPONSIVE = "rank:rankwatch_stall_unresponsive:bool"
 ROOT_CAUSE = "rank:rankwatch_stall_root_cause:bool"
 
 _RECORDER = '{source="flight_recorder"}'
-_PULLS = "rankwatch_flight_recorder_pulls_total"
+_SILENT = "rankwatch_flight_recorder_silent_seconds"
 
 
 def stall_cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -250,16 +250,13 @@ def _minority(series: str, among: str) -> str:
 
 def _root_cause_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The missing ranks; or else the unresponsive ones, if they ever answered and more ranks still do."""
-    window = duration(config.stall_floor_seconds)
-    answers = f'(increase({_PULLS}{{outcome="success"}}[{window}]) > 0)'
+    answers = f"({_SILENT} < {config.stall_floor_seconds:g})"
     return (
         recorded(
             UNRESPONSIVE,
             f"""
             {ALIVE}
-            and on ({RANK}) (increase({_PULLS}{{outcome="failure"}}[{window}]) > 0)
-            and on ({RANK}) ({_PULLS}{{outcome="success"}} > 0)
-            unless on ({RANK}) {answers}
+            and on ({RANK}) ({_SILENT} >= {config.stall_floor_seconds:g})
             """,
         ),
         recorded(

@@ -31,14 +31,16 @@ def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         ),
         recorded(
             "run:rankwatch_ranks_running:sum",
-            "sum by (cluster, run) (rank:rankwatch_rank_running:bool)",
+            f"""
+                sum by (cluster, run) ({of_nodes(f"ranks{{{RUNNING}}}", "state")})
+                or
+                0 * sum by (cluster, run) (rankwatch_node_ranks{{{ENDED}}})
+            """,
         ),
         recorded(
             "run:rankwatch_rank_start_timestamp_seconds:min",
             # Of running ranks: whatever ended before this belongs to an earlier attempt.
-            f"""
-                min by (cluster, run) (rankwatch_rank_start_timestamp_seconds {LIVING})
-            """,
+            "min by (cluster, run) (rankwatch_node_first_start_timestamp_seconds)",
         ),
         *_progress_rules(config),
     )
@@ -49,30 +51,20 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     return (
         recorded(
             "run:rankwatch_progress_timestamp_seconds:max",
-            # The later of both; the label `of` keeps them apart.
-            f"""
-                max by (cluster, run) (
-                  max by (cluster, run) (rankwatch_progress_timestamp_seconds {LIVING})
-                  or
-                  label_replace(
-                    max by (cluster, run) (rankwatch_rank_start_timestamp_seconds {LIVING}),
-                    "of", "start", "", ""
-                  )
-                )
-            """,
+            "max by (cluster, run) (rankwatch_node_progress_timestamp_seconds)",
         ),
         recorded(
             "run:rankwatch_progress_timeout_seconds:max",
             # A rank without a timeout does what its history does not hold yet, such as a first save.
             f"""
                 clamp_min(
-                  max by (cluster, run) (rankwatch_progress_timeout_seconds {LIVING}),
+                  max by (cluster, run) (rankwatch_node_progress_timeout_seconds),
                   {config.stall_floor_seconds:g}
                 )
                 unless on (cluster, run)
                 (
-                  rank:rankwatch_rank_running:bool == 1
-                  unless on (cluster, run, rank) rankwatch_progress_timeout_seconds
+                  rankwatch_node_first_start_timestamp_seconds
+                  unless on (cluster, run, node) rankwatch_node_progress_timeout_seconds
                 )
                 or
                 0 * run:rankwatch_ranks_running:sum + {config.stall_fallback_seconds:g}
@@ -89,6 +81,11 @@ def step_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             f"quantile by (cluster, run) (0.5, {recent(config, 'run_step_seconds')})",
         ),
     )
+
+
+def of_nodes(name: str, by: str) -> str:
+    """What agents say of the ranks of a run on each node; once, where an agent has just moved."""
+    return f"max by (cluster, run, node, {by}) (rankwatch_node_{name})"
 
 
 def recent(config: RuleConfig, name: str) -> str:

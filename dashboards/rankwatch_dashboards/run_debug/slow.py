@@ -212,6 +212,7 @@ COLLECTIVES = (
         description="Collectives that a rank has completed fewer than the first of its group, the largest "
         "20. A gap that stays is a hang; start with the rank that has the gap.",
         unit="short",
+        empty_when_healthy=True,
         queries=(
             Query(
                 expression=most(

@@ -98,6 +98,13 @@ COLLECTIVES = (
         (*_RANK, Label.OUTCOME),
         "Pulls of the rank's flight recorder by outcome (success, failure).",
     ),
+    gauge(
+        "rankwatch_flight_recorder_silent_seconds",
+        "seconds",
+        _RANK,
+        "Time since the rank's flight recorder last answered, 0 if it answered the last question; only of a "
+        "rank that once answered, while it is late.",
+    ),
     counter("rankwatch_flight_recorder_entries_total", "1", _RANK, "Flight-recorder entries merged."),
     counter(
         "rankwatch_flight_recorder_entries_missed_total",

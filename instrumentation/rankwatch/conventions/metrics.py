@@ -16,6 +16,7 @@ from rankwatch.conventions.gpus import ATTRIBUTION, DCGM, GPUS
 from rankwatch.conventions.incidents import INCIDENTS
 from rankwatch.conventions.life import LIFE
 from rankwatch.conventions.machines import DISK, HOST, KERNEL_LOG, MOUNTS, NETWORK, PROCESSES, XIDS
+from rankwatch.conventions.node_sums import NODE_SUMS
 from rankwatch.conventions.recent import RECENT
 from rankwatch.conventions.replicas import REPLICAS
 from rankwatch.conventions.runs import MEMORY, RANKS, RUNS, SCALARS, STEPS, VARIATION
@@ -29,6 +30,7 @@ METRICS: tuple[Metric, ...] = (
     *STEPS,
     *VARIATION,
     *RECENT,
+    *NODE_SUMS,
     *SCALARS,
     *REPLICAS,
     *CHECKPOINTS,

@@ -64,6 +64,13 @@ AGENT = (
         (Label.COLLECTOR,),
         "Configured time between runs of the collector.",
     ),
+    gauge(
+        "rankwatch_collector_overdue_intervals",
+        "1",
+        (Label.COLLECTOR,),
+        "Time since the collector last succeeded, in its intervals, from 2 on; no series below, nor where "
+        "what it reads does not exist.",
+    ),
     counter(
         "rankwatch_collector_runs_total",
         "1",

@@ -169,6 +169,30 @@ def test_failed_run_hides_the_previous_result() -> None:
     assert ("rankwatch_collector_last_success_timestamp_seconds", "fake") in found
 
 
+def test_overdue() -> None:
+    """From two intervals on a collector says how long ago it succeeded, unless there is nothing to read."""
+    overdue = "rankwatch_collector_overdue_intervals"
+    clock = ManualClock()
+    results = iter([load(1.0)])
+
+    def act() -> Collection:
+        try:
+            return next(results)
+        except StopIteration:
+            raise CollectError("could not read it") from None
+
+    absent = FakeCollector("absent", act=raises(NotApplicable("there is none")))
+    with supervising(
+        [FakeCollector(interval_seconds=0.01, act=act), absent], Clocks(wall=clock)
+    ) as supervisor:
+        until(lambda: ("rankwatch_collector_state", "fake", "failed") in shown(supervisor), "it failed")
+        assert (overdue, "fake") not in shown(supervisor)
+        clock.now += 0.05
+        found = shown(supervisor)
+    assert found[overdue, "fake"] == pytest.approx(5.0)
+    assert (overdue, "absent") not in found
+
+
 def test_stop_with_a_hung_collector() -> None:
     """The threads are daemons, so stop returns after its timeout."""
     hung = HungCollector()

@@ -50,6 +50,17 @@ def test_lost_rank_makes_run_suspect() -> None:
     assert run.suspected_since == 101.0
 
 
+def test_doubtful() -> None:
+    """Late ranks, and those of which nothing is known; all where one is lost; none that ended well."""
+    conditions = RunConditions()
+    ended = condition(3, 90.0, state=RankState.FINISHED)
+    ranks = [condition(0, 100.0), condition(1, 104.0), condition(2, 104.0, timeout=None), ended]
+    conditions.update({"job": ranks}, 106.0)
+    assert {int(each.stem) for each in conditions.runs["job"].doubtful()} == {0, 2}
+    conditions.update({"job": [*ranks, condition(4, 100.0, state=RankState.LOST)]}, 106.0)
+    assert {int(each.stem) for each in conditions.runs["job"].doubtful()} == {0, 1, 2, 3, 4}
+
+
 def test_never_suspect() -> None:
     """Ranks that ended and ranks without history are not suspect.
 

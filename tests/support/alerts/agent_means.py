@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch.conventions.vocabulary import STEP_PHASES
 from rankwatch_alerts import RuleConfig
 from rankwatch_alerts.rules import RANK, duration
@@ -17,6 +18,14 @@ _STEPS = "agent:steps:rate"
 _LOCAL = "rankwatch_recent_step_local_seconds"
 _NODE = "cluster, run, node"
 _PAIRS = {"work": ("local", "work"), "microbatches": ("forward", "backward")}
+
+_LABELS = {
+    "rankwatch_step_phase_seconds_total": "phase",
+    "rankwatch_scalar_nonfinite_total": "name",
+    "rankwatch_checkpoint_operations_total": "operation",
+    "rankwatch_step_variation_total": "term",
+}
+"""Of the value without which a metric does not count."""
 
 
 def agent_group(config: RuleConfig) -> dict[str, Any]:
@@ -84,6 +93,7 @@ def _rules(window: str, config: RuleConfig) -> Iterator[tuple[str, str]]:
     waiting = f"1 - {local} / on ({RANK}, stage) ({seconds} > 0)"
     yield "rankwatch_recent_run_waiting_ratio", f"quantile by ({_NODE}) (0.5, {waiting})"
     yield from _variation(mean)
+    yield from _sums(config)
 
 
 def _variation(mean: Any) -> Iterator[tuple[str, str]]:
@@ -103,3 +113,54 @@ def _variation(mean: Any) -> Iterator[tuple[str, str]]:
             median = f"quantile by ({_NODE}) (0.5, {each})"
             record = f"rankwatch_recent_run_{name}_ratio"
             yield record, f'label_replace({median}, "reason", "{reason}", "", "")'
+
+
+def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
+    """What agents add up by node."""
+    alive = 'state=~"starting|running"'
+    yield "rankwatch_node_ranks", f"count by ({_NODE}, state) (rankwatch_rank_state == 1)"
+    living = f'and on ({RANK}) (rankwatch_rank_state{{state=~"starting|running"}} == 1)'
+    starts = f"rankwatch_rank_start_timestamp_seconds {living}"
+    yield "rankwatch_node_first_start_timestamp_seconds", f"min by ({_NODE}) ({starts})"
+    yield "rankwatch_node_last_start_timestamp_seconds", f"max by ({_NODE}) ({starts})"
+    progress = f"rankwatch_progress_timestamp_seconds {living}"
+    yield (
+        "rankwatch_node_progress_timestamp_seconds",
+        f"max by ({_NODE}) (max by ({_NODE}) ({progress}) or "
+        f'label_replace(max by ({_NODE}) ({starts}), "of", "start", "", ""))',
+    )
+    timeout = "rankwatch_progress_timeout_seconds"
+    yield (
+        "rankwatch_node_progress_timeout_seconds",
+        f"max by ({_NODE}) ({timeout} {living}) unless on ({_NODE}) "
+        f"((rankwatch_rank_state{{{alive}}} == 1) unless on ({RANK}) {timeout})",
+    )
+    for what in ("step", "timestamp_seconds"):
+        saved = f"rankwatch_checkpoint_last_saved_{what}"
+        pending = "0 * (rankwatch_checkpoint_saves_pending > 0) - 1"
+        yield (
+            f"rankwatch_node_checkpoint_saved_{what}",
+            f"min by ({_NODE}) (({saved} or on ({RANK}) {pending}) {living})",
+        )
+        committed = f"rankwatch_checkpoint_last_committed_{what} {living}"
+        yield f"rankwatch_node_checkpoint_committed_{what}", f"max by ({_NODE}) ({committed})"
+    age = "timestamp(rankwatch_collector_last_success_timestamp_seconds)"
+    collector = "cluster, node, collector"
+    yield (
+        "rankwatch_collector_overdue_intervals",
+        f"(min by ({collector}) ({age} - rankwatch_collector_last_success_timestamp_seconds) "
+        f"/ max by ({collector}) (rankwatch_collector_interval_seconds) >= 2) "
+        f'unless max by ({collector}) (rankwatch_collector_state{{state="not_applicable"}})',
+    )
+    pulls, window = "rankwatch_flight_recorder_pulls_total", duration(config.stall_floor_seconds)
+    answers = f'increase({pulls}{{outcome="success"}}[{window}]) > 0'
+    yield (
+        "rankwatch_flight_recorder_silent_seconds",
+        f'0 * sum by ({RANK}) ({answers}) or 0 * sum by ({RANK}) ({pulls}{{outcome="success"}} > 0) '
+        f"+ {config.stall_floor_seconds:g}",
+    )
+    for name, value in (*OF_RUNNING_RANKS.items(), *OF_RANKS_THAT_HAD_THEM.items()):
+        label = _LABELS.get(name)
+        matchers = f'{{{label}="{value}"}}' if label else ""
+        count = f"count by ({_NODE}) (group by ({RANK}) ({name}{matchers}))"
+        yield "rankwatch_node_ranks_reporting", f'label_replace({count}, "name", "{name}", "", "")'

@@ -18,7 +18,7 @@ from pathlib import Path
 from rankwatch.blackbox.records import GroupNow
 from rankwatch.conventions import metric
 from rankwatch.flight_recorder import SUFFIX
-from rankwatch_agent.runtime.collector import Collection, Series
+from rankwatch_agent.runtime.collector import Collection, Series, sample
 from rankwatch_agent.runtime.errors import NotApplicable
 from rankwatch_agent.runtime.turns import share, take_turns
 from rankwatch_agent.training.collectives.rendezvous import RunRendezvous
@@ -113,11 +113,14 @@ class CollectivesCollector:
         if not self._ranks:
             raise NotApplicable("no rank serves a flight recorder")
         conditions = {path: self._condition(path, known) for path in self._ranks}
+        doubtful = {
+            path for path, (run, rank) in conditions.items() if rank is None or rank.path in run.doubtful()
+        }
         due = [path for path in self._ranks if self._is_due(path, *conditions[path], now)]
         ranks = {path: rank for path, (_, rank) in conditions.items()}
         if due:
             self._pull(due, ranks, now)
-        return Collection(series=self._series(ranks))
+        return Collection(series=self._series(ranks, doubtful, now))
 
     def _choose(self, known: _Known) -> dict[Path, RecordedRank]:
         """The sockets to ask. Ranks that were killed leave theirs: they give way to the living."""
@@ -174,7 +177,9 @@ class CollectivesCollector:
             groups = [self._ranks[path].groups for path in living if self._ranks[path].run == run]
             self._rendezvous.setdefault(run, RunRendezvous()).compare(groups)
 
-    def _series(self, conditions: dict[Path, RankCondition | None]) -> list[Series]:
+    def _series(
+        self, conditions: dict[Path, RankCondition | None], doubtful: Set[Path], now: float
+    ) -> list[Series]:
         series: list[Series] = []
         counted: dict[str, set[tuple[str, ...]]] = {}
         for path, condition in conditions.items():
@@ -186,7 +191,10 @@ class CollectivesCollector:
             by_black_box = frozenset() if condition is None else condition.counted
             ended = condition is not None and condition.ended
             rank = self._ranks[path]
-            series.extend(rank.series((rank.run, path.stem), by_black_box, ended=ended))
+            key = (rank.run, path.stem)
+            if path in doubtful and not ended:
+                series.extend(rank.places(key, now))
+            series.extend(rank.series(key, by_black_box))
             return len(series) - before
 
         take_turns(conditions, owner=lambda path: self._ranks[path].owner, use=add, most=_MAX_SERIES)
@@ -216,6 +224,7 @@ class RecordedRank:
         self._max_groups = max_groups
         self._recorders: dict[str, MergedRecorder] = {}
         self._answered = False
+        self._answered_at = 0.0
         self._succeeded = 0
         self._failed = 0
         self._warned = False
@@ -242,19 +251,23 @@ class RecordedRank:
                 self._warned = True
                 _log.warning("%s (logged once for this rank)", error)
             return
-        self._answered = True
+        self._answered, self._answered_at = True, now
         self._succeeded += 1
 
-    def series(
-        self, key: tuple[str, str], counted: Set[tuple[str, str, str]], *, ended: bool
-    ) -> Iterator[Series]:
-        """Everything about this rank; `key` is (run, rank).
+    def places(self, key: tuple[str, str], now: float) -> Iterator[Series]:
+        """Where a living rank stands, by its last dump, and for how long it has not answered; `key` is (run,
+        rank), `now` monotonic."""
+        if self._answered:
+            yield from position_series(key, FLIGHT_RECORDER, self._positions())
+        if self._succeeded:
+            silent = 0.0 if self._answered else now - self._answered_at
+            yield sample("rankwatch_flight_recorder_silent_seconds", key, silent)
+
+    def series(self, key: tuple[str, str], counted: Set[tuple[str, str, str]]) -> Iterator[Series]:
+        """Everything else about this rank; `key` is (run, rank).
 
         counted: (group, members, operation) of what the black box counts: left out here.
-        ended: its process is over; its position in the last dump is not where it ended.
         """
-        if self._answered and not ended:
-            yield from position_series(key, FLIGHT_RECORDER, self._positions())
         recorders = self._recorders.values()
         sampled = {at: totals for recorder in recorders for at, totals in recorder.totals.items()}
         yield from totals_series(key, {at: each for at, each in sampled.items() if at not in counted})

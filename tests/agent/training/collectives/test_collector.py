@@ -86,7 +86,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_healthy_rank_is_asked_seldom(node: Node) -> None:
     """A healthy rank is asked once a minute.
 
-    A pull copies its whole ring; in between the last answer counts.
+    A pull copies its whole ring; in between the last answer counts. Where it stands matters to nobody, until
+    it is late.
     """
     seen = []
     for _ in range(60):
@@ -94,7 +95,11 @@ def test_healthy_rank_is_asked_seldom(node: Node) -> None:
         collection = node.collect()
         seen.append(values(collection, "rankwatch_collective_last_enqueued"))
     assert node.pulls() == [1, 1]
-    assert seen == [{("job", str(rank), *PLACE): 1.0 for rank in range(2)}] * 60
+    assert seen == [{}] * 60
+    node.set_idle(0.1, 6.0)
+    late = values(node.collect(after=0.0), "rankwatch_collective_last_enqueued")
+    assert late == {("job", "1", *PLACE): 1.0}
+    node.set_idle(0.1, 0.1)
     node.collect()
     assert node.pulls() == [2, 2]
 
@@ -136,7 +141,9 @@ def test_almost_an_answer(data: st.DataObject) -> None:
     rank = RecordedRank(FlightRecorderClient(Path("0.sock")), max_groups=4)
     for answer in (document, data.draw(almost(document)), data.draw(almost(document)), document):
         rank.take(1.0, {NCCL: bytearray(answer)}, ())
-        assert all(float(each.value) >= 0 for each in rank.series(("job", "0"), frozenset(), ended=False))
+        key = ("job", "0")
+        series = [*rank.places(key, 2.0), *rank.series(key, frozenset())]
+        assert all(float(each.value) >= 0 for each in series)
 
 
 def test_lost_rank_is_not_asked(node: Node) -> None:
@@ -196,7 +203,7 @@ def test_no_double_counting(node: Node) -> None:
     """
     for recorder in node.recorders:
         recorder[NCCL] = reply(completed(0, 2.0), enqueued=1, done=1)
-    node.set_idle(0.1, 0.1, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
+    node.set_idle(6.0, 6.0, counted=frozenset({("default_pg", "0-1", "all_reduce")}))
     collection = node.collect()
     for name in ("rankwatch_collectives_total", "rankwatch_collective_transfers_total"):
         assert values(collection, name) == {}
@@ -210,7 +217,7 @@ def test_gloo_members(node: Node) -> None:
     """
     for recorder in node.recorders:
         recorder[NCCL] = {**reply(completed(0), enqueued=1, done=1), "pg_config": {}}
-    node.set_idle(0.1, 0.1, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
+    node.set_idle(6.0, 6.0, groups=(GroupNow(1, "default_pg", "0-7", 8, 1, 0.0, "all_reduce"),))
     labels = set(values(node.collect(), "rankwatch_collective_last_enqueued"))
     assert labels == {("job", str(rank), "default_pg", "0-7", "flight_recorder") for rank in range(2)}
 
@@ -223,6 +230,8 @@ def test_silent_rank_has_no_position(node: Node) -> None:
     node.collect()
     del node.recorders[0][NCCL]
     collection = node.collect(after=60.0)
+    silent = values(collection, "rankwatch_flight_recorder_silent_seconds")
+    assert silent == {("job", "0"): 60.0, ("job", "1"): 0.0}
     assert list(values(collection, "rankwatch_collective_last_enqueued")) == [("job", "1", *PLACE)]
     assert values(collection, "rankwatch_flight_recorder_pulls_total")["job", "0", "failure"] == 1.0
     assert values(collection, "rankwatch_collectives_total")["job", "0", *PLACE[:2], "all_reduce"] == 1.0

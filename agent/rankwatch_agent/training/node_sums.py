@@ -1,0 +1,58 @@
+"""What rules need of all ranks of a run on this node: counted, the newest, the oldest.
+
+In a run of 16,384 ranks the rules read these of 2,048 nodes. Only living ranks speak, apart from their count:
+what an ended one left behind says nothing about the run now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from rankwatch.conventions import ENDED_STATES
+from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.training.checkpoints import Checkpoint
+from rankwatch_agent.training.follower import RankFollower
+
+_NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
+"""A rank that saves for the first time and is not done yet."""
+
+
+def sum_series(run: str, ranks: Sequence[RankFollower], wall: Callable[[float], float]) -> Iterator[Series]:
+    """The series of a run on this node; `wall` turns monotonic time into Unix time."""
+    for state, count in Counter(each.state for each in ranks).items():
+        yield sample("rankwatch_node_ranks", (run, state), count)
+    living = [each for each in ranks if each.state not in ENDED_STATES]
+    if not living:
+        return
+    starts = [each.header.started_monotonic for each in living]
+    progress = max(each.totals.last_progress for each in living)
+    yield sample("rankwatch_node_first_start_timestamp_seconds", (run,), wall(min(starts)))
+    yield sample("rankwatch_node_last_start_timestamp_seconds", (run,), wall(max(starts)))
+    yield sample("rankwatch_node_progress_timestamp_seconds", (run,), wall(max(progress, *starts)))
+    timeouts = [each.timeout for each in living]
+    known = [each for each in timeouts if each is not None]
+    if len(known) == len(timeouts):
+        yield sample("rankwatch_node_progress_timeout_seconds", (run,), max(known))
+    yield from _checkpoint_series(run, living, wall)
+
+
+def _checkpoint_series(
+    run: str, living: Sequence[RankFollower], wall: Callable[[float], float]
+) -> Iterator[Series]:
+    """The oldest of what the ranks saved last is complete on this node; what one committed, everywhere."""
+    checkpoints = [each.totals.checkpoints for each in living]
+    saved = [
+        each.saved or _NOTHING_SAVED
+        for each in checkpoints
+        if each.saved is not None or each.saves_under_way()
+    ]
+    if saved:
+        yield sample("rankwatch_node_checkpoint_saved_step", (run,), min(each.step for each in saved))
+        ended = -1.0 if _NOTHING_SAVED in saved else wall(min(each.ended for each in saved))
+        yield sample("rankwatch_node_checkpoint_saved_timestamp_seconds", (run,), ended)
+    committed = [each.committed for each in checkpoints if each.committed is not None]
+    if committed:
+        yield sample("rankwatch_node_checkpoint_committed_step", (run,), max(each.step for each in committed))
+        ended = wall(max(each.ended for each in committed))
+        yield sample("rankwatch_node_checkpoint_committed_timestamp_seconds", (run,), ended)
