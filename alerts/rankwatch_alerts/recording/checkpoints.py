@@ -97,7 +97,7 @@ def _age_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 {GOOD}
                 or
                 min by ({RUN}) (
-                  min_over_time(rankwatch_rank_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
+                  min_over_time(rankwatch_node_first_start_timestamp_seconds[{duration(config.absence_lookback_seconds)}])
                 )
                 and on ({RUN})
                 rankwatch_run_checkpoint_interval_seconds

@@ -76,9 +76,9 @@ def _seen_rule(config: RuleConfig) -> RecordingRule:
     return recorded(
         SEEN,
         f"""
-        max by ({NODE}) (timestamp(rankwatch_rank_state{{{RUNNING}}}))
+        max by ({NODE}) (timestamp(rankwatch_node_ranks{{{RUNNING}}}))
         or
-        0 * group by ({NODE}) (rankwatch_rank_state{{{ENDED}}})
+        0 * group by ({NODE}) (rankwatch_node_ranks{{{ENDED}}})
         or
         0 * (
           {seen}
@@ -89,7 +89,7 @@ def _seen_rule(config: RuleConfig) -> RecordingRule:
             (
               time() + ({_last(_RANKS_RUNNING, config)} == 0)
               unless on ({RUN})
-              rankwatch_rank_state{{state=~"failed|lost"}}
+              rankwatch_node_ranks{{state=~"failed|lost"}}
             )
           )
         )

@@ -44,6 +44,7 @@ UNRESPONSIVE = "rank:rankwatch_stall_unresponsive:bool"
 ROOT_CAUSE = "rank:rankwatch_stall_root_cause:bool"
 
 _RECORDER = '{source="flight_recorder"}'
+_LAST_START = "rankwatch_node_last_start_timestamp_seconds"
 _SILENT = "rankwatch_flight_recorder_silent_seconds"
 
 
@@ -123,7 +124,7 @@ def _disappeared_rule(config: RuleConfig) -> RecordingRule:
         group by ({RANK}) (
           last_over_time(rankwatch_rank_heartbeat_timestamp_seconds[{lookback}])
           > on ({RUN}) group_left ()
-          max by ({RUN}) (rankwatch_rank_start_timestamp_seconds and on ({RANK}) {ALIVE})
+          max by ({RUN}) ({_LAST_START})
         )
         unless on (cluster, run, rank)
         ({running} == 1)
@@ -194,7 +195,6 @@ def _mismatched_rule(config: RuleConfig) -> RecordingRule:
     Nor do they where PyTorch's own numbers are equal: the hooks of one rank began later than its peers'.
     """
     own = f"(rankwatch_collective_last_enqueued{_RECORDER} and on ({RANK}) {ALIVE})"
-    starts = f"rankwatch_rank_start_timestamp_seconds and on ({RANK}) {ALIVE}"
     return recorded(
         MISMATCHED,
         f"""
@@ -207,7 +207,7 @@ def _mismatched_rule(config: RuleConfig) -> RecordingRule:
               and on ({RUN}) {ALL_WAIT}
               and on ({RUN})
               (
-                max by ({RUN}) ({starts})
+                max by ({RUN}) ({_LAST_START})
                 - run:rankwatch_rank_start_timestamp_seconds:min
                 < {config.stall_fallback_seconds:g}
               ),
