@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from rankwatch.settings import expect
 from rankwatch_alerts.rules import ALERT_NAMES, HARDWARE_ALERTS, Alert
 
-PAGE, TICKET, NULL = "page", "ticket", "null"
-"""Kinds of notification: a person is woken, a person looks in working hours, nobody is notified."""
+PAGE, TICKET, NULL, DEAD_MAN = "page", "ticket", "null", "dead-man"
+"""Kinds of notification: a person is woken, a person looks in working hours, nobody is notified, and the
+service that pages when this one stops."""
 
 
 class Owner(StrEnum):
@@ -29,6 +30,7 @@ _OF_PLATFORM = frozenset(
         *HARDWARE_ALERTS,
         *(Alert.NODE_LOST, Alert.STRAGGLER, Alert.NETWORK_DEGRADED, Alert.JITTER),
         *(Alert.TELEMETRY_ABSENT, Alert.COLLECTOR_FAILING, Alert.RULES_FAILING, Alert.BLACK_BOXES_LEFT_OUT),
+        Alert.WATCHDOG,
     )
 )
 
@@ -96,6 +98,9 @@ class Delivery:
     """Refuse to send mail without TLS."""
     webhook_urls: Mapping[str, str] = field(default_factory=dict)
     """URL to which Alertmanager posts its JSON, for each receiver."""
+    dead_man_url: str = ""
+    """URL that Alertmanager calls each minute (`page_group_interval_seconds`) while agents, Prometheus and
+    Alertmanager work. The service there, outside of the cluster, must page when the calls stop."""
 
     def check_delivery(self) -> None:
         """Raise FieldError for a setting that Alertmanager would refuse or that delivers nothing."""
@@ -112,6 +117,8 @@ class Delivery:
         for name, url in self.webhook_urls.items():
             expect(self, "webhook_urls", is_url(url), f"an http(s) URL without query for {name}")
         expect(self, "pagerduty_url", is_url(self.pagerduty_url), "an http(s) URL without query")
+        dead_man = self.dead_man_url
+        expect(self, "dead_man_url", not dead_man or is_url(dead_man), "an http(s) URL without query")
         wanted = "the file with the URL of Slack, because slack_channels names channels"
         expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not self.slack_channels, wanted)
         expect(self, "smtp_smarthost", bool(_HOST_PORT.fullmatch(self.smtp_smarthost)), "host:port")

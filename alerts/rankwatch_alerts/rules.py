@@ -44,6 +44,7 @@ class Alert(StrEnum):
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
     COLLECTOR_FAILING = "RankwatchCollectorFailing"
     RULES_FAILING = "RankwatchRulesFailing"
+    WATCHDOG = "RankwatchWatchdog"
     GPU_LOST = "RankwatchGpuLost"
     GPUS_MISSING = "RankwatchGpusMissing"
     GPU_DRIVER_UNRESPONSIVE = "RankwatchGpuDriverUnresponsive"

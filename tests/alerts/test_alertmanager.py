@@ -42,6 +42,7 @@ def test_amtool(tmp_path: Path) -> None:
         ("warning", ["alertname=RankwatchStraggler"], "ticket-platform"),
         ("warning", ["alertname=RankwatchPriceUnknown"], "ticket-training"),
         ("info", ["alertname=RankwatchGpuXid"], "null"),
+        ("info", ["alertname=RankwatchWatchdog"], "dead-man"),
         ("odd", ["alertname=RankwatchGpuXid"], "ticket-platform"),
         ("critical", ["alertname=TheirOwn"], "page"),
         ("odd", ["alertname=TheirOwn"], "ticket"),
@@ -61,7 +62,7 @@ def test_webhook() -> None:
     """Pages and tickets of all owners are posted there; the receiver null stays empty."""
     config: Any = alertmanager_config(RuleConfig(), "http://127.0.0.1:1/alerts")
     silent = {each["name"] for each in config["receivers"] if "webhook_configs" not in each}
-    assert silent == {"null"}
+    assert silent == {"null", "dead-man"}
 
 
 def _alert(name: str, severity: str, **labels: str) -> dict[str, object]:

@@ -182,6 +182,20 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
             assert "/ticket" not in posted
 
 
+@pytest.mark.e2e
+def test_dead_man(tmp_path: Path) -> None:
+    """The service is called again and again while the alert fires, and hears nothing of its end."""
+    watchdog = {"alertname": "RankwatchWatchdog", "severity": "info", "cluster": "c"}
+    with ExitStack() as stack:
+        url, posted = stack.enter_context(_web())
+        config = replace(RuleConfig.for_demo(), dead_man_url=f"{url}/alive")
+        base = stack.enter_context(alertmanager(alertmanager_config(config), tmp_path))
+        post_json(f"{base}/api/v2/alerts", [{"labels": watchdog}])
+        for _ in range(3):
+            poll(lambda: "/alive" in posted, 60, "a call")
+            assert posted.pop("/alive")["status"] == "firing"
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -196,6 +210,7 @@ def test_tickets_wait_for_working_hours(open_now: bool, tmp_path: Path) -> None:
         ("slack_channels = {page = '#x'}", "the file with the URL of Slack"),
         ("smtp_smarthost = 'mail'", "host:port"),
         ("webhook_urls = {page = 'ftp://x'}", "an http(s) URL without query for page"),
+        ("dead_man_url = 'cronitor'", "an http(s) URL without query"),
         ("slack_channels = {page = 3}", "a table of strings"),
     ],
 )

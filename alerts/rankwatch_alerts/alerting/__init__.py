@@ -36,7 +36,7 @@ from rankwatch_alerts.alerting.slow import (
     unequal_batches,
 )
 from rankwatch_alerts.alerting.stalls import collectives_desynchronised, rank_lost, run_stalled
-from rankwatch_alerts.alerting.telemetry import collector_failing, rules_failing, telemetry_absent
+from rankwatch_alerts.alerting.telemetry import collector_failing, rules_failing, telemetry_absent, watchdog
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import AlertRule, RuleGroup
 
@@ -88,6 +88,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             node_unseen(config),
             collector_failing(config),
             rules_failing(config),
+            watchdog(config),
             black_boxes_left_out(config),
         ),
     }

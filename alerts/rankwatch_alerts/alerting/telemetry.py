@@ -207,3 +207,21 @@ def rules_failing(config: RuleConfig) -> AlertRule:
         ),
         of_run=False,
     )
+
+
+def watchdog(config: RuleConfig) -> AlertRule:
+    """The dead-man's switch. It goes on no longer than its condition: its silence is the message."""
+    return alert_rule(
+        config,
+        Alert.WATCHDOG,
+        "count by (cluster) (rankwatch_agent_info) > 0",
+        for_seconds=0,
+        keep_firing_seconds=0,
+        severity=Severity.INFO,
+        summary="Agents answer, rules are evaluated, and Alertmanager gets alerts.",
+        description=(
+            "{{ $value }} agent(s) answer, and rules are evaluated. This alert always fires; the service "
+            "that gets it pages when it stops."
+        ),
+        of_run=False,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import NULL, PAGE, destination, receiver_names
+from rankwatch_alerts.delivery import DEAD_MAN, NULL, PAGE, destination, receiver_names
 
 _DETAILS = ("who", "cause", "cost", "since", "runbook", "dashboard", "alerts")
 """What a page of PagerDuty lists, each by the template of that name; shown in alphabetical order."""
@@ -15,7 +15,9 @@ def receivers(config: RuleConfig, webhook_url: str | None) -> list[dict[str, obj
     for name in receiver_names(config.owners):
         posted = {"webhook_configs": [{"url": webhook_url, "send_resolved": True}]}
         found.append({"name": name, **(posted if webhook_url else _of(config, name))})
-    return [*found, {"name": NULL}]
+    url = config.dead_man_url
+    called = {"webhook_configs": [{"url": url, "send_resolved": False}]} if url else {}
+    return [*found, {"name": NULL}, {"name": DEAD_MAN, **called}]
 
 
 def _of(config: RuleConfig, receiver: str) -> dict[str, object]:

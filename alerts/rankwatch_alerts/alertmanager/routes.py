@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.delivery import NULL, PAGE, TICKET, alerts_by_owner
-from rankwatch_alerts.rules import NO_PAGE, PAGE_LABEL, duration
+from rankwatch_alerts.delivery import DEAD_MAN, NULL, PAGE, TICKET, alerts_by_owner
+from rankwatch_alerts.rules import NO_PAGE, PAGE_LABEL, Alert, duration
 
 TICKET_HOURS = "ticket-hours"
 """Name of the time interval in which tickets are delivered."""
@@ -25,6 +25,13 @@ def route(config: RuleConfig) -> dict[str, object]:
         "group_interval": duration(config.group_interval_seconds),
         "repeat_interval": duration(config.repeat_interval_seconds),
         "routes": [
+            {
+                "receiver": DEAD_MAN,
+                "matchers": [f'alertname="{Alert.WATCHDOG}"'],
+                "group_wait": "0s",
+                "group_interval": duration(config.page_group_interval_seconds),
+                "repeat_interval": duration(config.page_group_interval_seconds),
+            },
             {"receiver": NULL, "matchers": ['severity="info"']},
             {
                 "receiver": PAGE,

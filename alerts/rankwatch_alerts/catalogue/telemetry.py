@@ -18,6 +18,7 @@ TELEMETRY = (
         alerts=(
             Alert.TELEMETRY_ABSENT,
             Alert.NODE_LOST,
+            Alert.WATCHDOG,
         ),
     ),
     sli(
