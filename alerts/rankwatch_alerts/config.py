@@ -157,6 +157,11 @@ class RuleConfig(Importing, Delivery):
     commonly given over."""
     cost_for_seconds: float = 1800.0
     """How long a forecast must be over the budget, or a price be missing: both are for office hours."""
+    gpu_idle_utilization: float = 0.05
+    """Mean utilisation of the GPUs of a run below which they idle. Any training step is far above it; copies
+    and monitoring alone stay below."""
+    gpu_idle_for_seconds: float = 1800.0
+    """How long they must idle: as long as a start-up may take (`startup_budget_seconds`)."""
     goodput_interval_seconds: float = 60.0
     """Interval of the rules of goodput and cost, which change slowly and read long windows."""
     interval_advice_window_seconds: float = 604800.0
@@ -167,6 +172,11 @@ class RuleConfig(Importing, Delivery):
     """How long a run that failed must stand: launchers and schedulers start most of them again."""
     crash_loop_attempts: float = 3.0
     """Attempts one after the other without a new step that are a loop of crashes."""
+    preemption_storm: float = 3.0
+    """Attempts of one class that are preempted within `preemption_window_seconds` from which it is a storm.
+    One comes from a single machine that is taken away, a second from a requeue onto a like one."""
+    preemption_window_seconds: float = 3600.0
+    """How long a preemption counts."""
     pace_window_seconds: float = 7200.0
     """Over how long the pace of a run is taken for its ETA: with checkpoints, evaluations and restarts."""
     behind_plan_for_seconds: float = 1800.0
@@ -230,6 +240,15 @@ class RuleConfig(Importing, Delivery):
     """How long a flap counts."""
     network_error_rate: float = 1.0
     """Errors of a network interface per second that are too many."""
+    tcp_retransmit_share: float = 0.01
+    """Share of TCP segments sent again that is too much: a single stream with segments of 1,460 bytes and a
+    round trip of 0.1 ms then reaches at most 0.18 GB/s (1.22 segments a round trip over the root of the loss,
+    Mathis et al. 1997)."""
+    tcp_least_segments: float = 100000.0
+    """Segments that a node must send within `event_window_seconds` for their share to count."""
+    clock_error_seconds: float = 1.0
+    """How far a node's clock may be off. The kernel's bound grows by 0.5 ms a second while no time daemon
+    sets the clock; daemons set it at least every 1,024 seconds, which keeps the bound near 0.5 s."""
     disk_free_share: float = 0.10
     """Free share of a checkpoint path from which a ticket is raised, however slowly it fills."""
     disk_history_seconds: float = 21600.0

@@ -28,6 +28,7 @@ class Owner(StrEnum):
 _OF_PLATFORM = frozenset(
     (
         *HARDWARE_ALERTS,
+        Alert.PREEMPTION_STORM,
         *(Alert.NODE_LOST, Alert.STRAGGLER, Alert.NETWORK_DEGRADED, Alert.JITTER),
         *(Alert.TELEMETRY_ABSENT, Alert.COLLECTOR_FAILING, Alert.RULES_FAILING, Alert.BLACK_BOXES_LEFT_OUT),
         Alert.WATCHDOG,

@@ -26,6 +26,7 @@ class Alert(StrEnum):
     NODE_LOST = "RankwatchNodeLost"
     RUN_FAILED = "RankwatchRunFailed"
     RUN_CRASH_LOOPING = "RankwatchRunCrashLooping"
+    PREEMPTION_STORM = "RankwatchPreemptionStorm"
     STARTUP_SLOW = "RankwatchStartupSlow"
     RUN_BEHIND_PLAN = "RankwatchRunBehindPlan"
     LOSS_NON_FINITE = "RankwatchLossNonFinite"
@@ -62,9 +63,12 @@ class Alert(StrEnum):
     RDMA_ERRORS = "RankwatchRdmaErrors"
     NIC_DOWN = "RankwatchNicDown"
     NIC_ERRORS = "RankwatchNicErrors"
+    TCP_RETRANSMITS = "RankwatchTcpRetransmits"
+    CLOCK_WRONG = "RankwatchClockWrong"
     OOM_KILL = "RankwatchOomKill"
     CHECKPOINT_DISK_FILLING = "RankwatchCheckpointDiskFilling"
     FORECAST_OVER_BUDGET = "RankwatchForecastOverBudget"
+    GPUS_IDLE = "RankwatchGpusIdle"
     PRICE_UNKNOWN = "RankwatchPriceUnknown"
     BLACK_BOXES_LEFT_OUT = "RankwatchBlackBoxesLeftOut"
 
@@ -75,7 +79,7 @@ HARDWARE_ALERTS = (
     *(Alert.GPU_ECC_UNCORRECTED, Alert.GPU_NEEDS_RESET, Alert.GPU_NEEDS_REPLACEMENT, Alert.GPU_THROTTLED),
     *(Alert.GPU_POWER_BRAKE, Alert.GPU_PCIE_DEGRADED, Alert.NVLINK_DOWN, Alert.NVLINK_ERRORS),
     *(Alert.RDMA_LINK_DOWN, Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS, Alert.NIC_DOWN, Alert.NIC_ERRORS),
-    *(Alert.OOM_KILL, Alert.CHECKPOINT_DISK_FILLING),
+    *(Alert.TCP_RETRANSMITS, Alert.CLOCK_WRONG, Alert.OOM_KILL, Alert.CHECKPOINT_DISK_FILLING),
 )
 """Alerts on a part of a node."""
 RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"

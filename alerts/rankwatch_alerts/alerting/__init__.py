@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankwatch.settings import expect
 from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out
 from rankwatch_alerts.alerting.checkpoints import checkpoint_alerts
-from rankwatch_alerts.alerting.cost import forecast_over_budget, price_unknown
+from rankwatch_alerts.alerting.cost import forecast_over_budget, gpus_idle, price_unknown
 from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
@@ -20,6 +20,7 @@ from rankwatch_alerts.alerting.learning import (
     norm_exploding,
 )
 from rankwatch_alerts.alerting.life import (
+    preemption_storm,
     run_behind_plan,
     run_crash_looping,
     run_failed,
@@ -56,6 +57,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             *collectives_desynchronised(config),
             run_failed(config),
             run_crash_looping(config),
+            preemption_storm(config),
             startup_slow(config),
             run_behind_plan(config),
         ),
@@ -79,7 +81,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             data_skew(config),
         ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
-        "rankwatch-cost": (forecast_over_budget(config), price_unknown(config)),
+        "rankwatch-cost": (forecast_over_budget(config), gpus_idle(config), price_unknown(config)),
         "rankwatch-gpus": gpu_alerts(config),
         "rankwatch-fabric": fabric_alerts(config),
         "rankwatch-hosts": host_alerts(config),

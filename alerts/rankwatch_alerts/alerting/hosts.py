@@ -1,9 +1,9 @@
-"""Alerts on the memory and the disks of a node."""
+"""Alerts on the memory, the clock, the TCP traffic and the disks of a node."""
 
 from __future__ import annotations
 
 from rankwatch_alerts.alerting.alert import alert_rule, listed, opened_on, value_of
-from rankwatch_alerts.alerting.hardware import NODE, Fault, hardware_alerts
+from rankwatch_alerts.alerting.hardware import NETWORK, NODE, Fault, hardware_alerts
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.hardware import MOUNT_AVAILABLE, RUN_OF_NODE
 from rankwatch_alerts.rules import HARDWARE_UID, Alert, AlertRule, Severity, duration
@@ -14,7 +14,52 @@ _AVAILABLE = "rankwatch_filesystem_available_bytes"
 
 def host_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
     """All alerts on hosts."""
-    return (*hardware_alerts(config, _oom_kill(config)), *_disk_filling(config))
+    faults = (_tcp_retransmits(config), _clock_wrong(config), _oom_kill(config))
+    return (*(rule for each in faults for rule in hardware_alerts(config, each)), *_disk_filling(config))
+
+
+def _tcp_retransmits(config: RuleConfig) -> Fault:
+    """A ticket: loss makes sockets slow, and a run that gets slow has an alert of its own.
+
+    All traffic of the node's network namespace: also storage and data, and gloo or NCCL over sockets.
+    """
+    window = duration(config.event_window_seconds)
+    sent = f"sum by (cluster, node) (increase(rankwatch_tcp_sent_segments_total[{window}]))"
+    return Fault(
+        alert=Alert.TCP_RETRANSMITS,
+        part=NETWORK,
+        summary="A node has to send many TCP segments again.",
+        happened="Node {{ $labels.node }} sent {{ $value | humanizePercentage }} of its TCP segments again "
+        f"in the last {window}.",
+        ticket=f"""
+            sum by (cluster, node) (increase(rankwatch_tcp_retransmitted_segments_total[{window}]))
+            / on (cluster, node)
+            ({sent} > {config.tcp_least_segments:g})
+            > {config.tcp_retransmit_share:g}
+        """,
+        if_idle="Storage, data loading and collectives over sockets are slow there. Compare it with other "
+        "nodes: on one node look for errors and drops of its interfaces, on many at the switches "
+        "between them.",
+        for_seconds=config.confirm_seconds,
+    )
+
+
+def _clock_wrong(config: RuleConfig) -> Fault:
+    """A ticket: ages and pauses are differences between a node's clock and that of Prometheus."""
+    return Fault(
+        alert=Alert.CLOCK_WRONG,
+        part=NODE,
+        summary="The clock of a node may be wrong.",
+        happened="The clock of node {{ $labels.node }} may be off by {{ $value | humanizeDuration }}, by the "
+        "bound of its kernel: its time daemon does not set it, or does not trust its servers.",
+        ticket=f"""
+            max by (cluster, node) (rankwatch_host_clock_max_error_seconds)
+            > {config.clock_error_seconds:g}
+        """,
+        if_idle="Ages of checkpoints, waits and the order of events are wrong there by as much. Start the "
+        "time daemon of that node, and look whether it reaches its servers.",
+        for_seconds=config.confirm_seconds,
+    )
 
 
 def _oom_kill(config: RuleConfig) -> Fault:

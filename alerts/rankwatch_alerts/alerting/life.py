@@ -61,6 +61,34 @@ def run_crash_looping(config: RuleConfig) -> AlertRule:
     )
 
 
+def preemption_storm(config: RuleConfig) -> AlertRule:
+    """Each restart pays the start-up again and repeats steps, so many of them leave no time for progress."""
+    window = duration(config.preemption_window_seconds)
+    return alert_rule(
+        config,
+        Alert.PREEMPTION_STORM,
+        # Half below the number, because `increase` extrapolates.
+        f"""
+            sum by (cluster, run_class) (
+              increase(rankwatch_run_attempts_total{{outcome="preempted"}}[{window}])
+            )
+            > {config.preemption_storm - 0.5:g}
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="Runs are preempted again and again.",
+        description=(
+            '{{ $value | printf "%.0f" }} attempts of runs'
+            "{{ with $labels.run_class }} of class {{ . }}{{ end }} were preempted in cluster "
+            f"{{{{ $labels.cluster }}}} in the last {window}. Each restart repeats the start-up and the "
+            "steps since the last checkpoint: find out who takes the machines, and save more often until it "
+            "ends."
+        ),
+        of_run=False,
+    )
+
+
 def startup_slow(config: RuleConfig) -> AlertRule:
     """Against the budget, and against the fastest start of the same run. Each restart pays it again."""
     fastest = f"min_over_time({FIRST_STEP}[{duration(config.startup_window_seconds)}])"

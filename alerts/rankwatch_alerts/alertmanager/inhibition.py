@@ -39,6 +39,7 @@ def inhibit_rules() -> list[dict[str, object]]:
         Alert.CHECKPOINT_WRITER_SLOW,
         Alert.STARTUP_SLOW,
         Alert.RUN_BEHIND_PLAN,
+        Alert.GPUS_IDLE,
     )
     ends = (Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING)
     return [

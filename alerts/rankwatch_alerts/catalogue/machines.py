@@ -198,8 +198,9 @@ NETWORK = (
         ),
         unit="share of the segments",
         good=Good.LOWER,
+        objective="tcp_retransmit_share",
         window="event_window_seconds",
-        no_alert=_CONTEXT,
+        alerts=(Alert.TCP_RETRANSMITS,),
     ),
     _sli(
         "RDMA link",
@@ -304,6 +305,7 @@ HOSTS = (
         figure="max by (cluster, node) (rankwatch_host_clock_max_error_seconds)",
         unit="seconds",
         good=Good.LOWER,
-        no_alert="no verdict depends on it: the diagnosis aligns the clocks of ranks by their collectives",
+        objective="clock_error_seconds",
+        alerts=(Alert.CLOCK_WRONG,),
     ),
 )
