@@ -112,6 +112,7 @@ def test_wrong_annotation(annotation: str, text: str, message: str) -> None:
         ("rank:rankwatch_step_local_seconds:residual", "rank:typo", "rank:typo is not declared"),
         ("sort_desc(", "sort_desc((", "does not parse"),
         ("# RankwatchStraggler", "# Straggler", "the first line is not"),
+        ('"__name__":"rankwatch_recent', '"__name__":"rankwatch_old', "the output shows rankwatch_old"),
         ("| phase", "phase", "no table with at least 3 causes"),
         ("scalate", "tell", "nobody to escalate to is named"),
     ],

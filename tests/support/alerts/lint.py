@@ -6,7 +6,7 @@ Each check yields violations. Needs promql-parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rankwatch.conventions import METRICS, Kind
@@ -33,6 +33,13 @@ _EVER_MOVED = frozenset({"rankwatch_flight_recorder_pulls_total"})
 """Counters of which the rule of unresponsive ranks asks whether they ever moved, however long ago."""
 _EVER_CARRIED = frozenset({"rankwatch_rdma_receive_bytes_total"})
 """The same for the rule of RDMA ports that are down, which must have carried data."""
+_PRESENCE_OF: Mapping[str, frozenset[str]] = {
+    Alert.TELEMETRY_ABSENT: frozenset((*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)),
+    Alert.RDMA_LINK_DOWN: _EVER_CARRIED,
+    # Also what an agent had counted before this Prometheus saw it, of which no increase tells.
+    Alert.BLACK_BOXES_LEFT_OUT: frozenset({"rankwatch_blackbox_faults_total"}),
+}
+"""Counters of which rule and runbook of an alert ask whether they exist."""
 _DASHBOARDS = {
     rule.alert: rule.annotations["dashboard_url"].partition("/d/")[2].partition("?")[0]
     for group in alert_groups(RuleConfig())
@@ -51,6 +58,7 @@ _COUNTERS = frozenset(each.name for each in METRICS if each.kind is Kind.COUNTER
 _COUNTERS_OF_PROMETHEUS = frozenset({"prometheus_rule_evaluation_failures_total"})
 _LABEL_IN_TEMPLATE = re.compile(r"\$labels\.(\w+)")
 _QUERY_IN_TEMPLATE = re.compile(r"printf `([^`]*)`")
+_SHOWN_METRIC = re.compile(r'"__name__":"([^"]+)"')
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CURLED_QUERY = re.compile(r"--data-urlencode 'query=([^']*)'")
@@ -73,14 +81,8 @@ def check_record(rule: RecordingRule) -> list[Violation]:
 
 def check_alert(rule: AlertRule) -> list[Violation]:
     """Violations in one alerting rule: expression, annotations and the queries inside them."""
-    present = {
-        Alert.TELEMETRY_ABSENT: frozenset((*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)),
-        Alert.RDMA_LINK_DOWN: _EVER_CARRIED,
-        # Also what an agent had counted before this Prometheus saw it, of which no increase tells.
-        Alert.BLACK_BOXES_LEFT_OUT: frozenset({"rankwatch_blackbox_faults_total"}),
-    }
     return [
-        *check_expression(rule.alert, rule.expression, present.get(Alert(rule.alert), frozenset())),
+        *check_expression(rule.alert, rule.expression, _PRESENCE_OF.get(rule.alert, frozenset())),
         *_annotation_labels(rule),
         *_annotation_text(rule),
         *_template_queries(rule),
@@ -175,7 +177,10 @@ def _runbook_page(alert: str, text: str) -> Iterator[Violation]:
     if not any(language == "sh" for language, _ in blocks):
         yield Violation("runbook-page", alert, "there is no command to copy")
     for query in _queries(blocks):
-        yield from check_expression(alert, query)
+        yield from check_expression(alert, query, _PRESENCE_OF.get(alert, frozenset()))
+    for name in _SHOWN_METRIC.findall(text):
+        if labels_of(name) is None:
+            yield Violation("runbook-page", alert, f"the output shows {name}, which is not declared")
 
 
 def _queries(blocks: list[tuple[str, str]]) -> Iterator[str]:
