@@ -156,8 +156,14 @@ def _annotation_text(rule: AlertRule) -> Iterator[Violation]:
 def _template_queries(rule: AlertRule) -> Iterator[Violation]:
     """Queries of annotations, each checked like an expression."""
     for annotation, text in rule.annotations.items():
-        for query in _QUERY_IN_TEMPLATE.findall(text):
-            yield from check_expression(f"{rule.alert} {annotation}", query.replace("%q", '"x"'))
+        for query in template_queries(text):
+            yield from check_expression(f"{rule.alert} {annotation}", query)
+
+
+def template_queries(text: str) -> Iterator[str]:
+    """The queries of an annotation or a label, with x as the value of every label."""
+    for query in _QUERY_IN_TEMPLATE.findall(text):
+        yield query.replace("%q", '"x"')
 
 
 def _runbook_page(alert: str, text: str) -> Iterator[Violation]:
@@ -176,16 +182,16 @@ def _runbook_page(alert: str, text: str) -> Iterator[Violation]:
     blocks = _BLOCK.findall(text)
     if not any(language == "sh" for language, _ in blocks):
         yield Violation("runbook-page", alert, "there is no command to copy")
-    for query in _queries(blocks):
+    for query in runbook_queries(text):
         yield from check_expression(alert, query, _PRESENCE_OF.get(alert, frozenset()))
     for name in _SHOWN_METRIC.findall(text):
         if labels_of(name) is None:
             yield Violation("runbook-page", alert, f"the output shows {name}, which is not declared")
 
 
-def _queries(blocks: list[tuple[str, str]]) -> Iterator[str]:
-    """Queries of promql blocks and of curl commands in shell blocks."""
-    for language, body in blocks:
+def runbook_queries(text: str) -> Iterator[str]:
+    """Queries of promql blocks and of curl commands in shell blocks of a page."""
+    for language, body in _BLOCK.findall(text):
         if language == "promql":
             yield body
         elif language == "sh":

@@ -1,0 +1,165 @@
+"""Rules, panels and runbooks are asked of a Prometheus that holds recorded runs, healthy and faulty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rankwatch_alerts import Alert, RuleConfig, alert_groups, recording_groups
+from rankwatch_dashboards import dashboards
+from support.alerts.lint import runbook_queries, template_queries
+from support.dashboards.lint import filled_in, targets
+from support.recorded.runs import (
+    CONFIG,
+    FILE,
+    HEALTHY,
+    INTERVAL_SECONDS,
+    NODE,
+    RUNS,
+    Recorded,
+    last_moment,
+    read,
+)
+from support.servers.prometheus import backfill, get_json, prometheus, require
+
+pytestmark = pytest.mark.e2e
+
+RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+LARGEST_BYTES = 5_000_000
+_FLAGS = ("--storage.tsdb.retention.time=100y", "--query.lookback-delta=1s")
+"""The recording may be old. It holds no staleness markers, so what ended must not be seen for longer."""
+_LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
+_LEGEND_LABEL = re.compile(r"{{\s*(\w+)\s*}}")
+
+
+TRUE_OF_THE_MACHINE = {
+    Alert.JITTER: "other work on the two cores of the recording machine delayed all ranks in turn",
+}
+"""Alerts on the run without faults, each with the reason why it is right."""
+_OPTIONAL_LABELS = {"run_class": "the recorded runs have no class"}
+"""Labels of legends that no recorded series has, with the reason."""
+
+
+class Loaded(NamedTuple):
+    """A Prometheus with the recording."""
+
+    url: str
+    end: float
+    """Moment of the last sample."""
+
+    def ask(self, expression: str) -> list[dict[str, Any]]:
+        """The series of a query over the whole recording; an error of the query fails the test."""
+        asked = {"query": expression, "start": f"{self.end - 600}", "end": f"{self.end}"}
+        asked["step"] = f"{INTERVAL_SECONDS}"
+        series: list[dict[str, Any]] = get_json(f"{self.url}/api/v1/query_range", asked)["data"]["result"]
+        return series
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    """Prometheus on the recording, scraping nothing."""
+    require("prometheus", "promtool")
+    directory = tmp_path_factory.mktemp("recorded")
+    lines = read()
+    backfill(lines, directory)
+    with prometheus({"global": {}}, directory, _FLAGS) as url:
+        yield Loaded(url, last_moment(lines))
+
+
+def _firing(loaded: Loaded, run: str) -> list[dict[str, str]]:
+    found = loaded.ask(f'ALERTS{{alertstate="firing", run="{run}"}}')
+    return [each["metric"] for each in found]
+
+
+@pytest.mark.parametrize("each", [each for each in RUNS if each.alert], ids=lambda each: each.run)
+def test_fault_raises_its_alert(each: Recorded, loaded: Loaded) -> None:
+    """With the rank and the node that the fault was given."""
+    wanted = {"alertname": str(each.alert), **each.labels}
+    assert any(wanted.items() <= alert.items() for alert in _firing(loaded, each.run)), _firing(
+        loaded, each.run
+    )
+
+
+def test_healthy_run_raises_no_other_alert(loaded: Loaded) -> None:
+    """It ran as long as the others, on the same node."""
+    steps = loaded.ask(f'max(rankwatch_steps_total{{run="{HEALTHY}"}})')
+    assert float(steps[0]["values"][-1][1]) > 150, "its steps were recorded"
+    fired = {each["alertname"] for each in _firing(loaded, HEALTHY)}
+    assert fired == set(TRUE_OF_THE_MACHINE), "remove an entry that no longer fires"
+
+
+def test_rules_are_answered(loaded: Loaded) -> None:
+    """Every expression of every rule is a query that Prometheus accepts."""
+    rules = [rule for group in (*recording_groups(CONFIG), *alert_groups(CONFIG)) for rule in group.rules]
+    assert len(rules) > 100
+    for rule in rules:
+        loaded.ask(rule.expression)
+
+
+def test_queries_of_annotations_are_answered(loaded: Loaded) -> None:
+    """Alerts ask Prometheus for what their texts and labels say."""
+    rules = [rule for group in alert_groups(CONFIG) for rule in group.rules]
+    texts = [text for rule in rules for text in (*rule.annotations.values(), *rule.labels.values())]
+    queries = {query for text in texts for query in template_queries(text)}
+    assert len(queries) > 10
+    for query in queries:
+        loaded.ask(query)
+
+
+def test_queries_of_runbooks_are_answered(loaded: Loaded) -> None:
+    """Commands to copy that ask Prometheus."""
+    queries = {query for page in RUNBOOKS.glob("*.md") for query in runbook_queries(page.read_text())}
+    assert len(queries) > 20
+    for query in queries:
+        loaded.ask(query)
+
+
+def test_recorded_series_are_of_present_rules(loaded: Loaded) -> None:
+    """A rule that was renamed since makes the recording stale: run `make record`."""
+    known = {str(rule.record) for group in recording_groups(CONFIG) for rule in group.rules}
+    names = get_json(f"{loaded.url}/api/v1/label/__name__/values")["data"]
+    recorded = {name for name in names if ":" in name}
+    assert len(recorded) > 30
+    assert recorded <= known
+
+
+def test_panels_are_answered(loaded: Loaded) -> None:
+    """No query fails, and the labels of legends exist where there are series."""
+    values = {"cluster": ".*", "run": ".+", "rank": ".*", "node": ".*", "gpu": ".*", "__rate_interval": "20s"}
+    asked = [each for dashboard in dashboards(RuleConfig()) for each in targets(dashboard)]
+    answered = 0
+    for each in asked:
+        series = loaded.ask(filled_in(each.expression, values))
+        answered += bool(series)
+        for label in _LEGEND_LABEL.findall(str(each.target.get("legendFormat", ""))):
+            if (
+                series and label not in _OPTIONAL_LABELS and "ALERTS" not in each.expression
+            ):  # each alert has labels of its own
+                assert any(label in one["metric"] for one in series), f"{each.where}: {label}"
+    assert answered > len(asked) / 3, "panels of GPUs and networks have no series here"
+
+
+def test_variables_and_annotations_are_answered(loaded: Loaded) -> None:
+    """The variables offer the recorded runs, ranks and the node; annotations show the alerts."""
+    offered: dict[str, set[str]] = {}
+    for dashboard in dashboards(RuleConfig()):
+        for variable in dashboard["templating"]["list"]:
+            found = _LABEL_VALUES.fullmatch(str(variable.get("query", "")))
+            if found:
+                series = loaded.ask(filled_in(found[1]))
+                values = {one["metric"].get(found[2], "") for one in series}
+                offered.setdefault(found[2], set()).update(values)
+        for annotation in dashboard["annotations"]["list"]:
+            loaded.ask(filled_in(annotation["expr"]))
+    assert {each.run for each in RUNS} <= offered["run"]
+    assert NODE in offered["node"]
+    assert {"0", "1", "2", "3"} <= offered["rank"]
+
+
+def test_recording_is_small() -> None:
+    """It lies in the repository."""
+    assert FILE.stat().st_size < LARGEST_BYTES

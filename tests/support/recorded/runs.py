@@ -1,0 +1,86 @@
+"""The recorded runs: which faults they have, which alert each must raise, and how they are stored."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankwatch_alerts import Alert, RuleConfig
+
+FILE = Path(__file__).with_name("runs.openmetrics.xz")
+"""All series of the recorded runs: what agents export, what rules record, and the alerts. `record.py` beside
+it made it from trainers, an agent, and a Prometheus with the generated rules."""
+INTERVAL_SECONDS = 5
+"""Time between two samples: those that Prometheus showed at these moments, and none of series that had ended.
+The rules saw one each second."""
+NODE = "node-a"
+HEALTHY = "healthy"
+CONFIG = replace(
+    RuleConfig.for_demo(),
+    checkpoint_age_budget_seconds=600.0,
+    data_skew_for_seconds=10.0,
+)
+"""The settings with which the runs were recorded: those of the demo."""
+
+
+class Recorded(NamedTuple):
+    """A run of the recording."""
+
+    run: str
+    ranks: int
+    faults: tuple[str, ...] = ()
+    """As `--fault` of the reference trainer takes them."""
+    alert: Alert | None = None
+    """The alert that the faults must raise."""
+    labels: Mapping[str, str] = {}
+    """Labels that it must have beside `run`."""
+
+
+RUNS = (
+    Recorded(HEALTHY, 4),
+    Recorded(
+        "slow-rank",
+        4,
+        ("straggler:rank=2,factor=1.8,from=150",),
+        Alert.STRAGGLER,
+        {"rank": "2", "node": NODE},
+    ),
+    Recorded("stalled-rank", 2, ("stall:from=150",), Alert.RUN_STALLED),
+    Recorded("nan-loss", 2, ("loss-nan:from=150",), Alert.LOSS_NON_FINITE),
+    Recorded("foreign-data", 3, ("foreign-data:rank=1",), Alert.DATA_SKEW, {"rank": "1", "node": NODE}),
+    Recorded(
+        "bad-disk",
+        1,
+        ("checkpoint-write-failure:from=135,until=165",),
+        Alert.CHECKPOINT_FAILED,
+        {"operation": "save", "rank": "0", "node": NODE},
+    ),
+)
+"""Steps 20, 40, 60, ... save a checkpoint."""
+
+
+def read() -> list[str]:
+    """The recording as lines of OpenMetrics, without the last one, `# EOF`."""
+    with lzma.open(FILE, "rt") as file:
+        return file.read().splitlines()
+
+
+def last_moment(lines: Sequence[str]) -> float:
+    """When the last sample was taken, in seconds since 1970."""
+    return max(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def to_openmetrics(series: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines for the series that Prometheus answered to a query over a range."""
+    for each in sorted(series, key=lambda one: sorted(one["metric"].items())):
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(each["metric"].items()))
+        name = each["metric"]["__name__"]
+        text = labels.removeprefix(f'__name__="{name}"').removeprefix(",")
+        yield from (f"{name}{{{text}}} {value} {moment}" for moment, value in each["values"])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
