@@ -7,6 +7,7 @@ neighbour whose job crashes again and again, must raise none. Times are compress
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
+from support.alerts.agent_means import agent_group
 from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, served
 from support.alerts.scenarios import CASES, Key, TimeSeries, continued, key_of, scenarios
 from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
@@ -81,6 +83,13 @@ def _chosen() -> dict[Key, tuple[str, list[TimeSeries]]]:
         series = [each._replace(labels={**each.labels, "cluster": cluster}) for each in scenario.series]
         found[key] = (cluster, series)
     return found
+
+
+def _agents(directory: Path) -> Path:
+    """What agents make of the series of their ranks: a replay has only these."""
+    path = directory / "agents.json"
+    path.write_text(json.dumps({"groups": [agent_group(CONFIG)]}))
+    return path
 
 
 def _healthy() -> list[TimeSeries]:
@@ -161,7 +170,7 @@ def test_an_hour_of_ordinary_life(tmp_path: Path) -> None:
         target = stack.enter_context(served(replay))
         config: Any = prometheus_config(
             CONFIG,
-            rule_files=write_rules(CONFIG, tmp_path),
+            rule_files=[_agents(tmp_path), *write_rules(CONFIG, tmp_path)],
             agent_targets=[target],
             alertmanager_targets=[am.removeprefix("http://")],
         )
