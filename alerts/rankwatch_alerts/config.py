@@ -14,19 +14,18 @@ from rankwatch.settings import build, expect, read_file, read_flags
 from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
 from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
 from rankwatch_alerts.label_names import wrong_names
+from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
 from rankwatch_alerts.rules import ALERT_NAMES, Severity
 from rankwatch_alerts.scaling import scaled_times
 
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
-DEFAULT_CLASS = "default"
-"""In settings by class: runs of any other class, and of none."""
 LONGEST_SECONDS = 365 * 86400.0
 """A year: no run lasts longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleConfig(Importing, Delivery):
+class RuleConfig(Objectives, Importing, Delivery):
     """Settings of the rules, the Alertmanager configuration and the dashboards.
 
     Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
@@ -193,17 +192,6 @@ class RuleConfig(Importing, Delivery):
     """How long after its first step a run that started slowly is told of."""
     objective_window_seconds: float = 604800.0
     """Window of success rates: a week."""
-    success_objectives: Mapping[str, float] = field(
-        default_factory=lambda: {"default": 0.95, "production": 0.99, "experiment": 0.9, "fine-tuning": 0.95}
-    )
-    """Share of attempts that must end well, by class of runs. `default` is for all other classes."""
-    goodput_objectives: Mapping[str, float] = field(
-        default_factory=lambda: {"default": 0.85, "production": 0.9, "experiment": 0.7, "fine-tuning": 0.8}
-    )
-    """Share of the requested time that must make progress that lasts, by class of runs. Llama 3 had more than
-    0.9 on 16,384 GPUs (arXiv 2407.21783); short runs pay their start-up more often."""
-    step_latency_objective: float = 2.0
-    """How many times as long as its median step the slowest twentieth of the steps of a run may take."""
 
     absence_window_seconds: float = 300.0
     """How long a running rank must be silent to count as vanished."""
@@ -300,6 +288,8 @@ class RuleConfig(Importing, Delivery):
                 self._check_classes(name, math.inf, "numbers above 0")
             elif name.endswith("_objectives"):
                 self._check_classes(name, 1, "shares above 0 and below 1")
+            elif name == "runs_expected":
+                self._check_classes(name, math.inf, "numbers of at least 2")
             elif name == "label_names":
                 expected = "labels of rankwatch, each with a new name that no other label has"
                 expect(self, name, not wrong_names(value), expected)
@@ -319,6 +309,9 @@ class RuleConfig(Importing, Delivery):
         self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
         self._expect_longer("goodput_window_seconds", "goodput_interval_seconds")
         self._expect_longer("interval_advice_window_seconds", "goodput_window_seconds")
+        self._expect_longer("goodput_slow_window_seconds", "goodput_fast_window_seconds")
+        self._expect_longer("slo_period_seconds", "goodput_slow_window_seconds")
+        self.check_objectives()
         self._expect_longer("straggler_for_seconds", "step_window_seconds")
         self._expect_longer("cause_for_seconds", "step_window_seconds")
         self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
@@ -379,7 +372,13 @@ _SHARES = (
     *("straggler_least_residual", "straggler_most_spread"),
     *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
     *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
-    "disk_free_share",
+    *(
+        "disk_free_share",
+        "goodput_fast_budget",
+        "goodput_slow_budget",
+        "success_page_chance",
+        "repeated_share",
+    ),
 )
 _CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
 _JOB = re.compile(r"[\w./:-]+", re.ASCII)

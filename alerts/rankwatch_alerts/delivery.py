@@ -29,6 +29,7 @@ _OF_PLATFORM = frozenset(
     (
         *HARDWARE_ALERTS,
         Alert.PREEMPTION_STORM,
+        *(Alert.SUCCESS_BUDGET, Alert.GOODPUT_BUDGET, Alert.REQUEUE_RATE),
         *(Alert.NODE_LOST, Alert.STRAGGLER, Alert.NETWORK_DEGRADED, Alert.JITTER),
         *(Alert.TELEMETRY_ABSENT, Alert.COLLECTOR_FAILING, Alert.RULES_FAILING, Alert.BLACK_BOXES_LEFT_OUT),
         Alert.WATCHDOG,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rankwatch.conventions import METRICS, RECORDED_SERIES, Kind
 from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.catalogue import SLIS, Sli
-from rankwatch_alerts.config import DEFAULT_CLASS
+from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.rules import AlertRule, RecordingRule, duration
 from rankwatch_dashboards import dashboards
 

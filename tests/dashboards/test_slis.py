@@ -7,7 +7,7 @@ import pytest
 from rankwatch.conventions import METRICS, RECORDED_SERIES
 from rankwatch_alerts import RuleConfig, recording_groups
 from rankwatch_alerts.catalogue import SLIS, Sli
-from rankwatch_alerts.config import DEFAULT_CLASS
+from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.rules import ALERT_NAMES, RecordingRule
 from rankwatch_dashboards.slis import named_in, panels_by_series, slis_reference, sources_by_alert
 from support.alerts.lint import check_expression
@@ -66,9 +66,9 @@ def test_absence(sli: Sli) -> None:
 
 def test_objectives_follow_the_settings() -> None:
     """By class where the setting has classes, and for all runs alike elsewhere."""
-    config = RuleConfig(success_objectives={"default": 0.5, "nightly": 0.75}, loss_deviation=7.0)
+    config = RuleConfig(success_objectives={"default": 0.9, "nightly": 0.95}, loss_deviation=7.0)
     by_name = {sli.name: sli for sli in ALL}
-    assert by_name["run success"].objectives(config) == {"default": 0.5, "nightly": 0.75}
+    assert by_name["run success"].objectives(config) == {"default": 0.9, "nightly": 0.95}
     assert by_name["loss"].objectives(config) == {"default": 7.0}
     assert by_name["throughput"].objectives(config) == {}
     for sli in ALL:

@@ -27,6 +27,7 @@ from rankwatch_alerts.alerting.life import (
     startup_slow,
 )
 from rankwatch_alerts.alerting.nodes import node_lost, node_unseen
+from rankwatch_alerts.alerting.objectives import objective_alerts
 from rankwatch_alerts.alerting.replicas import norm_differs, rank_differs, replicas_differ
 from rankwatch_alerts.alerting.slow import (
     jitter,
@@ -81,6 +82,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             data_skew(config),
         ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
+        "rankwatch-budgets": objective_alerts(config),
         "rankwatch-cost": (forecast_over_budget(config), gpus_idle(config), price_unknown(config)),
         "rankwatch-gpus": gpu_alerts(config),
         "rankwatch-fabric": fabric_alerts(config),

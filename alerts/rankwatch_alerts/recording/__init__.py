@@ -15,6 +15,7 @@ from rankwatch_alerts.recording.life import life_rules
 from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.money import money_rules
 from rankwatch_alerts.recording.nodes import node_rules
+from rankwatch_alerts.recording.objectives import objective_rules
 from rankwatch_alerts.recording.replicas import replica_rules
 from rankwatch_alerts.recording.runs import run_rules
 from rankwatch_alerts.recording.stall_causes import stall_cause_rules
@@ -76,6 +77,11 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             name="rankwatch-goodput",
             interval_seconds=config.goodput_interval_seconds,
             rules=(*goodput_rules(config), *interval_advice_rules(config), *money_rules(config)),
+        ),
+        RuleGroup(
+            name="rankwatch-objectives",
+            interval_seconds=config.slo_interval_seconds,
+            rules=objective_rules(config),
         ),
         RuleGroup(name="rankwatch-hardware", interval_seconds=interval, rules=hardware_rules(config)),
     )

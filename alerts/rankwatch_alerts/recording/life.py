@@ -15,11 +15,7 @@ STARTED = f"max by ({RUN}) (rankwatch_run_attempt_start_timestamp_seconds)"
 TIME_TO_COMPLETE = "run:rankwatch_time_to_complete_seconds:estimate"
 DEADLINE_MARGIN = "run:rankwatch_deadline_margin_seconds:estimate"
 NODES_LOST = "run:rankwatch_node_lost_timestamp_seconds:min"
-SUCCESS = "class:rankwatch_run_success:ratio"
-RESTARTS = "class:rankwatch_run_restarts:ratio"
-PREEMPTIONS = "class:rankwatch_run_preemptions:increase"
 
-_CLASS = "cluster, run_class"
 _ROOT = f"{RUN}, node, rank, kind, exception"
 _END = "rankwatch_run_attempt_end_timestamp_seconds"
 _SAME_ATTEMPT_SECONDS = 120.0
@@ -27,13 +23,12 @@ _SAME_ATTEMPT_SECONDS = 120.0
 
 
 def life_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """Ends and progress of each run, and rates of each class of runs."""
+    """Ends and progress of each run."""
     return (
         _failed_rule(),
         *_progress_rules(config),
         *_startup_rules(),
         _nodes_lost_rule(config),
-        *_class_rules(config),
     )
 
 
@@ -138,40 +133,3 @@ def _nodes_lost_rule(config: RuleConfig) -> RecordingRule:
             )
         """,
     )
-
-
-def _class_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """The counters have no label of a run, so an increase misses no first event."""
-    window = duration(config.objective_window_seconds)
-    finished = _increase("rankwatch_run_attempts_total", window, '{outcome="finished"}')
-    with_node = f"sum by ({_CLASS}) (changes({NODES_LOST}[{window}]) + 1)"
-    return (
-        recorded(
-            SUCCESS,
-            f"""
-                {finished}
-                / on ({_CLASS})
-                (
-                  {finished}
-                  + on ({_CLASS})
-                  {_increase("rankwatch_run_failures_total", window)}
-                  + on ({_CLASS})
-                  ({with_node} or 0 * {finished})
-                  > 0
-                )
-            """,
-        ),
-        recorded(
-            RESTARTS,
-            f"""
-                {_increase("rankwatch_run_starts_total", window, '{cause!="first"}')}
-                / on ({_CLASS})
-                ({_increase("rankwatch_run_starts_total", window)} > 0)
-            """,
-        ),
-        recorded(PREEMPTIONS, _increase("rankwatch_run_attempts_total", window, '{outcome="preempted"}')),
-    )
-
-
-def _increase(counter: str, window: str, matchers: str = "") -> str:
-    return f"sum by ({_CLASS}) (increase({counter}{matchers}[{window}]))"

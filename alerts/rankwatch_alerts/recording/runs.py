@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.config import DEFAULT_CLASS, RuleConfig
+from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.recording.nodes import SILENT
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, promql, recorded
 

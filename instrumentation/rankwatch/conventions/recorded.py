@@ -14,6 +14,7 @@ from rankwatch.conventions.recorded_goodput import RECORDED_GOODPUT
 from rankwatch.conventions.recorded_hardware import RECORDED_HARDWARE
 from rankwatch.conventions.recorded_life import RECORDED_LIFE
 from rankwatch.conventions.recorded_nodes import RECORDED_NODES
+from rankwatch.conventions.recorded_objectives import RECORDED_OBJECTIVES
 from rankwatch.conventions.recorded_stalls import RECORDED_STALLS
 from rankwatch.conventions.recorded_stragglers import RECORDED_STRAGGLERS
 from rankwatch.conventions.replicas import RECORDED_REPLICAS
@@ -215,6 +216,7 @@ RECORDED_SERIES: tuple[RecordedSeries, ...] = (
     *RECORDED_STALLS,
     *RECORDED_NODES,
     *RECORDED_LIFE,
+    *RECORDED_OBJECTIVES,
     *_STEPS,
     *RECORDED_STRAGGLERS,
     *_STAGES,

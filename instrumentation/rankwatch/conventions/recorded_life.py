@@ -6,7 +6,6 @@ from rankwatch.conventions.declaration import recorded
 from rankwatch.conventions.labels import Label
 
 _RUN = (Label.CLUSTER, Label.RUN)
-_CLASS = (Label.CLUSTER, Label.RUN_CLASS)
 
 RECORDED_LIFE = (
     recorded(
@@ -47,21 +46,5 @@ RECORDED_LIFE = (
         (*_RUN, Label.RUN_CLASS),
         "Unix time at which the first of the nodes was last seen that the run has lost, until the run moves "
         "again. Machines that the cloud has taken away do not count.",
-    ),
-    recorded(
-        "class:rankwatch_run_success:ratio",
-        _CLASS,
-        "Share of attempts that finished among those that finished, failed, or lost a node, over the window "
-        "of objectives.",
-    ),
-    recorded(
-        "class:rankwatch_run_restarts:ratio",
-        _CLASS,
-        "Share of attempts that launcher or scheduler started again, over the same window.",
-    ),
-    recorded(
-        "class:rankwatch_run_preemptions:increase",
-        _CLASS,
-        "Attempts that were preempted within the same window.",
     ),
 )

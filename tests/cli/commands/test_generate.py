@@ -21,7 +21,7 @@ from support.servers.prometheus import alertmanager, get_json, poll, post_json, 
 SETTINGS = """\
 label_names = {cluster = "k8s_cluster", node = "hostname"}
 severities = {RankwatchRunBehindPlan = "critical"}
-success_objectives = {default = 0.9, nightly = 0.5}
+success_objectives = {default = 0.9, nightly = 0.75}
 owners = {RankwatchLossDiverging = "science"}
 checkpoint_age_budget_seconds = 7200
 runbook_base_url = "https://wiki.test/rw"
@@ -64,7 +64,7 @@ def test_settings_reach_everything(tmp_path: Path) -> None:
     receivers = yaml.safe_load((folder / "alertmanager" / "alertmanager.yml").read_text())["receivers"]
     assert "page-science" in {each["name"] for each in receivers}
     assert {path.stem for path in (folder / "runbooks").glob("*.md")} >= set(ALERT_NAMES)
-    assert "nightly 0.5" in (folder / "reference" / "slis.md").read_text()
+    assert "nightly 0.75" in (folder / "reference" / "slis.md").read_text()
     assert "| [RankwatchLossDiverging](" in (folder / "reference" / "alerts.md").read_text()
     assert "| science |" in (folder / "reference" / "alerts.md").read_text()
     assert (
