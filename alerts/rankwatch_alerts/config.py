@@ -97,9 +97,13 @@ class RuleConfig(Objectives, Importing, Delivery):
     """Transfer time, relative to its baseline, from which the network is the cause. Shared fabrics vary by 10
     to 20 % from hour to hour, and one node of a group sees part of the waiting."""
     network_baseline_seconds: float = 21600.0
-    """Time over which the median transfer time is the baseline."""
+    """Time over which the median is the baseline, of transfer time and of step time."""
     network_min_baseline_seconds: float = 1800.0
     """Least history for a baseline: a run that has just begun has none."""
+
+    step_regression: float = 1.15
+    """Step time, relative to the median of the past, from which a run has become slower. Shared fabrics and
+    clocks vary by less than 10 %."""
 
     stall_floor_seconds: float = 60.0
     """Least time without progress that is a stall, however short the learnt timeout."""
@@ -157,8 +161,7 @@ class RuleConfig(Objectives, Importing, Delivery):
     cost_for_seconds: float = 1800.0
     """How long a forecast must be over the budget, or a price be missing: both are for office hours."""
     gpu_idle_utilization: float = 0.05
-    """Mean utilisation of the GPUs of a run below which they idle. Any training step is far above it; copies
-    and monitoring alone stay below."""
+    """Mean utilisation of the GPUs of a run below which they idle: copies and monitoring alone stay below."""
     gpu_idle_for_seconds: float = 1800.0
     """How long they must idle: as long as a start-up may take (`startup_budget_seconds`)."""
     goodput_interval_seconds: float = 60.0
@@ -172,8 +175,7 @@ class RuleConfig(Objectives, Importing, Delivery):
     crash_loop_attempts: float = 3.0
     """Attempts one after the other without a new step that are a loop of crashes."""
     preemption_storm: float = 3.0
-    """Attempts of one class that are preempted within `preemption_window_seconds` from which it is a storm.
-    One comes from a single machine that is taken away, a second from a requeue onto a like one."""
+    """Attempts of one class that are preempted within `preemption_window_seconds`: not one bad requeue."""
     preemption_window_seconds: float = 3600.0
     """How long a preemption counts."""
     pace_window_seconds: float = 7200.0
@@ -193,6 +195,9 @@ class RuleConfig(Objectives, Importing, Delivery):
     objective_window_seconds: float = 604800.0
     """Window of success rates: a week."""
 
+    records_missed_share: float = 0.01
+    """Share of the records of ranks that the agent did not read in time from which their figures are wrong:
+    less than any threshold of the rules on steps."""
     absence_window_seconds: float = 300.0
     """How long a running rank must be silent to count as vanished."""
     absence_lookback_seconds: float = 1800.0

@@ -31,7 +31,13 @@ _OF_PLATFORM = frozenset(
         Alert.PREEMPTION_STORM,
         *(Alert.SUCCESS_BUDGET, Alert.GOODPUT_BUDGET, Alert.REQUEUE_RATE),
         *(Alert.NODE_LOST, Alert.STRAGGLER, Alert.NETWORK_DEGRADED, Alert.JITTER),
-        *(Alert.TELEMETRY_ABSENT, Alert.COLLECTOR_FAILING, Alert.RULES_FAILING, Alert.BLACK_BOXES_LEFT_OUT),
+        *(
+            Alert.TELEMETRY_ABSENT,
+            Alert.COLLECTOR_FAILING,
+            Alert.RULES_FAILING,
+            Alert.RECORDS_MISSED,
+            Alert.BLACK_BOXES_LEFT_OUT,
+        ),
         Alert.WATCHDOG,
     )
 )

@@ -20,6 +20,7 @@ class Alert(StrEnum):
     SLOW_DATA_LOADING = "RankwatchSlowDataLoading"
     NETWORK_DEGRADED = "RankwatchNetworkDegraded"
     JITTER = "RankwatchJitter"
+    STEP_TIME_REGRESSED = "RankwatchStepTimeRegressed"
     RUN_STALLED = "RankwatchRunStalled"
     COLLECTIVES_DESYNCHRONISED = "RankwatchCollectivesDesynchronised"
     RANK_LOST = "RankwatchRankLost"
@@ -41,6 +42,7 @@ class Alert(StrEnum):
     CHECKPOINT_STALE = "RankwatchCheckpointStale"
     CHECKPOINT_OVERLAP = "RankwatchCheckpointOverlap"
     CHECKPOINT_WRITER_SLOW = "RankwatchCheckpointWriterSlow"
+    RESUME_FAILED = "RankwatchResumeFailed"
     RESUMED_FROM_OLDER = "RankwatchResumedFromOlder"
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
     COLLECTOR_FAILING = "RankwatchCollectorFailing"
@@ -73,6 +75,7 @@ class Alert(StrEnum):
     FORECAST_OVER_BUDGET = "RankwatchForecastOverBudget"
     GPUS_IDLE = "RankwatchGpusIdle"
     PRICE_UNKNOWN = "RankwatchPriceUnknown"
+    RECORDS_MISSED = "RankwatchRecordsMissed"
     BLACK_BOXES_LEFT_OUT = "RankwatchBlackBoxesLeftOut"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankwatch.settings import expect
-from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out
+from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out, records_missed
 from rankwatch_alerts.alerting.checkpoints import checkpoint_alerts
 from rankwatch_alerts.alerting.cost import forecast_over_budget, gpus_idle, price_unknown
 from rankwatch_alerts.alerting.fabric import fabric_alerts
@@ -34,6 +34,7 @@ from rankwatch_alerts.alerting.slow import (
     network_degraded,
     slow_data_loading,
     slow_stage,
+    step_time_regressed,
     straggler,
     unequal_batches,
 )
@@ -69,6 +70,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             slow_data_loading(config),
             network_degraded(config),
             jitter(config),
+            *step_time_regressed(config),
         ),
         "rankwatch-learning": (
             loss_non_finite(config),
@@ -94,6 +96,7 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             rules_failing(config),
             watchdog(config),
             black_boxes_left_out(config),
+            records_missed(config),
         ),
     }
     _refuse_equal_rules(config, [rule for rules in rules_of.values() for rule in rules])

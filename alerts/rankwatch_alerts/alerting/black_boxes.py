@@ -1,4 +1,4 @@
-"""The alert on black boxes that an agent leaves out: their ranks are not watched, or somebody means harm."""
+"""Alerts on black boxes that an agent leaves out or cannot read in time: their ranks are not watched."""
 
 from __future__ import annotations
 
@@ -34,4 +34,30 @@ def black_boxes_left_out(config: RuleConfig) -> AlertRule:
             "agent names the files."
         ),
         of_run=False,
+    )
+
+
+def records_missed(config: RuleConfig) -> AlertRule:
+    """The agent reads more slowly than ranks write, so what it counts is too low."""
+    window = duration(config.absence_window_seconds)
+    missed = f"sum by (cluster, run, node) (rate(rankwatch_blackbox_records_missed_total[{window}]))"
+    read = f"sum by (cluster, run, node) (rate(rankwatch_blackbox_records_total[{window}]))"
+    return alert_rule(
+        config,
+        Alert.RECORDS_MISSED,
+        f"""
+            {missed}
+            / on (cluster, run, node)
+            ({missed} + on (cluster, run, node) {read} > 0)
+            > {config.records_missed_share:g}
+        """,
+        for_seconds=config.collector_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        summary="The agent misses records of ranks, so their figures are too low.",
+        description=(
+            "The agent on node {{ $labels.node }} misses {{ $value | humanizePercentage }} of the records of "
+            "run {{ $labels.run }}: they are overwritten before it reads them. Steps, phases and losses of "
+            "these ranks are incomplete. Give the agent CPU time, or the ranks larger black boxes."
+        ),
     )

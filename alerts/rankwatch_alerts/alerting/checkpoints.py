@@ -27,6 +27,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
         checkpoint_stale(config),
         checkpoint_overlap(config),
         checkpoint_writer_slow(config),
+        resume_failed(config),
         resumed_from_older(config),
     )
 
@@ -150,6 +151,45 @@ def checkpoint_writer_slow(config: RuleConfig) -> AlertRule:
             f"wrote for {{{{ $value | humanizeDuration }}}} longer than the median rank ({median}). It wrote "
             f"{size}B, the median rank {usual}B. If it wrote as much as the others, check the storage "
             "and the network of that node; else balance the parts."
+        ),
+        dashboard=_DASHBOARD,
+    )
+
+
+def resume_failed(config: RuleConfig) -> AlertRule:
+    """Critical: a run that cannot load either stands still or starts from nothing, and a restart repeats it.
+
+    A failure that was counted before Prometheus first saw the rank shows no increase.
+    """
+    window = duration(config.event_window_seconds)
+    failed = 'rankwatch_checkpoint_operations_total{operation="load", outcome="failure"}'
+    such_as = looked_up(
+        "topk(1, sum by (rank, node) (increase(rankwatch_checkpoint_operations_total"
+        f'{{operation="load", outcome="failure", cluster=%q, run=%q}}[{window}])) > 0)',
+        OF_RUN,
+        "{{ with . | first }}, such as rank {{ .Labels.rank }} on node {{ .Labels.node }}{{ end }}",
+        "",
+    )
+    return alert_rule(
+        config,
+        Alert.RESUME_FAILED,
+        f"""
+            count by ({RUN}) (
+              max by ({RUN}, rank, node) (
+                increase({failed}[{window}]) > 0
+                or
+                {failed} > 0 unless on ({RUN}, rank, node) {failed} offset {window}
+              )
+            )
+        """,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.CRITICAL,
+        summary="A run could not load its checkpoint.",
+        description=(
+            "{{ $value }} rank(s) of run {{ $labels.run }} could not load a checkpoint in the last "
+            f"{window}{such_as}. The run stands still, or starts from nothing. Before it is started again, "
+            "keep all its checkpoints, and find one that loads: `rankwatch checkpoint newest`."
         ),
         dashboard=_DASHBOARD,
     )

@@ -18,7 +18,7 @@ from rankwatch_alerts.alerting.alert import (
 )
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.stragglers import COSTLY, STRAGGLER
-from rankwatch_alerts.rules import Alert, AlertRule, Severity
+from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
 
 _OF_RUN, _OF_RANK = matching(OF_RUN), matching(OF_RANK)
 _ALL_CAUSES = listed(
@@ -240,6 +240,54 @@ def network_degraded(config: RuleConfig) -> AlertRule:
         ),
         cause=Cause.NETWORK,
         slowdown=f"about {slowdown}",
+    )
+
+
+def step_time_regressed(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """All ranks got slower, whatever the cause: against the run's own past, and against its last run.
+
+    The series of a run goes on over its attempts. Of an attempt that is younger than the baseline, all that
+    is older than the baseline belongs to attempts before it.
+    """
+    past = duration(config.network_baseline_seconds)
+    mean, step = "run:rankwatch_step_seconds:mean", duration(config.goodput_interval_seconds * 10)
+    week = duration(config.objective_window_seconds)
+    fewest = config.network_min_baseline_seconds / config.scrape_interval_seconds
+    own_past = f"""
+        {mean} / quantile_over_time(0.5, {mean}[{past}]) > {config.step_regression:g}
+        and
+        count_over_time({mean}[{past}]) > {fewest:g}
+    """
+    last_run = f"""
+        {mean} / quantile_over_time(0.5, {mean}[{week}:{step}] offset {past}) > {config.step_regression:g}
+        and on (cluster, run)
+        time() - max by (cluster, run) (rankwatch_run_attempt_start_timestamp_seconds)
+        < {config.network_baseline_seconds:g}
+    """
+    return (
+        _step_time_regressed(config, "own_past", own_past, f"the median of the last {past}"),
+        _step_time_regressed(config, "last_run", last_run, "before its present attempt"),
+    )
+
+
+def _step_time_regressed(config: RuleConfig, reason: str, expression: str, past: str) -> AlertRule:
+    now = value_of(
+        f"run:rankwatch_step_seconds:mean{matching(OF_RUN)}", OF_RUN, "not known", "humanizeDuration"
+    )
+    return alert_rule(
+        config,
+        Alert.STEP_TIME_REGRESSED,
+        expression,
+        for_seconds=config.cause_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        labels={"reason": reason},
+        summary="The steps of a run take longer than they did.",
+        description=(
+            'Steps of run {{ $labels.run }} take {{ $value | printf "%.2f" }} times as long as '
+            f"{past}, now {now}, and cost as much more. No single rank, input or link need be to blame: "
+            "compare the parts of the step, versions and hosts with those before."
+        ),
     )
 
 

@@ -40,6 +40,7 @@ def inhibit_rules() -> list[dict[str, object]]:
         Alert.STARTUP_SLOW,
         Alert.RUN_BEHIND_PLAN,
         Alert.GPUS_IDLE,
+        Alert.STEP_TIME_REGRESSED,
     )
     ends = (Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING)
     return [
@@ -56,6 +57,11 @@ def inhibit_rules() -> list[dict[str, object]]:
             "target_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_UNKNOWN}"', _OF_A_RUN],
             "equal": of_run,
         },
+        _inhibit(
+            (Alert.STRAGGLER, Alert.SLOW_DATA_LOADING, Alert.NETWORK_DEGRADED),
+            (Alert.STEP_TIME_REGRESSED,),
+            of_run,
+        ),
         _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
         _inhibit(
             (Alert.LOSS_NON_FINITE, Alert.LOSS_DIVERGING), (Alert.NORM_EXPLODING, Alert.LOSS_PLATEAU), of_run

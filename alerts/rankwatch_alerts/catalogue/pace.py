@@ -24,6 +24,7 @@ STEPS = (
         "step latency",
         "How long do steps take: p50, p95, p99?",
         "rankwatch_step_duration_seconds",
+        "run:rankwatch_step_seconds:mean",
         figure=(
             f"histogram_quantile(0.95, {_DURATIONS})"
             f" / on (cluster, run) histogram_quantile(0.5, {_DURATIONS})"
@@ -32,7 +33,7 @@ STEPS = (
         good=Good.LOWER,
         objective="step_latency_objective",
         window="step_window_seconds",
-        no_alert=_OWN_PAST,
+        alerts=(Alert.STEP_TIME_REGRESSED,),
     ),
     sli(
         "step split",

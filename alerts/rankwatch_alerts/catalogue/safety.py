@@ -134,11 +134,12 @@ CHECKPOINTS = (
         "rankwatch_rank_restored_step",
         "rankwatch_rank_steps_lost_total",
         "rankwatch_rank_resumes_total",
+        "rankwatch_checkpoint_operations_total",
         figure="max by (cluster, run) (increase(rankwatch_rank_steps_lost_total[$window]))",
         unit="steps",
         good=Good.LOWER,
         window="goodput_window_seconds",
         needs="a run that resumed",
-        alerts=(Alert.RESUMED_FROM_OLDER,),
+        alerts=(Alert.RESUME_FAILED, Alert.RESUMED_FROM_OLDER),
     ),
 )
