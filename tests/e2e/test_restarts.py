@@ -119,7 +119,7 @@ def _crash_loop(step: int, began: float) -> str:
             ("rankwatch_steps_total", {}, float(min(age, 5))),
             ("rankwatch_step_seconds_total", {}, 0.1 * min(age, 5)),
             ("rankwatch_step_local_seconds_total", {}, 0.05 * min(age, 5)),
-            ("rankwatch_step_phase_seconds_total", {"phase": "forward"}, 0.05 * min(age, 5)),
+            ("rankwatch_step_phase_seconds_total", {"phase": "other"}, 0.05 * min(age, 5)),
         ):
             lines.append(f"{sample_head(name, {**of, **more})} {value!r}\n")
     return "".join(lines)
