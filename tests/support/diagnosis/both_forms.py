@@ -96,7 +96,9 @@ def _verdict(
 ) -> Outcome:
     """Fails where alerts report several causes, or phases of slow ranks, at once."""
     alerts = [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
-    cause_of = {rule["alert"]: Cause(rule["annotations"]["cause"]) for rule in alerts}
+    causes_of = [(rule["alert"], rule["annotations"].get("cause")) for rule in alerts]
+    cause_of = {alert: Cause(cause) for alert, cause in causes_of if cause}  # slower steps alone name none
+    firing = [each for each in firing if each["alertname"] in cause_of]
     named = {int(each["rank"]) for each in firing if each["alertname"] == Alert.STRAGGLER}
     causes = {cause_of[each["alertname"]] for each in firing}
     grown = {SlowPhase(each["phase"]) for each in phases if int(each["rank"]) in named}
