@@ -27,7 +27,7 @@ VALUES = {
 """Values of a label on one rank, about those of docs/cardinality.md; of any other label a rank has one."""
 OF_LEVEL = {"rank_phase": {Label.PHASE: len(SlowPhase)}, "rank_reason": {Label.REASON: 2}}
 """The same in recorded series of these levels."""
-MOST_SERIES, MOST_SAMPLES = 585, 3_900
+MOST_SERIES, MOST_SAMPLES = 370, 1_800
 """Of one rank, in one evaluation of all rules."""
 
 
@@ -47,6 +47,11 @@ def _reads(node: Any) -> Iterator[Read]:
             yield from _read(node, 0.0)
         case promql_parser.MatrixSelector():
             yield from _read(node.vector_selector, node.range.total_seconds())
+        case promql_parser.SubqueryExpr():
+            times = node.range / node.step
+            yield from (
+                each._replace(samples=each.samples * times, far_back=True) for each in _reads(node.expr)
+            )
         case promql_parser.Call():
             for argument in node.args:
                 yield from _reads(argument)
@@ -63,10 +68,12 @@ def _reads(node: Any) -> Iterator[Read]:
 
 def _read(selector: Any, window_seconds: float) -> Iterator[Read]:
     labels = labels_of(selector.name or "") or frozenset()
-    if Label.RANK not in labels or selector.name == "ALERTS":  # only alerts that fire have series
+    level, _, recorded = str(selector.name).partition(":")
+    of_ranks = level.startswith("rank") if recorded else selector.name != "ALERTS"
+    if Label.RANK not in labels or not of_ranks:  # of runs and alerts only one rank has a series
         return
     matched = {each.name: each for each in selector.matchers.matchers}
-    values = VALUES | OF_LEVEL.get(str(selector.name).partition(":")[0], {})
+    values = VALUES | OF_LEVEL.get(level, {})
     series = prod(_values(values[Label(each)], matched.get(each)) for each in labels & set(map(str, values)))
     scrapes = max(1.0, window_seconds / CONFIG.scrape_interval_seconds)
     yield Read(selector.name, series, series * scrapes, window_seconds > CONFIG.step_window_seconds)
@@ -133,6 +140,12 @@ def test_cost_of_a_rank() -> None:
 def test_expensive_rule(expression: str, reason: str) -> None:
     """Both shapes were in the rules once."""
     assert _expensive("it", list(_reads(parse(expression)))) == [reason]
+
+
+def test_cost_of_a_subquery() -> None:
+    """It reads its expression anew for each of its steps."""
+    (read,) = _reads(parse("max_over_time((rankwatch_progress_timestamp_seconds > 0)[1h:10m])"))
+    assert (read.samples, read.far_back) == (6.0, True)
 
 
 def test_cost_of_matched_series() -> None:

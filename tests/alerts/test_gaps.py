@@ -17,7 +17,6 @@ from rankwatch_alerts import RuleConfig, alert_groups, recording_groups, write_r
 from rankwatch_alerts.rules import AlertRule
 from support.alerts.agent_means import AGENT_GROUP, agent_group
 from support.alerts.scenarios import (
-    STEP_SECONDS,
     Key,
     Scenario,
     TimeSeries,
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.e2e
 WATCHED_STEPS = 30
 """Longer than an alert goes on without its condition, after the gap."""
 GAP_AFTER, RESTART_STEPS = 4, 4
-"""A minute after the alert fired; an agent is away for a minute."""
+"""In steps of the case. At 15 s a gap is a minute after the alert fired, and an agent is away for one."""
 STEADY = "steady"
 
 Change = Callable[[TimeSeries, int], Iterator[TimeSeries]]
@@ -63,6 +62,7 @@ CHANGES: Mapping[str, Change] = {
 }
 NO_GAP: Mapping[Key, str] = {
     ("RankwatchTelemetryAbsent", "critical", "agents_missing"): "no agent is there that could be missed",
+    ("RankwatchWatchdog", "info", ""): "that it stops where no agent answers is its purpose",
 }
 RULES = [
     key_of(rule.alert, {**rule.labels, "severity": rule.severity})
@@ -90,7 +90,7 @@ def test_gap(key: Key, rules: list[str], tmp_path: Path) -> None:
     scenario = _scenario(key)
     document = {
         "rule_files": rules,
-        "evaluation_interval": f"{STEP_SECONDS}s",
+        "evaluation_interval": f"{scenario.step_seconds}s",
         "group_eval_order": [
             AGENT_GROUP,
             *(each.name for each in (*recording_groups(CONFIG), *alert_groups(CONFIG))),
@@ -119,7 +119,7 @@ def _case(scenario: Scenario) -> dict[str, object]:
             changed = change(each, first) if each.of_agent else iter((each,))
             series += [_placed(new, name) for new in changed]
     return {
-        "interval": f"{STEP_SECONDS}s",
+        "interval": f"{scenario.step_seconds}s",
         "input_series": series,
         "promql_expr_test": [test for name in CHANGES for test in _expected(scenario, name)],
     }
@@ -127,14 +127,15 @@ def _case(scenario: Scenario) -> dict[str, object]:
 
 def _expected(scenario: Scenario, place: str) -> Iterator[dict[str, object]]:
     """The alert has fired at each evaluation, and none has that did not without the gap."""
-    end = f"{(scenario.fires + WATCHED_STEPS) * STEP_SECONDS}s"
+    watched_seconds = WATCHED_STEPS * scenario.step_seconds
+    end = f"{scenario.fires * scenario.step_seconds + watched_seconds}s"
     label = "rule_group" if "rule_group" in scenario.labels else "cluster"
     alert, severity, reason = scenario.key
     this = f'alertname="{alert}", severity="{severity}", reason="{reason}"'
 
     def firing(place: str, more: str = "") -> str:
         matchers = f'{{alertstate="firing", {label}=~".*{place}.*"{more}}}'
-        return f"count_over_time(ALERTS{matchers}[{WATCHED_STEPS * STEP_SECONDS}s])"
+        return f"count_over_time(ALERTS{matchers}[{watched_seconds}s])"
 
     everywhere = [{"labels": "{}", "value": WATCHED_STEPS + 1}]
     yield {"expr": f"min({firing(place, f', {this}')})", "eval_time": end, "exp_samples": everywhere}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -57,4 +58,4 @@ def test_lost_ranks(tmp_path: Path) -> None:
 
 def test_no_limit(tmp_path: Path) -> None:
     for each in write_rules(RuleConfig(), tmp_path):
-        assert "limit:" not in each.read_text()
+        assert not re.search(r"^\s*limit:", each.read_text(), re.MULTILINE)

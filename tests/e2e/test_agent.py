@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,22 @@ class Job:
             f"{count} further steps of both ranks",
         )
 
+    @contextmanager
+    def stopped(self, rank: str) -> Iterator[None]:
+        """Its process stands still, and goes on afterwards."""
+        reader = Reader(self._boxes / RUN / f"{rank}.blackbox")
+        try:
+            assert reader.writer_alive()
+            pid = reader.writer_pid
+        finally:
+            reader.close()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL for torchrun and both ranks."""
         self._family.kill()
@@ -129,19 +146,20 @@ def test_metrics_of_a_running_job(job: Job) -> None:
 
 
 def test_flight_recorders(job: Job) -> None:
-    """Last enqueued and last completed collective of each rank grow, and the latter is never ahead."""
+    """Where ranks stand is shown of those that wait for one that is stopped, and of none that goes on."""
     with _agent(job, "--intervals-seconds", "collectives=0.5") as agent:
 
-        def completed() -> dict[tuple[str, ...], float]:
-            return _scrape(agent, "rankwatch_collective_last_completed")
+        def placed() -> set[str]:
+            return {key[0] for key in _scrape(agent, "rankwatch_collective_last_completed")}
 
-        poll(lambda: {key[0] for key in completed()} == set(RANKS), SECONDS_TO_START, "collectives")
-        before = completed()
-        poll(
-            lambda: sum(completed().values()) > sum(before.values()), SECONDS_TO_START, "further collectives"
-        )
-        enqueued = _scrape(agent, "rankwatch_collective_last_enqueued")
-        assert all(enqueued[key] >= number > 0 for key, number in before.items())
+        poll(lambda: _states(agent) == BOTH_RUN, SECONDS_TO_START, "both ranks in state running")
+        poll(lambda: not placed(), SECONDS_TO_START, "the usual duration of a step to be learnt")
+        with job.stopped("1"):
+            poll(lambda: "0" in placed(), SECONDS_TO_START, "the place of the rank that waits")
+            enqueued = _scrape(agent, "rankwatch_collective_last_enqueued")
+            completed = _scrape(agent, "rankwatch_collective_last_completed")
+            assert all(enqueued[key] >= number > 0 for key, number in completed.items())
+        poll(lambda: not placed(), SECONDS_TO_START, "both ranks to go on")
 
 
 def test_agent_is_killed(job: Job) -> None:

@@ -22,7 +22,7 @@ import yaml
 from rankwatch_alerts import Alert, RuleConfig, alertmanager_config, prometheus_config, write_rules
 from support.alerts.agent_means import agent_group
 from support.alerts.replay import SECONDS_A_STEP, SPEED, Replay, sample_head, served
-from support.alerts.scenarios import CASES, Key, TimeSeries, continued, key_of, scenarios
+from support.alerts.scenarios import CASES, STEP_SECONDS, Key, TimeSeries, continued, key_of, scenarios
 from support.servers.prometheus import alertmanager, get_json, poll, prometheus, require
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -77,7 +77,8 @@ def _chosen() -> dict[Key, tuple[str, list[TimeSeries]]]:
         if key[0] not in ALERTS or key[2].startswith("rankwatch_step"):
             continue
         made_here = any(each.name in REPLAYED_ELSEWHERE for each in scenario.series)
-        if scenario.fires > LONGEST_LEAD or made_here or "cluster" not in scenario.labels:
+        replayed = scenario.fires <= LONGEST_LEAD and scenario.step_seconds == STEP_SECONDS
+        if not replayed or made_here or "cluster" not in scenario.labels:
             continue
         cluster = f"c{number}"
         series = [each._replace(labels={**each.labels, "cluster": cluster}) for each in scenario.series]

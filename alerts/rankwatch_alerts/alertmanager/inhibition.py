@@ -26,13 +26,16 @@ def inhibit_rules() -> list[dict[str, object]]:
     stands still has no pace to judge."""
     of_run = ["cluster", "run"]
     stalls = (Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED)
-    judged_by_pace = (
+    slow = (
         Alert.STRAGGLER,
         Alert.SLOW_STAGE,
         Alert.UNEQUAL_BATCHES,
         Alert.SLOW_DATA_LOADING,
         Alert.NETWORK_DEGRADED,
         Alert.JITTER,
+    )
+    judged_by_pace = (
+        *slow,
         Alert.LOSS_DIVERGING,
         Alert.CHECKPOINT_STALE,
         Alert.CHECKPOINT_OVERLAP,
@@ -57,11 +60,7 @@ def inhibit_rules() -> list[dict[str, object]]:
             "target_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_UNKNOWN}"', _OF_A_RUN],
             "equal": of_run,
         },
-        _inhibit(
-            (Alert.STRAGGLER, Alert.SLOW_DATA_LOADING, Alert.NETWORK_DEGRADED),
-            (Alert.STEP_TIME_REGRESSED,),
-            of_run,
-        ),
+        _inhibit(slow, (Alert.STEP_TIME_REGRESSED,), of_run),
         _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
         _inhibit(
             (Alert.LOSS_NON_FINITE, Alert.LOSS_DIVERGING), (Alert.NORM_EXPLODING, Alert.LOSS_PLATEAU), of_run

@@ -19,7 +19,7 @@ from support.paths import ROOT
 
 CASES = ROOT / "tests" / "alerts" / "rules"
 STEP_SECONDS = 15
-"""Between two samples of a case."""
+"""Between two samples of most cases; those of windows of days have their own."""
 STALE = "stale"
 """A sample that says that the series has ended, as Prometheus writes it after a failed scrape."""
 
@@ -57,6 +57,8 @@ class Scenario(NamedTuple):
     key: Key
     labels: Mapping[str, str]
     """Of the alert, without its name."""
+    step_seconds: int
+    """Between two samples, and between two evaluations."""
     fires: int
     """Step at which it first fires."""
     series: tuple[TimeSeries, ...]
@@ -73,17 +75,18 @@ def scenarios(steps: int) -> Mapping[Key, Scenario]:
     found: dict[Key, Scenario] = {}
     for path in sorted(CASES.glob("*.yml")):
         for case in yaml.safe_load(path.read_text())["tests"]:
-            for key, labels, at in _fired(case):
+            step = _seconds(case["interval"])
+            for key, labels, at in _fired(case, step):
                 if key not in found:
                     series = tuple(continued(each, at, at + steps) for each in case["input_series"])
-                    found[key] = Scenario(key, labels, at, series)
+                    found[key] = Scenario(key, labels, step, at, series)
     return found
 
 
-def _fired(case: Mapping[str, Any]) -> Iterator[tuple[Key, Mapping[str, str], int]]:
+def _fired(case: Mapping[str, Any], step: int) -> Iterator[tuple[Key, Mapping[str, str], int]]:
     for each in case.get("alert_rule_test", ()):
         for alert in each["exp_alerts"]:
-            at = _seconds(each["eval_time"]) // STEP_SECONDS
+            at = _seconds(each["eval_time"]) // step
             yield key_of(each["alertname"], alert["exp_labels"]), alert["exp_labels"], at
 
 
