@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
 SEED_BASE ?= 1
 
-.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection bench-loss record clean
+.PHONY: help setup servers tools demo test test-frameworks test-fast test-e2e check format lint types rules generate unchanged bench bench-detection bench-loss record preview clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -98,6 +98,9 @@ bench-loss: setup ## our loss detector beside those of others on the same health
 
 record: setup ## record a healthy run and runs with faults again, for the tests of rules and panels; takes minutes
 	cd tests && ../$(BIN)/python -m support.recorded.record
+
+preview: setup ## draw the first screens of all dashboards from the recorded runs into docs/images
+	cd tests && ../$(BIN)/python -m support.recorded.preview
 
 clean: ## remove the virtual environment, helm and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .tools bench-results

@@ -5,33 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from rankwatch_alerts import Alert, RuleConfig, alert_groups, recording_groups
 from rankwatch_dashboards import dashboards
+from rankwatch_dashboards.preview import Prometheus, draw
 from support.alerts.lint import runbook_queries, template_queries
 from support.dashboards.lint import filled_in, targets
-from support.recorded.runs import (
-    CONFIG,
-    FILE,
-    HEALTHY,
-    INTERVAL_SECONDS,
-    NODE,
-    RUNS,
-    Recorded,
-    last_moment,
-    read,
-)
-from support.servers.prometheus import backfill, get_json, prometheus, require
+from support.recorded.loaded import Loaded, loaded_prometheus
+from support.recorded.preview import pictures, view
+from support.recorded.runs import CONFIG, FILE, HEALTHY, NODE, RUNS, Recorded
+from support.servers.prometheus import get_json, require
 
 pytestmark = pytest.mark.e2e
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 LARGEST_BYTES = 5_000_000
-_FLAGS = ("--storage.tsdb.retention.time=100y", "--query.lookback-delta=1s")
-"""The recording may be old. It holds no staleness markers, so what ended must not be seen for longer."""
 _LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 _LEGEND_LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 
@@ -44,30 +34,12 @@ _OPTIONAL_LABELS = {"run_class": "the recorded runs have no class"}
 """Labels of legends that no recorded series has, with the reason."""
 
 
-class Loaded(NamedTuple):
-    """A Prometheus with the recording."""
-
-    url: str
-    end: float
-    """Moment of the last sample."""
-
-    def ask(self, expression: str) -> list[dict[str, Any]]:
-        """The series of a query over the whole recording; an error of the query fails the test."""
-        asked = {"query": expression, "start": f"{self.end - 600}", "end": f"{self.end}"}
-        asked["step"] = f"{INTERVAL_SECONDS}"
-        series: list[dict[str, Any]] = get_json(f"{self.url}/api/v1/query_range", asked)["data"]["result"]
-        return series
-
-
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     """Prometheus on the recording, scraping nothing."""
     require("prometheus", "promtool")
-    directory = tmp_path_factory.mktemp("recorded")
-    lines = read()
-    backfill(lines, directory)
-    with prometheus({"global": {}}, directory, _FLAGS) as url:
-        yield Loaded(url, last_moment(lines))
+    with loaded_prometheus(tmp_path_factory.mktemp("recorded")) as recording:
+        yield recording
 
 
 def _firing(loaded: Loaded, run: str) -> list[dict[str, str]]:
@@ -158,6 +130,18 @@ def test_variables_and_annotations_are_answered(loaded: Loaded) -> None:
     assert {each.run for each in RUNS} <= offered["run"]
     assert NODE in offered["node"]
     assert {"0", "1", "2", "3"} <= offered["rank"]
+
+
+def test_dashboards_are_drawn(loaded: Loaded) -> None:
+    """Every picture of `make preview` can be drawn, and shows data of its run."""
+    drawn = [
+        (name, draw(board, view(loaded, each), Prometheus(url=loaded.url)))
+        for board, each, name in pictures(dashboards(RuleConfig()))
+    ]
+    assert drawn
+    for name, drawing in drawn:
+        assert not drawing.unknown, name
+        assert len(drawing.empty) < drawing.panels, f"{name}: nothing is shown"
 
 
 def test_recording_is_small() -> None:

@@ -68,6 +68,11 @@ def read() -> list[str]:
         return file.read().splitlines()
 
 
+def first_moment(lines: Sequence[str]) -> float:
+    """When the first sample was taken, in seconds since 1970."""
+    return min(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
 def last_moment(lines: Sequence[str]) -> float:
     """When the last sample was taken, in seconds since 1970."""
     return max(float(line.rsplit(" ", 1)[1]) for line in lines)

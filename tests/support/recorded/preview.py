@@ -1,0 +1,71 @@
+"""Draw dashboards from the recorded runs: `make preview`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankwatch_alerts import RuleConfig
+from rankwatch_dashboards import dashboards
+from rankwatch_dashboards.preview import Prometheus, View, draw, paint
+from support.paths import ROOT
+from support.recorded.loaded import Loaded, loaded_prometheus
+from support.recorded.runs import INTERVAL_SECONDS, RUNS, Recorded
+
+IMAGES = ROOT / "docs" / "images"
+OF_FAULTS = ("rankwatch-on-call", "rankwatch-run-debug")
+"""Dashboards that are drawn for each run with a fault; the others are drawn once."""
+SHOWN = "slow-rank"
+"""The run of a dashboard that is drawn once."""
+FIRST_SCREEN_ROWS = 18
+
+
+def view(recording: Loaded, each: Recorded) -> View:
+    """The run at the last moment at which its alert fires, or at the end."""
+    end = recording.end
+    if each.alert:
+        firing = f'ALERTS{{alertstate="firing", alertname="{each.alert}", run="{each.run}"}}'
+        end = max(float(moment) for one in recording.ask(firing) for moment, _ in one["values"])
+    return View(
+        start=recording.start,
+        end=end,
+        step_seconds=INTERVAL_SECONDS,
+        rate_seconds=4 * INTERVAL_SECONDS,
+        values={"run": each.run},
+    )
+
+
+def pictures(boards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Recorded, str]]:
+    """Each picture to draw: dashboard, run and name of the file."""
+    for board in boards:
+        name = str(board["uid"]).removeprefix("rankwatch-")
+        for each in RUNS:
+            if board["uid"] in OF_FAULTS and each.alert:
+                yield board, each, f"dashboard-{name}-{each.run}.png"
+            elif board["uid"] not in OF_FAULTS and each.run == SHOWN:
+                yield board, each, f"dashboard-{name}.png"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw the dashboards whose uids are given, or all; status 1 where a form is not known."""
+    boards = [each for each in dashboards(RuleConfig()) if not arguments or each["uid"] in arguments]
+    unknown = 0
+    with tempfile.TemporaryDirectory() as directory, loaded_prometheus(Path(directory)) as recording:
+        source = Prometheus(url=recording.url)
+        for board, each, name in pictures(boards):
+            drawing = draw(board, view(recording, each), source, FIRST_SCREEN_ROWS)
+            paint(drawing.shapes, drawing.width, drawing.height, IMAGES / name)
+            size = (IMAGES / name).stat().st_size // 1000
+            print(f"{name}: {drawing.panels} panels, {len(drawing.empty)} empty, {size} kB")
+            for title in drawing.unknown:
+                print(f"  not drawn: {title}")
+            unknown += len(drawing.unknown)
+    print(f"{unknown} panels or transformations have no preview" if unknown else "every panel is drawn")
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
