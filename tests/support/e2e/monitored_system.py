@@ -53,11 +53,19 @@ class MonitoredSystem:
         return self._stack.enter_context(forked_ranks(self._family.environ, prefix=prefix))
 
     def start(
-        self, run: str, arguments: Sequence[str], *, node: str, ranks: int, forked: ForkedRanks | None = None
+        self,
+        run: str,
+        arguments: Sequence[str],
+        *,
+        node: str,
+        ranks: int,
+        forked: ForkedRanks | None = None,
+        settings: Mapping[str, str] = {},
     ) -> None:
         """Start a job: each rank is Python with these arguments."""
+        environ = {**self._job_environment(run, node), **settings}
         log = self.directory / f"{run}.log"
-        (forked or self.forked).start(arguments, self._job_environment(run, node), ranks=ranks, log=log)
+        (forked or self.forked).start(arguments, environ, ranks=ranks, log=log)
 
     def train(
         self,
@@ -68,9 +76,11 @@ class MonitoredSystem:
         ranks: int = 1,
         flags: Sequence[str] = (),
         forked: ForkedRanks | None = None,
+        settings: Mapping[str, str] = {},
     ) -> None:
         """Start the reference trainer with these faults."""
-        self.start(run, self._trainer(run, faults, flags), node=node, ranks=ranks, forked=forked)
+        trainer = self._trainer(run, faults, flags)
+        self.start(run, trainer, node=node, ranks=ranks, forked=forked, settings=settings)
 
     def train_under_torchrun(
         self, run: str, faults: Sequence[str], *, node: str, ranks: int, settings: Mapping[str, str] = {}
@@ -136,14 +146,24 @@ def complete(alert: Alert, config: RuleConfig) -> bool:
 
 
 @contextmanager
-def monitored_system(directory: Path, config: RuleConfig, nodes: Sequence[str]) -> Iterator[MonitoredSystem]:
-    """An agent for each node, and one of each server. All jobs end with it."""
+def monitored_system(
+    directory: Path,
+    config: RuleConfig,
+    nodes: Sequence[str],
+    *,
+    agent_flags: Sequence[str] = (),
+    more_agents: Sequence[AgentProcess] = (),
+) -> Iterator[MonitoredSystem]:
+    """An agent for each node, and one of each server. All jobs end with it.
+
+    `more_agents` are scraped too, but belong to others.
+    """
     with ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
         agents = {}
         for node in nodes:
             (directory / node).mkdir()
-            flags = ("--node", node, "--step-window-seconds", f"{config.step_window_seconds:g}")
+            flags = ("--node", node, "--step-window-seconds", f"{config.step_window_seconds:g}", *agent_flags)
             agents[node] = stack.enter_context(agent_process(directory / node, *flags))
         alertmanager_url = stack.enter_context(
             alertmanager(alertmanager_config(config, receiver.url), directory)
@@ -151,7 +171,7 @@ def monitored_system(directory: Path, config: RuleConfig, nodes: Sequence[str]) 
         content = prometheus_config(
             config,
             rule_files=write_rules(config, directory / "rules"),
-            agent_targets=[agent.address for agent in agents.values()],
+            agent_targets=[agent.address for agent in (*agents.values(), *more_agents)],
             alertmanager_targets=[alertmanager_url.removeprefix("http://")],
         )
         prometheus_url = stack.enter_context(prometheus(content, directory))

@@ -13,28 +13,31 @@ from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.preview import Prometheus, View, draw, paint
 from support.paths import ROOT
 from support.recorded.loaded import Loaded, loaded_prometheus
-from support.recorded.runs import INTERVAL_SECONDS, RUNS, Recorded
+from support.recorded.runs import GPU_RUN, INTERVAL_SECONDS, RUNS, Recorded
 
 IMAGES = ROOT / "docs" / "images"
-OF_FAULTS = ("rankwatch-on-call", "rankwatch-run-debug")
+OF_FAULTS = ("rankwatch-run-debug",)
 """Dashboards that are drawn for each run with a fault; the others are drawn once."""
-SHOWN = "slow-rank"
-"""The run of a dashboard that is drawn once."""
 FIRST_SCREEN_ROWS = 18
+_SHOWN = {"rankwatch-hardware": GPU_RUN}
+"""The run of a dashboard that is drawn once, where it is not the first one with a fault."""
+_FIRST_FAULT = next(each for each in RUNS if each.alert)
 
 
-def view(recording: Loaded, each: Recorded) -> View:
-    """The run at the last moment at which its alert fires, or at the end."""
+def view(recording: Loaded, board: Mapping[str, Any], each: Recorded) -> View:
+    """The run at the last moment at which its alert fires; the end for a dashboard of all runs."""
+    names = {variable["name"] for variable in board["templating"]["list"]}
     end = recording.end
-    if each.alert:
+    if each.alert and "run" in names:
         firing = f'ALERTS{{alertstate="firing", alertname="{each.alert}", run="{each.run}"}}'
         end = max(float(moment) for one in recording.ask(firing) for moment, _ in one["values"])
+    node = {"node": each.labels["node"]} if board["uid"] in _SHOWN else {}
     return View(
         start=recording.start,
         end=end,
         step_seconds=INTERVAL_SECONDS,
         rate_seconds=4 * INTERVAL_SECONDS,
-        values={"run": each.run},
+        values={"run": each.run, **node},
     )
 
 
@@ -45,7 +48,7 @@ def pictures(boards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
         for each in RUNS:
             if board["uid"] in OF_FAULTS and each.alert:
                 yield board, each, f"dashboard-{name}-{each.run}.png"
-            elif board["uid"] not in OF_FAULTS and each.run == SHOWN:
+            elif board["uid"] not in OF_FAULTS and each == _SHOWN.get(board["uid"], _FIRST_FAULT):
                 yield board, each, f"dashboard-{name}.png"
 
 
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as directory, loaded_prometheus(Path(directory)) as recording:
         source = Prometheus(url=recording.url)
         for board, each, name in pictures(boards):
-            drawing = draw(board, view(recording, each), source, FIRST_SCREEN_ROWS)
+            drawing = draw(board, view(recording, board, each), source, FIRST_SCREEN_ROWS)
             paint(drawing.shapes, drawing.width, drawing.height, IMAGES / name)
             size = (IMAGES / name).stat().st_size // 1000
             print(f"{name}: {drawing.panels} panels, {len(drawing.empty)} empty, {size} kB")

@@ -16,7 +16,12 @@ it made it from trainers, an agent, and a Prometheus with the generated rules.""
 INTERVAL_SECONDS = 5
 """Time between two samples: those that Prometheus showed at these moments, and none of series that had ended.
 The rules saw one each second."""
+CLUSTER = "cluster-a"
 NODE = "node-a"
+GPU_NODE = "node-b"
+LOST_GPU = 5
+CRASHES = 4
+"""Attempts of the run that crashes again and again. The first one made progress."""
 HEALTHY = "healthy"
 CONFIG = replace(
     RuleConfig.for_demo(),
@@ -31,33 +36,47 @@ class Recorded(NamedTuple):
 
     run: str
     ranks: int
+    """Of the reference trainer on `NODE`; 0 for a run that the recording starts in another way."""
     faults: tuple[str, ...] = ()
     """As `--fault` of the reference trainer takes them."""
     alert: Alert | None = None
     """The alert that the faults must raise."""
     labels: Mapping[str, str] = {}
     """Labels that it must have beside `run`."""
+    run_class: str = "production"
 
 
+GPU_RUN = Recorded("lost-gpu", 0, (), Alert.GPU_LOST, {"rank": f"{LOST_GPU}", "node": GPU_NODE})
+"""A rank on each GPU of the other node, of which one falls off the bus."""
+CRASHING = Recorded("crash-loop", 0, (), Alert.RUN_CRASH_LOOPING, run_class="experiment")
 RUNS = (
     Recorded(HEALTHY, 4),
     Recorded(
         "slow-rank",
         4,
-        ("straggler:rank=2,factor=1.8,from=150",),
+        ("straggler:rank=2,factor=1.8,from=200",),
         Alert.STRAGGLER,
         {"rank": "2", "node": NODE},
     ),
-    Recorded("stalled-rank", 2, ("stall:from=150",), Alert.RUN_STALLED),
-    Recorded("nan-loss", 2, ("loss-nan:from=150",), Alert.LOSS_NON_FINITE),
-    Recorded("foreign-data", 3, ("foreign-data:rank=1",), Alert.DATA_SKEW, {"rank": "1", "node": NODE}),
+    Recorded("stalled-rank", 2, ("stall:from=200",), Alert.RUN_STALLED),
+    Recorded("nan-loss", 2, ("loss-nan:from=200",), Alert.LOSS_NON_FINITE, run_class="experiment"),
+    Recorded(
+        "foreign-data",
+        3,
+        ("foreign-data:rank=1",),
+        Alert.DATA_SKEW,
+        {"rank": "1", "node": NODE},
+        "fine-tuning",
+    ),
     Recorded(
         "bad-disk",
         1,
-        ("checkpoint-write-failure:from=135,until=165",),
+        ("checkpoint-write-failure:from=195",),
         Alert.CHECKPOINT_FAILED,
         {"operation": "save", "rank": "0", "node": NODE},
     ),
+    GPU_RUN,
+    CRASHING,
 )
 """Steps 20, 40, 60, ... save a checkpoint."""
 
