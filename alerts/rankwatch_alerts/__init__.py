@@ -10,6 +10,7 @@ from rankwatch_alerts.rules import (
     CHECKPOINTS_GOODPUT_UID,
     HARDWARE_ALERTS,
     HARDWARE_UID,
+    ON_CALL_UID,
     RUN_DEBUG_UID,
     Alert,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "RUN_DEBUG_UID",
     "CHECKPOINTS_GOODPUT_UID",
     "HARDWARE_UID",
+    "ON_CALL_UID",
     "HARDWARE_ALERTS",
     "recording_groups",
     "alert_groups",

@@ -102,6 +102,8 @@ CHECKPOINTS_GOODPUT_UID = "rankwatch-checkpoints-goodput"
 """Uid of the dashboard of checkpoints, goodput and cost of a run."""
 HARDWARE_UID = "rankwatch-hardware"
 """Uid of the dashboard alerts on hardware link to."""
+ON_CALL_UID = "rankwatch-on-call"
+"""Uid of the dashboard of all that is wrong now."""
 
 RUN = "cluster, run"
 STAGE = "cluster, run, stage"

@@ -6,12 +6,13 @@ They are Classic JSON, not v2, because file provisioning and sidecars of Grafana
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankwatch_alerts import RuleConfig
 
-__all__ = ["dashboards", "write_dashboards"]
+__all__ = ["dashboards", "all_panels", "write_dashboards"]
 
 
 def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
@@ -22,18 +23,26 @@ def dashboards(config: RuleConfig) -> tuple[dict[str, Any], ...]:
     from rankwatch_dashboards.checkpoints_goodput import checkpoints_goodput
     from rankwatch_dashboards.hardware import hardware
     from rankwatch_dashboards.label_names import in_dashboard
+    from rankwatch_dashboards.on_call import on_call
     from rankwatch_dashboards.run_debug import run_debug
 
     encoder = JSONEncoder(sort_keys=True)
-    builders = (run_debug, checkpoints_goodput, hardware)
+    builders = (on_call, run_debug, checkpoints_goodput, hardware)
     made = (json.loads(encoder.encode(each(config).build())) for each in builders)
     return tuple(in_dashboard(_completed(each), config.label_names) for each in made)
 
 
 def _completed(document: dict[str, Any]) -> dict[str, Any]:
-    for number, panel in enumerate(document["panels"], start=1):
+    for number, panel in enumerate(all_panels(document), start=1):
         panel["id"] = number
     return {**document, "id": None, "version": 1}
+
+
+def all_panels(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The panels of a dashboard, rows included, those inside closed rows too."""
+    for panel in document["panels"]:
+        yield panel
+        yield from panel.get("panels") or ()
 
 
 def write_dashboards(config: RuleConfig, directory: Path) -> list[Path]:

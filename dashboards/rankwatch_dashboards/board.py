@@ -1,22 +1,51 @@
-"""What all dashboards share: variables, links, annotations, and rows of panels."""
+"""What all dashboards share: variables, links, annotations, the first screen, and rows of details."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
+    GridPos,
     VariableRefresh,
     VariableSort,
 )
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import DATASOURCE, Panel, build
+from rankwatch_dashboards.drawing import build
+from rankwatch_dashboards.panels import DATASOURCE, RUN, Panel
+
+COLUMNS = 24
+VERDICTS, VERDICT_HEIGHT = 6, 4
+BAND_HEIGHT = 7
+SCREEN_HEIGHT = VERDICT_HEIGHT + 2 * BAND_HEIGHT
+"""What a screen shows without scrolling."""
 
 Rows = tuple[tuple[str, Callable[[RuleConfig], tuple[Panel, ...]]], ...]
 """Title of a row, and its panels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstScreen:
+    """The answer of a board, at the same places on each: verdicts, the main table, and three views of it."""
+
+    verdicts: tuple[Panel, ...]
+    """Six: what is wrong, who, since when, what it costs."""
+    main: Panel
+    views: tuple[Panel, Panel, Panel]
+
+    def placed(self) -> Iterator[tuple[Panel, GridPos]]:
+        """Its panels with their places; they fill the screen."""
+        width = COLUMNS // VERDICTS
+        for number, panel in enumerate(self.verdicts):
+            yield panel, GridPos(x=number * width, y=0, w=width, h=VERDICT_HEIGHT)
+        yield self.main, GridPos(x=0, y=VERDICT_HEIGHT, w=COLUMNS, h=BAND_HEIGHT)
+        width = COLUMNS // len(self.views)
+        for number, panel in enumerate(self.views):
+            yield panel, GridPos(x=number * width, y=VERDICT_HEIGHT + BAND_HEIGHT, w=width, h=BAND_HEIGHT)
 
 
 def board(
@@ -25,13 +54,15 @@ def board(
     description: str,
     *,
     variables: Iterable[dashboard.QueryVariable],
-    alerts: str,
+    events: str,
+    screen: FirstScreen | None = None,
     rows: Rows,
     config: RuleConfig,
 ) -> dashboard.Dashboard:
     """The builder of a dashboard, its thresholds from the rules' own config.
 
-    `alerts` are label matchers of the firing alerts that are drawn into its panels.
+    `events` are label matchers of the alerts, attempts, checkpoints and incidents that are drawn into its
+    panels. With a first screen the rows below it are closed.
     """
     made = (
         dashboard.Dashboard(title)
@@ -44,16 +75,47 @@ def board(
         .refresh("30s")
         .timezone("browser")
         .link(_links())
-        .annotation(_alerts(alerts))
     )
+    for annotation in _events(events):
+        made.annotation(annotation)
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     for variable in variables:
         made.with_variable(variable)
+    top = 0
+    if screen:
+        for panel, place in screen.placed():
+            made.with_panel(build(replace(panel, span=place.w, height=place.h)).grid_pos(place))
+        top = SCREEN_HEIGHT
     for heading, panels in rows:
-        made.with_row(dashboard.Row(heading))
-        for panel in panels(config):
-            made.with_panel(build(panel))
+        top = _add_row(made, heading, panels(config), top, closed=screen is not None)
     return made
+
+
+def _add_row(
+    made: dashboard.Dashboard, heading: str, panels: tuple[Panel, ...], top: int, *, closed: bool
+) -> int:
+    """A row at that height; returns where the next one begins: right below a closed one."""
+    row = dashboard.Row(heading).grid_pos(GridPos(x=0, y=top, w=COLUMNS, h=1)).collapsed(closed)
+    placed = list(_flowing(panels, top + 1))
+    if closed:
+        for panel, place in placed:
+            row.with_panel(build(panel).grid_pos(place))
+        made.with_row(row)
+        return top + 1
+    made.with_row(row)
+    for panel, place in placed:
+        made.with_panel(build(panel).grid_pos(place))
+    return max(place.y + place.h for _, place in placed)
+
+
+def _flowing(panels: Iterable[Panel], top: int) -> Iterator[tuple[Panel, GridPos]]:
+    """From left to right, and into a new line where one is full."""
+    left = height = 0
+    for panel in panels:
+        if left + panel.span > COLUMNS:
+            left, top, height = 0, top + height, 0
+        yield panel, GridPos(x=left, y=top, w=panel.span, h=panel.height)
+        left, height = left + panel.span, max(height, panel.height)
 
 
 def chosen(name: str, label: str, query: str) -> dashboard.QueryVariable:
@@ -80,11 +142,10 @@ def any_cluster(query: str) -> dashboard.QueryVariable:
 
 def variables_of_run() -> tuple[dashboard.QueryVariable, ...]:
     """A run and ranks of it."""
-    run, rank = 'cluster=~"$cluster"', 'cluster=~"$cluster", run=~"$run"'
     return (
         any_cluster("label_values(rankwatch_rank_info, cluster)"),
-        chosen("run", "Run", f"label_values(rankwatch_rank_info{{{run}}}, run)"),
-        several(chosen("rank", "Rank", f"label_values(rankwatch_rank_info{{{rank}}}, rank)")),
+        chosen("run", "Run", 'label_values(rankwatch_rank_info{cluster=~"$cluster"}, run)'),
+        several(chosen("rank", "Rank", f"label_values(rankwatch_rank_info{{{RUN}}}, rank)")),
     )
 
 
@@ -99,12 +160,20 @@ def _links() -> dashboard.DashboardLink:
     )
 
 
-def _alerts(matchers: str) -> dashboard.AnnotationQuery:
-    return (
-        dashboard.AnnotationQuery()
-        .name("Alerts")
-        .enable(True)
-        .datasource(DATASOURCE)
-        .icon_color("red")
-        .expr(f'ALERTS{{alertname=~"Rankwatch.+", alertstate="firing", {matchers}}}')
+def _events(events: str) -> Iterator[dashboard.AnnotationQuery]:
+    """What happened to the runs or nodes with these labels. Checkpoints of many runs would hide the rest."""
+    alerts = (
+        f'ALERTS{{alertname=~"Rankwatch.+", alertname!="RankwatchWatchdog", alertstate="firing", {events}}}'
     )
+    yield _event("Alerts", "red", alerts, "{{alertname}}", "run {{run}} rank {{rank}} on {{node}}")
+    started = f"max by (cluster, run) (changes(rankwatch_run_attempt{{{events}}}[1m])) > 0"
+    yield _event("Attempts", "purple", started, "New attempt", "run {{run}}")
+    saved = f"max by (cluster, run) (changes(rankwatch_node_checkpoint_saved_step{{{events}}}[1m])) > 0"
+    yield _event("Checkpoints", "green", saved, "Checkpoint saved", "run {{run}}").enable("$run" in events)
+    incidents = f"max by (cluster, run, kind) (rankwatch_incident_open{{{events}}}) > 0"
+    yield _event("Incidents", "orange", incidents, "Incident: {{kind}}", "run {{run}}")
+
+
+def _event(name: str, colour: str, expression: str, title: str, text: str) -> dashboard.AnnotationQuery:
+    query = dashboard.AnnotationQuery().name(name).enable(True).datasource(DATASOURCE).icon_color(colour)
+    return query.expr(expression).title_format(title).text_format(text)

@@ -1,37 +1,23 @@
-"""Panels as values, and what Grafana needs to draw them.
-
-grafana-foundation-sdk draws no legend unless told to, gives queries no refId and no datasource, and
-its builders are mutable; all of that is seen to here, in one place.
-"""
+"""Panels as values: what a panel asks, says, and looks like. `drawing.py` turns them into Grafana's JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from string import ascii_uppercase
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, statetimeline, timeseries
-from grafana_foundation_sdk.models import common as common_models
-from grafana_foundation_sdk.models import dashboard as dashboard_models
-from grafana_foundation_sdk.models.common import (
-    BigValueTextMode,
-    LegendDisplayMode,
-    LegendPlacement,
-    SortOrder,
-    StackingMode,
-    TooltipDisplayMode,
-)
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
-from rankwatch_alerts import HARDWARE_UID
+from rankwatch_dashboards.links import Link
 
-RUN = 'cluster=~"$cluster", run=~"$run"'
+CLUSTER = 'cluster=~"$cluster"'
+"""The chosen clusters."""
+RUN = f'{CLUSTER}, run=~"$run"'
 """The chosen run."""
 RANKS = f'{RUN}, rank=~"$rank"'
 """The chosen ranks of it."""
 ON_ITS_NODES = f"and on (cluster, node) group by (cluster, node) (rankwatch_rank_info{{{RUN}}})"
 """Appended to a series of a machine: only the nodes that hold ranks of the run."""
-NODE = 'cluster=~"$cluster", node=~"$node"'
+NODE = f'{CLUSTER}, node=~"$node"'
 """The chosen nodes."""
 GPU = f'{NODE}, gpu=~"$gpu"'
 """The chosen GPUs of them."""
@@ -40,6 +26,8 @@ MOST_SERIES = 20
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
+GREEN, YELLOW, ORANGE, RED, BLUE, GRAY = "green", "yellow", "orange", "red", "blue", "text"
+
 
 class Drawing(StrEnum):
     """How a panel shows its series."""
@@ -47,10 +35,30 @@ class Drawing(StrEnum):
     LINES = "lines"
     STACKED = "stacked"
     NUMBER = "number"
+    """The present value, large, on the colour of its threshold."""
     NAME = "name"
     """The name of each series without its value."""
     STATES = "states"
     """One coloured band per series: the only drawing that keeps hundreds of ranks readable."""
+    HISTORY = "history"
+    """One coloured cell per series and moment."""
+    HEATMAP = "heatmap"
+    """Each query counts one bucket, from the lowest on: the same picture for 8 and for 16,000 ranks."""
+    BARS = "bars"
+    """One bar per series, with its present value."""
+    TABLE = "table"
+    """One row per series, with its present values. All queries have the same labels."""
+
+
+NOW = frozenset({Drawing.NUMBER, Drawing.NAME, Drawing.BARS, Drawing.TABLE})
+"""Drawings of the present: their queries ask for one moment, so that what is over is not shown."""
+
+Steps = tuple[tuple[float, str], ...]
+"""Values from which a colour holds; below the first one it is green."""
+Mappings = tuple[tuple[str, str, str], ...]
+"""A value, the text shown in its place (empty: the value), and its colour."""
+
+SEVERITIES: Mappings = (("critical", "page", RED), ("warning", "ticket", ORANGE), ("info", "info", BLUE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,22 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table: a label of its queries, or the value of one of them."""
+
+    name: str
+    """A label, or the letter of a query: A is the first one."""
+    title: str
+    unit: str = "short"
+    """Of a value; labels are text."""
+    width: int = 0
+    """Pixels; 0 shares what is left."""
+    steps: Steps = ()
+    mappings: Mappings = ()
+    link: Link | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One panel; the description says what it means, what is bad, and where to go next."""
 
@@ -70,18 +94,29 @@ class Panel:
     unit: str
     """Grafana's unit id: s, bytes, Bps, percentunit, short, ..."""
     queries: tuple[Query, ...]
+    no_data: str = ""
+    """What it means that nothing is drawn; ends the description."""
     drawing: Drawing = Drawing.LINES
     span: int = 8
-    """Columns of 24."""
+    """Columns of 24. A first screen sets it."""
     height: int = 8
     threshold: float | None = None
     """Drawn as a red line; the alert of the same meaning uses the same number."""
+    steps: Steps = ()
+    """Colours of values, for drawings without a line."""
+    mappings: Mappings = ()
+    least: float | None = None
+    """Lowest end of the scale of bars."""
+    columns: tuple[Column, ...] = ()
+    """Of a table, from left to right; what is not named is not shown."""
+    sorted_by: str = ""
+    """Name of the column that sorts a table, with a minus in front for the largest first."""
     empty_when_healthy: bool = field(default=False)
     """True where no series is good news."""
-    opens: tuple[str, ...] = ()
-    """Labels of a series with which a click on it opens the dashboard of hardware: node, or node and gpu."""
-    address: str = ""
-    """Label of a series that holds the address which a click on it opens."""
+    empty_text: str = "none"
+    """Shown then."""
+    links: tuple[Link, ...] = ()
+    """Of each value. Links of a table are those of its columns."""
 
 
 def most(expression: str, series: int = MOST_SERIES) -> str:
@@ -89,78 +124,37 @@ def most(expression: str, series: int = MOST_SERIES) -> str:
     return f"topk({series}, {expression})"
 
 
-Builder = timeseries.Panel | stat.Panel | statetimeline.Panel
+NONE: Mappings = (("0", "none", GREEN),)
+"""A count where none is good."""
 
 
-def build(panel: Panel) -> Builder:
-    """A fresh builder of the panel with everything Grafana leaves out by default."""
-    builder = _drawn(panel)
-    builder.title(panel.title).description(panel.description).unit(panel.unit)
-    builder.datasource(DATASOURCE).span(panel.span).height(panel.height).interval("15s")
-    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
-        builder.with_target(
-            prometheus.Dataquery()
-            .expr(query.expression)
-            .legend_format(query.legend)
-            .ref_id(letter)
-            .datasource(DATASOURCE)
-            .range()
-        )
-    if panel.empty_when_healthy:
-        builder.no_value("none")
-    if panel.opens:
-        builder.data_links([_hardware_of(panel.opens)])
-    if panel.address:
-        # Raw: it is an address already, and Grafana would encode its percent signs again.
-        link = dashboard.DashboardLink(panel.title).url(f"${{__field.labels.{panel.address}:raw}}")
-        builder.data_links([link.target_blank(True)])
-    return builder
+def verdict(
+    title: str,
+    description: str,
+    expression: str,
+    *,
+    no_data: str,
+    unit: str = "short",
+    steps: Steps = (),
+    mappings: Mappings = (),
+    name: str = "",
+    empty: str = "",
+    links: tuple[Link, ...] = (),
+) -> Panel:
+    """A number or a word on the colour that judges it. With `name`, the names of its series in words.
 
-
-def _hardware_of(labels: tuple[str, ...]) -> dashboard.DashboardLink:
-    of = "&".join(f"var-{each}=${{__field.labels.{each}}}" for each in ("cluster", *labels))
-    return dashboard.DashboardLink(f"Hardware of this {labels[-1]}").url(
-        f"/d/{HARDWARE_UID}?{of}&${{__url_time_range}}"
+    `empty` is shown where no series is good news.
+    """
+    return Panel(
+        title=title,
+        description=description,
+        no_data=no_data,
+        unit=unit,
+        drawing=Drawing.NAME if name else Drawing.NUMBER,
+        queries=(Query(expression=expression, legend=name or title),),
+        steps=steps,
+        mappings=mappings,
+        links=links,
+        empty_when_healthy=bool(empty),
+        empty_text=empty,
     )
-
-
-def _drawn(panel: Panel) -> Builder:
-    match panel.drawing:
-        case Drawing.NUMBER | Drawing.NAME:
-            numbers = stat.Panel().reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-            return numbers.text_mode(BigValueTextMode.NAME) if panel.drawing is Drawing.NAME else numbers
-        case Drawing.STATES:
-            return statetimeline.Panel().merge_values(True)
-    builder = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1)
-    if panel.drawing is Drawing.STACKED:
-        builder.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
-    if panel.threshold is not None:
-        builder.thresholds(_thresholds(panel.threshold))
-        builder.thresholds_style(common.GraphThresholdsStyleConfig().mode(_line()))
-    return builder
-
-
-def _line() -> common_models.GraphThresholdsStyleMode:
-    return common_models.GraphThresholdsStyleMode.LINE
-
-
-def _thresholds(value: float) -> dashboard.ThresholdsConfig:
-    steps = [
-        dashboard_models.Threshold(value=None, color="green"),
-        dashboard_models.Threshold(value=value, color="red"),
-    ]
-    return dashboard.ThresholdsConfig().mode(dashboard_models.ThresholdsMode.ABSOLUTE).steps(steps)
-
-
-def _legend() -> common.VizLegendOptions:
-    return (
-        common.VizLegendOptions()
-        .display_mode(LegendDisplayMode.TABLE)
-        .placement(LegendPlacement.BOTTOM)
-        .show_legend(True)
-        .calcs(["lastNotNull"])
-    )
-
-
-def _tooltip() -> common.VizTooltipOptions:
-    return common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)

@@ -10,7 +10,7 @@ from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
 from rankwatch_alerts.catalogue import SLIS, Sli
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_alerts.rules import AlertRule, RecordingRule, duration
-from rankwatch_dashboards import dashboards
+from rankwatch_dashboards import all_panels, dashboards
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 _SERIES: Mapping[str, str] = {
@@ -42,7 +42,7 @@ def panels_by_series(config: RuleConfig) -> Mapping[str, list[str]]:
     found: dict[str, list[str]] = {}
     for board in dashboards(config):
         name = board["title"].removeprefix("Rankwatch / ")
-        for panel in board["panels"]:
+        for panel in all_panels(board):
             for series in {each for query in panel.get("targets", ()) for each in named_in(query["expr"])}:
                 found.setdefault(series, []).append(f"{name}: {panel['title']}")
     return found

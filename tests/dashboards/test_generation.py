@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 import rankwatch_dashboards
-from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, RUN_DEBUG_UID, RuleConfig, alert_groups
+from rankwatch_alerts import (
+    CHECKPOINTS_GOODPUT_UID,
+    HARDWARE_UID,
+    ON_CALL_UID,
+    RUN_DEBUG_UID,
+    RuleConfig,
+    alert_groups,
+)
 from rankwatch_dashboards import write_dashboards
 from rankwatch_dashboards.__main__ import main
 from support.paths import ROOT
@@ -34,7 +41,7 @@ def test_size() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into a directory that need not exist."""
     assert main(["generate", "--output", str(tmp_path / "new")]) == 0
-    files = [f"{uid}.json" for uid in (RUN_DEBUG_UID, CHECKPOINTS_GOODPUT_UID, HARDWARE_UID)]
+    files = [f"{uid}.json" for uid in (ON_CALL_UID, RUN_DEBUG_UID, CHECKPOINTS_GOODPUT_UID, HARDWARE_UID)]
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in files]
 
 
@@ -84,4 +91,4 @@ def test_tracker_is_one_click_away() -> None:
 
 def test_public_names() -> None:
     """`__all__` is the interface other parts may rely on."""
-    assert rankwatch_dashboards.__all__ == ["dashboards", "write_dashboards"]
+    assert rankwatch_dashboards.__all__ == ["dashboards", "all_panels", "write_dashboards"]

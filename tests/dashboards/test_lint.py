@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import RUN_DEBUG_UID, RuleConfig
+from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
 from rankwatch_dashboards import dashboards
-from support.dashboards.lint import check_dashboard, filled_in
+from support.dashboards.lint import check_dashboard, drawn, filled_in, first_screen, links
 
 Dashboard = dict[str, Any]
+WITH_FIRST_SCREEN = (ON_CALL_UID,)
 
 
 def _run_debug(config: RuleConfig) -> Dashboard:
@@ -49,6 +50,60 @@ def _sets_in_variable(name: str, key: str, value: object) -> Callable[[Dashboard
 def test_dashboards() -> None:
     """Identity, layout, texts, data sources, variables, queries and names of series."""
     assert [violation for each in dashboards(RuleConfig()) for violation in check_dashboard(each)] == []
+
+
+def test_first_screens() -> None:
+    """Each board answers on one screen, with the same geometry as the others."""
+    boards = {each["uid"]: each for each in dashboards(RuleConfig())}
+    found = [violation for uid in WITH_FIRST_SCREEN for violation in first_screen(boards[uid])]
+    assert found == []
+
+
+def test_links() -> None:
+    """From each board to the next one, on what was clicked."""
+    boards = dashboards(RuleConfig())
+    uids = frozenset(each["uid"] for each in boards)
+    assert [violation for each in boards for violation in links(each, uids)] == []
+    (row,) = [each for each in boards if each["uid"] == ON_CALL_UID]
+    table = next(each for each in drawn(row) if each["title"] == "What is wrong now")
+    urls = {
+        each["matcher"]["options"]: link["url"]
+        for each in table["fieldConfig"]["overrides"]
+        for one in each["properties"]
+        if one["id"] == "links"
+        for link in one["value"]
+    }
+    assert "var-run=${__data.fields.run}&var-rank=${__data.fields.rank}" in urls["rank"]
+    assert urls["node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
+    assert urls["alertname"].endswith("/${__data.fields.alertname}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda panel: panel["gridPos"].update(h=3), "not at the places of a first screen"),
+        (lambda panel: panel.update(description="Pages."), "does not say what no data means"),
+        (lambda panel: panel.update(links=[{"url": "/d/gone?x"}]), "the board gone does not exist"),
+        (lambda panel: panel.update(links=[{"url": "/d/gone?x"}]), "carries no cluster"),
+        (lambda panel: panel.update(links=[{"url": "/d/gone?x"}]), "does not keep the time shown"),
+        (lambda panel: panel["targets"][0].update(instant=False), "for the wrong time"),
+    ],
+)
+def test_wrong_first_screen(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    """A person on call would have to search, or would see what is over."""
+    (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]
+    change(board["panels"][0])
+    uids = frozenset({ON_CALL_UID})
+    found = [*first_screen(board), *links(board, uids), *check_dashboard(board)]
+    assert any(message in violation.message for violation in found)
+
+
+def test_closed_rows() -> None:
+    """Panels inside a closed row that lie on top of each other are found."""
+    (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]
+    row = next(each for each in board["panels"] if len(each.get("panels", ())) > 1)
+    row["panels"][1]["gridPos"] = row["panels"][0]["gridPos"]
+    assert any("overlap" in violation.message for violation in check_dashboard(board))
 
 
 def test_thresholds_are_those_of_the_rules() -> None:

@@ -20,6 +20,8 @@ from rankwatch_dashboards import dashboards
 from support.dashboards.lint import Target, filled_in, targets
 from support.servers.prometheus import poll, prometheus, query
 
+OF_FAULTS = {"Oldest page"}
+"""Panels of what this run does not suffer from; the recorded runs have series for their queries."""
 RANKS = 8
 STAGES = 2
 SLOW_RANK = 2
@@ -196,7 +198,12 @@ def _empty(url: str, asked: list[Target]) -> list[Target]:
 @pytest.mark.e2e
 def test_every_query_returns_series(prometheus_url: str) -> None:
     """A misspelt name is a success with no series, so emptiness is the error."""
-    asked = [each for dashboard in dashboards(RuleConfig()) for each in targets(dashboard)]
+    asked = [
+        each
+        for dashboard in dashboards(RuleConfig())
+        for each in targets(dashboard)
+        if each.panel["title"] not in OF_FAULTS
+    ]
     assert len(asked) > 30
     waiting = asked
 

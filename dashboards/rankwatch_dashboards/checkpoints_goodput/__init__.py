@@ -32,7 +32,7 @@ def checkpoints_goodput(config: RuleConfig) -> dashboard.Dashboard:
         CHECKPOINTS_GOODPUT_UID,
         "One training run: checkpoints, work at risk, goodput, cost, attempts.",
         variables=variables_of_run(),
-        alerts=RUN,
+        events=RUN,
         rows=ROWS,
         config=config,
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import RUN, Drawing, Panel, Query
-
-_CLUSTER = 'cluster=~"$cluster"'
+from rankwatch_dashboards.panels import CLUSTER, RUN, Drawing, Panel, Query
 
 
 def life(config: RuleConfig) -> tuple[Panel, ...]:
@@ -103,7 +101,7 @@ _ATTEMPTS_OF_CLASSES = Panel(
     queries=(
         Query(
             expression="sum by (run_class, outcome) "
-            f"(increase(rankwatch_run_attempts_total{{{_CLUSTER}}}[$__rate_interval]))",
+            f"(increase(rankwatch_run_attempts_total{{{CLUSTER}}}[$__rate_interval]))",
             legend="{{run_class}} {{outcome}}",
         ),
     ),
@@ -113,7 +111,7 @@ _SUCCESS_OF_CLASSES = Panel(
     title="Success rate by class",
     description="Attempts that finished among those that finished or failed, in a week.",
     unit="percentunit",
-    queries=(Query(expression=f"class:rankwatch_run_success:ratio{{{_CLUSTER}}}", legend="{{run_class}}"),),
+    queries=(Query(expression=f"class:rankwatch_run_success:ratio{{{CLUSTER}}}", legend="{{run_class}}"),),
 )
 
 _RESTARTS_OF_CLASSES = Panel(
@@ -123,16 +121,16 @@ _RESTARTS_OF_CLASSES = Panel(
     unit="short",
     queries=(
         Query(
-            expression=f"class:rankwatch_run_restarts:ratio{{{_CLUSTER}}}",
+            expression=f"class:rankwatch_run_restarts:ratio{{{CLUSTER}}}",
             legend="{{run_class}} share of restarts",
         ),
         Query(
-            expression=f"class:rankwatch_run_preemptions:increase{{{_CLUSTER}}}",
+            expression=f"class:rankwatch_run_preemptions:increase{{{CLUSTER}}}",
             legend="{{run_class}} preemptions",
         ),
         Query(
             expression="sum by (run_class, kind) "
-            f"(increase(rankwatch_run_failures_total{{{_CLUSTER}}}[$__rate_interval])) > 0",
+            f"(increase(rankwatch_run_failures_total{{{CLUSTER}}}[$__rate_interval])) > 0",
             legend="{{run_class}} {{kind}}",
         ),
     ),

@@ -32,7 +32,7 @@ def hardware(config: RuleConfig) -> dashboard.Dashboard:
             several(chosen("node", "Node", 'label_values(rankwatch_agent_info{cluster=~"$cluster"}, node)')),
             several(chosen("gpu", "GPU", f"label_values(rankwatch_gpu_info{{{NODE}}}, gpu)")),
         ),
-        alerts=NODE,
+        events=NODE,
         rows=ROWS,
         config=config,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
+from rankwatch_dashboards.links import TO_GPU
 from rankwatch_dashboards.panels import GPU, NODE, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
 _ON_GPU = "{{node}} GPU {{index}}"
-_OPENS = ("node", "gpu")
 
 
 def _named(expression: str, *more: str) -> str:
@@ -37,7 +37,7 @@ def _panel(
         unit=unit,
         drawing=Drawing.STATES if states else Drawing.LINES,
         queries=(Query(expression=expression, legend=f"{_ON_GPU} {more}".strip()),),
-        opens=_OPENS,
+        links=(TO_GPU,),
     )
 
 
@@ -110,7 +110,7 @@ def gpu_heat(config: RuleConfig) -> tuple[Panel, ...]:
                     legend=f"{_ON_GPU} {{{{reason}}}}",
                 ),
             ),
-            opens=_OPENS,
+            links=(TO_GPU,),
         ),
         *_HEAT,
     )
@@ -210,7 +210,7 @@ GPU_FAULTS = (
             Query(expression=_gauge("rankwatch_gpu_sram_ecc_threshold_exceeded"), legend=f"{_ON_GPU} SRAM"),
             Query(expression=_gauge("rankwatch_gpu_row_remap_failed"), legend=f"{_ON_GPU} row"),
         ),
-        opens=_OPENS,
+        links=(TO_GPU,),
     ),
     _panel(
         "What the driver asks for",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS, RuleConfig
+from rankwatch_dashboards.links import TO_NODE
 from rankwatch_dashboards.panels import NODE, Drawing, Panel, Query, most
 
 _RATE = "[$__rate_interval]"
@@ -30,7 +31,7 @@ def _panel(
         drawing=drawing,
         threshold=threshold,
         queries=(Query(expression=expression, legend=f"{{{{node}}}} {more}".strip()),),
-        opens=("node",),
+        links=(TO_NODE,),
     )
 
 
@@ -97,7 +98,7 @@ FAULTS = (
                 legend="{{alertname}} {{node}} {{gpu}}{{device}} run {{run}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     _panel(
         "State of the driver",

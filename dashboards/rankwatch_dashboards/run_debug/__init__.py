@@ -33,7 +33,7 @@ def run_debug(config: RuleConfig) -> dashboard.Dashboard:
         RUN_DEBUG_UID,
         "One training run: progress, step split, stragglers, learning, checkpoints, nodes.",
         variables=variables_of_run(),
-        alerts=RUN,
+        events=RUN,
         rows=ROWS,
         config=config,
     )

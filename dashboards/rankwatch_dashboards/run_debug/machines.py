@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS
-from rankwatch_dashboards.panels import MOST_SERIES, ON_ITS_NODES, RANKS, RUN, Drawing, Panel, Query, most
+from rankwatch_dashboards.links import TO_GPU, TO_NODE
+from rankwatch_dashboards.panels import (
+    CLUSTER,
+    MOST_SERIES,
+    ON_ITS_NODES,
+    RANKS,
+    RUN,
+    Drawing,
+    Panel,
+    Query,
+    most,
+)
 
 _RATE = "[$__rate_interval]"
-_CLUSTER = 'cluster=~"$cluster"'
 
 
 def _of_nodes(expression: str) -> str:
@@ -14,7 +24,7 @@ def _of_nodes(expression: str) -> str:
 
 
 def _rate(counter: str, more: str = "") -> str:
-    return f"sum by (cluster, node) (rate({counter}{{{_CLUSTER}{more}}}{_RATE}))"
+    return f"sum by (cluster, node) (rate({counter}{{{CLUSTER}{more}}}{_RATE}))"
 
 
 NODES = (
@@ -27,12 +37,12 @@ NODES = (
             Query(
                 expression=_of_nodes(
                     _rate("rankwatch_host_cpu_seconds_total", ', mode!~"idle|iowait"')
-                    + f" / max by (cluster, node) (rankwatch_host_cpus{{{_CLUSTER}}})"
+                    + f" / max by (cluster, node) (rankwatch_host_cpus{{{CLUSTER}}})"
                 ),
                 legend="{{node}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     Panel(
         title="Memory in use",
@@ -42,13 +52,13 @@ NODES = (
         queries=(
             Query(
                 expression=_of_nodes(
-                    f"1 - max by (cluster, node) (rankwatch_host_memory_available_bytes{{{_CLUSTER}}}) / "
-                    f"max by (cluster, node) (rankwatch_host_memory_total_bytes{{{_CLUSTER}}})"
+                    f"1 - max by (cluster, node) (rankwatch_host_memory_available_bytes{{{CLUSTER}}}) / "
+                    f"max by (cluster, node) (rankwatch_host_memory_total_bytes{{{CLUSTER}}})"
                 ),
                 legend="{{node}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     Panel(
         title="Memory of ranks",
@@ -95,7 +105,7 @@ NODES = (
         "is explained.",
         unit="short",
         queries=(Query(expression=_of_nodes(_rate("rankwatch_host_oom_kills_total")), legend="{{node}}"),),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     Panel(
         title="Network traffic",
@@ -129,7 +139,7 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     Panel(
         title="TCP retransmits",
@@ -147,7 +157,7 @@ NODES = (
                 legend="{{node}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
     Panel(
         title="GPUs of the run",
@@ -157,13 +167,13 @@ NODES = (
         queries=(
             Query(
                 expression=f"bottomk({MOST_SERIES}, max by (cluster, node, gpu) "
-                f"(rankwatch_gpu_utilization_ratio{{{_CLUSTER}}}) "
+                f"(rankwatch_gpu_utilization_ratio{{{CLUSTER}}}) "
                 "* on (cluster, node, gpu) group_left (rank) "
                 f"(gpu:rankwatch_rank_start_timestamp_seconds:latest{{{RANKS}}} > bool 0))",
                 legend="rank {{rank}} on {{node}} {{gpu}}",
             ),
         ),
-        opens=("node", "gpu"),
+        links=(TO_GPU,),
     ),
     Panel(
         title="Faults of its hardware",
@@ -181,7 +191,7 @@ NODES = (
                 legend="{{alertname}} {{node}} {{gpu}}{{device}}",
             ),
         ),
-        opens=("node",),
+        links=(TO_NODE,),
     ),
 )
 

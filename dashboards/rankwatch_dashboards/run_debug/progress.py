@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from rankwatch_dashboards.checkpoints_goodput.life import TIME_LEFT
+from rankwatch_dashboards.links import Link
 from rankwatch_dashboards.panels import RANKS, RUN, Drawing, Panel, Query
+
+_TRACKER = Link(title="Experiment tracker", url="${__field.labels.tracker_url:raw}", new_tab=True)
+"""Raw: it is an address already, and Grafana would encode its percent signs again."""
 
 PROGRESS = (
     Panel(
@@ -92,7 +96,7 @@ PROGRESS = (
             ),
         ),
         empty_when_healthy=True,
-        address="tracker_url",
+        links=(_TRACKER,),
     ),
 )
 

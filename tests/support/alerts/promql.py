@@ -22,7 +22,8 @@ _LABELS: dict[str, frozenset[str]] = {
     "prometheus_rule_evaluation_failures_total": frozenset({"rule_group", "job", "instance"}),
     "up": frozenset({"job", "instance", str(Label.CLUSTER)}),
     "scrape_duration_seconds": frozenset({"job", "instance", str(Label.CLUSTER)}),
-    "ALERTS": frozenset({"alertname", "alertstate", *map(str, Label)}),
+    "ALERTS": frozenset({"alertname", "alertstate", "page", *map(str, Label)}),
+    "ALERTS_FOR_STATE": frozenset({"alertname", "page", *map(str, Label)}),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,13 @@ from support.alerts.lint import Violation, check_expression
 from support.alerts.promql import parse, result_labels, selectors
 
 LONGEST_UID = 40
+FIRST_SCREEN = (
+    *((4 * number, 0, 4, 4) for number in range(6)),
+    (0, 4, 24, 7),
+    *((8 * number, 11, 8, 7) for number in range(3)),
+)
+"""Places of the panels of a first screen: six verdicts, the main table, three views of it."""
+_LINK = re.compile(r"\"/d/([^\"]+)\"")
 _NOT_CLASSIC = ("elements", "layout", "__inputs", "__requires")
 COLUMNS = 24
 SHORTEST_DESCRIPTION = 40
@@ -97,6 +105,59 @@ def layout(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
     for one, other in combinations(dashboard["panels"], 2):
         if _overlap(one["gridPos"], other["gridPos"]):
             yield Violation("layout", uid, f"{one['title']} and {other['title']} overlap")
+
+
+def closed_rows(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
+    """Violations in places on the grid inside closed rows, which open right below their titles."""
+    for row in dashboard["panels"]:
+        inside = row.get("panels") or []
+        for panel in inside:
+            place = panel["gridPos"]
+            if place["x"] + place["w"] > COLUMNS or place["y"] <= row["gridPos"]["y"]:
+                yield Violation("closed-rows", dashboard["uid"], f"{panel['title']} lies outside of its row")
+        for one, other in combinations(inside, 2):
+            if _overlap(one["gridPos"], other["gridPos"]):
+                message = f"{one['title']} and {other['title']} overlap"
+                yield Violation("closed-rows", dashboard["uid"], message)
+
+
+def first_screen(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
+    """Violations of the geometry that all boards share: a full screen of answers, then closed rows."""
+    uid = dashboard["uid"]
+    shown = tuple(
+        tuple(each["gridPos"][name] for name in "xywh")
+        for each in dashboard["panels"]
+        if each["type"] != "row"
+    )
+    if shown != FIRST_SCREEN:
+        yield Violation("first-screen", uid, "panels outside of rows are not at the places of a first screen")
+    for row in dashboard["panels"]:
+        if row["type"] == "row" and not (row.get("collapsed") and row.get("panels")):
+            yield Violation("first-screen", uid, f"row {row['title']} is open or empty")
+    for panel in drawn(dashboard):
+        if "No data means: " not in panel["description"]:
+            yield Violation("first-screen", uid, f"{panel['title']} does not say what no data means")
+
+
+def links(dashboard: Mapping[str, Any], boards: frozenset[str]) -> Iterator[Violation]:
+    """Violations in links to other boards: they exist, and carry variables and the time shown."""
+    for panel in drawn(dashboard):
+        for url in _LINK.findall(json.dumps(panel)):
+            where = f"{dashboard['uid']}/{panel['id']}"
+            if url.split("?")[0] not in boards:
+                yield Violation("links", where, f"the board {url.split('?')[0]} does not exist")
+            if "${cluster:queryparam}" not in url and "${__all_variables}" not in url:
+                yield Violation("links", where, f"{url} carries no cluster")
+            if not url.endswith("&${__url_time_range}"):
+                yield Violation("links", where, f"{url} does not keep the time shown")
+
+
+def moments(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
+    """Violations in drawings of the present: over a range they would show what is over."""
+    for each in targets(dashboard):
+        present = each.panel["type"] in ("stat", "table", "bargauge")
+        if bool(each.target.get("instant")) != present:
+            yield Violation("moments", each.where, f"a query of a {each.panel['type']} for the wrong time")
 
 
 def _overlap(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -212,6 +273,8 @@ def series_names(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
 CHECKS: tuple[Callable[[Mapping[str, Any]], Iterator[Violation]], ...] = (
     identity,
     layout,
+    closed_rows,
+    moments,
     panel_texts,
     datasources,
     variables,

@@ -1,0 +1,229 @@
+"""From panels to Grafana's builders.
+
+grafana-foundation-sdk draws no legend unless told to, gives queries no refId and no datasource, and
+its builders are mutable; all of that is seen to here, in one place.
+"""
+
+from __future__ import annotations
+
+from string import ascii_uppercase
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    statushistory,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from rankwatch_dashboards.panels import DATASOURCE, GREEN, NOW, RED, Column, Drawing, Mappings, Panel, Steps
+
+Builder = (
+    timeseries.Panel
+    | stat.Panel
+    | statetimeline.Panel
+    | statushistory.Panel
+    | heatmap.Panel
+    | bargauge.Panel
+    | table.Panel
+)
+
+_INTERVAL = "15s"
+_HEATMAP_INTERVAL = "1m"
+"""Counting 16,000 ranks in each bucket at each scrape would be slow, and no wider screen shows it."""
+
+
+def build(panel: Panel) -> Builder:
+    """A fresh builder of the panel with everything Grafana leaves out by default."""
+    builder = _drawn(panel)
+    builder.title(panel.title).description(_description(panel)).unit(panel.unit)
+    builder.datasource(DATASOURCE)
+    builder.interval(_HEATMAP_INTERVAL if panel.drawing is Drawing.HEATMAP else _INTERVAL)
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
+        asked = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
+        asked.ref_id(letter).datasource(DATASOURCE)
+        if panel.drawing in NOW:
+            asked.instant()
+        else:
+            asked.range()
+        if panel.drawing is Drawing.TABLE:
+            asked.format(PromQueryFormat.TABLE)
+        builder.with_target(asked)
+    if panel.empty_when_healthy:
+        builder.no_value(panel.empty_text)
+    if panel.mappings:
+        builder.mappings([_mapping(panel.mappings)])
+    if panel.links:
+        builder.data_links([each.of_series() for each in panel.links])
+    return builder
+
+
+def _description(panel: Panel) -> str:
+    return f"{panel.description} No data means: {panel.no_data}" if panel.no_data else panel.description
+
+
+def _drawn(panel: Panel) -> Builder:
+    match panel.drawing:
+        case Drawing.NUMBER | Drawing.NAME:
+            return _stat(panel)
+        case Drawing.STATES:
+            states = statetimeline.Panel().merge_values(True).legend(_hidden_legend())
+            return states.thresholds(_thresholds(panel.steps))
+        case Drawing.HISTORY:
+            history = statushistory.Panel().show_value(common_models.VisibilityMode.NEVER)
+            return history.legend(_hidden_legend()).thresholds(_thresholds(panel.steps))
+        case Drawing.HEATMAP:
+            return _heatmap()
+        case Drawing.BARS:
+            return _bars(panel)
+        case Drawing.TABLE:
+            return _table(panel)
+    return _lines(panel)
+
+
+def _lines(panel: Panel) -> timeseries.Panel:
+    builder = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1)
+    if panel.drawing is Drawing.STACKED:
+        builder.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL)).fill_opacity(40)
+    if panel.threshold is not None:
+        builder.thresholds(_thresholds(((panel.threshold, RED),)))
+        line = common_models.GraphThresholdsStyleMode.LINE
+        builder.thresholds_style(common.GraphThresholdsStyleConfig().mode(line))
+    return builder
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    builder = stat.Panel().reduce_options(_last()).graph_mode(common_models.BigValueGraphMode.NONE)
+    builder.thresholds(_thresholds(panel.steps))
+    if panel.steps or panel.mappings:
+        builder.color_mode(common_models.BigValueColorMode.BACKGROUND)
+    if panel.drawing is Drawing.NAME:
+        builder.text_mode(common_models.BigValueTextMode.NAME)
+    return builder
+
+
+def _bars(panel: Panel) -> bargauge.Panel:
+    builder = bargauge.Panel().reduce_options(_last()).thresholds(_thresholds(panel.steps))
+    builder.orientation(common_models.VizOrientation.HORIZONTAL).show_unfilled(True)
+    builder.display_mode(common_models.BarGaugeDisplayMode.BASIC)
+    return builder if panel.least is None else builder.min(panel.least)
+
+
+def _heatmap() -> heatmap.Panel:
+    """Rows are the queries, and a single rank stands out: the colour grows with the logarithm."""
+    colour = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
+    colour.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.3).min(0)
+    builder = heatmap.Panel().calculate(False).color(colour).cell_gap(1).show_legend()
+    builder.filter_values(heatmap.FilterValueRange().le(0.5))
+    return builder.show_value(common_models.VisibilityMode.AUTO)
+
+
+def _table(panel: Panel) -> table.Panel:
+    builder = table.Panel().show_header(True)
+    if len(panel.queries) > 1:
+        builder.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    titles = {name: each.title for each in panel.columns for name in _fields(each)}
+    linked = {label: label for each in panel.columns if each.link for label in each.link.labels}
+    hidden = [label for label in linked if label not in titles]
+    order = [*titles, *hidden]
+    for name, options in (
+        ("filterFieldsByName", {"include": {"names": order}}),
+        (
+            "organize",
+            {
+                "indexByName": {each: number for number, each in enumerate(order)},
+                "renameByName": titles,
+                "excludeByName": {},
+            },
+        ),
+    ):
+        builder.with_transformation(models.DataTransformerConfig(id_val=name, options=options))
+    if panel.sorted_by:
+        (column,) = (each for each in panel.columns if each.name == panel.sorted_by.removeprefix("-"))
+        by = common.TableSortByFieldState().display_name(column.title)
+        builder.sort_by([by.desc(panel.sorted_by.startswith("-"))])
+    for column in panel.columns:
+        for each in _fields(column):
+            builder.override_by_name(each, _properties(column))
+    for label in hidden:
+        builder.override_by_name(label, _HIDDEN)
+    return builder
+
+
+_HIDDEN = [
+    models.DynamicConfigValue("custom.hidden", True),
+    models.DynamicConfigValue("custom.hideFrom", {"viz": True, "legend": False, "tooltip": False}),
+]
+"""For links, which read the columns of their row; the second one since Grafana 12.2."""
+
+
+def _fields(column: Column) -> tuple[str, ...]:
+    """Names that Grafana gives the column: with one query that has series, its value is just "Value"."""
+    if column.name not in ascii_uppercase:
+        return (column.name,)
+    several = f"Value #{column.name}"
+    return ("Value", several) if column.name == "A" else (several,)
+
+
+def _properties(column: Column) -> list[models.DynamicConfigValue]:
+    found = [models.DynamicConfigValue("unit", column.unit if column.name in ascii_uppercase else "string")]
+    found.append(models.DynamicConfigValue("noValue", "-"))  # else the text of an empty panel
+    if column.width:
+        found.append(models.DynamicConfigValue("custom.width", column.width))
+    if column.steps:
+        found.append(models.DynamicConfigValue("thresholds", _thresholds(column.steps).build()))
+    if column.mappings:
+        found.append(models.DynamicConfigValue("mappings", [_mapping(column.mappings)]))
+    if column.steps or column.mappings:
+        coloured = {"type": "color-background", "mode": "basic"}
+        found.append(models.DynamicConfigValue("custom.cellOptions", coloured))
+    if column.link:
+        found.append(models.DynamicConfigValue("links", [column.link.of_row().build()]))
+    return found
+
+
+def _mapping(mappings: Mappings) -> models.ValueMap:
+    return models.ValueMap(
+        options={
+            value: models.ValueMappingResult(text=text or None, color=colour, index=number)
+            for number, (value, text, colour) in enumerate(mappings)
+        }
+    )
+
+
+def _thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
+    built = [models.Threshold(value=None, color=GREEN)]
+    built += [models.Threshold(value=value, color=colour) for value, colour in steps]
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(built)
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"])
+
+
+def _hidden_legend() -> common.VizLegendOptions:
+    return common.VizLegendOptions().show_legend(False)
+
+
+def _legend() -> common.VizLegendOptions:
+    return (
+        common.VizLegendOptions()
+        .display_mode(common_models.LegendDisplayMode.TABLE)
+        .placement(common_models.LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(["lastNotNull"])
+    )
+
+
+def _tooltip() -> common.VizTooltipOptions:
+    mode, order = common_models.TooltipDisplayMode.MULTI, common_models.SortOrder.DESCENDING
+    return common.VizTooltipOptions().mode(mode).sort(order)

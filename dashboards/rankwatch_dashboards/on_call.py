@@ -1,0 +1,341 @@
+"""The board of a person on call: what is wrong now, who is blamed, and what could be lost."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard
+
+from rankwatch_alerts import HARDWARE_ALERTS, HARDWARE_UID, ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig
+from rankwatch_dashboards.board import FirstScreen, Rows, any_cluster, board
+from rankwatch_dashboards.firing import (
+    SILENCES,
+    STOPPED,
+    count_of,
+    firing,
+    firing_alerts,
+    milliseconds_since,
+    named,
+)
+from rankwatch_dashboards.links import TO_CHECKPOINTS, TO_NODE, TO_RANK, TO_RUN, opens, to_runbook
+from rankwatch_dashboards.panels import (
+    CLUSTER,
+    NONE,
+    ORANGE,
+    RED,
+    YELLOW,
+    Column,
+    Drawing,
+    Panel,
+    Query,
+    most,
+    verdict,
+)
+
+_NO_AGENT = "no agent is scraped, and nothing is known of any run."
+
+
+def on_call(config: RuleConfig) -> dashboard.Dashboard:
+    """The builder of the board."""
+    return board(
+        "Rankwatch / On-call",
+        ON_CALL_UID,
+        "What is wrong now and since when, who is blamed, which work is at risk, and what is not seen.",
+        variables=(any_cluster("label_values(rankwatch_agent_info, cluster)"),),
+        events=CLUSTER,
+        screen=FirstScreen(
+            verdicts=_verdicts(),
+            main=firing_alerts(
+                config,
+                "What is wrong now",
+                CLUSTER,
+                no_data="no alert fires. That is health only while no telemetry is silent.",
+            ),
+            views=(_BLAMED, _checkpoints(config), _nodes(config)),
+        ),
+        rows=_ROWS,
+        config=config,
+    )
+
+
+def _verdicts() -> tuple[Panel, ...]:
+    run, hardware = opens(RUN_DEBUG_UID, "Run debug"), opens(HARDWARE_UID, "Nodes and hardware")
+    pages = f'{CLUSTER}, severity="critical", page!="no"'
+    stopped = firing(f"{CLUSTER}, {named(STOPPED)}")
+    nodes = firing(f'{CLUSTER}, node!="", {named((*HARDWARE_ALERTS, Alert.NODE_LOST))}')
+    return (
+        verdict(
+            "Pages",
+            "Alerts that somebody must act on now. Runs that are too small to page are not counted.",
+            count_of(firing(pages)),
+            steps=((1, RED),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
+            links=(run,),
+        ),
+        verdict(
+            "Oldest page",
+            "Since when the oldest of these alerts holds. Old and still open: escalate.",
+            f"min({milliseconds_since(pages, ('alertname',))})",
+            unit="dateTimeFromNow",
+            steps=((0, RED),),
+            empty="none",
+            no_data="no page is open.",
+            links=(run,),
+        ),
+        verdict(
+            "Runs stopped",
+            "Runs that stall, have failed, or have lost a rank or a node: all their GPUs wait.",
+            count_of(f"count by (cluster, run) ({stopped})"),
+            steps=((1, RED),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
+            links=(run,),
+        ),
+        verdict(
+            "Nodes failing",
+            "Nodes that are lost or have an alert on their hardware. Each is named below.",
+            count_of(f"count by (cluster, node) ({nodes})"),
+            steps=((1, ORANGE),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
+            links=(hardware,),
+        ),
+        verdict(
+            "Telemetry silent",
+            "Alerts on agents, collectors, records and rules. Above zero, boards may show old figures.",
+            count_of(firing(f"{CLUSTER}, {named(SILENCES)}")),
+            steps=((1, ORANGE),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
+            links=(hardware,),
+        ),
+        verdict(
+            "Work at risk",
+            "Age of the last good checkpoint as a share of what the run may lose, of the run with the most. "
+            "At 100 %: RankwatchCheckpointStale.",
+            f"max((time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max{{{CLUSTER}}}) "
+            f"/ on (cluster, run) run:rankwatch_checkpoint_age_budget_seconds:max{{{CLUSTER}}})",
+            unit="percentunit",
+            steps=((0.8, YELLOW), (1, RED)),
+            no_data="no run has saved a checkpoint or declared an interval of saves.",
+            links=(run,),
+        ),
+    )
+
+
+def _because(cause: str, series: str) -> str:
+    return f'label_replace({series}, "cause", "{cause}", "", "")'
+
+
+def _of(series: str, more: str = "") -> str:
+    return f"{series}{{{CLUSTER}{more}}}"
+
+
+_SUSPICIONS = " or ".join(
+    (
+        f'label_join({_of("rank:rankwatch_stall_root_cause:bool")}, "cause", "", "reason")',
+        _because("lost", _of("rank:rankwatch_rank_lost:waited_seconds")),
+        _because("slow", _of("rank:rankwatch_straggler_costly:slowdown")),
+        _because("first non-finite value", _of("rank:rankwatch_scalar_first_nonfinite_step:first")),
+        _because("replica differs", _of("rank:rankwatch_replica_differs:step")),
+        _because("data differs", _of("rank:rankwatch_data_skew:ratio")),
+        _because(
+            "checkpoint file failed", f"increase({_of('rankwatch_checkpoint_stage_failures_total')}[15m]) > 0"
+        ),
+    )
+)
+
+_BLAMED = Panel(
+    title="Who is blamed",
+    description="Ranks that rules suspect now, with the reason, also before the alert has lasted long enough "
+    "to fire. not_enqueued, not_in_collective, unresponsive and disappeared are causes of a stall.",
+    no_data="no rank is suspected. A run can still be slow from a cause without a rank: see its debug board.",
+    unit="short",
+    drawing=Drawing.TABLE,
+    empty_when_healthy=True,
+    empty_text="No rank is suspected.",
+    sorted_by="run",
+    queries=(
+        Query(
+            expression=most(f"group by (cluster, run, rank, node, cause) ({_SUSPICIONS})", 50),
+            legend="rank {{rank}} on {{node}}: {{cause}}",
+        ),
+    ),
+    columns=(
+        Column(name="run", title="Run", link=TO_RUN),
+        Column(name="rank", title="Rank", width=70, link=TO_RANK),
+        Column(name="node", title="Node", link=TO_NODE),
+        Column(name="cause", title="Cause", width=170),
+    ),
+)
+
+
+def _checkpoints(config: RuleConfig) -> Panel:
+    good = _of("run:rankwatch_checkpoint_last_good_timestamp_seconds:max")
+    return Panel(
+        title="Last good checkpoint and work at risk",
+        description="A crash now goes back to this step and loses these rank-hours; verified is the newest "
+        "step whose files an agent or the run has read back. Red: RankwatchCheckpointStale.",
+        no_data="no run has saved a checkpoint or declared an interval of saves.",
+        unit="short",
+        drawing=Drawing.TABLE,
+        sorted_by="-A",
+        queries=(
+            Query(expression=most(f"max by (cluster, run) (time() - {good})", 50), legend="{{run}}"),
+            Query(
+                expression=f"max by (cluster, run) ({_of('rankwatch_checkpoint_last_good_step')})",
+                legend="{{run}}",
+            ),
+            Query(
+                expression=f"max by (cluster, run) ({_of('rankwatch_checkpoint_last_verified_step')} "
+                f"or {_of('rankwatch_checkpoint_verified_step')})",
+                legend="{{run}}",
+            ),
+            Query(
+                expression=f"sum by (cluster, run) ({_of('run:rankwatch_work_at_risk_seconds:sum')}) / 3600",
+                legend="{{run}}",
+            ),
+        ),
+        columns=(
+            Column(name="run", title="Run", link=TO_CHECKPOINTS),
+            Column(
+                name="A",
+                title="Age",
+                unit="s",
+                width=80,
+                steps=((config.checkpoint_age_budget_seconds, RED),),
+            ),
+            Column(name="B", title="Good step", width=90),
+            Column(name="C", title="Verified", width=80),
+            Column(name="D", title="Rank-hours", width=90),
+        ),
+    )
+
+
+def _nodes(config: RuleConfig) -> Panel:
+    wanted = f'{CLUSTER}, node!="", {named((*HARDWARE_ALERTS, Alert.NODE_LOST, *SILENCES))}'
+    labels = ("node", "alertname", "run")
+    return Panel(
+        title="Failing nodes and silent agents",
+        description="Nodes with an alert on hardware, on their loss, or on what their agent cannot tell. The "
+        "alert opens its runbook, the node its hardware.",
+        no_data="no node fails and no agent is silent.",
+        unit="short",
+        drawing=Drawing.TABLE,
+        empty_when_healthy=True,
+        empty_text="No node fails.",
+        sorted_by="A",
+        queries=(Query(expression=most(milliseconds_since(wanted, labels), 50), legend="{{node}}"),),
+        columns=(
+            Column(name="node", title="Node", link=TO_NODE),
+            Column(name="alertname", title="Alert", width=190, link=to_runbook(config)),
+            Column(name="run", title="Run", link=TO_RUN),
+            Column(name="A", title="Since", unit="dateTimeFromNow", width=120),
+        ),
+    )
+
+
+_HISTORY = (
+    Panel(
+        title="Alerts",
+        description="When each alert fired, by run and node. Those that begin first are nearest to the "
+        "cause; what begins later is often its consequence.",
+        no_data="no alert fired in the time shown.",
+        unit="short",
+        drawing=Drawing.STATES,
+        span=24,
+        height=12,
+        steps=((1, ORANGE),),
+        empty_when_healthy=True,
+        queries=(
+            Query(
+                expression=most(f"max by (cluster, alertname, run, node) ({firing()})", 50),
+                legend="{{alertname}} {{run}} {{node}}",
+            ),
+        ),
+    ),
+)
+
+_RUNS = (
+    Panel(
+        title="Since last progress",
+        description="Time since any rank of a run completed a step, checkpoint or evaluation, as a share of "
+        "what the run has learnt to be normal. Above 100 %: RankwatchRunStalled.",
+        no_data="no run is running.",
+        unit="percentunit",
+        span=12,
+        threshold=1.0,
+        queries=(
+            Query(
+                expression=most(
+                    f"(time() - {_of('run:rankwatch_progress_timestamp_seconds:max')}) "
+                    f"/ on (cluster, run) {_of('run:rankwatch_progress_timeout_seconds:max')}"
+                ),
+                legend="{{run}}",
+            ),
+        ),
+        links=(TO_RUN,),
+    ),
+    Panel(
+        title="Ranks that run",
+        description="Ranks of each run that start or run. A fall that does not come back: "
+        "RankwatchRankLost or RankwatchNodeLost.",
+        no_data="no run is running.",
+        unit="short",
+        span=12,
+        queries=(Query(expression=most(_of("run:rankwatch_ranks_running:sum")), legend="{{run}}"),),
+        links=(TO_RUN,),
+    ),
+)
+
+
+def _silent(config: RuleConfig) -> tuple[Panel, ...]:
+    return (
+        Panel(
+            title="Agents by age of their newest reading",
+            description="Time since any collector of the agent last succeeded, the 20 oldest. Above a few "
+            "minutes the node is not seen: RankwatchCollectorFailing or RankwatchTelemetryAbsent.",
+            no_data=_NO_AGENT,
+            unit="s",
+            drawing=Drawing.BARS,
+            span=12,
+            least=0,
+            queries=(
+                Query(
+                    expression=most(
+                        "time() - max by (cluster, node) "
+                        f"({_of('rankwatch_collector_last_success_timestamp_seconds')})"
+                    ),
+                    legend="{{node}}",
+                ),
+            ),
+            links=(TO_NODE,),
+        ),
+        Panel(
+            title="Collectors by missed readings",
+            description="Intervals since each collector last succeeded, the 20 with the most. Red: "
+            "RankwatchCollectorFailing, and its series are missing on all boards.",
+            no_data=_NO_AGENT,
+            unit="short",
+            drawing=Drawing.BARS,
+            span=12,
+            least=0,
+            steps=((config.collector_overdue_intervals, RED),),
+            queries=(
+                Query(
+                    expression=most(
+                        f"(time() - {_of('rankwatch_collector_last_success_timestamp_seconds')}) "
+                        f"/ {_of('rankwatch_collector_interval_seconds')}"
+                    ),
+                    legend="{{node}} {{collector}}",
+                ),
+            ),
+            links=(TO_NODE,),
+        ),
+    )
+
+
+_ROWS: Rows = (
+    ("What came first?", lambda _: _HISTORY),
+    ("Which runs stand still?", lambda _: _RUNS),
+    ("Which agents are silent?", _silent),
+)
