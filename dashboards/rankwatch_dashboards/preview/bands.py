@@ -83,7 +83,7 @@ def _drawn(content: Content, merged: bool, gap: float) -> Iterator[Shape]:
     for number, (moments, field) in enumerate(rows):
         band = Place(x=plot.x, y=plot.y + number * height, width=plot.width, height=height)
         if height >= 11 or number % max(round(11 / height), 1) == 0:
-            name = fitted(names[number], 12, left)
+            name = fitted(names[number], 12, left - 12)
             middle = band.y + height / 2
             yield Text(x=plot.x - 8, y=middle, text=name, size=min(12, max(height, 9)), align=Align.RIGHT)
         inner = band.inside(top=height * (1 - share) / 2, bottom=height * (1 - share) / 2)

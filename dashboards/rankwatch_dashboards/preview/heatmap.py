@@ -152,7 +152,16 @@ def _scale_of_colours(content: Content, scale: Scale) -> Iterator[Shape]:
     for number in range(22):
         part = Place(x=bar.x + bar.width * number / 22, y=bar.y, width=bar.width / 22, height=bar.height)
         yield Box(place=part, fill=_colour(content, number / 21))
-    defaults = (content.panel.get("fieldConfig") or {}).get("defaults") or {}
-    unit = str(defaults.get("unit") or "")
+    unit = _cell_unit(content)
     for value, x, align in ((scale.low, bar.x - 6, Align.RIGHT), (scale.high, bar.right + 6, Align.LEFT)):
         yield Text(x=x, y=bar.y + 4, text=written(value, unit), size=11, colour=FAINT, align=align)
+
+
+def _cell_unit(content: Content) -> str:
+    """The unit of a cell: counts have none."""
+    given = content.option("cellValues", "unit")
+    targets = content.panel.get("targets") or ()
+    counts = content.option("calculate") or any(each.get("format") == "heatmap" for each in targets)
+    if given or counts:
+        return str(given or "")
+    return str(((content.panel.get("fieldConfig") or {}).get("defaults") or {}).get("unit") or "")
