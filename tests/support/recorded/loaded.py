@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,10 @@ class Loaded(NamedTuple):
 
 
 @contextmanager
-def loaded_prometheus(directory: Path) -> Iterator[Loaded]:
-    """Prometheus on the recording, scraping nothing."""
-    lines = read()
+def loaded_prometheus(directory: Path, without: Collection[str] = ()) -> Iterator[Loaded]:
+    """Prometheus on the recording, scraping nothing. `without`: runs that it shall not know."""
+    hidden = [f'run="{run}"' for run in without]
+    lines = [line for line in read() if not any(each in line for each in hidden)]
     backfill(lines, directory)
     with prometheus({"global": {}}, directory, _FLAGS) as url:
         yield Loaded(url, first_moment(lines), last_moment(lines))

@@ -18,6 +18,8 @@ from support.recorded.runs import GPU_RUN, INTERVAL_SECONDS, RUNS, Recorded
 IMAGES = ROOT / "docs" / "images"
 OF_FAULTS = ("rankwatch-run-debug",)
 """Dashboards that are drawn for each run with a fault; the others are drawn once."""
+ON_CALL = "rankwatch-on-call"
+"""Shows all runs, so it is drawn once with all faults, and once for each fault as if it were the only one."""
 FIRST_SCREEN_ROWS = 18
 _SHOWN = {"rankwatch-hardware": GPU_RUN}
 """The run of a dashboard that is drawn once, where it is not the first one with a fault."""
@@ -55,19 +57,39 @@ def pictures(boards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str,
 def main(arguments: Sequence[str]) -> int:
     """Draw the dashboards whose uids are given, or all; status 1 where a form is not known."""
     boards = [each for each in dashboards(RuleConfig()) if not arguments or each["uid"] in arguments]
-    unknown = 0
-    with tempfile.TemporaryDirectory() as directory, loaded_prometheus(Path(directory)) as recording:
-        source = Prometheus(url=recording.url)
-        for board, each, name in pictures(boards):
-            drawing = draw(board, view(recording, board, each), source, FIRST_SCREEN_ROWS)
-            paint(drawing.shapes, drawing.width, drawing.height, IMAGES / name)
-            size = (IMAGES / name).stat().st_size // 1000
-            print(f"{name}: {drawing.panels} panels, {len(drawing.empty)} empty, {size} kB")
-            for title in drawing.unknown:
-                print(f"  not drawn: {title}")
-            unknown += len(drawing.unknown)
+    with tempfile.TemporaryDirectory() as name:
+        unknown = _draw_all(boards, Path(name))
+        for board in (each for each in boards if each["uid"] == ON_CALL):
+            unknown += sum(_draw_alone(board, each, Path(name)) for each in RUNS if each.alert)
     print(f"{unknown} panels or transformations have no preview" if unknown else "every panel is drawn")
     return 1 if unknown else 0
+
+
+def _draw_all(boards: Sequence[Mapping[str, Any]], directory: Path) -> int:
+    with loaded_prometheus(directory) as recording:
+        return sum(_draw(recording, *picture) for picture in pictures(boards))
+
+
+def _draw_alone(board: Mapping[str, Any], each: Recorded, parent: Path) -> int:
+    """The run with its fault, beside those that have none."""
+    directory = parent / each.run
+    directory.mkdir()
+    others = {other.run for other in RUNS if other.alert and other != each}
+    with loaded_prometheus(directory, without=others) as recording:
+        return _draw(recording, board, each, f"dashboard-on-call-{each.run}.png")
+
+
+def _draw(recording: Loaded, board: Mapping[str, Any], each: Recorded, name: str) -> int:
+    """Write a picture; returns how much of it has no preview."""
+    source = Prometheus(url=recording.url)
+    drawing = draw(board, view(recording, board, each), source, FIRST_SCREEN_ROWS)
+    paint(drawing.shapes, drawing.width, drawing.height, IMAGES / name)
+    size = (IMAGES / name).stat().st_size // 1000
+    empty = f", empty: {', '.join(drawing.empty)}" if drawing.empty else ""
+    print(f"{name}: {drawing.panels} panels, {size} kB{empty}")
+    for title in drawing.unknown:
+        print(f"  not drawn: {title}")
+    return len(drawing.unknown)
 
 
 if __name__ == "__main__":
