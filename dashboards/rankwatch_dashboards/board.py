@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import (
@@ -24,8 +25,17 @@ BAND_HEIGHT = 7
 SCREEN_HEIGHT = VERDICT_HEIGHT + 2 * BAND_HEIGHT
 """What a screen shows without scrolling."""
 
-Rows = tuple[tuple[str, Callable[[RuleConfig], tuple[Panel, ...]]], ...]
-"""Title of a row, and its panels."""
+
+class Row(NamedTuple):
+    """Details below the first screen, under the question that they answer."""
+
+    title: str
+    panels: Callable[[RuleConfig], tuple[Panel, ...]]
+    no_data: str = ""
+    """What it means that nothing is drawn, of panels that do not say it themselves."""
+
+
+Rows = tuple[Row, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +96,9 @@ def board(
         for panel, place in screen.placed():
             made.with_panel(build(replace(panel, span=place.w, height=place.h)).grid_pos(place))
         top = SCREEN_HEIGHT
-    for heading, panels in rows:
-        top = _add_row(made, heading, panels(config), top, closed=screen is not None)
+    for row in rows:
+        panels = tuple(_told(each, row.no_data) for each in row.panels(config))
+        top = _add_row(made, row.title, panels, top, closed=screen is not None)
     return made
 
 
@@ -106,6 +117,14 @@ def _add_row(
     for panel, place in placed:
         made.with_panel(build(panel).grid_pos(place))
     return max(place.y + place.h for _, place in placed)
+
+
+def _told(panel: Panel, no_data: str) -> Panel:
+    """The panel with what no data means: what it says itself, else what holds for its row."""
+    if panel.no_data or not no_data:
+        return panel
+    none = "there is none, which is good, or "
+    return replace(panel, no_data=none + no_data if panel.empty_when_healthy else no_data)
 
 
 def _flowing(panels: Iterable[Panel], top: int) -> Iterator[tuple[Panel, GridPos]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import HARDWARE_ALERTS, HARDWARE_UID, ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig
-from rankwatch_dashboards.board import FirstScreen, Rows, any_cluster, board
+from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board
 from rankwatch_dashboards.firing import (
     SILENCES,
     STOPPED,
@@ -29,6 +29,7 @@ from rankwatch_dashboards.panels import (
     most,
     verdict,
 )
+from rankwatch_dashboards.suspects import suspects
 
 _NO_AGENT = "no agent is scraped, and nothing is known of any run."
 
@@ -122,27 +123,9 @@ def _verdicts() -> tuple[Panel, ...]:
     )
 
 
-def _because(cause: str, series: str) -> str:
-    return f'label_replace({series}, "cause", "{cause}", "", "")'
-
-
 def _of(series: str, more: str = "") -> str:
     return f"{series}{{{CLUSTER}{more}}}"
 
-
-_SUSPICIONS = " or ".join(
-    (
-        f'label_join({_of("rank:rankwatch_stall_root_cause:bool")}, "cause", "", "reason")',
-        _because("lost", _of("rank:rankwatch_rank_lost:waited_seconds")),
-        _because("slow", _of("rank:rankwatch_straggler_costly:slowdown")),
-        _because("first non-finite value", _of("rank:rankwatch_scalar_first_nonfinite_step:first")),
-        _because("replica differs", _of("rank:rankwatch_replica_differs:step")),
-        _because("data differs", _of("rank:rankwatch_data_skew:ratio")),
-        _because(
-            "checkpoint file failed", f"increase({_of('rankwatch_checkpoint_stage_failures_total')}[15m]) > 0"
-        ),
-    )
-)
 
 _BLAMED = Panel(
     title="Who is blamed",
@@ -156,7 +139,7 @@ _BLAMED = Panel(
     sorted_by="run",
     queries=(
         Query(
-            expression=most(f"group by (cluster, run, rank, node, cause) ({_SUSPICIONS})", 50),
+            expression=most(suspects(CLUSTER), 50),
             legend="rank {{rank}} on {{node}}: {{cause}}",
         ),
     ),
@@ -335,7 +318,7 @@ def _silent(config: RuleConfig) -> tuple[Panel, ...]:
 
 
 _ROWS: Rows = (
-    ("What came first?", lambda _: _HISTORY),
-    ("Which runs stand still?", lambda _: _RUNS),
-    ("Which agents are silent?", _silent),
+    Row("What came first?", lambda _: _HISTORY),
+    Row("Which runs stand still?", lambda _: _RUNS),
+    Row("Which agents are silent?", _silent),
 )

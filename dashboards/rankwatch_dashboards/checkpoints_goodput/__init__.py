@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, RuleConfig
-from rankwatch_dashboards.board import Rows, board, variables_of_run
+from rankwatch_dashboards.board import Row, Rows, board, variables_of_run
 from rankwatch_dashboards.checkpoints_goodput.checkpoints import NEWEST, at_a_glance, saving
 from rankwatch_dashboards.checkpoints_goodput.cost import cost
 from rankwatch_dashboards.checkpoints_goodput.goodput import checkpoint_interval, goodput
@@ -14,14 +14,14 @@ from rankwatch_dashboards.checkpoints_goodput.verification import verification
 from rankwatch_dashboards.panels import RUN
 
 ROWS: Rows = (
-    ("Could work be lost?", at_a_glance),
-    ("What is saved, and what is at risk?", lambda _: NEWEST),
-    ("How do saves go?", saving),
-    ("Is what was saved still what was written?", verification),
-    ("Which share of the time makes progress?", goodput),
-    ("Would another checkpoint interval cost less?", checkpoint_interval),
-    ("How do attempts end, and when will it be done?", life),
-    ("What does it cost?", cost),
+    Row("Could work be lost?", at_a_glance),
+    Row("What is saved, and what is at risk?", lambda _: NEWEST),
+    Row("How do saves go?", saving),
+    Row("Is what was saved still what was written?", verification),
+    Row("Which share of the time makes progress?", goodput),
+    Row("Would another checkpoint interval cost less?", checkpoint_interval),
+    Row("How do attempts end, and when will it be done?", life),
+    Row("What does it cost?", cost),
 )
 
 

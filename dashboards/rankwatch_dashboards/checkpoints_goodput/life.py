@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import CLUSTER, RUN, Drawing, Panel, Query
+from rankwatch_dashboards.links import TO_NODE, TO_RANK
+from rankwatch_dashboards.panels import CLUSTER, GREEN, ORANGE, RED, RUN, Column, Drawing, Panel, Query, most
 
 
 def life(config: RuleConfig) -> tuple[Panel, ...]:
     """Panels whose threshold is that of the alert."""
     return (
-        _LAST_END,
+        ENDS,
         _restarts(config),
         _FIRST_STEP,
         TIME_LEFT,
@@ -20,23 +21,43 @@ def life(config: RuleConfig) -> tuple[Panel, ...]:
     )
 
 
-_LAST_END = Panel(
+_ENDED = ("attempt", "outcome", "kind", "exception", "rank", "node", "message")
+ENDS = Panel(
     title="How the last attempt ended",
-    description="Outcome of the newest attempt that is over, with the rank that failed first. Each node "
-    "shows what its own ranks tell: one with the kind collective saw only victims.",
+    description="The newest attempt that is over, with the rank that failed first. Each node shows what its "
+    "own ranks tell: one with the kind collective saw only victims.",
+    no_data="no attempt of this run has ended.",
     unit="short",
-    drawing=Drawing.NAME,
+    drawing=Drawing.TABLE,
     span=24,
-    height=4,
+    height=6,
+    sorted_by="-A",
     queries=(
         Query(
-            expression="topk(16, max by (run, node, attempt, outcome, kind, exception, rank, message) "
-            f"(rankwatch_run_attempt_end_timestamp_seconds{{{RUN}}}))",
-            legend="{{run}} attempt {{attempt}} on {{node}}: {{outcome}} {{kind}} {{rank}} {{exception}} "
-            "{{message}}",
+            expression=most(
+                f"1000 * max by (run, {', '.join(_ENDED)}) "
+                f"(rankwatch_run_attempt_end_timestamp_seconds{{{RUN}}})"
+            ),
+            legend="{{run}} attempt {{attempt}} on {{node}}",
         ),
     ),
+    columns=(
+        Column(name="A", title="Ended", unit="dateTimeFromNow", width=150),
+        Column(name="attempt", title="Attempt", width=80),
+        Column(
+            name="outcome",
+            title="Outcome",
+            width=110,
+            mappings=(("finished", "", GREEN), ("failed", "", RED), ("preempted", "", ORANGE)),
+        ),
+        Column(name="kind", title="Kind", width=120),
+        Column(name="exception", title="Exception", width=180),
+        Column(name="rank", title="Rank", width=70, link=TO_RANK),
+        Column(name="node", title="Node", width=160, link=TO_NODE),
+        Column(name="message", title="Message"),
+    ),
     empty_when_healthy=True,
+    empty_text="No attempt has ended.",
 )
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import HARDWARE_UID, RuleConfig
-from rankwatch_dashboards.board import Rows, any_cluster, board, chosen, several
+from rankwatch_dashboards.board import Row, Rows, any_cluster, board, chosen, several
 from rankwatch_dashboards.hardware.gpus import GPU_FAULTS, GPU_LINKS, GPU_LOAD, gpu_heat
 from rankwatch_dashboards.hardware.nodes import FAULTS, host, network
 from rankwatch_dashboards.panels import NODE
 
 ROWS: Rows = (
-    ("Is anything broken?", lambda _: FAULTS),
-    ("What do the GPUs do?", lambda _: GPU_LOAD),
-    ("Are they slowed down?", gpu_heat),
-    ("Errors of GPUs", lambda _: GPU_FAULTS),
-    ("Links of GPUs", lambda _: GPU_LINKS),
-    ("RDMA and network", network),
-    ("Host and disks", host),
+    Row("Is anything broken?", lambda _: FAULTS),
+    Row("What do the GPUs do?", lambda _: GPU_LOAD),
+    Row("Are they slowed down?", gpu_heat),
+    Row("Errors of GPUs", lambda _: GPU_FAULTS),
+    Row("Links of GPUs", lambda _: GPU_LINKS),
+    Row("RDMA and network", network),
+    Row("Host and disks", host),
 )
 
 

@@ -6,10 +6,13 @@ from rankwatch_alerts import HARDWARE_ALERTS
 from rankwatch_dashboards.links import TO_GPU, TO_NODE
 from rankwatch_dashboards.panels import (
     CLUSTER,
+    GREEN,
     MOST_SERIES,
     ON_ITS_NODES,
+    ORANGE,
     RANKS,
     RUN,
+    Column,
     Drawing,
     Panel,
     Query,
@@ -225,20 +228,31 @@ TELEMETRY = (
         ),
     ),
     Panel(
-        title="Not visible",
-        description="What zero-code recording cannot see of the training loop, and why. Panels of it stay "
-        "empty: that is no zero. Record it by hand (docs/instrumentation.md).",
+        title="What the recording sees",
+        description="What zero-code recording sees of the training loop, and why not the rest. Panels of "
+        "what is not visible stay empty: that is no zero. Record it by hand (docs/instrumentation.md).",
+        no_data="the run records itself by hand, so nothing had to be found out.",
         unit="short",
-        drawing=Drawing.STATES,
+        drawing=Drawing.TABLE,
+        sorted_by="A",
         queries=(
             Query(
                 expression=most(
-                    f"max by (run, capability, reason) (1 - rankwatch_run_capability_visible{{{RUN}}}) > 0"
+                    f"min by (run, capability, reason) (rankwatch_run_capability_visible{{{RUN}}})", 50
                 ),
                 legend="{{capability}}: {{reason}}",
             ),
         ),
-        empty_when_healthy=True,
+        columns=(
+            Column(name="capability", title="Capability"),
+            Column(
+                name="A",
+                title="Seen",
+                width=110,
+                mappings=(("0", "not visible", ORANGE), ("1", "visible", GREEN)),
+            ),
+            Column(name="reason", title="Reason"),
+        ),
     ),
     Panel(
         title="Agents of the run",

@@ -1,0 +1,246 @@
+"""The first screen of a run: which rank, which node, which cause, since when, and what it costs."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.goodput import GoodputState
+from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, RuleConfig
+from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_dashboards.board import FirstScreen
+from rankwatch_dashboards.firing import milliseconds_since
+from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
+from rankwatch_dashboards.panels import (
+    ORANGE,
+    RANKS,
+    RED,
+    RUN,
+    YELLOW,
+    Column,
+    Drawing,
+    Panel,
+    Query,
+    most,
+    verdict,
+)
+from rankwatch_dashboards.suspects import suspects
+
+_ON_CALL = opens(ON_CALL_UID, "All that is wrong now")
+_HARDWARE = opens(HARDWARE_UID, "Nodes and hardware")
+_GOODPUT = opens(CHECKPOINTS_GOODPUT_UID, "Checkpoints and goodput")
+_NO_ALERT = "no alert of this run fires, or the run is not seen: then the panels below are empty, too."
+_BUCKETS = (-0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Edges between the rows of the heat map, as excess over the median rank of the stage."""
+
+
+def first_screen(config: RuleConfig) -> FirstScreen:
+    """Verdicts, the table of suspects, the ranks over time, the parts of the step, and the lost time."""
+    return FirstScreen(
+        verdicts=_verdicts(config), main=_suspects(config), views=(_RANKS_OVER_TIME, _STEP, _lost(config))
+    )
+
+
+def _first(labels: tuple[str, ...]) -> str:
+    """The earliest page of the run, else its earliest ticket, whose time is below zero."""
+    page = milliseconds_since(f'{RUN}, severity="critical"', labels)
+    ticket = milliseconds_since(f'{RUN}, severity="warning"', labels)
+    return f"bottomk(1, {page}) or on () -1 * bottomk(1, {ticket})"
+
+
+def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
+    suspected = suspects(RUN)
+    earliest = " or on () ".join(
+        f"min({milliseconds_since(f'{RUN}, severity={severity!r}'.replace(chr(39), chr(34)), ())})"
+        for severity in ("critical", "warning")
+    )
+    unproductive = f'{RUN}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
+    return (
+        verdict(
+            "Verdict",
+            "The alert of this run that fired first: pages are red, tickets orange. What began first is "
+            "nearest to the cause.",
+            _first(("alertname",)),
+            steps=((-1e15, ORANGE), (0, RED)),
+            name="{{alertname}}",
+            empty="nothing fires",
+            no_data=_NO_ALERT,
+            links=(_ON_CALL,),
+        ),
+        verdict(
+            "Rank",
+            "Up to two ranks that the rules suspect; the table below has all of them.",
+            f"topk(2, group by (cluster, run, rank, node) ({suspected}))",
+            steps=((1, RED),),
+            name="{{rank}} on {{node}}",
+            empty="no rank",
+            no_data="no rank is suspected: the cause is none, or one of all ranks.",
+            links=(TO_RANK,),
+        ),
+        verdict(
+            "Node",
+            "Where these ranks run, or the node that an alert of this run names.",
+            f"topk(2, group by (cluster, node) ({suspected}) or group by (cluster, node) "
+            f'(ALERTS{{alertstate="firing", node!="", {RUN}}}))',
+            steps=((1, RED),),
+            name="{{node}}",
+            empty="no node",
+            no_data="no node is blamed.",
+            links=(_HARDWARE,),
+        ),
+        verdict(
+            "Cause",
+            "Why: of the suspected rank, else the proved cause that costs most, else how the last attempt "
+            "failed, else the reason of an alert.",
+            f"topk(1, group by (cluster, cause) ({suspected})) or on () topk(1, max by (cluster, cause) "
+            f"(run_cause:rankwatch_lost_time:share{{{RUN}}})) or on () topk(1, max by (cluster, cause) "
+            f'(label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}, "cause", " ", "kind", '
+            '"exception"))) or on () topk(1, group by (cluster, cause) '
+            f'(label_join(ALERTS{{alertstate="firing", {RUN}, reason!=""}}, "cause", "", "reason")))',
+            steps=((0, RED),),
+            name="{{cause}}",
+            empty="none",
+            no_data="no cause is proved. A run that stands still without one: see the reason of its alert.",
+            links=(_ON_CALL,),
+        ),
+        verdict(
+            "Since",
+            "When the earliest page of this run began, else the earliest ticket.",
+            earliest,
+            unit="dateTimeFromNow",
+            steps=((0, RED),),
+            empty="-",
+            no_data=_NO_ALERT,
+            links=(_ON_CALL,),
+        ),
+        verdict(
+            "Lost time",
+            "Share of the run's time in the last hour that made no progress that lasts: stalls, stragglers, "
+            "restarts, checkpoints, waiting for data. Red: below the objective of goodput.",
+            f"sum(run_state:rankwatch_badput:share{{{unproductive}}})",
+            unit="percentunit",
+            steps=((1 - config.goodput_objectives[DEFAULT_CLASS], RED),),
+            no_data="agents have not yet seen the run for the window of goodput.",
+            links=(_GOODPUT,),
+        ),
+    )
+
+
+def _suspects(config: RuleConfig) -> Panel:
+    def by_rank(expression: str, count: int = 20) -> Query:
+        legend = "rank {{rank}} on {{node}}"
+        return Query(expression=most(f"max by (run, rank, node) ({expression})", count), legend=legend)
+
+    return Panel(
+        title="Suspects",
+        description="Suspected ranks first, with the cause; then those with the largest excess of work over "
+        "their peers or the longest time in one phase. Red excess is that of RankwatchStraggler in a young "
+        "run. A click opens the rank or its node.",
+        no_data="no agent has seen ranks of this run.",
+        unit="short",
+        drawing=Drawing.TABLE,
+        sorted_by="-A",
+        queries=(
+            Query(
+                expression=most(f"group by (run, rank, node, cause) ({suspects(RANKS)})", 50),
+                legend="rank {{rank}} on {{node}}",
+            ),
+            by_rank(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
+            by_rank(f"rank:rankwatch_straggler:lost_seconds{{{RANKS}}}"),
+            by_rank(f"rankwatch_recent_step_local_seconds{{{RANKS}}}", 50),
+            Query(
+                expression=most(
+                    f'group by (run, rank, node, state) (rankwatch_rank_state{{{RANKS}, state!="running"}})',
+                    50,
+                ),
+                legend="rank {{rank}} on {{node}}",
+            ),
+            Query(
+                expression=most(
+                    "max by (run, rank, node, phase) "
+                    f"(time() - rankwatch_rank_phase_start_timestamp_seconds{{{RANKS}}})"
+                ),
+                legend="rank {{rank}} on {{node}}",
+            ),
+        ),
+        columns=(
+            Column(name="A", title="Suspected", width=100, mappings=(("1", "yes", RED),)),
+            Column(name="rank", title="Rank", width=80, link=TO_RANK),
+            Column(name="node", title="Node", link=TO_NODE),
+            Column(name="cause", title="Cause"),
+            Column(name="state", title="State, if not running", width=150),
+            Column(name="phase", title="Phase", width=120),
+            Column(name="F", title="In it for", unit="s", width=100),
+            Column(
+                name="B",
+                title="Excess over peers",
+                unit="percentunit",
+                steps=((config.straggler_least_residual, YELLOW), (config.straggler_residual, RED)),
+            ),
+            Column(name="C", title="Run waits, per step", unit="s"),
+            Column(name="D", title="Own work, per step", unit="s"),
+        ),
+    )
+
+
+def _count_between(low: float | None, high: float | None) -> str:
+    residual = f"rank:rankwatch_step_local_seconds:residual{{{RUN}}}"
+    above = "" if low is None else f" >= {low:g}"
+    below = "" if high is None else f" < {high:g}"
+    return f"count({residual}{above}{below}) or 0 * count({residual})"
+
+
+def _row_name(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"below {high:.0%}"
+    return f"above {low:+.0%}" if high is None else f"{low:+.0%} to {high:+.0%}"
+
+
+_RANKS_OVER_TIME = Panel(
+    title="All ranks by excess of work",
+    description="How many ranks work how much longer than the median rank of their stage. All ranks belong "
+    "to the row around 0 %; a cell far above it is a straggler, however many ranks there are. The table "
+    "names it.",
+    no_data="ranks of this run have completed too few steps to compare.",
+    unit="short",
+    drawing=Drawing.HEATMAP,
+    queries=tuple(
+        Query(expression=_count_between(low, high), legend=_row_name(low, high))
+        for low, high in zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)
+    ),
+)
+
+_STEPS = f"scalar(sum(rate(rankwatch_steps_total{{{RANKS}}}[$__rate_interval])))"
+_STEP = Panel(
+    title="Where a step goes",
+    description="Mean seconds of a step by phase, now. Communication includes waiting for others; data_wait "
+    "above a twentieth of the step is slow loading, other is the loop itself.",
+    no_data="no step was completed in the last minute: the run starts, stands still or has ended.",
+    unit="s",
+    drawing=Drawing.BARS,
+    least=0,
+    queries=(
+        Query(
+            expression="sort_desc(sum by (phase) (rate(rankwatch_step_phase_seconds_total"
+            f"{{{RANKS}}}[$__rate_interval])) / {_STEPS} > 0)",
+            legend="{{phase}}",
+        ),
+    ),
+)
+
+
+def _lost(config: RuleConfig) -> Panel:
+    return Panel(
+        title="What the lost time went to",
+        description="Share of the last hour by what it was spent on, without productive time, the largest "
+        "first. Straggler is waiting beyond the transfer; red alone misses the objective of goodput.",
+        no_data="agents have not yet seen the run for the window of goodput.",
+        unit="percentunit",
+        drawing=Drawing.BARS,
+        least=0,
+        steps=((1 - config.goodput_objectives[DEFAULT_CLASS], RED),),
+        queries=(
+            Query(
+                expression=f"sort_desc(run_state:rankwatch_badput:share{{{RUN}}} > 0.001)",
+                legend="{{state}}",
+            ),
+        ),
+        links=(_GOODPUT,),
+    )
