@@ -58,8 +58,14 @@ RUNS = (
         Alert.STRAGGLER,
         {"rank": "2", "node": NODE},
     ),
-    Recorded("stalled-rank", 2, ("stall:from=200",), Alert.RUN_STALLED),
-    Recorded("nan-loss", 2, ("loss-nan:from=200",), Alert.LOSS_NON_FINITE, run_class="experiment"),
+    Recorded(
+        "stalled-rank",
+        2,
+        ("stall:rank=1,from=200",),
+        Alert.RUN_STALLED,
+        {"rank": "1", "node": NODE},
+    ),
+    Recorded("nan-loss", 2, ("loss-nan:rank=1,from=200",), Alert.LOSS_NON_FINITE, run_class="experiment"),
     Recorded(
         "foreign-data",
         3,
