@@ -6,10 +6,13 @@ from rankwatch_alerts.config import RuleConfig, load_config
 from rankwatch_alerts.generation import prometheus_config, to_yaml, write_all, write_rules
 from rankwatch_alerts.recording import recording_groups
 from rankwatch_alerts.rules import (
+    AGENTS_UID,
     ALERT_NAMES,
     CHECKPOINTS_GOODPUT_UID,
+    FLEET_UID,
     HARDWARE_ALERTS,
     HARDWARE_UID,
+    LEARNING_UID,
     ON_CALL_UID,
     RUN_DEBUG_UID,
     Alert,
@@ -24,6 +27,9 @@ __all__ = [
     "CHECKPOINTS_GOODPUT_UID",
     "HARDWARE_UID",
     "ON_CALL_UID",
+    "FLEET_UID",
+    "AGENTS_UID",
+    "LEARNING_UID",
     "HARDWARE_ALERTS",
     "recording_groups",
     "alert_groups",

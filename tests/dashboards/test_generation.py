@@ -9,8 +9,11 @@ import pytest
 
 import rankwatch_dashboards
 from rankwatch_alerts import (
+    AGENTS_UID,
     CHECKPOINTS_GOODPUT_UID,
+    FLEET_UID,
     HARDWARE_UID,
+    LEARNING_UID,
     ON_CALL_UID,
     RUN_DEBUG_UID,
     RuleConfig,
@@ -21,6 +24,15 @@ from rankwatch_dashboards.__main__ import main
 from support.paths import ROOT
 
 GENERATED = ROOT / "dashboards" / "generated"
+UIDS = (
+    FLEET_UID,
+    ON_CALL_UID,
+    RUN_DEBUG_UID,
+    LEARNING_UID,
+    CHECKPOINTS_GOODPUT_UID,
+    HARDWARE_UID,
+    AGENTS_UID,
+)
 LARGEST_BYTES = 200 * 1024
 """Client-side apply of a ConfigMap keeps a copy in an annotation of at most 256 KiB."""
 
@@ -41,7 +53,7 @@ def test_size() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into a directory that need not exist."""
     assert main(["generate", "--output", str(tmp_path / "new")]) == 0
-    files = [f"{uid}.json" for uid in (ON_CALL_UID, RUN_DEBUG_UID, CHECKPOINTS_GOODPUT_UID, HARDWARE_UID)]
+    files = [f"{uid}.json" for uid in UIDS]
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in files]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
+from rankwatch_alerts import AGENTS_UID, FLEET_UID, LEARNING_UID, ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
 from rankwatch_dashboards import dashboards
 from support.dashboards.lint import check_dashboard, drawn, filled_in, first_screen, links
 
 Dashboard = dict[str, Any]
-WITH_FIRST_SCREEN = (ON_CALL_UID, RUN_DEBUG_UID)
+WITH_FIRST_SCREEN = (FLEET_UID, ON_CALL_UID, RUN_DEBUG_UID, LEARNING_UID, AGENTS_UID)
 
 
 def _run_debug(config: RuleConfig) -> Dashboard:

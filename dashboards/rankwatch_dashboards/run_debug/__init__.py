@@ -10,7 +10,6 @@ from rankwatch_dashboards.checkpoints_goodput.checkpoints import at_a_glance
 from rankwatch_dashboards.panels import RUN
 from rankwatch_dashboards.run_debug.attempts import ATTEMPTS
 from rankwatch_dashboards.run_debug.first import first_screen
-from rankwatch_dashboards.run_debug.learning import learning
 from rankwatch_dashboards.run_debug.machines import NODES, TELEMETRY
 from rankwatch_dashboards.run_debug.progress import PROGRESS, STEP_SPLIT
 from rankwatch_dashboards.run_debug.slow import COLLECTIVES, who_is_slow, why_slow
@@ -24,7 +23,6 @@ ROWS: Rows = (
     Row("Where does the step go?", lambda _: STEP_SPLIT, _NOT_SEEN),
     Row("Who is slow?", who_is_slow, _NOT_COMPARED),
     Row("No rank to blame?", why_slow, _NOT_COMPARED),
-    Row("Is it learning?", learning, "the run records no such value, or its ranks have ended."),
     Row("Could work be lost?", at_a_glance, "the hooks have seen no checkpoint of this run."),
     Row(
         "Collectives",
@@ -45,7 +43,7 @@ def run_debug(config: RuleConfig) -> dashboard.Dashboard:
     return board(
         "Rankwatch / Run debug",
         RUN_DEBUG_UID,
-        "One training run: progress, step split, stragglers, learning, checkpoints, nodes.",
+        "One training run: progress, step split, stragglers, checkpoints, nodes.",
         variables=variables_of_run(),
         events=RUN,
         screen=first_screen(config),

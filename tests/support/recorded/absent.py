@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 NOT_RECORDED = {
     "rank:rankwatch_checkpoint_write_skew_seconds:max": "one rank writes each checkpoint",
     "run:rankwatch_checkpoint_write_seconds:median": "one rank writes each checkpoint",
+    "rank:rankwatch_replica_differs:step": "replicas agree",
     "rankwatch_checkpoint_damaged_step": "no checkpoint was damaged",
     "run:rankwatch_checkpoint_interval_advice*": "two minutes are too short for a rate of failures",
     "rankwatch_gpu_fan_speed_ratio": "the GPUs have no fans of their own",
@@ -26,6 +27,7 @@ NOT_RECORDED = {
 }
 """By name or pattern of the series."""
 NOTHING_FOUND = {
+    "ALERTS_FOR_STATE": "no telemetry is absent, of which a table shows the alerts",
     "rankwatch_run_info": "no run has an experiment tracker",
     "rankwatch_checkpoint_save_pending_since_timestamp_seconds": "the trainer waits for its saves",
     "rankwatch_scalar": "no run scales its loss",

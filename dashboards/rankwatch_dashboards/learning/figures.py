@@ -1,29 +1,13 @@
-"""Row: is it learning?"""
+"""Panels: loss, norms, values that are not finite, and replicas."""
 
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
 from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, most
 
-
-def learning(config: RuleConfig) -> tuple[Panel, ...]:
-    """Panels whose threshold is that of the alert."""
-    return (
-        _LOSS,
-        _loss_deviation(config),
-        _GRADIENT_NORM,
-        _NORM_RATIO,
-        _LOSS_SCALE,
-        _NON_FINITE_VALUES,
-        _LOSS_SPIKES,
-        _improvement(config),
-        *_REPLICAS,
-        _loss_level(config),
-    )
-
-
-_LOSS = Panel(
+LOSS = Panel(
     title="Loss",
+    no_data="the run does not record it, or has not yet the steps for a trend.",
     description="Last loss per rank (the highest 20) and the trend of the median rank. NaN leaves a "
     "gap; it is counted in the panel of non-finite values.",
     unit="short",
@@ -41,9 +25,11 @@ _LOSS = Panel(
 )
 
 
-def _loss_deviation(config: RuleConfig) -> Panel:
+def loss_deviation(config: RuleConfig) -> Panel:
+    """How far the loss is above its own trend."""
     return Panel(
         title="Loss deviation",
+        no_data="the run does not record it, or has not yet the steps for a trend.",
         description="How far the smoothed loss stands above its own trend, in robust standard "
         "deviations. Above the line for minutes on the median rank: RankwatchLossDiverging.",
         unit="short",
@@ -62,7 +48,8 @@ def _loss_deviation(config: RuleConfig) -> Panel:
     )
 
 
-def _improvement(config: RuleConfig) -> Panel:
+def improvement(config: RuleConfig) -> Panel:
+    """How much lower the loss has become."""
     return Panel(
         title="Improvement of the loss",
         description="Part of itself by which the loss of the median rank has become lower within "
@@ -79,8 +66,9 @@ def _improvement(config: RuleConfig) -> Panel:
     )
 
 
-_GRADIENT_NORM = Panel(
+GRADIENT_NORM = Panel(
     title="Gradient norm",
+    no_data="the run does not record it, or has not yet the steps for a trend.",
     description="Last gradient norm per rank, the highest 20. After the gradient exchange all ranks "
     "must agree: one that does not computes wrongly.",
     unit="short",
@@ -93,7 +81,7 @@ _GRADIENT_NORM = Panel(
 )
 
 
-_NORM_RATIO = Panel(
+NORM_RATIO = Panel(
     title="Norms against their trend",
     description="Smoothed gradient norm and update norm as multiples of their own trend, the highest rank; "
     "and reasons for which the loss was learnt anew. Above 2 for steps, and far above the noise: "
@@ -118,7 +106,7 @@ _NORM_RATIO = Panel(
 )
 
 
-_LOSS_SCALE = Panel(
+LOSS_SCALE = Panel(
     title="Loss scale",
     description="Lowest scale of the gradient scalers, and updates skipped per second. Single halvings are "
     "normal; one after the other for minutes: RankwatchLossScaleCollapsed.",
@@ -136,7 +124,7 @@ _LOSS_SCALE = Panel(
 )
 
 
-_NON_FINITE_VALUES = Panel(
+NON_FINITE_VALUES = Panel(
     title="Non-finite values",
     description="NaN and infinite values per second, by scalar. Anything above zero in loss pages "
     "with RankwatchLossNonFinite; with loss scaling a few in gradients are normal.",
@@ -150,7 +138,7 @@ _NON_FINITE_VALUES = Panel(
 )
 
 
-_LOSS_SPIKES = Panel(
+LOSS_SPIKES = Panel(
     title="Loss spikes",
     description="Steps per second whose loss stood far above its trend. Single ones that recover are "
     "normal; more and more of them come before a divergence.",
@@ -165,7 +153,7 @@ _LOSS_SPIKES = Panel(
 
 _COMPARED = f"rank:rankwatch_fingerprint_compared:max{{{RUN}}}"
 _BY_LEVEL = "by (run, members, level)"
-_REPLICAS = (
+REPLICAS = (
     Panel(
         title="Replicas that differ",
         description="1 where ranks that must hold the same parameters do not, by the fingerprints of one "
@@ -191,7 +179,8 @@ _REPLICAS = (
 )
 
 
-def _loss_level(config: RuleConfig) -> Panel:
+def loss_level(config: RuleConfig) -> Panel:
+    """Ranks whose data are harder or easier than those of their peers."""
     return Panel(
         title="Loss level by rank",
         description="Trend of a rank's loss as a multiple of the median rank's, the highest 20. Above the "
