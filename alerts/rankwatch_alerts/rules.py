@@ -42,6 +42,7 @@ class Alert(StrEnum):
     CHECKPOINT_STALE = "RankwatchCheckpointStale"
     CHECKPOINT_OVERLAP = "RankwatchCheckpointOverlap"
     CHECKPOINT_WRITER_SLOW = "RankwatchCheckpointWriterSlow"
+    CHECKPOINT_SLOW = "RankwatchCheckpointSlow"
     RESUME_FAILED = "RankwatchResumeFailed"
     RESUMED_FROM_OLDER = "RankwatchResumedFromOlder"
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"
@@ -63,6 +64,7 @@ class Alert(StrEnum):
     RDMA_LINK_DOWN = "RankwatchRdmaLinkDown"
     RDMA_LINK_FLAPPING = "RankwatchRdmaLinkFlapping"
     RDMA_ERRORS = "RankwatchRdmaErrors"
+    RDMA_CONGESTION = "RankwatchRdmaCongestion"
     NIC_DOWN = "RankwatchNicDown"
     NIC_ERRORS = "RankwatchNicErrors"
     TCP_RETRANSMITS = "RankwatchTcpRetransmits"
@@ -84,8 +86,9 @@ HARDWARE_ALERTS = (
     *(Alert.GPU_LOST, Alert.GPUS_MISSING, Alert.GPU_DRIVER_UNRESPONSIVE, Alert.GPU_XID),
     *(Alert.GPU_ECC_UNCORRECTED, Alert.GPU_NEEDS_RESET, Alert.GPU_NEEDS_REPLACEMENT, Alert.GPU_THROTTLED),
     *(Alert.GPU_POWER_BRAKE, Alert.GPU_PCIE_DEGRADED, Alert.NVLINK_DOWN, Alert.NVLINK_ERRORS),
-    *(Alert.RDMA_LINK_DOWN, Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS, Alert.NIC_DOWN, Alert.NIC_ERRORS),
-    *(Alert.TCP_RETRANSMITS, Alert.CLOCK_WRONG, Alert.OOM_KILL, Alert.CHECKPOINT_DISK_FILLING),
+    *(Alert.RDMA_LINK_DOWN, Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS, Alert.RDMA_CONGESTION),
+    *(Alert.NIC_DOWN, Alert.NIC_ERRORS, Alert.TCP_RETRANSMITS, Alert.CLOCK_WRONG),
+    *(Alert.OOM_KILL, Alert.CHECKPOINT_DISK_FILLING),
 )
 """Alerts on a part of a node."""
 RANK_KNOWN, RANK_UNKNOWN = "rank_known", "rank_unknown"

@@ -38,6 +38,7 @@ _LEAST_SCRAPES = {
     "gpu_idle_for_seconds": 15,
     "interval_advice_window_seconds": 240,
     "checkpoint_overlap_window_seconds": 30,
+    "checkpoint_slow_window_seconds": 60,
     "run_failed_for_seconds": 4,
     "preemption_window_seconds": 30,
     "pace_window_seconds": 20,

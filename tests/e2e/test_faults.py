@@ -55,7 +55,7 @@ while True:
     with run.checkpoint("save") as save:
         save.bytes = 1000
         with save.stage("write"): time.sleep({seconds})
-    steps(10, forward=0.2)
+    steps(10, forward={forward})
 """
 _TWO_SAVES = """
 steps(21)
@@ -86,6 +86,7 @@ EXPECTED: tuple[tuple[str, Alert, dict[str, str]], ...] = (
     ("never-saves", Alert.CHECKPOINT_STALE, {}),
     ("lost-node", Alert.NODE_LOST, {"reason": "node", "node": LOST_NODE}),
     ("overlapping-saves", Alert.CHECKPOINT_OVERLAP, {}),
+    ("blocking-saves", Alert.CHECKPOINT_SLOW, {"reason": "blocking"}),
     ("slow-writer", Alert.CHECKPOINT_WRITER_SLOW, {"rank": "2", "node": NODE}),
     ("old-resume", Alert.RESUMED_FROM_OLDER, {}),
 )
@@ -131,8 +132,10 @@ def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
     boxes = system.directory / NODE / "blackboxes"
     ranks.enter_context(rank_processes.rank(boxes, _OVERLAPPING_SAVES, run="overlapping-saves"))
     for number, seconds in enumerate((0.1, 0.1, 2.0)):
-        code = _WRITES.format(seconds=seconds)
+        code = _WRITES.format(seconds=seconds, forward=0.2)
         ranks.enter_context(rank_processes.rank(boxes, code, run="slow-writer", number=number, world=3))
+    code = _WRITES.format(seconds=6.0, forward=0.05)
+    ranks.enter_context(rank_processes.rank(boxes, code, run="blocking-saves"))
     with rank_processes.rank(boxes, _TWO_SAVES, run="old-resume"):
         poll(lambda: system.steps("old-resume") >= 21, SECONDS_TO_ALERT, "steps of old-resume")
     ranks.enter_context(rank_processes.rank(boxes, _RESUMES, run="old-resume"))

@@ -76,6 +76,8 @@ EXPECTED = (
     Expected(Alert.RDMA_LINK_DOWN, PAGE, None, {"device": "mlx5_4", "port": "1", "reason": "gone"}),
     Expected(Alert.RDMA_LINK_FLAPPING, PAGE, None, {"device": "mlx5_1", "port": "1"}),
     Expected(Alert.RDMA_ERRORS, TICKET, None, {"device": "mlx5_2", "port": "1"}),
+    Expected(Alert.RDMA_CONGESTION, TICKET, None, {"device": "mlx5_3", "reason": "marked"}),
+    Expected(Alert.RDMA_CONGESTION, TICKET, None, {"device": "mlx5_5", "reason": "resent"}),
     Expected(Alert.NIC_DOWN, PAGE, None, {"device": "eth0"}),
     Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "errors"}),
     Expected(Alert.NIC_ERRORS, TICKET, None, {"device": "eth1", "reason": "flapping"}),
@@ -226,6 +228,9 @@ def _break_network(node: GpuNode) -> None:
     write(rdma / "mlx5_0/ports/1", {"state": "1: DOWN", "phys_state": "2: Polling"})
     write(rdma / "mlx5_1/ports/1/counters", {"link_downed": 2100})
     write(rdma / "mlx5_2/ports/1/counters", {"symbol_error": 100_000})
+    write(rdma / "mlx5_3/ports/1/counters", {"port_rcv_packets": 10**7})
+    write(rdma / "mlx5_3/ports/1/hw_counters", {"np_ecn_marked_roce_packets": 10**6})
+    write(rdma / "mlx5_5/ports/1/hw_counters", {"roce_adp_retrans": 100_000})
     (rdma / "mlx5_4").unlink()
     write(interfaces / "eth0", {"operstate": "down"})
     write(interfaces / "eth1", {"carrier_down_count": 9})

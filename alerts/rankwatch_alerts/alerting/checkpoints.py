@@ -13,6 +13,7 @@ from rankwatch_alerts.alerting.alert import (
 )
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.checkpoints import COMPLETE, COMPLETE_STEP, WRITE_MEDIAN, WRITE_SKEW
+from rankwatch_alerts.recording.goodput import BLOCKED_SHARE, SAVE_BEFORE, SAVE_NOW
 from rankwatch_alerts.recording.steps import LIVING
 from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration
 
@@ -27,6 +28,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
         checkpoint_stale(config),
         checkpoint_overlap(config),
         checkpoint_writer_slow(config),
+        *checkpoint_slow(config),
         resume_failed(config),
         resumed_from_older(config),
     )
@@ -152,6 +154,53 @@ def checkpoint_writer_slow(config: RuleConfig) -> AlertRule:
             f"{size}B, the median rank {usual}B. If it wrote as much as the others, check the storage "
             "and the network of that node; else balance the parts."
         ),
+        dashboard=_DASHBOARD,
+    )
+
+
+def checkpoint_slow(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """Tickets: nothing is lost, but each save costs more than it did, or than it should."""
+    window = duration(config.checkpoint_slow_window_seconds)
+    before = value_of(f"{SAVE_BEFORE}{matching(OF_RUN)}", OF_RUN, "not known", "humanizeDuration")
+    blocked = value_of(f"{BLOCKED_SHARE}{matching(OF_RUN)}", OF_RUN, "an unknown share", "humanizePercentage")
+    now = value_of(f"{SAVE_NOW}{matching(OF_RUN)}", OF_RUN, "not known", "humanizeDuration")
+    return (
+        _checkpoint_slow(
+            config,
+            "own_past",
+            f"""
+                {SAVE_NOW}
+                > on ({RUN})
+                {config.checkpoint_slow_factor:g} * {SAVE_BEFORE}
+                and on ({RUN})
+                {SAVE_NOW} - on ({RUN}) {SAVE_BEFORE} > {config.checkpoint_slow_seconds:g}
+            """,
+            f"Saves of run {{{{ $labels.run }}}} took {{{{ $value | humanizeDuration }}}} on average in the "
+            f"last {window}, and {before} before. They block training for {blocked} of the time. Find the "
+            "stage that grew: writing points at the storage, copying at the nodes, waiting at one slow rank.",
+        ),
+        _checkpoint_slow(
+            config,
+            "blocking",
+            f"{BLOCKED_SHARE} > {config.checkpoint_blocking_share:g}",
+            f"Saves block run {{{{ $labels.run }}}} for {{{{ $value | humanizePercentage }}}} of its time, "
+            f"{now} each on average in the last {window}. Save in the background, or look which interval the "
+            "dashboard advises.",
+        ),
+    )
+
+
+def _checkpoint_slow(config: RuleConfig, reason: str, expression: str, description: str) -> AlertRule:
+    return alert_rule(
+        config,
+        Alert.CHECKPOINT_SLOW,
+        expression,
+        for_seconds=config.confirm_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        labels={"reason": reason},
+        summary="Saves of checkpoints take too long.",
+        description=description,
         dashboard=_DASHBOARD,
     )
 

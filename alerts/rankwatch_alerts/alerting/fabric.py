@@ -36,6 +36,10 @@ MOST_RDMA_ERRORS: Mapping[str, float] = MappingProxyType(
 )
 """Errors per second that are too many. 120 symbol errors an hour is the bit error rate of the InfiniBand
 specification; the others are the limits of NVSentinel. Not `out_of_sequence`: adaptive routing reorders."""
+_MARKED = "np_ecn_marked_roce_packets|RxECNMrkd|rx_ecn_marked_pkts|cc_rx_ce_pkts"
+"""Packets that a switch has marked, as mlx5, irdma, bnxt_re and hns_roce count them."""
+_RESENT = "roce_adp_retrans|rnr_nak_retry_err|rnr_naks_rcvd|RNR received"
+"""Packets sent again because no answer came in time, or the receiver was not ready."""
 _BROKEN = "local_link_integrity_errors|excessive_buffer_overrun_errors"
 """Counters of the port itself that stay 0 on a sound one."""
 
@@ -49,6 +53,7 @@ def fabric_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
         _rdma_device_gone(config),
         _rdma_link_flapping(config),
         _rdma_errors(config),
+        *_rdma_congestion(config),
         _nic_down(config),
         *_nic_errors(config),
     )
@@ -263,6 +268,50 @@ def _rdma_errors(config: RuleConfig) -> Fault:
         if_idle="What is lost is sent again, which makes collectives slow. Check cable and transceiver, and "
         "on RoCE the flow control of the switch.",
         for_seconds=config.confirm_seconds,
+    )
+
+
+def _rdma_congestion(config: RuleConfig) -> tuple[Fault, ...]:
+    """Tickets: marks are how congestion control works, but beyond a share the queues of switches are full.
+
+    By device: mlx5 counts marks by port, others for the device as a whole.
+    """
+    window = duration(config.step_window_seconds)
+    packets = f"sum by ({_NIC}) (increase(rankwatch_rdma_receive_packets_total[{window}]))"
+    marked = f'increase(rankwatch_rdma_congestion_total{{counter=~"{_MARKED}"}}[{window}])'
+    resent = f'rate(rankwatch_rdma_errors_total{{counter=~"{_RESENT}"}}[{window}])'
+    summary = "The RDMA network of a node is congested."
+    device = "RDMA device {{ $labels.device }} on node {{ $labels.node }}"
+    return (
+        Fault(
+            alert=Alert.RDMA_CONGESTION,
+            part=NETWORK,
+            reason="marked",
+            summary=summary,
+            happened=f"Switches marked {{{{ $value | humanizePercentage }}}} of the packets to {device} in "
+            f"the last {window}: their queues are full.",
+            ticket=f"""
+                sum by ({_NIC}) ({marked})
+                / on ({_NIC})
+                ({packets} > {config.rdma_least_packets:g})
+                > {config.rdma_congestion_share:g}
+            """,
+            if_idle="Senders slow down, and so do collectives. On one node look who else sends to it, on "
+            "many look at the paths that they share.",
+            for_seconds=config.confirm_seconds,
+        ),
+        Fault(
+            alert=Alert.RDMA_CONGESTION,
+            part=NETWORK,
+            reason="resent",
+            summary=summary,
+            happened=f'{device} sends {{{{ $value | printf "%.1f" }}}} packets a '
+            "second again, because no answer came in time or the receiver was not ready.",
+            ticket=f"sum by ({_NIC}) ({resent}) > {config.rdma_resent_rate:g}",
+            if_idle="Each of them makes a collective wait. Look for pause frames and discards on the way, "
+            "and for a receiver that is too slow.",
+            for_seconds=config.confirm_seconds,
+        ),
     )
 
 

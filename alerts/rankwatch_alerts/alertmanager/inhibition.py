@@ -40,6 +40,7 @@ def inhibit_rules() -> list[dict[str, object]]:
         Alert.CHECKPOINT_STALE,
         Alert.CHECKPOINT_OVERLAP,
         Alert.CHECKPOINT_WRITER_SLOW,
+        Alert.CHECKPOINT_SLOW,
         Alert.STARTUP_SLOW,
         Alert.RUN_BEHIND_PLAN,
         Alert.GPUS_IDLE,
@@ -125,6 +126,7 @@ def _hardware_inhibit_rules() -> list[dict[str, object]]:
         _inhibit(link, (Alert.GPU_XID,), of_node, of="node", only=('xid=~"74|14[4-9]|150"',)),
         _inhibit((Alert.GPU_POWER_BRAKE,), (Alert.GPU_THROTTLED,), of_gpu, of="gpu"),
         _inhibit((Alert.RDMA_LINK_DOWN,), (Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS), port, of="device"),
+        _inhibit((Alert.RDMA_LINK_DOWN,), (Alert.RDMA_CONGESTION,), of_device, of="device"),
         _inhibit((Alert.NIC_DOWN,), (Alert.NIC_ERRORS,), of_device, of="device"),
         {
             # A page over the ticket of the same part, while one follows the other.

@@ -231,14 +231,20 @@ NETWORK = (
     ),
     _sli(
         "RDMA congestion",
-        "Do ports mark or pause traffic?",
+        "Do switches mark packets, because their queues are full?",
         "rankwatch_rdma_congestion_total",
-        figure="sum by (cluster, node, device, port) (rate(rankwatch_rdma_congestion_total[$window]))",
-        unit="events / second",
+        figure=(
+            "sum by (cluster, node, device) (rate(rankwatch_rdma_congestion_total"
+            '{counter=~"np_ecn_marked_roce_packets|RxECNMrkd|rx_ecn_marked_pkts|cc_rx_ce_pkts"}[$window]))'
+            " / on (cluster, node, device)"
+            " sum by (cluster, node, device) (rate(rankwatch_rdma_receive_packets_total[$window]))"
+        ),
+        unit="share of the packets",
         good=Good.LOWER,
-        window="event_window_seconds",
+        objective="rdma_congestion_share",
+        window="step_window_seconds",
         needs="RDMA",
-        no_alert=_CONTEXT,
+        alerts=(Alert.RDMA_CONGESTION,),
     ),
 )
 

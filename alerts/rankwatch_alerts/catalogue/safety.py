@@ -84,9 +84,10 @@ CHECKPOINTS = (
         ),
         unit="share of the time",
         good=Good.LOWER,
+        objective="checkpoint_blocking_share",
         window="goodput_window_seconds",
         needs="saves that are recorded",
-        no_alert="what is long depends on the interval; the advice about the interval weighs both",
+        alerts=(Alert.CHECKPOINT_SLOW,),
     ),
     sli(
         "checkpoint throughput",

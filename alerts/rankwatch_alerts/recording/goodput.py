@@ -17,6 +17,9 @@ ALLOCATED = "run:rankwatch_goodput_allocated_ranks:mean"
 _SAVES = "run:rankwatch_checkpoint_saves:rate"
 _BLOCKING = "run:rankwatch_checkpoint_save_blocking:rate"
 _SAVING = "run:rankwatch_checkpoint_save:rate"
+SAVE_NOW = "run:rankwatch_checkpoint_save_seconds:recent"
+SAVE_BEFORE = "run:rankwatch_checkpoint_save_seconds:past"
+BLOCKED_SHARE = "run:rankwatch_checkpoint_blocking:share"
 _BLOCKED_SECONDS = "run:rankwatch_checkpoint_blocking_seconds:mean"
 _INTERVAL = "run:rankwatch_checkpoint_interval_seconds:mean"
 _INTERRUPTIONS = "run:rankwatch_interruptions:count"
@@ -80,6 +83,31 @@ def _saves(config: RuleConfig) -> tuple[RecordingRule, ...]:
             f"avg_over_time({_BLOCKING}[{history}]) / on ({RUN}) {saves} and on ({RUN}) {REQUESTED}",
         ),
         recorded(_INTERVAL, f"1 / {saves} and on ({RUN}) {REQUESTED}"),
+        *_slow_saves(config),
+    )
+
+
+def _slow_saves(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The mean time of a save lately and before that, and the share of the time for which saves block.
+
+    Each save stands in the rates for as long as their window, so sums of rates count saves.
+    """
+    window = f"[{duration(config.checkpoint_slow_window_seconds)}]"
+    past = f"[{duration(config.interval_advice_window_seconds)}] offset {window[1:-1]}"
+    fewest = (config.checkpoint_slow_saves - 0.5) / config.goodput_interval_seconds
+
+    def mean(over: str) -> str:
+        enough = f"(sum_over_time({_SAVES}{over}) > {fewest:g})"
+        return f"sum_over_time({_SAVING}{over}) / on ({RUN}) {enough} and on ({RUN}) {REQUESTED}"
+
+    enough = f"(sum_over_time({_SAVES}{window}) > {fewest:g})"
+    return (
+        recorded(SAVE_NOW, mean(window)),
+        recorded(SAVE_BEFORE, mean(past)),
+        recorded(
+            BLOCKED_SHARE,
+            f"avg_over_time({_BLOCKING}{window}) and on ({RUN}) {enough} and on ({RUN}) {REQUESTED}",
+        ),
     )
 
 

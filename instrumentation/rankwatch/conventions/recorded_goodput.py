@@ -9,6 +9,21 @@ _RUN = (Label.CLUSTER, Label.RUN)
 
 RECORDED_GOODPUT = (
     recorded(
+        "run:rankwatch_checkpoint_save_seconds:recent",
+        _RUN,
+        "Mean time of the run's last saves, if there were enough.",
+    ),
+    recorded(
+        "run:rankwatch_checkpoint_save_seconds:past",
+        _RUN,
+        "Mean time of the run's saves before those, if there were enough.",
+    ),
+    recorded(
+        "run:rankwatch_checkpoint_blocking:share",
+        _RUN,
+        "Share of the time for which the last saves blocked training.",
+    ),
+    recorded(
         "run:rankwatch_model_flops_utilisation:ratio",
         (*_RUN, Label.DTYPE),
         "Program goodput: model FLOPs utilisation (MFU) against the peak of each type of numbers that the "

@@ -1,0 +1,197 @@
+"""Every window, threshold and selector of the rules: here what concerns all of them, in the files beside it
+what one subject needs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rankwatch.settings import build, expect, read_file, read_flags
+from rankwatch_alerts.config.life import Life
+from rankwatch_alerts.config.machines import Machines
+from rankwatch_alerts.config.pace import Pace
+from rankwatch_alerts.config.work import Work
+from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
+from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
+from rankwatch_alerts.label_names import wrong_names
+from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
+from rankwatch_alerts.rules import ALERT_NAMES, Severity
+from rankwatch_alerts.scaling import scaled_times
+
+SHORTEST_SECONDS = 0.001
+"""Prometheus writes durations in whole milliseconds."""
+LONGEST_SECONDS = 365 * 86400.0
+"""A year: no run lasts longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Delivery):
+    """Settings of the rules, the Alertmanager configuration and the dashboards.
+
+    Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
+    """
+
+    scrape_interval_seconds: float = 15.0
+    """Time between two scrapes of an agent; also the interval of rule evaluation."""
+    agent_job: str = "rankwatch"
+    """Value of `job` on the scrape targets that are agents."""
+    step_window_seconds: float = 300.0
+    """Window of the mean time of a step; must hold several steps."""
+    event_window_seconds: float = 900.0
+    """How long a counted event (failed checkpoint, non-finite loss) keeps its alert firing."""
+
+    keep_firing_seconds: float = 300.0
+    """How long an alert goes on after its condition was last seen: an agent that restarts, or a node that is
+    not scraped for a while, is no recovery. The same for all, so that no alert outlives the one that explains
+    it."""
+    page_least_ranks: Mapping[str, float] = field(
+        default_factory=lambda: {"default": 8.0, "production": 1.0, "development": math.inf}
+    )
+    """Fewest ranks with which a run pages, by its class (`RANKWATCH_RUN_CLASS`); alerts of a smaller run are
+    tickets. `default` is for all other classes, and for runs without one."""
+    runbook_base_url: str = "https://runbooks.example.com/rankwatch"
+    """Where runbooks/ is published; `/<AlertName>` is appended."""
+    dashboard_base_url: str = "https://grafana.example.com"
+    """Root URL of Grafana; `/d/<uid>` is appended."""
+    prometheus_url: str = "http://localhost:9090"
+    """Where Grafana finds Prometheus: the data source in the folder of `rankwatch generate`."""
+    label_names: Mapping[str, str] = field(default_factory=dict)
+    """Other names of labels, by those of rankwatch: `{cluster = "k8s_cluster", node = "hostname"}` where a
+    relabelling of Prometheus gives them. Rules, routes, dashboards and runbooks take them."""
+    severities: Mapping[str, str] = field(default_factory=dict)
+    """Severity of an alert, by its name, where it is not `critical`, `warning` or `info` as shipped. Not for
+    alerts that have rules of several severities: their thresholds decide."""
+
+    group_wait_seconds: float = 30.0
+    """Time Alertmanager waits for further alerts of a run before it notifies."""
+    group_interval_seconds: float = 300.0
+    """Time before it notifies of new tickets in a group it has already notified of."""
+    page_group_interval_seconds: float = 60.0
+    """The same for pages: a second cause must not wait behind the first."""
+    repeat_interval_seconds: float = 14400.0
+    """Time before it repeats an unchanged notification."""
+
+    def __post_init__(self) -> None:
+        """Refuse values with which a rule could never fire, or always would."""
+        for name, value in asdict(self).items():
+            if name in DELIVERY_SETTINGS | IMPORT_SETTINGS:
+                continue
+            if isinstance(value, int | float):
+                self._check_number(name, value)
+            elif name == "page_least_ranks":
+                self._check_classes(name, math.inf, "numbers above 0")
+            elif name.endswith("_objectives"):
+                self._check_classes(name, 1, "shares above 0 and below 1")
+            elif name == "runs_expected":
+                self._check_classes(name, math.inf, "numbers of at least 2")
+            elif name == "label_names":
+                expected = "labels of rankwatch, each with a new name that no other label has"
+                expect(self, name, not wrong_names(value), expected)
+            elif name == "severities":
+                known = set(value) <= set(ALERT_NAMES) and set(value.values()) <= set(map(str, Severity))
+                expect(self, name, known, "names of alerts, each with critical, warning or info")
+            elif name.endswith("_url"):
+                expected = "an http(s) URL without template braces, query and fragment"
+                expect(self, name, is_url(value), expected)
+            else:
+                expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
+        self.check_delivery()
+        self.check_importing()
+        scrapes = 4 * self.scrape_interval_seconds
+        expected = f"at least 4 scrape intervals ({scrapes})"
+        expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)
+        self._expect_longer("absence_lookback_seconds", "absence_window_seconds")
+        self._expect_longer("goodput_window_seconds", "goodput_interval_seconds")
+        self._expect_longer("interval_advice_window_seconds", "goodput_window_seconds")
+        self._expect_longer("goodput_slow_window_seconds", "goodput_fast_window_seconds")
+        self._expect_longer("slo_period_seconds", "goodput_slow_window_seconds")
+        self.check_objectives()
+        self._expect_longer("straggler_for_seconds", "step_window_seconds")
+        self._expect_longer("cause_for_seconds", "step_window_seconds")
+        self._expect_shorter("network_min_baseline_seconds", "network_baseline_seconds")
+        self._expect_shorter("straggler_min_history_seconds", "straggler_history_seconds")
+
+    def _check_classes(self, name: str, limit: float, numbers: str) -> None:
+        """Limit itself only counts as a value where it is infinite."""
+        classes: Mapping[str, float] = getattr(self, name)
+        named = DEFAULT_CLASS in classes and all(map(_CLASS.fullmatch, classes))
+        within = all(0 < each < limit or each == limit == math.inf for each in classes.values())
+        expect(self, name, named and within, f"names of classes, among them {DEFAULT_CLASS}, with {numbers}")
+
+    def _check_number(self, name: str, value: float) -> None:
+        expect(self, name, 0 < value < math.inf, "a number above 0")
+        if name.endswith("_seconds"):
+            expected = f"a number of seconds from {SHORTEST_SECONDS} to {LONGEST_SECONDS:.0f}"
+            expect(self, name, SHORTEST_SECONDS <= value <= LONGEST_SECONDS, expected)
+        if name in _SHARES:
+            expect(self, name, value < 1, "a share below 1")
+
+    def _expect_longer(self, name: str, than: str) -> None:
+        least = getattr(self, than)
+        expect(self, name, getattr(self, name) > least, f"more than {than} ({least})")
+
+    def _expect_shorter(self, name: str, than: str) -> None:
+        limit = getattr(self, than)
+        expect(self, name, getattr(self, name) < limit, f"less than {than} ({limit})")
+
+    def scaled(self, time_scale: float) -> RuleConfig:
+        """The same rules with all times divided by `time_scale`; thresholds stay.
+
+        The scrape interval stays at or above one second (or as it was, if shorter), and each time holds the
+        fewest scrapes that it works with.
+        Raises FieldError unless `time_scale` is above 0 and at most MAX_TIME_SCALE (1000).
+        """
+        return replace(self, **scaled_times(vars(self), time_scale))
+
+    @classmethod
+    def for_demo(cls) -> RuleConfig:
+        """The rules for a run of minutes: one-second scrapes, all times divided by 60.
+
+        The checkpoint budget is scaled less: a demo need not save every minute, or may save after every few
+        steps. Its runs are small, and page; its tickets are delivered at all hours.
+        Half a minute on shared CPUs shows nothing of how far ranks differ, so their threshold does not fall.
+        All parts read one clock, which need not have a time daemon: the kernel's bound is then 16 s.
+        """
+        scaled = cls().scaled(60)
+        return replace(
+            scaled,
+            checkpoint_age_budget_seconds=600.0,
+            checkpoint_write_skew_seconds=1.0,
+            checkpoint_blocking_share=0.75,
+            page_least_ranks={DEFAULT_CLASS: 1.0},
+            ticket_hours="",
+            straggler_least_residual=scaled.straggler_residual,
+            clock_error_seconds=60.0,
+        )
+
+
+_SHARES = (
+    *("straggler_least_residual", "straggler_most_spread"),
+    *("straggler_cost", "phase_share", "cause_cost", "unequal_batches_sigma", "unequal_batches_correlation"),
+    *("data_loading_share", "jitter_rank_share", "throttle_share", "power_brake_share", "pcie_load"),
+    *(
+        "disk_free_share",
+        "checkpoint_blocking_share",
+        "rdma_congestion_share",
+        "goodput_fast_budget",
+        "goodput_slow_budget",
+        "success_page_chance",
+        "repeated_share",
+    ),
+)
+_CLASS = re.compile(r"[\w.=@:+-]{1,32}", re.ASCII)
+_JOB = re.compile(r"[\w./:-]+", re.ASCII)
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any] = MappingProxyType({})) -> RuleConfig:
+    """The settings in force: flags win over the TOML file, the file over defaults. Raises SettingError.
+
+    `flags` maps field names to the values given; other names in it are left out.
+    """
+    given = {} if file is None else read_file(RuleConfig, file)
+    return build(RuleConfig, given | read_flags(RuleConfig, flags)).values
