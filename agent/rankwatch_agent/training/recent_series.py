@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from rankwatch.conventions import metric
@@ -49,11 +50,52 @@ def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Serie
             "rankwatch_recent_run_correlation_ratio", (run, reason), (each.correlation for each in found)
         )
         yield from _median("rankwatch_recent_run_sigma_ratio", (run, reason), (each.sigma for each in found))
+    yield from _lateness(run, means)
     for stage in dict.fromkeys(stage for _, _, stage in ranks):
         of_stage = [each for (_, _, other), each in ranks.items() if other == stage]
-        for phase in of_stage[0].phase_seconds:
-            seconds = median(each.phase_seconds[phase] for each in of_stage)
-            yield sample("rankwatch_recent_stage_phase_seconds", (run, stage, phase), seconds)
+        yield from _stage_series((run, stage), of_stage)
+
+
+def _lateness(run: str, ranks: Iterable[RecentMeans]) -> Iterator[Series]:
+    """What late steps take, and what of it a single rank holds."""
+    late = sorted(ranks, key=lambda each: each.late_long_seconds, reverse=True)
+    long = [each.late_long_seconds for each in late]
+    values = {
+        "late_step_seconds": math.fsum(each.late_seconds for each in late),
+        "late_step_long_seconds": math.fsum(long),
+        "late_ranks": float(sum(each > 0 for each in long)),
+        "most_late_step_seconds": late[0].late_seconds,
+        "most_late_step_long_seconds": long[0],
+        "second_late_step_long_seconds": long[1] if len(long) > 1 else 0.0,
+    }
+    for name, value in values.items():
+        yield sample(f"rankwatch_recent_run_{name}", (run,), value)
+
+
+def _stage_series(key: tuple[str, str], ranks: Sequence[RecentMeans]) -> Iterator[Series]:
+    """Medians over the ranks of one stage. key: run and stage."""
+
+    def of_median(name: str, value: Callable[[RecentMeans], float], among: Sequence[RecentMeans]) -> Series:
+        return sample(f"rankwatch_recent_stage_{name}", key, median(map(value, among)))
+
+    yield sample("rankwatch_recent_stage_ranks", key, float(len(ranks)))
+    yield of_median("local_seconds", lambda each: each.local_seconds, ranks)
+    yield of_median("arrival_seconds", lambda each: each.arrival_seconds, ranks)
+    yield of_median("compute_seconds", lambda each: each.compute_seconds, ranks)
+    least = min(each.compute_seconds for each in ranks)
+    yield sample("rankwatch_recent_stage_least_compute_seconds", key, least)
+    yield of_median("data_wait_ratio", lambda each: each.data_wait_ratio, ranks)
+    for phase in ranks[0].phase_seconds:
+        seconds = median(each.phase_seconds[phase] for each in ranks)
+        yield sample("rankwatch_recent_stage_phase_seconds", (*key, phase), seconds)
+    counted = [each for each in ranks if each.tokens > 0]
+    yield sample("rankwatch_recent_stage_token_ranks", key, float(len(counted)))
+    if counted:
+        yield of_median("token_local_seconds", lambda each: each.local_seconds / each.tokens, counted)
+        yield of_median("tokens", lambda each: each.tokens, counted)
+        most = max(counted, key=lambda each: each.tokens)
+        yield sample("rankwatch_recent_stage_most_tokens", key, most.tokens)
+        yield sample("rankwatch_recent_stage_most_tokens_local_seconds", key, most.local_seconds)
 
 
 def _median(name: str, labels: tuple[str, ...], values: Iterable[float | None]) -> Iterator[Series]:

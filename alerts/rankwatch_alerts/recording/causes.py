@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import recent
-from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, recorded
+from rankwatch_alerts.recording.costs import of_high
+from rankwatch_alerts.recording.steps import STEP, median_of_stage, recent
+from rankwatch_alerts.recording.unequal_batches import WAITING
+from rankwatch_alerts.rules import RUN, STAGE, RecordingRule, recorded
 
 LATE_IN_TURN = "rank:rankwatch_late_step_seconds:in_turn"
+"""Of the few ranks that stand out."""
+_SHARE = "run:rankwatch_late_step_seconds:share"
+_LONG = "run:rankwatch_late_step_seconds:long_sum"
+_OWN = "node:rankwatch_late_step_seconds:own"
+"""Nodes with a rank that holds most of the lateness of its run."""
 
 
 def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -20,7 +27,7 @@ def stage_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             "stage:rankwatch_step_compute_seconds:median",
             # The partition does not decide waiting for batches, checkpoints and evaluation.
-            f"quantile by ({STAGE}) (0.5, {recent(config, 'step_compute_seconds')})",
+            median_of_stage(config, "compute_seconds"),
         ),
         recorded(
             "run:rankwatch_stages:count",
@@ -79,7 +86,7 @@ def _slow_stage_rule(config: RuleConfig) -> RecordingRule:
             (stage:rankwatch_step_compute_seconds:ratio > {config.stage_ratio:g})
             and on ({STAGE})
             (
-              min by ({STAGE}) ({recent(config, "step_compute_seconds")})
+              min by ({STAGE}) ({recent(config, "stage_least_compute_seconds")})
               > on ({STAGE}) ({config.stage_every_rank_ratio:g} * {others})
             )
             and on ({STAGE})
@@ -99,7 +106,7 @@ def data_loading_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     In a pipeline only some stages load data, so a run is judged by the stage that waits most. A rank that
     holds a stage alone may be at fault itself, so such stages do not count, except in a run of one rank.
     """
-    share = recent(config, "data_wait_ratio")
+    share = recent(config, "stage_data_wait_ratio")
     return (
         recorded(
             "run:rankwatch_slow_data_loading:share",
@@ -110,7 +117,7 @@ def data_loading_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   (
                     count by ({STAGE}) ({share} > {config.data_loading_share:g})
                     > on ({STAGE})
-                    0.5 * stage:rankwatch_ranks:count
+                    0.5 * count by ({STAGE}) ({share})
                   )
                   and on ({STAGE})
                   (
@@ -134,62 +141,94 @@ def jitter_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     in the same step. It cannot lose more than the time its ranks wait. A rank that holds most of the lateness
     is at fault itself; the others are judged without it.
     """
-    late, long_mean = recent(config, "late_step_seconds"), recent(config, "late_step_long_seconds")
     return (
         recorded(
-            "run:rankwatch_late_step_seconds:share",
+            _SHARE,
             f"""
-                sum by (cluster, run) ({late})
-                / on (cluster, run)
-                (run:rankwatch_step_seconds:mean > 0)
+                sum by ({RUN}) ({_of_node(config, "late_step_seconds")})
+                / on ({RUN})
+                ({STEP} > 0)
+            """,
+        ),
+        recorded(
+            _LONG,
+            # A window of long steps holds few late ones, and the longest of few often dominates: how they
+            # spread over the ranks is judged over twice that time.
+            f"sum by ({RUN}) ({_of_node(config, 'late_step_long_seconds')})",
+        ),
+        recorded(
+            _OWN,
+            # Late steps of a rank that holds most of the lateness are its own, and do not hide the others.
+            f"""
+                {_of_node(config, "most_late_step_long_seconds")}
+                > on ({RUN}) group_left ()
+                ({config.jitter_rank_share:g} * {_LONG})
             """,
         ),
         recorded(
             LATE_IN_TURN,
-            # Late steps of a rank that holds most of the lateness are its own, and do not hide the others.
-            # A window of long steps holds few late ones, and the longest of few often dominates: how they
-            # spread over the ranks is judged over twice that time.
             f"""
-                max by ({RANK}, stage) (
-                  ({long_mean} > 0)
-                  <= on (cluster, run) group_left ()
-                  ({config.jitter_rank_share:g} * sum by (cluster, run) ({long_mean}))
-                )
+                ({of_high(config, "late_step_long_seconds")} > 0)
+                <= on ({RUN}) group_left ()
+                ({config.jitter_rank_share:g} * {_LONG})
             """,
         ),
-        _jitter_rule(config, late),
+        _jitter_rule(config),
     )
 
 
-def _jitter_rule(config: RuleConfig, late: str) -> RecordingRule:
+def _jitter_rule(config: RuleConfig) -> RecordingRule:
     """What late steps in turn cost, unless unequal batches explain them: long ones make late steps."""
+    of_own = f"and on ({RUN}, node) {_OWN}"
     in_turn = f"""
-        sum by (cluster, run) ({late} and on ({RANK}) {LATE_IN_TURN})
-        / on (cluster, run)
-        (run:rankwatch_step_seconds:mean > 0)
+        (
+          {_SHARE}
+          - on ({RUN})
+          sum by ({RUN}) ({_of_node(config, "most_late_step_seconds")} {of_own})
+          / on ({RUN})
+          ({STEP} > 0)
+          or
+          {_SHARE}
+        )
     """.strip()
+    late_ranks = f"sum by ({RUN}) ({_of_node(config, 'late_ranks')})"
     return recorded(
         "run:rankwatch_jitter:share",
         f"""
             (
               {in_turn}
-              < on (cluster, run)
-              run:rankwatch_step_waiting:share
+              < on ({RUN})
+              {WAITING}
               or
-              run:rankwatch_step_waiting:share
-              and on (cluster, run)
+              {WAITING}
+              and on ({RUN})
               {in_turn}
             )
             > {config.cause_cost:g}
-            and on (cluster, run)
-            (count by (cluster, run) ({LATE_IN_TURN}) >= {config.jitter_ranks})
-            and on (cluster, run)
+            and on ({RUN})
             (
-              max by (cluster, run) ({LATE_IN_TURN})
-              <= on (cluster, run)
-              ({config.jitter_rank_share:g} * sum by (cluster, run) ({LATE_IN_TURN}))
+              ({late_ranks} - on ({RUN}) count by ({RUN}) ({_OWN}) or {late_ranks})
+              >= {config.jitter_ranks}
             )
-            unless on (cluster, run)
+            and on ({RUN})
+            (
+              max by ({RUN}) (
+                {_of_node(config, "most_late_step_long_seconds")}
+                unless on ({RUN}, node)
+                {_OWN}
+                or
+                {_of_node(config, "second_late_step_long_seconds")}
+                {of_own}
+              )
+              <= on ({RUN})
+              ({config.jitter_rank_share:g} * ({_LONG} - on ({RUN}) sum by ({RUN}) ({_OWN}) or {_LONG}))
+            )
+            unless on ({RUN})
             run:rankwatch_unequal_batches:share
         """,
     )
+
+
+def _of_node(config: RuleConfig, name: str) -> str:
+    """What agents say of the late steps of a run; once of each node, where an agent has just moved."""
+    return f"max by ({RUN}, node) ({recent(config, f'run_{name}')})"

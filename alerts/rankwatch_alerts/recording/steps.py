@@ -6,7 +6,7 @@ Only living ranks count: what an ended one left behind says nothing about the ru
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import ENDED, RANK, RUNNING, RecordingRule, duration, recorded
+from rankwatch_alerts.rules import ENDED, RANK, RUNNING, STAGE, RecordingRule, duration, recorded
 
 STEP = "run:rankwatch_step_seconds:mean"
 MEDIAN = "stage:rankwatch_step_local_seconds:median"
@@ -91,3 +91,11 @@ def of_nodes(name: str, by: str) -> str:
 def recent(config: RuleConfig, name: str) -> str:
     """What agents say of the steps of the last minutes; of a node that was not scraped, what it said last."""
     return f"last_over_time(rankwatch_recent_{name}[{duration(config.missed_seconds)}])"
+
+
+def median_of_stage(config: RuleConfig, name: str) -> str:
+    """Median over the nodes of what agents say of the median rank of a stage on each.
+
+    It stays put while fewer than half of the nodes are off, and costs a series for each node, not each rank.
+    """
+    return f"quantile by ({STAGE}) (0.5, {recent(config, f'stage_{name}')})"

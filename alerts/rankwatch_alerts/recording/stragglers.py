@@ -15,7 +15,14 @@ from __future__ import annotations
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.causes import LATE_IN_TURN
 from rankwatch_alerts.recording.costs import COST, HIGH_EXCESS, LATE_EXCESS, LATER
-from rankwatch_alerts.recording.steps import MEDIAN, RANKS, STEP, TOKEN_MEDIAN, recent
+from rankwatch_alerts.recording.steps import (
+    MEDIAN,
+    RANKS,
+    STEP,
+    TOKEN_MEDIAN,
+    median_of_stage,
+    recent,
+)
 from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, recorded
 
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
@@ -38,15 +45,15 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     local = recent(config, "step_local_seconds")
     tokens = recent(config, "token_local_seconds")
     return (
-        recorded(MEDIAN, f"quantile by ({STAGE}) (0.5, {local})"),
-        recorded(RANKS, f"count by ({STAGE}) ({local})"),
+        recorded(MEDIAN, median_of_stage(config, "local_seconds")),
+        recorded(RANKS, _ranks(config, "ranks")),
         recorded(
             TOKEN_MEDIAN,
             # Where some ranks of a stage report no tokens, none are compared by them.
             f"""
-                (quantile by ({STAGE}) (0.5, {tokens}) > 0)
+                ({median_of_stage(config, "token_local_seconds")} > 0)
                 and on ({STAGE})
-                (count by ({STAGE}) ({tokens}) == on ({STAGE}) {RANKS})
+                ({_ranks(config, "token_ranks")} == on ({STAGE}) {RANKS})
             """,
         ),
         recorded(
@@ -81,6 +88,11 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
     )
+
+
+def _ranks(config: RuleConfig, name: str) -> str:
+    """Their number by stage; once of each node, where an agent has just moved."""
+    return f"sum by ({STAGE}) (max by ({STAGE}, node) ({recent(config, f'stage_{name}')}))"
 
 
 def _threshold_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:

@@ -7,8 +7,15 @@ microbatch take long together (noise strikes each by itself); some ranks get mor
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import MEDIAN, RANKS, STEP, TOKEN_MEDIAN, recent
-from rankwatch_alerts.rules import RANK, STAGE, RecordingRule, promql, recorded
+from rankwatch_alerts.recording.steps import (
+    MEDIAN,
+    RANKS,
+    STEP,
+    TOKEN_MEDIAN,
+    median_of_stage,
+    recent,
+)
+from rankwatch_alerts.rules import STAGE, RecordingRule, promql, recorded
 
 EXPECTED_MAXIMUM = "(sqrt(2 * ln({ranks})) - 0.6)"
 """Standard deviations by which the largest of that many normal values lies above the mean, expected:
@@ -29,7 +36,7 @@ def unequal_batches_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             _TOKENS_MEDIAN,
             f"""
-                quantile by ({STAGE}) (0.5, {recent(config, "step_tokens")})
+                {median_of_stage(config, "tokens")}
                 and on ({STAGE})
                 {TOKEN_MEDIAN}
             """,
@@ -90,22 +97,24 @@ def _median_of(config: RuleConfig, name: str) -> str:
 
 
 def _uneven_ranks(config: RuleConfig) -> str:
-    """Ranks that take longer because they have more tokens, but not per token."""
-    rank, least = f"on ({RANK}, stage)", f"{1 + config.straggler_residual:g}"
+    """The rank with most tokens of each node, where it takes longer by as much, but not per token."""
+    most = f"max by ({STAGE}, node) ({recent(config, 'stage_most_tokens')})"
+    local = f"max by ({STAGE}, node) ({recent(config, 'stage_most_tokens_local_seconds')})"
+    least = f"{1 + config.straggler_residual:g}"
     return promql(f"""
         label_replace(
           max by (cluster, run) (
             (
               (
-                {recent(config, "step_local_seconds")}
-                and {rank}
+                {local}
+                and on ({STAGE}, node)
+                ({most} > on ({STAGE}) group_left () ({least} * {_TOKENS_MEDIAN}))
+                and on ({STAGE}, node)
                 (
-                  {recent(config, "step_tokens")}
-                  > on ({STAGE}) group_left ()
-                  ({least} * {_TOKENS_MEDIAN})
+                  {local} / on ({STAGE}, node) {most}
+                  < on ({STAGE}) group_left ()
+                  ({least} * {TOKEN_MEDIAN})
                 )
-                and {rank}
-                (rank:rankwatch_step_local_seconds:residual < {config.straggler_residual:g})
               )
               - on ({STAGE}) group_left ()
               ({MEDIAN} and on ({STAGE}) ({RANKS} > 1))

@@ -11,6 +11,7 @@ TOGETHER = ("work", "microbatches")
 _RUN = (Label.RUN,)
 _REASON = (Label.RUN, Label.REASON)
 _RANK = (Label.RUN, Label.RANK, Label.STAGE)
+_STAGE = (Label.RUN, Label.STAGE)
 
 _RANKS = (
     gauge(
@@ -115,4 +116,114 @@ _NODES = (
     ),
 )
 
-RECENT = (*_RANKS, *_NODES)
+_STAGES = (
+    gauge(
+        "rankwatch_recent_stage_ranks",
+        "1",
+        _STAGE,
+        "Ranks of the stage on this node that complete steps.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_local_seconds",
+        "seconds",
+        _STAGE,
+        "Mean local seconds per step of the median rank of the stage on this node. Rules take the median of "
+        "the nodes, here and of the others by stage: they read a series for each node, not for each rank.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_arrival_seconds",
+        "seconds",
+        _STAGE,
+        "The same with sends and receives.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_compute_seconds",
+        "seconds",
+        _STAGE,
+        "The same as the first without waiting for data, checkpoints and evaluation.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_least_compute_seconds",
+        "seconds",
+        _STAGE,
+        "That of the rank of the stage on this node that computes shortest.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_data_wait_ratio",
+        "1",
+        _STAGE,
+        "Share of its steps that the median rank of the stage on this node waited for data.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_token_ranks",
+        "1",
+        _STAGE,
+        "Ranks of the stage on this node that complete steps and report tokens.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_token_local_seconds",
+        "seconds",
+        _STAGE,
+        "Mean local seconds per token of the median one of these ranks.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_tokens",
+        "1",
+        _STAGE,
+        "Mean tokens per step of the median one of these ranks.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_most_tokens",
+        "1",
+        _STAGE,
+        "Mean tokens per step of the rank of the stage on this node that has most.",
+    ),
+    gauge(
+        "rankwatch_recent_stage_most_tokens_local_seconds",
+        "seconds",
+        _STAGE,
+        "Mean local seconds per step of the same rank.",
+    ),
+)
+
+_LATE = (
+    gauge(
+        "rankwatch_recent_run_late_step_seconds",
+        "seconds",
+        _RUN,
+        "Sum over the ranks of the run on this node of `rankwatch_recent_late_step_seconds`.",
+    ),
+    gauge(
+        "rankwatch_recent_run_late_step_long_seconds",
+        "seconds",
+        _RUN,
+        "The same over twice the window.",
+    ),
+    gauge(
+        "rankwatch_recent_run_late_ranks",
+        "1",
+        _RUN,
+        "Ranks of the run on this node that had a late step within twice the window.",
+    ),
+    gauge(
+        "rankwatch_recent_run_most_late_step_seconds",
+        "seconds",
+        _RUN,
+        "Mean seconds per step of late steps of the rank that is most late on this node, over twice the "
+        "window.",
+    ),
+    gauge(
+        "rankwatch_recent_run_most_late_step_long_seconds",
+        "seconds",
+        _RUN,
+        "The same over twice the window.",
+    ),
+    gauge(
+        "rankwatch_recent_run_second_late_step_long_seconds",
+        "seconds",
+        _RUN,
+        "The same of the rank that comes second; 0 where there is none.",
+    ),
+)
+
+RECENT = (*_RANKS, *_NODES, *_STAGES, *_LATE)

@@ -147,8 +147,18 @@ _JITTER = (
     recorded(
         "rank:rankwatch_late_step_seconds:in_turn",
         _PLACED,
-        "Seconds per step that late steps take beyond what is normal for the rank; only of late ranks that "
-        "do not hold most of the run's lateness.",
+        "Seconds per step that late steps take beyond what is normal for the rank, over twice the window; "
+        "only of ranks that stand out and do not hold most of the run's lateness.",
+    ),
+    recorded(
+        "run:rankwatch_late_step_seconds:long_sum",
+        _RUN,
+        "Seconds per step that late steps of all ranks take beyond what is normal, over twice the window.",
+    ),
+    recorded(
+        "node:rankwatch_late_step_seconds:own",
+        (*_RUN, Label.NODE),
+        "The same of the rank that is most late on its node; only where it holds most of the run's lateness.",
     ),
     recorded(
         "run:rankwatch_late_step_seconds:share",

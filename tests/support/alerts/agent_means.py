@@ -90,10 +90,58 @@ def _rules(window: str, config: RuleConfig) -> Iterator[tuple[str, str]]:
         f"avg_over_time(rankwatch_recent_late_step_seconds[{long}])",
     )
     yield "rankwatch_recent_run_step_seconds", f"quantile by ({_NODE}) (0.5, {seconds})"
+    yield from _late(f"avg_over_time(rankwatch_recent_late_step_seconds[{long}])")
+    yield from _stages()
     waiting = f"1 - {local} / on ({RANK}, stage) ({seconds} > 0)"
     yield "rankwatch_recent_run_waiting_ratio", f"quantile by ({_NODE}) (0.5, {waiting})"
     yield from _variation(mean)
     yield from _sums(config)
+
+
+def _late(long: str) -> Iterator[tuple[str, str]]:
+    """Of the ranks of a node: sums, and the two that are most late."""
+    late = "rankwatch_recent_late_step_seconds"
+    yield "rankwatch_recent_run_late_step_seconds", f"sum by ({_NODE}) ({late})"
+    yield "rankwatch_recent_run_late_step_long_seconds", f"sum by ({_NODE}) ({long})"
+    yield (
+        "rankwatch_recent_run_late_ranks",
+        f"count by ({_NODE}) ({long} > 0) or 0 * count by ({_NODE}) ({late})",
+    )
+    most = f"topk by ({_NODE}) (1, {long})"
+    yield "rankwatch_recent_run_most_late_step_seconds", f"max by ({_NODE}) ({late} and on ({RANK}) {most})"
+    yield "rankwatch_recent_run_most_late_step_long_seconds", f"max by ({_NODE}) ({long})"
+    second = f"min by ({_NODE}) (topk by ({_NODE}) (2, {long}))"
+    ranks = f"count by ({_NODE}) ({late})"
+    yield (
+        "rankwatch_recent_run_second_late_step_long_seconds",
+        f"{second} and on ({_NODE}) ({ranks} > 1) or 0 * {ranks}",
+    )
+
+
+def _stages() -> Iterator[tuple[str, str]]:
+    """Of the ranks of a stage on a node."""
+    stage = f"{_NODE}, stage"
+    tokens, of_token = "rankwatch_recent_step_tokens", "rankwatch_recent_token_local_seconds"
+    medians = {
+        "local_seconds": _LOCAL,
+        "arrival_seconds": "rankwatch_recent_step_arrival_seconds",
+        "compute_seconds": "rankwatch_recent_step_compute_seconds",
+        "data_wait_ratio": "rankwatch_recent_data_wait_ratio",
+        "token_local_seconds": of_token,
+        "tokens": tokens,
+    }
+    for name, value in medians.items():
+        yield f"rankwatch_recent_stage_{name}", f"quantile by ({stage}) (0.5, {value})"
+    yield "rankwatch_recent_stage_ranks", f"count by ({stage}) ({_LOCAL})"
+    yield "rankwatch_recent_stage_token_ranks", f"count by ({stage}) ({tokens})"
+    compute = "rankwatch_recent_step_compute_seconds"
+    yield "rankwatch_recent_stage_least_compute_seconds", f"min by ({stage}) ({compute})"
+    yield "rankwatch_recent_stage_most_tokens", f"max by ({stage}) ({tokens})"
+    most = f"topk by ({stage}) (1, {tokens})"
+    yield (
+        "rankwatch_recent_stage_most_tokens_local_seconds",
+        f"max by ({stage}) ({_LOCAL} and on ({RANK}, stage) {most})",
+    )
 
 
 def _variation(mean: Any) -> Iterator[tuple[str, str]]:
