@@ -112,9 +112,11 @@ def _of_recent_steps(name: str, *, slow: bool) -> float:
     """Steps of a quarter of a second, of which a rank works 0.15 s, and the slow one half again as long."""
     if name == "rankwatch_recent_run_step_seconds":
         return 1.0 / STEPS_PER_SECOND
-    if name == "rankwatch_recent_step_tokens":
+    if name.endswith("_ranks"):
+        return 1.0
+    if name.endswith("tokens"):
         return 1000.0
-    if name == "rankwatch_recent_token_local_seconds":
+    if name.endswith("token_local_seconds"):
         return 0.000_225 if slow else 0.000_15
     if "late" in name or name.endswith("_ratio"):
         return 0.001

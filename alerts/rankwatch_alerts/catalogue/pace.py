@@ -39,8 +39,8 @@ STEPS = (
         "step split",
         "Which part of the step takes the time?",
         "rankwatch_step_phase_seconds_total",
-        "rankwatch_recent_step_compute_seconds",
-        "rankwatch_recent_data_wait_ratio",
+        "rankwatch_recent_stage_compute_seconds",
+        "rankwatch_recent_stage_data_wait_ratio",
         figure=(
             'sum by (cluster, run) (rate(rankwatch_step_phase_seconds_total{phase="data_wait"}[$window]))'
             " / on (cluster, run)"
