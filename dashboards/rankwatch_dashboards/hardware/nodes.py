@@ -35,51 +35,7 @@ def _panel(
     )
 
 
-def _number(title: str, description: str, expression: str) -> Panel:
-    return Panel(
-        title=title,
-        description=description,
-        unit="short",
-        drawing=Drawing.NUMBER,
-        span=4,
-        height=5,
-        queries=(Query(expression=expression, legend=title),),
-    )
-
-
 FAULTS = (
-    _number(
-        "GPUs lost",
-        "GPUs that answered the driver and do not any more. Above 0: RankwatchGpuLost names them.",
-        f"count(rankwatch_gpu_up{{{NODE}}}) - sum(rankwatch_gpu_up{{{NODE}}})",
-    ),
-    _number(
-        "GPUs missing",
-        "GPUs on the PCI bus that do not answer. Above 0 for minutes: RankwatchGpusMissing or a driver that "
-        "hangs.",
-        f"sum(rankwatch_gpus_expected{{{NODE}}}) - sum(rankwatch_gpus_visible{{{NODE}}})",
-    ),
-    _number(
-        "GPUs to reset",
-        "GPUs with a bad memory row that waits for a reset. Above 0: reset them when their runs have ended.",
-        f"sum(rankwatch_gpu_row_remap_pending{{{NODE}}})",
-    ),
-    _number(
-        "GPUs to replace",
-        "GPUs whose SRAM errors passed the limit at which NVIDIA replaces them. Above 0: "
-        "RankwatchGpuNeedsReplacement.",
-        f"sum(rankwatch_gpu_sram_ecc_threshold_exceeded{{{NODE}}})",
-    ),
-    _number(
-        "RDMA ports down",
-        "Ports that are not active, those without a cable included. More than usual: RankwatchRdmaLinkDown.",
-        f"count(rankwatch_rdma_port_up{{{NODE}}}) - sum(rankwatch_rdma_port_up{{{NODE}}})",
-    ),
-    _number(
-        "Interfaces down",
-        "Network interfaces that are down, unused ones included. More than usual: RankwatchNicDown.",
-        f"count(rankwatch_network_up{{{NODE}}}) - sum(rankwatch_network_up{{{NODE}}})",
-    ),
     Panel(
         title="Firing alerts on hardware",
         description="Each band is an alert, with the part and the run that it names. Its runbook says what "

@@ -1,0 +1,187 @@
+"""The first screen of nodes: what is broken, since when, and which ranks work on which GPU."""
+
+from __future__ import annotations
+
+from rankwatch_alerts import HARDWARE_ALERTS, ON_CALL_UID, RuleConfig
+from rankwatch_dashboards.board import FirstScreen
+from rankwatch_dashboards.firing import firing_alerts, named
+from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, TO_RUN, opens
+from rankwatch_dashboards.panels import (
+    GPU,
+    NODE,
+    NONE,
+    ORANGE,
+    RED,
+    Column,
+    Drawing,
+    Panel,
+    Query,
+    most,
+    verdict,
+)
+
+_ON_CALL = opens(ON_CALL_UID, "What is wrong now")
+_NO_GPU = "the nodes have no GPU, or their agents are not scraped."
+_RATE = "[$__rate_interval]"
+
+
+def first_screen(config: RuleConfig) -> FirstScreen:
+    """Counts of what is broken, the alerts, GPUs with their ranks, throttling, and errors of links."""
+    broken = firing_alerts(
+        config,
+        "What is broken",
+        f"{NODE}, {named(HARDWARE_ALERTS)}",
+        no_data="no part of these nodes has an alert.",
+    )
+    return FirstScreen(verdicts=_VERDICTS, main=broken, views=(_GPUS, _throttled(config), _LINK_ERRORS))
+
+
+def _count(title: str, description: str, expression: str, *, no_data: str = _NO_GPU) -> Panel:
+    return verdict(
+        title,
+        description,
+        expression,
+        steps=((1, RED),),
+        mappings=NONE,
+        no_data=no_data,
+        links=(_ON_CALL,),
+    )
+
+
+_VERDICTS = (
+    _count(
+        "GPUs lost",
+        "GPUs that answered the driver and do not any more. Above 0: RankwatchGpuLost names them.",
+        f"count(rankwatch_gpu_up{{{NODE}}}) - sum(rankwatch_gpu_up{{{NODE}}})",
+    ),
+    _count(
+        "GPUs missing",
+        "GPUs on the PCI bus that do not answer. Above 0 for minutes: RankwatchGpusMissing or a driver that "
+        "hangs.",
+        f"sum(rankwatch_gpus_expected{{{NODE}}}) - sum(rankwatch_gpus_visible{{{NODE}}})",
+    ),
+    _count(
+        "GPUs to reset",
+        "GPUs with a bad memory row that waits for a reset. Above 0: reset them when their runs have ended.",
+        f"sum(rankwatch_gpu_row_remap_pending{{{NODE}}})",
+    ),
+    _count(
+        "GPUs to replace",
+        "GPUs whose SRAM errors passed the limit at which NVIDIA replaces them. Above 0: "
+        "RankwatchGpuNeedsReplacement.",
+        f"sum(rankwatch_gpu_sram_ecc_threshold_exceeded{{{NODE}}})",
+    ),
+    _count(
+        "RDMA ports down",
+        "Ports that are not active, those without a cable included. More than usual: RankwatchRdmaLinkDown.",
+        f"count(rankwatch_rdma_port_up{{{NODE}}}) - sum(rankwatch_rdma_port_up{{{NODE}}})",
+        no_data="the nodes have no RDMA port, or their agents are not scraped.",
+    ),
+    _count(
+        "Interfaces down",
+        "Network interfaces that are down, unused ones included. More than usual: RankwatchNicDown.",
+        f"count(rankwatch_network_up{{{NODE}}}) - sum(rankwatch_network_up{{{NODE}}})",
+        no_data="the agents of these nodes are not scraped.",
+    ),
+)
+
+
+_INDEX = (
+    "* on (cluster, node, gpu) group_left (index) "
+    f"group by (cluster, node, gpu, index) (rankwatch_gpu_info{{{NODE}}})"
+)
+"""Joins the index that people know a GPU by."""
+
+
+def _with_rank(series: str) -> Query:
+    """By GPU, with the rank that works on it."""
+    rank = f"gpu:rankwatch_rank_start_timestamp_seconds:latest{{{GPU}}} > bool 0"
+    return Query(
+        expression=most(
+            f"max by (cluster, node, gpu) ({series}{{{GPU}}}) "
+            f"* on (cluster, node, gpu) group_left (run, rank) ({rank}) {_INDEX}",
+            64,
+        ),
+        legend="rank {{rank}} on {{node}} GPU {{index}}",
+    )
+
+
+_GPUS = Panel(
+    title="GPUs and their ranks",
+    description="The rank that works on each GPU, with utilisation, temperature and power, the least "
+    "busy first. Of one run, a GPU far below the others waits, is throttled or is broken.",
+    no_data="no rank of a run works on these GPUs.",
+    unit="short",
+    drawing=Drawing.TABLE,
+    sorted_by="A",
+    queries=(
+        _with_rank("rankwatch_gpu_utilization_ratio"),
+        _with_rank("rankwatch_gpu_temperature_celsius"),
+        _with_rank("rankwatch_gpu_power_watts"),
+    ),
+    columns=(
+        Column(name="run", title="Run", link=TO_RUN),
+        Column(name="rank", title="Rank", width=60, link=TO_RANK),
+        Column(name="node", title="Node", link=TO_NODE),
+        Column(name="index", title="GPU", width=55, link=TO_GPU),
+        Column(name="A", title="Busy", unit="percentunit", width=65),
+        Column(name="B", title="Heat", unit="celsius", width=65),
+        Column(name="C", title="Power", unit="watt", width=70),
+    ),
+)
+
+
+def _throttled(config: RuleConfig) -> Panel:
+    return Panel(
+        title="Throttled GPUs",
+        description="Share of time in which heat, hardware or power held the clocks down, the 10 worst. Red "
+        "by heat or hardware: RankwatchGpuThrottled. A power cap is normal under full load.",
+        no_data=_NO_GPU,
+        unit="percentunit",
+        drawing=Drawing.BARS,
+        least=0,
+        steps=((config.throttle_share, RED),),
+        queries=(
+            Query(
+                expression=most(
+                    "max by (cluster, node, gpu, reason) "
+                    f"(rate(rankwatch_gpu_throttle_seconds_total{{{GPU}}}{_RATE})) {_INDEX}",
+                    10,
+                ),
+                legend="{{node}} GPU {{index}} {{reason}}",
+            ),
+        ),
+        links=(TO_GPU,),
+    )
+
+
+_LINK_ERRORS = Panel(
+    title="Errors of links",
+    description="Errors per second of RDMA ports, NVLinks and network interfaces, the 10 worst. Sound links "
+    "have none for hours; one port alone is a cable or a port.",
+    no_data="the nodes have no such links, or their agents are not scraped.",
+    unit="short",
+    drawing=Drawing.BARS,
+    least=0,
+    steps=((0.001, ORANGE),),
+    queries=(
+        Query(
+            expression=most(
+                "sum by (cluster, node, device) "
+                f"(rate(rankwatch_rdma_errors_total{{{NODE}}}{_RATE}) "
+                f"or rate(rankwatch_network_receive_errors_total{{{NODE}}}{_RATE}))",
+                5,
+            ),
+            legend="{{node}} {{device}}",
+        ),
+        Query(
+            expression=most(
+                "sum by (cluster, node, gpu) "
+                f"(rate(rankwatch_gpu_nvlink_errors_total{{{GPU}}}{_RATE})) {_INDEX}",
+                5,
+            ),
+            legend="{{node}} GPU {{index}} NVLink",
+        ),
+    ),
+    links=(TO_NODE,),
+)
