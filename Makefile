@@ -68,7 +68,7 @@ types: setup ## check types
 
 rules: setup ## check rules and Alertmanager configuration
 	@command -v promtool amtool >/dev/null || { echo "promtool or amtool is missing: see make servers"; exit 2; }
-	promtool check rules alerts/generated/*.rules.yml
+	promtool check rules --lint=all --lint-fatal alerts/generated/*.rules.yml
 	amtool check-config alerts/generated/alertmanager.yml
 
 generate: setup ## rebuild rules, dashboards, manifests and references

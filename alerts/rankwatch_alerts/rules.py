@@ -76,6 +76,7 @@ class Alert(StrEnum):
     REQUEUE_RATE = "RankwatchRequeueRate"
     FORECAST_OVER_BUDGET = "RankwatchForecastOverBudget"
     GPUS_IDLE = "RankwatchGpusIdle"
+    UTILISATION_LOW = "RankwatchUtilisationLow"
     PRICE_UNKNOWN = "RankwatchPriceUnknown"
     RECORDS_MISSED = "RankwatchRecordsMissed"
     BLACK_BOXES_LEFT_OUT = "RankwatchBlackBoxesLeftOut"

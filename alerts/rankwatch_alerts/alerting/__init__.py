@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankwatch.settings import expect
 from rankwatch_alerts.alerting.black_boxes import black_boxes_left_out, records_missed
 from rankwatch_alerts.alerting.checkpoints import checkpoint_alerts
-from rankwatch_alerts.alerting.cost import forecast_over_budget, gpus_idle, price_unknown
+from rankwatch_alerts.alerting.cost import forecast_over_budget, gpus_idle, price_unknown, utilisation_low
 from rankwatch_alerts.alerting.fabric import fabric_alerts
 from rankwatch_alerts.alerting.gpus import gpu_alerts
 from rankwatch_alerts.alerting.hosts import host_alerts
@@ -85,7 +85,12 @@ def alert_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
         ),
         "rankwatch-checkpoints": checkpoint_alerts(config),
         "rankwatch-budgets": objective_alerts(config),
-        "rankwatch-cost": (forecast_over_budget(config), gpus_idle(config), price_unknown(config)),
+        "rankwatch-cost": (
+            forecast_over_budget(config),
+            gpus_idle(config),
+            *utilisation_low(config),
+            price_unknown(config),
+        ),
         "rankwatch-gpus": gpu_alerts(config),
         "rankwatch-fabric": fabric_alerts(config),
         "rankwatch-hosts": host_alerts(config),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, matching, opened_on, value_of
+from collections.abc import Mapping
+from textwrap import indent
+
+from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, looked_up, matching, opened_on, value_of
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.money import FORECAST
+from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts.recording.money import FORECAST, GPU_UTILISATION, MFU, PER_HOUR, STEPS
 from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration
 
 _BOARD = opened_on(CHECKPOINTS_GOODPUT_UID, "cluster", "run")
@@ -32,21 +36,13 @@ def forecast_over_budget(config: RuleConfig) -> AlertRule:
 def gpus_idle(config: RuleConfig) -> AlertRule:
     """The mean of a run: with one rank waiting, all others of a synchronous run wait as well.
 
-    GPUs are averaged by node first, so that the join is small. NCCL waits in a kernel, which counts as
-    utilisation: a run that hangs in it has the alert on stalls.
+    NCCL waits in a kernel, which counts as utilisation: a run that hangs in it has the alert on stalls.
     """
     charged = value_of(f"sum(rankwatch_run_allocated_gpus{matching(OF_RUN)})", OF_RUN, "all", 'printf "%.0f"')
     return alert_rule(
         config,
         Alert.GPUS_IDLE,
-        f"""
-            avg by ({RUN}) (
-              (max by ({RUN}, node) (rankwatch_run_allocated_gpus) > bool 0)
-              * on (cluster, node) group_left ()
-              avg by (cluster, node) (rankwatch_gpu_utilization_ratio)
-            )
-            < {config.gpu_idle_utilization:g}
-        """,
+        f"{GPU_UTILISATION} < {config.gpu_idle_utilization:g}",
         for_seconds=config.gpu_idle_for_seconds,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=Severity.WARNING,
@@ -55,6 +51,67 @@ def gpus_idle(config: RuleConfig) -> AlertRule:
             f"Run {{{{ $labels.run }}}} has used its {charged} GPUs by {{{{ $value | humanizePercentage }}}} "
             f"for {duration(config.gpu_idle_for_seconds)}, and pays for all of them. Look which phase its "
             "ranks are in; end it if nobody waits for it."
+        ),
+        dashboard=_BOARD,
+    )
+
+
+def utilisation_low(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """Tickets, by what the GPUs report and by what the model computes; silent where neither is known."""
+    return (
+        _utilisation_low(
+            config,
+            "gpu",
+            _below(GPU_UTILISATION, config.gpu_utilization_objectives),
+            "Its GPUs were busy for {{ $value | humanizePercentage }} of the time",
+            config.gpu_utilization_objectives,
+            "They wait for the host: look for waits for data, copies, checkpoints and small kernels.",
+        ),
+        _utilisation_low(
+            config,
+            "mfu",
+            _below(f'max by ({RUN}) ({MFU}{{dtype="{config.mfu_dtype}"}})', config.mfu_objectives),
+            "Its model used {{ $value | humanizePercentage }} of the peak of its GPUs in "
+            f"{config.mfu_dtype}",
+            config.mfu_objectives,
+            "Look how its step divides into computing and waiting, and take a profile of one rank.",
+        ),
+    )
+
+
+def _below(series: str, objectives: Mapping[str, float]) -> str:
+    """Runs that make steps, and are below the objective of their class."""
+    named = [each for each in objectives if each != DEFAULT_CLASS]
+    of_class = {each: f'on ({RUN}) rankwatch_run_info{{run_class="{each}"}}' for each in named}
+    parts = [f"{series} < {objectives[each]:g}\nand {of_class[each]}" for each in named]
+    others = "".join(f"\nunless {of_class[each]}" for each in named)
+    parts.append(f"{series} < {objectives[DEFAULT_CLASS]:g}{others}")
+    either = "\nor\n".join(parts)
+    return f"(\n{indent(either, '  ')}\n)\nand on ({RUN})\n{STEPS}"
+
+
+def _utilisation_low(
+    config: RuleConfig, reason: str, expression: str, used: str, objectives: Mapping[str, float], first: str
+) -> AlertRule:
+    least = ", ".join(f"{each} {objectives[each]:.0%}" for each in sorted(objectives))
+    cost = looked_up(
+        f"{PER_HOUR}{matching(OF_RUN)}",
+        OF_RUN,
+        '{{ with . | first }} It costs {{ .Value | printf "%.2f" }} {{ .Labels.currency }} an hour.{{ end }}',
+        "",
+    )
+    return alert_rule(
+        config,
+        Alert.UTILISATION_LOW,
+        expression,
+        for_seconds=config.gpu_idle_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=Severity.WARNING,
+        labels={"reason": reason},
+        summary="A run makes steps, but uses little of its GPUs.",
+        description=(
+            f"Run {{{{ $labels.run }}}} makes steps with little of what it pays for. {used}, for "
+            f"{duration(config.gpu_idle_for_seconds)}; least by class: {least}.{cost} {first}"
         ),
         dashboard=_BOARD,
     )

@@ -44,6 +44,7 @@ def inhibit_rules() -> list[dict[str, object]]:
         Alert.STARTUP_SLOW,
         Alert.RUN_BEHIND_PLAN,
         Alert.GPUS_IDLE,
+        Alert.UTILISATION_LOW,
         Alert.STEP_TIME_REGRESSED,
     )
     ends = (Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING)
@@ -61,7 +62,8 @@ def inhibit_rules() -> list[dict[str, object]]:
             "target_matchers": [f'alertname=~"{"|".join(stalls)}"', f'reason="{RANK_UNKNOWN}"', _OF_A_RUN],
             "equal": of_run,
         },
-        _inhibit(slow, (Alert.STEP_TIME_REGRESSED,), of_run),
+        _inhibit(slow, (Alert.STEP_TIME_REGRESSED, Alert.UTILISATION_LOW), of_run),
+        _inhibit((Alert.GPUS_IDLE,), (Alert.UTILISATION_LOW,), of_run),
         _inhibit((Alert.LOSS_NON_FINITE,), (Alert.LOSS_DIVERGING,), of_run),
         _inhibit(
             (Alert.LOSS_NON_FINITE, Alert.LOSS_DIVERGING), (Alert.NORM_EXPLODING, Alert.LOSS_PLATEAU), of_run

@@ -16,14 +16,16 @@ _sli = partial(sli, owner=Owner.PLATFORM, absent=(Alert.COLLECTOR_FAILING, Alert
 GPUS = (
     _sli(
         "GPU utilisation",
-        "Are the GPUs busy?",
+        "Are the GPUs of a run busy?",
         "rankwatch_gpu_utilization_ratio",
         "rankwatch_gpu_activity_ratio",
-        figure="min by (cluster, node) (rankwatch_gpu_utilization_ratio)",
-        unit="share of the time, idlest GPU",
+        "run:rankwatch_gpu_utilization:mean",
+        figure="run:rankwatch_gpu_utilization:mean",
+        unit="share of the time",
         good=Good.HIGHER,
+        objective="gpu_utilization_objectives",
         needs="an NVIDIA GPU",
-        no_alert=_CONTEXT,
+        alerts=(Alert.UTILISATION_LOW, Alert.GPUS_IDLE),
     ),
     _sli(
         "GPU memory",

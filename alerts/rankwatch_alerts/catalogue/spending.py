@@ -79,9 +79,10 @@ GOODPUT += (
         figure="run:rankwatch_model_flops_utilisation:ratio",
         unit="share of the peak",
         good=Good.HIGHER,
+        objective="mfu_objectives",
         window="step_window_seconds",
         needs="stated FLOPs per token",
-        no_alert="what is good differs between models; the panel shows the run's own past",
+        alerts=(Alert.UTILISATION_LOW,),
     ),
     sli(
         "scaling efficiency",

@@ -15,7 +15,7 @@ from rankwatch.settings import build, expect, read_file, read_flags
 from rankwatch_alerts.config.life import Life
 from rankwatch_alerts.config.machines import Machines
 from rankwatch_alerts.config.pace import Pace
-from rankwatch_alerts.config.work import Work
+from rankwatch_alerts.config.work import DTYPES, Work
 from rankwatch_alerts.delivery import DELIVERY_SETTINGS, Delivery, is_url
 from rankwatch_alerts.importing import IMPORT_SETTINGS, Importing
 from rankwatch_alerts.label_names import wrong_names
@@ -95,6 +95,8 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Delivery):
             elif name == "severities":
                 known = set(value) <= set(ALERT_NAMES) and set(value.values()) <= set(map(str, Severity))
                 expect(self, name, known, "names of alerts, each with critical, warning or info")
+            elif name == "mfu_dtype":
+                expect(self, name, value in DTYPES, f"one of {', '.join(DTYPES)}")
             elif name.endswith("_url"):
                 expected = "an http(s) URL without template braces, query and fragment"
                 expect(self, name, is_url(value), expected)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DTYPES = ("tf32", "fp16", "bf16", "fp8")
+"""Types of numbers of which the peak of a GPU may be known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,18 @@ class Work:
     gpu_idle_utilization: float = 0.05
     """Mean utilisation of the GPUs of a run below which they idle: copies and monitoring alone stay below."""
     gpu_idle_for_seconds: float = 1800.0
-    """How long they must idle: as long as a start-up may take (`startup_budget_seconds`)."""
+    """How long they must idle, or be used too little: as long as a start-up may take
+    (`startup_budget_seconds`)."""
+    gpu_utilization_objectives: Mapping[str, float] = field(
+        default_factory=lambda: {"default": 0.5, "production": 0.8}
+    )
+    """Mean utilisation of the GPUs of a run that makes steps, by its class, below which a ticket is raised.
+    Kernels that wait for other ranks count as utilisation: what is missing are waits for host or storage."""
+    mfu_objectives: Mapping[str, float] = field(default_factory=lambda: {"default": 0.1, "production": 0.2})
+    """The same for model FLOPs utilisation. Published runs of large models have 0.21 (GPT-3) to 0.46 (PaLM,
+    table 3 of arXiv 2204.02311)."""
+    mfu_dtype: str = "bf16"
+    """Type of numbers against whose peak it is judged: tf32, fp16, bf16 or fp8."""
     goodput_interval_seconds: float = 60.0
     """Interval of the rules of goodput and cost, which change slowly and read long windows."""
     interval_advice_window_seconds: float = 604800.0

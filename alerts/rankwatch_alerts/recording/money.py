@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwatch.conventions.cost import BASELINE, FLOPS_PER_TOKEN, STEPS_PER_EPOCH, PriceBasis
 from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.config.work import DTYPES
 from rankwatch_alerts.recording.goodput import ALLOCATED, RANKS_BY_STATE
 from rankwatch_alerts.recording.life import TIME_TO_COMPLETE
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
@@ -13,15 +14,16 @@ PER_HOUR = "run:rankwatch_cost_per_hour:sum"
 SPENT = "run:rankwatch_spent:sum"
 USED = "run:rankwatch_budget_used:ratio"
 FORECAST = "run:rankwatch_budget_forecast:ratio"
-_STEPS, _TOKENS = "run:rankwatch_steps:rate", "run:rankwatch_tokens:rate"
+STEPS, _TOKENS = "run:rankwatch_steps:rate", "run:rankwatch_tokens:rate"
 _PER_TOKENS = "run:rankwatch_cost_per_million_tokens:mean"
-_DTYPES = ("tf32", "fp16", "bf16", "fp8")
+MFU = "run:rankwatch_model_flops_utilisation:ratio"
+GPU_UTILISATION = "run:rankwatch_gpu_utilization:mean"
 MONEY = f"{RUN}, currency, basis"
 
 
 def money_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Cost by hour, state, step and token, what was spent, and what it will come to."""
-    return (*_rates(config), *_units(config), _utilisation(), _scaling(), *_budget())
+    return (*_rates(config), *_units(config), *_utilisation(), _scaling(), *_budget())
 
 
 def _rates(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -64,7 +66,7 @@ def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
     replicas = f'max by ({RUN}, rank, replica) (rankwatch_rank_info{{replica!=""}})'
     per_second = f"{PER_HOUR} / 3600 / on ({RUN}) group_left ()"
     return (
-        recorded(_STEPS, f"max by ({RUN}) (rate(rankwatch_steps_total[{window}])) > 0"),
+        recorded(STEPS, f"max by ({RUN}) (rate(rankwatch_steps_total[{window}])) > 0"),
         recorded(
             _TOKENS,
             # Where ranks state no replica, each has tokens of its own.
@@ -76,7 +78,7 @@ def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 sum by ({RUN}) ({tokens}) > 0
             """,
         ),
-        recorded("run:rankwatch_cost_per_step:mean", f"{per_second} {_STEPS}"),
+        recorded("run:rankwatch_cost_per_step:mean", f"{per_second} {STEPS}"),
         recorded(
             "run:rankwatch_cost_per_epoch:mean",
             f"""
@@ -102,9 +104,25 @@ def _scaling() -> RecordingRule:
     )
 
 
-def _utilisation() -> RecordingRule:
-    """A run with a GPU whose peak is not known has none: it would be too high."""
-    return recorded("run:rankwatch_model_flops_utilisation:ratio", "or\n".join(map(_of_peak, _DTYPES)))
+def _utilisation() -> tuple[RecordingRule, ...]:
+    """Against the peak, and as the GPUs themselves report it.
+
+    A run with a GPU whose peak is not known has no MFU: it would be too high. GPUs are averaged by node
+    first, so that the join is small.
+    """
+    return (
+        recorded(MFU, "or\n".join(map(_of_peak, DTYPES))),
+        recorded(
+            GPU_UTILISATION,
+            f"""
+                avg by ({RUN}) (
+                  (max by ({RUN}, node) (rankwatch_run_allocated_gpus) > bool 0)
+                  * on (cluster, node) group_left ()
+                  avg by (cluster, node) (rankwatch_gpu_utilization_ratio)
+                )
+            """,
+        ),
+    )
 
 
 def _of_peak(dtype: str) -> str:

@@ -30,6 +30,11 @@ RECORDED_GOODPUT = (
         "GPUs have. No series where FLOPs per token or the peak of a GPU of the run are not known.",
     ),
     recorded(
+        "run:rankwatch_gpu_utilization:mean",
+        _RUN,
+        "Share of the time in which a kernel ran, averaged over the GPUs of the nodes of the run.",
+    ),
+    recorded(
         "run:rankwatch_scaling_efficiency:ratio",
         _RUN,
         "Tokens per second and rank over those of one rank alone, as the run states them.",
