@@ -43,6 +43,7 @@ class Alert(StrEnum):
     CHECKPOINT_OVERLAP = "RankwatchCheckpointOverlap"
     CHECKPOINT_WRITER_SLOW = "RankwatchCheckpointWriterSlow"
     CHECKPOINT_SLOW = "RankwatchCheckpointSlow"
+    CHECKPOINT_SPACE_SHORT = "RankwatchCheckpointSpaceShort"
     RESUME_FAILED = "RankwatchResumeFailed"
     RESUMED_FROM_OLDER = "RankwatchResumedFromOlder"
     TELEMETRY_ABSENT = "RankwatchTelemetryAbsent"

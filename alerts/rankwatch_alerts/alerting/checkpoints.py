@@ -14,6 +14,7 @@ from rankwatch_alerts.alerting.alert import (
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.checkpoints import COMPLETE, COMPLETE_STEP, WRITE_MEDIAN, WRITE_SKEW
 from rankwatch_alerts.recording.goodput import BLOCKED_SHARE, SAVE_BEFORE, SAVE_NOW
+from rankwatch_alerts.recording.hardware import CHECKPOINT_SPACE
 from rankwatch_alerts.recording.steps import LIVING
 from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration
 
@@ -29,6 +30,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
         checkpoint_overlap(config),
         checkpoint_writer_slow(config),
         *checkpoint_slow(config),
+        *checkpoint_space_short(config),
         resume_failed(config),
         resumed_from_older(config),
     )
@@ -201,6 +203,48 @@ def _checkpoint_slow(config: RuleConfig, reason: str, expression: str, descripti
         labels={"reason": reason},
         summary="Saves of checkpoints take too long.",
         description=description,
+        dashboard=_DASHBOARD,
+    )
+
+
+def checkpoint_space_short(config: RuleConfig) -> tuple[AlertRule, ...]:
+    """A page if the next save fails for lack of space, else a ticket: nothing fails today."""
+    return (
+        _space(
+            config,
+            f"{CHECKPOINT_SPACE} < 1",
+            Severity.CRITICAL,
+            "The next save fails, and all work since the last one is at risk. Make room now: delete old "
+            "checkpoints, and keep the last good one.",
+        ),
+        _space(
+            config,
+            f"{CHECKPOINT_SPACE} >= 1 < {config.checkpoint_space:g}",
+            Severity.WARNING,
+            "Delete old checkpoints, or keep fewer of them.",
+        ),
+    )
+
+
+def _space(config: RuleConfig, expression: str, severity: Severity, first: str) -> AlertRule:
+    of_path = ("cluster", "path")
+    unknown = "an unknown number of "
+    free = value_of(
+        f"min(rankwatch_filesystem_available_bytes{matching(of_path)})", of_path, unknown, "humanize1024"
+    )
+    size = value_of(f"sum(rankwatch_checkpoint_bytes{matching(OF_RUN)})", OF_RUN, unknown, "humanize1024")
+    return alert_rule(
+        config,
+        Alert.CHECKPOINT_SPACE_SHORT,
+        expression,
+        for_seconds=config.absence_for_seconds,
+        keep_firing_seconds=config.keep_firing_seconds,
+        severity=severity,
+        summary="There is no room for two more checkpoints.",
+        description=(
+            'Path {{ $labels.path }} has room for {{ $value | printf "%.1f" }} more checkpoints of run '
+            f"{{{{ $labels.run }}}}: {free}B are free, and its last one has {size}B. {first}"
+        ),
         dashboard=_DASHBOARD,
     )
 

@@ -129,6 +129,13 @@ def _hardware_inhibit_rules() -> list[dict[str, object]]:
         _inhibit((Alert.GPU_POWER_BRAKE,), (Alert.GPU_THROTTLED,), of_gpu, of="gpu"),
         _inhibit((Alert.RDMA_LINK_DOWN,), (Alert.RDMA_LINK_FLAPPING, Alert.RDMA_ERRORS), port, of="device"),
         _inhibit((Alert.RDMA_LINK_DOWN,), (Alert.RDMA_CONGESTION,), of_device, of="device"),
+        _inhibit(
+            (Alert.CHECKPOINT_DISK_FILLING,),
+            (Alert.CHECKPOINT_SPACE_SHORT,),
+            [*of_run, "path"],
+            'severity="critical"',
+            of="path",
+        ),
         _inhibit((Alert.NIC_DOWN,), (Alert.NIC_ERRORS,), of_device, of="device"),
         {
             # A page over the ticket of the same part, while one follows the other.

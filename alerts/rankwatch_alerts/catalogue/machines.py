@@ -289,7 +289,7 @@ HOSTS = (
         good=Good.HIGHER,
         objective="disk_free_share",
         needs="a checkpoint path",
-        alerts=(Alert.CHECKPOINT_DISK_FILLING,),
+        alerts=(Alert.CHECKPOINT_DISK_FILLING, Alert.CHECKPOINT_SPACE_SHORT),
     ),
     _sli(
         "disk latency",

@@ -49,6 +49,9 @@ class Work:
     """Window of that mean. Its past is `interval_advice_window_seconds` before it."""
     checkpoint_slow_saves: float = 2.0
     """Fewest saves in the window, and in the past before it, for their means to be compared."""
+    checkpoint_space: float = 2.0
+    """How many more checkpoints of the size of the last one must fit into each path of them: the next one,
+    and one more while somebody makes room. A page is raised if not even the next one fits."""
     checkpoint_blocking_share: float = 0.05
     """Share of the time from which saves block training for too long. CheckFreq (FAST 2021) keeps their cost
     below 0.035 by choosing the interval."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.steps import LIVING
 from rankwatch_alerts.rules import RUNNING, RecordingRule, duration, recorded
 
 RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NETWORK = "node:rankwatch_rank_start_timestamp_seconds:latest_on_many_nodes"
+CHECKPOINT_SPACE = "run_path:rankwatch_checkpoint_space:saves"
 MOUNT_AVAILABLE = "run_path:rankwatch_run_mount_available_bytes:min"
 RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
+_NETWORK_TYPES = "nfs.*|lustre|ceph.*|gpfs|beegfs.*|wekafs|fuse.*|cifs|glusterfs|9p|virtiofs"
 _RECENT = "rank:rankwatch_rank_start_timestamp_seconds:recent"
 _RECENT_ON_GPU = "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent"
 
@@ -52,8 +55,39 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                   (count by (cluster, run) (group by (cluster, run, node) ({_RECENT})) > 1)"""),
         ),
         recorded(RECENT_XID, _recent_xid(config)),
+        recorded(CHECKPOINT_SPACE, _checkpoint_space()),
         recorded(MOUNT_AVAILABLE, "min by (cluster, run, path) (rankwatch_run_mount_available_bytes)"),
     )
+
+
+def _checkpoint_space() -> str:
+    """How many more checkpoints fit: on a node what its own ranks wrote, on a network file system what all
+    did."""
+    written = f"(rankwatch_checkpoint_bytes {LIVING})"
+    available = "rankwatch_filesystem_available_bytes"
+    return f"""
+        min by (cluster, run, path) (
+          (
+            {available}
+            and on (cluster, node, path)
+            rankwatch_run_mount_info{{type=~"{_NETWORK_TYPES}"}}
+          )
+          / on (cluster, node) group_left (run)
+          (
+            ({RUN_OF_NODE} > bool 0)
+            * on (cluster, run) group_left ()
+            (sum by (cluster, run) {written} > 0)
+          )
+          or on (cluster, node, path)
+          {available}
+          / on (cluster, node) group_left (run)
+          (
+            sum by (cluster, run, node) {written} > 0
+            and on (cluster, run, node)
+            {RUN_OF_NODE}
+          )
+        )
+    """
 
 
 def _rank_of_gpu(window: str) -> str:

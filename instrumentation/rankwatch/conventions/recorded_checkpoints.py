@@ -9,6 +9,11 @@ _RUN = (Label.CLUSTER, Label.RUN)
 
 RECORDED_CHECKPOINTS: tuple[RecordedSeries, ...] = (
     recorded(
+        "run_path:rankwatch_checkpoint_space:saves",
+        (*_RUN, Label.PATH),
+        "How many more checkpoints of the size of the last one fit into the path, where there is least room.",
+    ),
+    recorded(
         "run:rankwatch_checkpoint_complete_step:max",
         _RUN,
         "Step of the newest complete checkpoint: every rank that saves has saved it, or it has its common "
