@@ -33,8 +33,10 @@ CONFIG = replace(
     network_min_baseline_seconds=15.0,
     cause_for_seconds=12.0,
     page_least_ranks={DEFAULT_CLASS: 1.0},
+    ticket_hours="",
 )
-"""The times of a slow network are shorter, because everything else waits for it. Small runs page."""
+"""The times of a slow network are shorter, because everything else waits for it. Small runs page, and tickets
+are delivered at all hours."""
 SLOW, STOPPED, KILLED, SPREAD = "slow-rank", "stopped-rank", "killed-rank", "spread"
 SPREAD_FLAGS = ("--width", "64", "--layer-forward-seconds", "0.08", "--layer-backward-seconds", "0.16")
 SLOW_BITS_PER_SECOND = 10_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from rankwatch.conventions import metric
@@ -73,26 +73,20 @@ def _lateness(run: str, ranks: Iterable[RecentMeans]) -> Iterator[Series]:
 
 
 def _stage_series(key: tuple[str, str], ranks: Sequence[RecentMeans]) -> Iterator[Series]:
-    """Medians over the ranks of one stage. key: run and stage."""
-
-    def of_median(name: str, value: Callable[[RecentMeans], float], among: Sequence[RecentMeans]) -> Series:
-        return sample(f"rankwatch_recent_stage_{name}", key, median(map(value, among)))
-
+    """Medians and extremes of the ranks of one stage. key: run and stage."""
     yield sample("rankwatch_recent_stage_ranks", key, float(len(ranks)))
-    yield of_median("local_seconds", lambda each: each.local_seconds, ranks)
-    yield of_median("arrival_seconds", lambda each: each.arrival_seconds, ranks)
-    yield of_median("compute_seconds", lambda each: each.compute_seconds, ranks)
-    least = min(each.compute_seconds for each in ranks)
-    yield sample("rankwatch_recent_stage_least_compute_seconds", key, least)
-    yield of_median("data_wait_ratio", lambda each: each.data_wait_ratio, ranks)
+    compute = [each.compute_seconds for each in ranks]
+    yield sample("rankwatch_recent_stage_compute_seconds", key, median(compute))
+    yield sample("rankwatch_recent_stage_least_compute_seconds", key, min(compute))
+    yield sample(
+        "rankwatch_recent_stage_data_wait_ratio", key, median(each.data_wait_ratio for each in ranks)
+    )
     for phase in ranks[0].phase_seconds:
         seconds = median(each.phase_seconds[phase] for each in ranks)
         yield sample("rankwatch_recent_stage_phase_seconds", (*key, phase), seconds)
     counted = [each for each in ranks if each.tokens > 0]
     yield sample("rankwatch_recent_stage_token_ranks", key, float(len(counted)))
     if counted:
-        yield of_median("token_local_seconds", lambda each: each.local_seconds / each.tokens, counted)
-        yield of_median("tokens", lambda each: each.tokens, counted)
         most = max(counted, key=lambda each: each.tokens)
         yield sample("rankwatch_recent_stage_most_tokens", key, most.tokens)
         yield sample("rankwatch_recent_stage_most_tokens_local_seconds", key, most.local_seconds)

@@ -97,5 +97,6 @@ def median_of_stage(config: RuleConfig, name: str) -> str:
     """Median over the nodes of what agents say of the median rank of a stage on each.
 
     It stays put while fewer than half of the nodes are off, and costs a series for each node, not each rank.
+    Where a single rank may be at fault, the median of the ranks is taken: of few nodes, one is too many.
     """
     return f"quantile by ({STAGE}) (0.5, {recent(config, f'stage_{name}')})"

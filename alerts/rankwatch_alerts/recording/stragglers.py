@@ -20,7 +20,6 @@ from rankwatch_alerts.recording.steps import (
     RANKS,
     STEP,
     TOKEN_MEDIAN,
-    median_of_stage,
     recent,
 )
 from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, recorded
@@ -45,13 +44,13 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     local = recent(config, "step_local_seconds")
     tokens = recent(config, "token_local_seconds")
     return (
-        recorded(MEDIAN, median_of_stage(config, "local_seconds")),
+        recorded(MEDIAN, f"quantile by ({STAGE}) (0.5, {local})"),
         recorded(RANKS, _ranks(config, "ranks")),
         recorded(
             TOKEN_MEDIAN,
             # Where some ranks of a stage report no tokens, none are compared by them.
             f"""
-                ({median_of_stage(config, "token_local_seconds")} > 0)
+                (quantile by ({STAGE}) (0.5, {tokens}) > 0)
                 and on ({STAGE})
                 ({_ranks(config, "token_ranks")} == on ({STAGE}) {RANKS})
             """,

@@ -12,7 +12,6 @@ from rankwatch_alerts.recording.steps import (
     RANKS,
     STEP,
     TOKEN_MEDIAN,
-    median_of_stage,
     recent,
 )
 from rankwatch_alerts.rules import STAGE, RecordingRule, promql, recorded
@@ -36,7 +35,7 @@ def unequal_batches_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             _TOKENS_MEDIAN,
             f"""
-                {median_of_stage(config, "tokens")}
+                quantile by ({STAGE}) (0.5, {recent(config, "step_tokens")})
                 and on ({STAGE})
                 {TOKEN_MEDIAN}
             """,

@@ -124,23 +124,11 @@ _STAGES = (
         "Ranks of the stage on this node that complete steps.",
     ),
     gauge(
-        "rankwatch_recent_stage_local_seconds",
-        "seconds",
-        _STAGE,
-        "Mean local seconds per step of the median rank of the stage on this node. Rules take the median of "
-        "the nodes, here and of the others by stage: they read a series for each node, not for each rank.",
-    ),
-    gauge(
-        "rankwatch_recent_stage_arrival_seconds",
-        "seconds",
-        _STAGE,
-        "The same with sends and receives.",
-    ),
-    gauge(
         "rankwatch_recent_stage_compute_seconds",
         "seconds",
         _STAGE,
-        "The same as the first without waiting for data, checkpoints and evaluation.",
+        "Mean local seconds per step, without waiting for data, checkpoints and evaluation, of the median "
+        "rank of the stage on this node. Rules read a series for each node then, not for each rank.",
     ),
     gauge(
         "rankwatch_recent_stage_least_compute_seconds",
@@ -161,22 +149,10 @@ _STAGES = (
         "Ranks of the stage on this node that complete steps and report tokens.",
     ),
     gauge(
-        "rankwatch_recent_stage_token_local_seconds",
-        "seconds",
-        _STAGE,
-        "Mean local seconds per token of the median one of these ranks.",
-    ),
-    gauge(
-        "rankwatch_recent_stage_tokens",
-        "1",
-        _STAGE,
-        "Mean tokens per step of the median one of these ranks.",
-    ),
-    gauge(
         "rankwatch_recent_stage_most_tokens",
         "1",
         _STAGE,
-        "Mean tokens per step of the rank of the stage on this node that has most.",
+        "Mean tokens per step of the one of these ranks that has most.",
     ),
     gauge(
         "rankwatch_recent_stage_most_tokens_local_seconds",

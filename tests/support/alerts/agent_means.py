@@ -121,14 +121,10 @@ def _late(long: str) -> Iterator[tuple[str, str]]:
 def _stages() -> Iterator[tuple[str, str]]:
     """Of the ranks of a stage on a node."""
     stage = f"{_NODE}, stage"
-    tokens, of_token = "rankwatch_recent_step_tokens", "rankwatch_recent_token_local_seconds"
+    tokens = "rankwatch_recent_step_tokens"
     medians = {
-        "local_seconds": _LOCAL,
-        "arrival_seconds": "rankwatch_recent_step_arrival_seconds",
         "compute_seconds": "rankwatch_recent_step_compute_seconds",
         "data_wait_ratio": "rankwatch_recent_data_wait_ratio",
-        "token_local_seconds": of_token,
-        "tokens": tokens,
     }
     for name, value in medians.items():
         yield f"rankwatch_recent_stage_{name}", f"quantile by ({stage}) (0.5, {value})"
