@@ -16,11 +16,14 @@ def suspects(matchers: str) -> str:
         return f'label_replace({series}, "cause", "{cause}", "", "")'
 
     of_hardware = named(HARDWARE_ALERTS)
+    first = "rank:rankwatch_scalar_first_nonfinite_step:first"
+    # A gradient norm is that of all ranks: the loss says whose it was.
+    of_loss = f'{first}{{{matchers}, name="loss"}}'
     found = (
         f'label_join({of("rank:rankwatch_stall_root_cause:bool")}, "cause", "", "reason")',
         because("lost", of("rank:rankwatch_rank_lost:waited_seconds")),
         because("slow", of("rank:rankwatch_straggler_costly:slowdown")),
-        because("first non-finite value", of("rank:rankwatch_scalar_first_nonfinite_step:first")),
+        because("first non-finite value", f"{of_loss} or {of(first)} unless on (cluster, run) {of_loss}"),
         because("replica differs", of("rank:rankwatch_replica_differs:step")),
         because("data differs", of("rank:rankwatch_data_skew:ratio")),
         because(
