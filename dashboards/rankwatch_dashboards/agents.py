@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import AGENTS_UID, ON_CALL_UID, Alert, RuleConfig
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board, chosen, several
-from rankwatch_dashboards.firing import SILENCES, count_of, firing, milliseconds_since, named
+from rankwatch_dashboards.firing import SILENCES, age_of, count_of, firing, named
 from rankwatch_dashboards.links import TO_NODE, TO_RUN, opens, to_runbook
 from rankwatch_dashboards.panels import (
     CLUSTER,
@@ -22,6 +22,7 @@ from rankwatch_dashboards.panels import (
     most,
     verdict,
 )
+from rankwatch_dashboards.words import CAUSES
 
 _ON_CALL = opens(ON_CALL_UID, "What is wrong now")
 _NO_AGENT = "no agent is scraped: see RankwatchTelemetryAbsent."
@@ -119,16 +120,24 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
 
 
 def _collectors(config: RuleConfig) -> Panel:
+    latest = "rankwatch_collector_last_success_timestamp_seconds"
+    late = (
+        f"(scalar(max({latest}{{{NODE}}} @ end())) - {latest}{{{NODE}}} @ end()) "
+        f"/ rankwatch_collector_interval_seconds{{{NODE}}} @ end()"
+    )
+    latest_now = f"and on (cluster, node, collector) topk(12, {late})"
     return Panel(
         title="Collectors by missed intervals",
-        description="Intervals since each collector last succeeded, the 30 latest. Green is on time; red is "
-        "RankwatchCollectorFailing, and the series of the collector are missing on all boards. A click opens "
-        "the node.",
+        description="Intervals since each collector last succeeded, of the 12 that are latest now. Green "
+        "is on time; red is RankwatchCollectorFailing, and the series of the collector are missing on all "
+        "boards. A click opens the node.",
         no_data=_NO_AGENT,
         unit="short",
         drawing=Drawing.STATES,
         steps=((2, YELLOW), (config.collector_overdue_intervals, RED)),
-        queries=(Query(expression=most(f"floor({_missed()})", 30), legend="{{node}} {{collector}}"),),
+        queries=(
+            Query(expression=most(f"floor({_missed()}) {latest_now}", 12), legend="{{node}} {{collector}}"),
+        ),
         links=(TO_NODE,),
     )
 
@@ -167,19 +176,19 @@ def _absent(config: RuleConfig) -> Panel:
         drawing=Drawing.TABLE,
         empty_when_healthy=True,
         empty_text="All telemetry arrives.",
-        sorted_by="A",
+        sorted_by=("-A",),
         queries=(
             Query(
-                expression=most(milliseconds_since(f"{CLUSTER}, {named(SILENCES)}", labels), 50),
+                expression=most(age_of(f"{CLUSTER}, {named(SILENCES)}", labels), 50),
                 legend="{{alertname}}",
             ),
         ),
         columns=(
             Column(name="alertname", title="Alert", width=190, link=to_runbook(config)),
-            Column(name="reason", title="What"),
+            Column(name="reason", title="What", words=CAUSES),
             Column(name="node", title="Node", link=TO_NODE),
             Column(name="run", title="Run", link=TO_RUN),
-            Column(name="A", title="Since", unit="dateTimeFromNow", width=120),
+            Column(name="A", title="For", unit="s", width=80),
         ),
     )
 

@@ -20,9 +20,11 @@ from rankwatch_dashboards.drawing import build
 from rankwatch_dashboards.panels import DATASOURCE, RUN, Panel
 
 COLUMNS = 24
-VERDICTS, VERDICT_HEIGHT = 6, 4
-BAND_HEIGHT = 7
-SCREEN_HEIGHT = VERDICT_HEIGHT + 2 * BAND_HEIGHT
+VERDICTS, VERDICT_HEIGHT = 6, 3
+MAIN_HEIGHT = 9
+"""Seven rows of a table: pages of several faults at once are all seen."""
+VIEW_HEIGHT = 6
+SCREEN_HEIGHT = VERDICT_HEIGHT + MAIN_HEIGHT + VIEW_HEIGHT
 """What a screen shows without scrolling."""
 
 
@@ -52,10 +54,10 @@ class FirstScreen:
         width = COLUMNS // VERDICTS
         for number, panel in enumerate(self.verdicts):
             yield panel, GridPos(x=number * width, y=0, w=width, h=VERDICT_HEIGHT)
-        yield self.main, GridPos(x=0, y=VERDICT_HEIGHT, w=COLUMNS, h=BAND_HEIGHT)
+        yield self.main, GridPos(x=0, y=VERDICT_HEIGHT, w=COLUMNS, h=MAIN_HEIGHT)
         width = COLUMNS // len(self.views)
         for number, panel in enumerate(self.views):
-            yield panel, GridPos(x=number * width, y=VERDICT_HEIGHT + BAND_HEIGHT, w=width, h=BAND_HEIGHT)
+            yield panel, GridPos(x=number * width, y=VERDICT_HEIGHT + MAIN_HEIGHT, w=width, h=VIEW_HEIGHT)
 
 
 def board(

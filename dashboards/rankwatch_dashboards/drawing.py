@@ -41,6 +41,9 @@ _INTERVAL = "15s"
 _HEATMAP_INTERVAL = "1m"
 """Counting 16,000 ranks in each bucket at each scrape would be slow, and no wider screen shows it."""
 
+_ROOM_FOR_VALUES = 8
+"""Height from which on a legend is a table with values."""
+
 
 def build(panel: Panel) -> Builder:
     """A fresh builder of the panel with everything Grafana leaves out by default."""
@@ -58,10 +61,14 @@ def build(panel: Panel) -> Builder:
         if panel.drawing is Drawing.TABLE:
             asked.format(PromQueryFormat.TABLE)
         builder.with_target(asked)
-    if panel.empty_when_healthy:
-        builder.no_value(panel.empty_text)
+    if panel.empty_when_healthy or panel.empty_text:
+        builder.no_value(panel.empty_text or "none")
     if panel.mappings:
         builder.mappings([_mapping(panel.mappings)])
+    if panel.decimals is not None:
+        builder.decimals(panel.decimals)
+    for name, words in panel.words.items():
+        builder.override_by_name(name, [models.DynamicConfigValue("displayName", words)])
     if panel.links:
         builder.data_links([each.of_series() for each in panel.links])
     return builder
@@ -73,7 +80,7 @@ def _description(panel: Panel) -> str:
 
 def _drawn(panel: Panel) -> Builder:
     match panel.drawing:
-        case Drawing.NUMBER | Drawing.NAME:
+        case Drawing.NUMBER | Drawing.NAME | Drawing.NAMED_NUMBER:
             return _stat(panel)
         case Drawing.STATES:
             states = statetimeline.Panel().merge_values(True).legend(_hidden_legend())
@@ -91,7 +98,7 @@ def _drawn(panel: Panel) -> Builder:
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
-    builder = timeseries.Panel().legend(_legend()).tooltip(_tooltip()).line_width(1)
+    builder = timeseries.Panel().legend(_legend(panel)).tooltip(_tooltip()).line_width(1)
     if panel.drawing is Drawing.STACKED:
         builder.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL)).fill_opacity(40)
     if panel.threshold is not None:
@@ -108,6 +115,8 @@ def _stat(panel: Panel) -> stat.Panel:
         builder.color_mode(common_models.BigValueColorMode.BACKGROUND)
     if panel.drawing is Drawing.NAME:
         builder.text_mode(common_models.BigValueTextMode.NAME)
+    elif panel.drawing is Drawing.NAMED_NUMBER:
+        builder.text_mode(common_models.BigValueTextMode.VALUE_AND_NAME)
     return builder
 
 
@@ -119,9 +128,9 @@ def _bars(panel: Panel) -> bargauge.Panel:
 
 
 def _heatmap() -> heatmap.Panel:
-    """Rows are the queries, and a single rank stands out: the colour grows with the logarithm."""
-    colour = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
-    colour.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.3).min(0)
+    """Rows are the queries. A cell of few ranks is bright, the mass of all others is no alarm."""
+    colour = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
+    colour.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5).min(0).reverse(True)
     builder = heatmap.Panel().calculate(False).color(colour).cell_gap(1).show_legend()
     builder.filter_values(heatmap.FilterValueRange().le(0.5))
     return builder.show_value(common_models.VisibilityMode.AUTO)
@@ -148,9 +157,15 @@ def _table(panel: Panel) -> table.Panel:
     ):
         builder.with_transformation(models.DataTransformerConfig(id_val=name, options=options))
     if panel.sorted_by:
-        (column,) = (each for each in panel.columns if each.name == panel.sorted_by.removeprefix("-"))
-        by = common.TableSortByFieldState().display_name(column.title)
-        builder.sort_by([by.desc(panel.sorted_by.startswith("-"))])
+        shown = {each.name: each.title for each in panel.columns}
+        builder.sort_by(
+            [
+                common.TableSortByFieldState()
+                .display_name(shown[each.removeprefix("-")])
+                .desc(each.startswith("-"))
+                for each in panel.sorted_by
+            ]
+        )
     for column in panel.columns:
         for each in _fields(column):
             builder.override_by_name(each, _properties(column))
@@ -181,8 +196,11 @@ def _properties(column: Column) -> list[models.DynamicConfigValue]:
         found.append(models.DynamicConfigValue("custom.width", column.width))
     if column.steps:
         found.append(models.DynamicConfigValue("thresholds", _thresholds(column.steps).build()))
-    if column.mappings:
-        found.append(models.DynamicConfigValue("mappings", [_mapping(column.mappings)]))
+    if column.decimals is not None:
+        found.append(models.DynamicConfigValue("decimals", column.decimals))
+    if column.mappings or column.words:
+        plain = tuple((value, text, "") for value, text in column.words.items())
+        found.append(models.DynamicConfigValue("mappings", [_mapping((*column.mappings, *plain))]))
     if column.steps or column.mappings:
         coloured = {"type": "color-background", "mode": "basic"}
         found.append(models.DynamicConfigValue("custom.cellOptions", coloured))
@@ -194,7 +212,7 @@ def _properties(column: Column) -> list[models.DynamicConfigValue]:
 def _mapping(mappings: Mappings) -> models.ValueMap:
     return models.ValueMap(
         options={
-            value: models.ValueMappingResult(text=text or None, color=colour, index=number)
+            value: models.ValueMappingResult(text=text or None, color=colour or None, index=number)
             for number, (value, text, colour) in enumerate(mappings)
         }
     )
@@ -214,14 +232,12 @@ def _hidden_legend() -> common.VizLegendOptions:
     return common.VizLegendOptions().show_legend(False)
 
 
-def _legend() -> common.VizLegendOptions:
-    return (
-        common.VizLegendOptions()
-        .display_mode(common_models.LegendDisplayMode.TABLE)
-        .placement(common_models.LegendPlacement.BOTTOM)
-        .show_legend(True)
-        .calcs(["lastNotNull"])
-    )
+def _legend(panel: Panel) -> common.VizLegendOptions:
+    """All names in the little room of a first screen, with their values where there is more."""
+    legend = common.VizLegendOptions().placement(common_models.LegendPlacement.BOTTOM).show_legend(True)
+    if panel.height < _ROOM_FOR_VALUES:
+        return legend.display_mode(common_models.LegendDisplayMode.LIST)
+    return legend.display_mode(common_models.LegendDisplayMode.TABLE).calcs(["lastNotNull"])
 
 
 def _tooltip() -> common.VizTooltipOptions:

@@ -1,17 +1,13 @@
-"""What fires now: how many alerts, since when, and the table of them."""
+"""What fires now: how many alerts, which ones, and for how long."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankwatch.conventions.goodput import GoodputState
-from rankwatch_alerts import Alert, RuleConfig
-from rankwatch_dashboards.links import TO_NODE, TO_RANK, TO_RUN, to_runbook
-from rankwatch_dashboards.panels import CLUSTER, SEVERITIES, Column, Drawing, Panel, Query, most
+from rankwatch_alerts import Alert
+from rankwatch_dashboards.panels import CLUSTER
 
 _FIRING = 'alertname=~"Rankwatch.+", alertname!="RankwatchWatchdog", alertstate="firing"'
-LABELS = ("alertname", "severity", "run", "rank", "node", "gpu", "reason")
-"""What tells alerts apart in the table."""
 STOPPED = (
     *(Alert.RUN_STALLED, Alert.COLLECTIVES_DESYNCHRONISED, Alert.RUN_FAILED, Alert.RUN_CRASH_LOOPING),
     *(Alert.RANK_LOST, Alert.NODE_LOST),
@@ -39,48 +35,13 @@ def count_of(series: str, known: str = f"rankwatch_agent_info{{{CLUSTER}}}") -> 
     return f"count({series}) or 0 * count({known})"
 
 
-def milliseconds_since(matchers: str, labels: Iterable[str]) -> str:
-    """Since when alerts have these labels, in the unit of Grafana's dates."""
-    since = f"ALERTS_FOR_STATE{{{matchers}}} and ignoring (alertstate) {firing(matchers)}"
-    return f"1000 * min by ({', '.join(('cluster', *labels))}) ({since})"
+def once(matchers: str) -> str:
+    """The firing pages and tickets with these labels; what fires as both stands once, as a page."""
+    page, ticket = (firing(f'{matchers}, severity="{each}"') for each in ("critical", "warning"))
+    return f"({page} or on (cluster, alertname, run, rank, node, gpu) {ticket})"
 
 
-def firing_alerts(config: RuleConfig, title: str, matchers: str, *, no_data: str) -> Panel:
-    """One row for each alert: since when, of which run, rank and node, and what its run loses."""
-    wanted = f'{matchers}, severity=~"critical|warning"'
-    labels = ", ".join(("cluster", *LABELS))
-    lost = f'{CLUSTER}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
-    return Panel(
-        title=title,
-        description="Alerts that fire now, pages first. The name opens the runbook; run, rank and node open "
-        "their boards. Lost is how many ranks of the run made no progress, on average over the last hour: "
-        "rank-hours lost in each hour.",
-        no_data=no_data,
-        unit="short",
-        drawing=Drawing.TABLE,
-        empty_when_healthy=True,
-        empty_text="Nothing fires.",
-        sorted_by="severity",
-        queries=(
-            Query(expression=most(milliseconds_since(wanted, LABELS), 50), legend="{{alertname}}"),
-            Query(
-                expression=most(
-                    f"group by ({labels}) ({firing(wanted)}) * on (cluster, run) group_left () "
-                    f"sum by (cluster, run) (run_state:rankwatch_goodput_ranks:mean{{{lost}}})",
-                    500,
-                ),
-                legend="{{alertname}}",
-            ),
-        ),
-        columns=(
-            Column(name="severity", title="Severity", width=80, mappings=SEVERITIES),
-            Column(name="alertname", title="Alert", width=260, link=to_runbook(config)),
-            Column(name="A", title="Since", unit="dateTimeFromNow", width=150),
-            Column(name="run", title="Run", link=TO_RUN),
-            Column(name="rank", title="Rank", width=80, link=TO_RANK),
-            Column(name="node", title="Node", link=TO_NODE),
-            Column(name="gpu", title="GPU", width=160),
-            Column(name="reason", title="Reason"),
-            Column(name="B", title="Lost", width=80),
-        ),
-    )
+def age_of(matchers: str, labels: Iterable[str], fires: str = "") -> str:
+    """For how many seconds alerts with these labels hold, the oldest of them; `fires` limits them."""
+    since = f"ALERTS_FOR_STATE{{{matchers}}} and ignoring (alertstate) {fires or firing(matchers)}"
+    return f"time() - min by ({', '.join(('cluster', *labels))}) ({since})"

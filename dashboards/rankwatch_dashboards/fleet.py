@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard
 
-from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts import FLEET_UID, HARDWARE_ALERTS, ON_CALL_UID, Alert, RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board
 from rankwatch_dashboards.firing import named
 from rankwatch_dashboards.links import TO_CHECKPOINTS, TO_NODE, TO_RUN, opens
+from rankwatch_dashboards.lost_time import lost_time, unproductive
 from rankwatch_dashboards.panels import (
     CLUSTER,
     GREEN,
@@ -26,7 +26,7 @@ from rankwatch_dashboards.panels import (
 )
 
 _ON_CALL = opens(ON_CALL_UID, "What is wrong now")
-_LOST = f'{CLUSTER}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
+_LOST = unproductive(CLUSTER)
 _NO_ENDS = "no attempt has ended since the rules were loaded."
 _NO_TIME = "no run was seen for the window of goodput."
 _NO_PRICE = "no price is set: see the table of prices in docs/cost.md."
@@ -42,7 +42,9 @@ def fleet(config: RuleConfig) -> dashboard.Dashboard:
         variables=(any_cluster("label_values(rankwatch_agent_info, cluster)"),),
         events=CLUSTER,
         screen=FirstScreen(
-            verdicts=_verdicts(config), main=_runs(config), views=(_BADPUT, _offenders(config), _BUDGETS)
+            verdicts=_verdicts(config),
+            main=_runs(config),
+            views=(lost_time(config, _ON_CALL, _LOST_SHARE, _NO_TIME), _offenders(config), _BUDGETS),
         ),
         rows=_ROWS,
         config=config,
@@ -87,11 +89,13 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             links=(_ON_CALL,),
         ),
         verdict(
-            "Ranks lost, last hour",
-            "Ranks that made no progress, on average over the last hour: rank-hours lost in each hour, over "
-            "all runs. What they were lost to stands below.",
+            "Rank-hours lost, last hour",
+            "Time of the ranks of all runs that made no progress in the last hour. What it was lost to "
+            "stands below.",
             f"sum({'run_state:rankwatch_goodput_ranks:mean'}{{{_LOST}}})",
+            unit="h",
             steps=((1, ORANGE),),
+            decimals=1,
             no_data=_NO_TIME,
             links=(_ON_CALL,),
         ),
@@ -99,6 +103,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Spend per hour",
             "What all runs are charged in an hour now, by currency.",
             f"sum by (currency) ({_of('run:rankwatch_cost_per_hour:sum')})",
+            decimals=2,
+            money=True,
             no_data=_NO_PRICE,
             links=(_ON_CALL,),
         ),
@@ -107,6 +113,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "The part of it that buys no progress: stalls, restarts, checkpoints, stragglers, waiting for "
             "data. By currency.",
             f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{_LOST}}})",
+            decimals=2,
+            money=True,
             steps=((0.01, ORANGE),),
             no_data=_NO_PRICE,
             links=(_ON_CALL,),
@@ -116,28 +124,28 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
 
 def _runs(config: RuleConfig) -> Panel:
     figures = (
-        most(f"max by (cluster, run) ({_of('run:rankwatch_goodput_requested_ranks:mean')})", 50),
+        most(f"max by (cluster, run) ({_of('run:rankwatch_ranks_running:sum')})", 50),
         f"min by (cluster, run) ({_of('run:rankwatch_goodput_ettr:ratio')})",
         f"max by (cluster, run) ({_of('run:rankwatch_time_to_complete_seconds:estimate')})",
         f"min by (cluster, run) ({_of('run:rankwatch_deadline_margin_seconds:estimate')})",
-        f"sum by (cluster, run) ({_of('run:rankwatch_cost_per_hour:sum')})",
-        f"sum by (cluster, run) ({_of('run:rankwatch_spent:sum')})",
+        f"sum by (cluster, run, currency) ({_of('run:rankwatch_cost_per_hour:sum')})",
+        f"sum by (cluster, run, currency) ({_of('run:rankwatch_spent:sum')})",
         f"max by (cluster, run) ({_of('run:rankwatch_budget_forecast:ratio')})",
         f"max by (cluster, run) ({_of('rankwatch_run_restarts')})",
     )
     return Panel(
         title="Runs",
-        description="The 50 largest runs. Red goodput misses the objective; a margin below zero ends after "
-        "the deadline (RankwatchRunBehindPlan); a forecast above 100 % passes the budget "
+        description="The 50 runs with the most ranks now. Red goodput misses the objective; a margin below "
+        "zero ends after the deadline (RankwatchRunBehindPlan); a forecast above 100 % passes the budget "
         "(RankwatchForecastOverBudget). A click opens the run.",
         no_data="no run was seen for the window of goodput.",
         unit="short",
         drawing=Drawing.TABLE,
-        sorted_by="-A",
+        sorted_by=("-A",),
         queries=tuple(Query(expression=each, legend="{{run}}") for each in figures),
         columns=(
             Column(name="run", title="Run", link=TO_RUN),
-            Column(name="A", title="Ranks"),
+            Column(name="A", title="Ranks now", width=95, decimals=0),
             Column(
                 name="B",
                 title="Goodput, last hour",
@@ -147,36 +155,25 @@ def _runs(config: RuleConfig) -> Panel:
             ),
             Column(name="C", title="Time left", unit="s"),
             Column(name="D", title="Ahead of deadline", unit="s", steps=((-1e15, RED), (0, GREEN))),
-            Column(name="E", title="Cost per hour"),
-            Column(name="F", title="Spent"),
+            Column(name="E", title="Cost per hour", width=115, decimals=2),
+            Column(name="F", title="Spent", width=90, decimals=2),
+            Column(name="currency", title="In", width=50),
             Column(
                 name="G",
                 title="Forecast, of budget",
                 unit="percentunit",
                 steps=((0.9, YELLOW), (1, RED)),
             ),
-            Column(name="H", title="Restarts"),
+            Column(name="H", title="Restarts", width=80, decimals=0),
         ),
     )
 
 
-_BADPUT = Panel(
-    title="What lost time went to",
-    description="Share of the time that all runs asked for in the last hour, by what took it instead of "
-    "progress: sums over all runs, divided last. The largest is worth mending first.",
-    no_data=_NO_TIME,
-    unit="percentunit",
-    drawing=Drawing.BARS,
-    least=0,
-    queries=(
-        Query(
-            expression=f"sort_desc(sum by (state) (run_state:rankwatch_goodput_ranks:mean{{{_LOST}}}) "
-            f"/ on () group_left () sum({_of('run:rankwatch_goodput_requested_ranks:mean')}) > 0.001)",
-            legend="{{state}}",
-        ),
-    ),
-    links=(_ON_CALL,),
+_LOST_SHARE = (
+    f"sum by (state) (run_state:rankwatch_goodput_ranks:mean{{{_LOST}}}) "
+    f"/ on () group_left () sum({_of('run:rankwatch_goodput_requested_ranks:mean')})"
 )
+"""Sums over all runs, divided last."""
 
 
 def _offenders(config: RuleConfig) -> Panel:
@@ -191,7 +188,7 @@ def _offenders(config: RuleConfig) -> Panel:
         drawing=Drawing.TABLE,
         empty_when_healthy=True,
         empty_text="No node failed.",
-        sorted_by="-A",
+        sorted_by=("-A",),
         queries=(
             Query(
                 expression=most(f"sum by (cluster, node) (count_over_time({alerts}[$__range])) * {hours}"),
@@ -208,7 +205,7 @@ def _offenders(config: RuleConfig) -> Panel:
         columns=(
             Column(name="node", title="Node", link=TO_NODE),
             Column(name="A", title="Hours of alerts", unit="h"),
-            Column(name="B", title="Alerts and runs"),
+            Column(name="B", title="Alerts and runs", decimals=0),
         ),
     )
 
@@ -224,7 +221,7 @@ _BUDGETS = Panel(
     no_data=_NO_TIME,
     unit="short",
     drawing=Drawing.TABLE,
-    sorted_by="C",
+    sorted_by=("C",),
     queries=(
         _of_class("class:rankwatch_goodput_of_period:ratio"),
         _of_class("class:rankwatch_goodput_objective:ratio"),
@@ -233,18 +230,18 @@ _BUDGETS = Panel(
         _of_class("class:rankwatch_run_success_objective:ratio"),
     ),
     columns=(
-        Column(name="run_class", title="Class"),
-        Column(name="A", title="Goodput", unit="percentunit", width=80),
-        Column(name="B", title="Goal", unit="percentunit", width=65),
+        Column(name="run_class", title="Class", width=100),
+        Column(name="A", title="Goodput", unit="percentunit", width=76),
+        Column(name="B", title="Goal", unit="percentunit", width=58),
         Column(
             name="C",
             title="Left",
             unit="percentunit",
-            width=75,
+            width=70,
             steps=((-1e9, RED), (0, YELLOW), (0.25, GREEN)),
         ),
-        Column(name="D", title="Success", unit="percentunit", width=80),
-        Column(name="E", title="Goal", unit="percentunit", width=65),
+        Column(name="D", title="Success", unit="percentunit", width=76),
+        Column(name="E", title="Goal", unit="percentunit", width=58),
     ),
 )
 

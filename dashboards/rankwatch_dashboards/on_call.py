@@ -5,14 +5,14 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard
 
 from rankwatch_alerts import HARDWARE_ALERTS, HARDWARE_UID, ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig
+from rankwatch_dashboards.alert_table import firing_alerts
 from rankwatch_dashboards.board import FirstScreen, Row, Rows, any_cluster, board
 from rankwatch_dashboards.firing import (
     SILENCES,
     STOPPED,
+    age_of,
     count_of,
     firing,
-    firing_alerts,
-    milliseconds_since,
     named,
 )
 from rankwatch_dashboards.links import TO_CHECKPOINTS, TO_NODE, TO_RANK, TO_RUN, opens, to_runbook
@@ -30,6 +30,7 @@ from rankwatch_dashboards.panels import (
     verdict,
 )
 from rankwatch_dashboards.suspects import suspects
+from rankwatch_dashboards.words import SUSPICIONS
 
 _NO_AGENT = "no agent is scraped, and nothing is known of any run."
 
@@ -61,7 +62,6 @@ def _verdicts() -> tuple[Panel, ...]:
     run, hardware = opens(RUN_DEBUG_UID, "Run debug"), opens(HARDWARE_UID, "Nodes and hardware")
     pages = f'{CLUSTER}, severity="critical", page!="no"'
     stopped = firing(f"{CLUSTER}, {named(STOPPED)}")
-    nodes = firing(f'{CLUSTER}, node!="", {named((*HARDWARE_ALERTS, Alert.NODE_LOST))}')
     return (
         verdict(
             "Pages",
@@ -73,13 +73,23 @@ def _verdicts() -> tuple[Panel, ...]:
             links=(run,),
         ),
         verdict(
-            "Oldest page",
-            "Since when the oldest of these alerts holds. Old and still open: escalate.",
-            f"min({milliseconds_since(pages, ('alertname',))})",
-            unit="dateTimeFromNow",
-            steps=((0, RED),),
-            empty="none",
-            no_data="no page is open.",
+            "Oldest page, for",
+            "For how long the oldest of these alerts holds. Old and still open: escalate.",
+            f"max({age_of(pages, ('alertname',))}) or 0 * count(rankwatch_agent_info{{{CLUSTER}}})",
+            unit="s",
+            steps=((0.001, RED),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
+            links=(run,),
+        ),
+        verdict(
+            "Tickets",
+            "Alerts that can wait until the morning; they stand below the pages. What also pages is not "
+            "counted.",
+            count_of(_tickets()),
+            steps=((1, ORANGE),),
+            mappings=NONE,
+            no_data=_NO_AGENT,
             links=(run,),
         ),
         verdict(
@@ -92,15 +102,6 @@ def _verdicts() -> tuple[Panel, ...]:
             links=(run,),
         ),
         verdict(
-            "Nodes failing",
-            "Nodes that are lost or have an alert on their hardware. Each is named below.",
-            count_of(f"count by (cluster, node) ({nodes})"),
-            steps=((1, ORANGE),),
-            mappings=NONE,
-            no_data=_NO_AGENT,
-            links=(hardware,),
-        ),
-        verdict(
             "Telemetry silent",
             "Alerts on agents, collectors, records and rules. Above zero, boards may show old figures.",
             count_of(firing(f"{CLUSTER}, {named(SILENCES)}")),
@@ -110,7 +111,7 @@ def _verdicts() -> tuple[Panel, ...]:
             links=(hardware,),
         ),
         verdict(
-            "Work at risk",
+            "Checkpoint age, of budget",
             "Age of the last good checkpoint as a share of what the run may lose, of the run with the most. "
             "At 100 %: RankwatchCheckpointStale.",
             f"max((time() - run:rankwatch_checkpoint_last_good_timestamp_seconds:max{{{CLUSTER}}}) "
@@ -123,6 +124,15 @@ def _verdicts() -> tuple[Panel, ...]:
     )
 
 
+def _tickets() -> str:
+    """Alerts with the severity of a ticket, and pages of runs too small to page."""
+    same = "on (cluster, alertname, run, rank, node)"
+    tickets = f'{firing(f"""{CLUSTER}, severity="warning" """.strip())}'
+    pages = firing(f'{CLUSTER}, severity="critical"')
+    small = firing(f'{CLUSTER}, severity="critical", page="no"')
+    return f"{small} or {tickets} unless {same} {pages}"
+
+
 def _of(series: str, more: str = "") -> str:
     return f"{series}{{{CLUSTER}{more}}}"
 
@@ -130,13 +140,13 @@ def _of(series: str, more: str = "") -> str:
 _BLAMED = Panel(
     title="Who is blamed",
     description="Ranks that rules suspect now, with the reason, also before the alert has lasted long enough "
-    "to fire. not_enqueued, not_in_collective, unresponsive and disappeared are causes of a stall.",
+    "to fire. Where only an alert names the rank, the cause is that alert.",
     no_data="no rank is suspected. A run can still be slow from a cause without a rank: see its debug board.",
     unit="short",
     drawing=Drawing.TABLE,
     empty_when_healthy=True,
     empty_text="No rank is suspected.",
-    sorted_by="run",
+    sorted_by=("run",),
     queries=(
         Query(
             expression=most(suspects(CLUSTER), 50),
@@ -144,10 +154,10 @@ _BLAMED = Panel(
         ),
     ),
     columns=(
-        Column(name="run", title="Run", link=TO_RUN),
-        Column(name="rank", title="Rank", width=70, link=TO_RANK),
-        Column(name="node", title="Node", link=TO_NODE),
-        Column(name="cause", title="Cause", width=170),
+        Column(name="run", title="Run", width=105, link=TO_RUN),
+        Column(name="rank", title="Rank", width=55, link=TO_RANK),
+        Column(name="node", title="Node", width=75, link=TO_NODE),
+        Column(name="cause", title="Cause", words=SUSPICIONS),
     ),
 )
 
@@ -161,7 +171,7 @@ def _checkpoints(config: RuleConfig) -> Panel:
         no_data="no run has saved a checkpoint or declared an interval of saves.",
         unit="short",
         drawing=Drawing.TABLE,
-        sorted_by="-A",
+        sorted_by=("-A",),
         queries=(
             Query(expression=most(f"max by (cluster, run) (time() - {good})", 50), legend="{{run}}"),
             Query(
@@ -189,7 +199,7 @@ def _checkpoints(config: RuleConfig) -> Panel:
             ),
             Column(name="B", title="Good step", width=90),
             Column(name="C", title="Verified", width=80),
-            Column(name="D", title="Rank-hours", width=90),
+            Column(name="D", title="Rank-hours", width=90, decimals=2),
         ),
     )
 
@@ -206,13 +216,13 @@ def _nodes(config: RuleConfig) -> Panel:
         drawing=Drawing.TABLE,
         empty_when_healthy=True,
         empty_text="No node fails.",
-        sorted_by="A",
-        queries=(Query(expression=most(milliseconds_since(wanted, labels), 50), legend="{{node}}"),),
+        sorted_by=("-A",),
+        queries=(Query(expression=most(age_of(wanted, labels), 50), legend="{{node}}"),),
         columns=(
-            Column(name="node", title="Node", link=TO_NODE),
-            Column(name="alertname", title="Alert", width=190, link=to_runbook(config)),
-            Column(name="run", title="Run", link=TO_RUN),
-            Column(name="A", title="Since", unit="dateTimeFromNow", width=120),
+            Column(name="node", title="Node", width=80, link=TO_NODE),
+            Column(name="alertname", title="Alert", link=to_runbook(config)),
+            Column(name="run", title="Run", width=95, link=TO_RUN),
+            Column(name="A", title="For", unit="s", width=75),
         ),
     )
 

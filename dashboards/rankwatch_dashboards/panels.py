@@ -8,6 +8,7 @@ from enum import StrEnum
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 from rankwatch_dashboards.links import Link
+from rankwatch_dashboards.words import Words
 
 CLUSTER = 'cluster=~"$cluster"'
 """The chosen clusters."""
@@ -38,6 +39,8 @@ class Drawing(StrEnum):
     """The present value, large, on the colour of its threshold."""
     NAME = "name"
     """The name of each series without its value."""
+    NAMED_NUMBER = "named number"
+    """The present value with the name of its series, on the colour of its threshold."""
     STATES = "states"
     """One coloured band per series: the only drawing that keeps hundreds of ranks readable."""
     HISTORY = "history"
@@ -50,7 +53,7 @@ class Drawing(StrEnum):
     """One row per series, with its present values. All queries have the same labels."""
 
 
-NOW = frozenset({Drawing.NUMBER, Drawing.NAME, Drawing.BARS, Drawing.TABLE})
+NOW = frozenset({Drawing.NUMBER, Drawing.NAME, Drawing.NAMED_NUMBER, Drawing.BARS, Drawing.TABLE})
 """Drawings of the present: their queries ask for one moment, so that what is over is not shown."""
 
 Steps = tuple[tuple[float, str], ...]
@@ -82,6 +85,10 @@ class Column:
     """Pixels; 0 shares what is left."""
     steps: Steps = ()
     mappings: Mappings = ()
+    """Texts with a colour for the cell."""
+    words: Words = field(default_factory=dict)
+    """Texts alone."""
+    decimals: int | None = None
     link: Link | None = None
 
 
@@ -105,16 +112,19 @@ class Panel:
     steps: Steps = ()
     """Colours of values, for drawings without a line."""
     mappings: Mappings = ()
+    words: Words = field(default_factory=dict)
+    """What a series is called in the place of its legend."""
+    decimals: int | None = None
     least: float | None = None
     """Lowest end of the scale of bars."""
     columns: tuple[Column, ...] = ()
     """Of a table, from left to right; what is not named is not shown."""
-    sorted_by: str = ""
-    """Name of the column that sorts a table, with a minus in front for the largest first."""
+    sorted_by: tuple[str, ...] = ()
+    """Names of the columns that sort a table, with a minus in front for the largest first."""
     empty_when_healthy: bool = field(default=False)
     """True where no series is good news."""
-    empty_text: str = "none"
-    """Shown then."""
+    empty_text: str = ""
+    """Shown where there is no series; "none" where that is good news."""
     links: tuple[Link, ...] = ()
     """Of each value. Links of a table are those of its columns."""
 
@@ -137,23 +147,30 @@ def verdict(
     unit: str = "short",
     steps: Steps = (),
     mappings: Mappings = (),
+    words: Words | None = None,
+    decimals: int | None = None,
     name: str = "",
+    money: bool = False,
     empty: str = "",
     links: tuple[Link, ...] = (),
 ) -> Panel:
     """A number or a word on the colour that judges it. With `name`, the names of its series in words.
 
+    Money stands beside its currency, each currency for itself.
     `empty` is shown where no series is good news.
     """
+    drawing = Drawing.NAME if name else Drawing.NAMED_NUMBER if money else Drawing.NUMBER
     return Panel(
         title=title,
         description=description,
         no_data=no_data,
         unit=unit,
-        drawing=Drawing.NAME if name else Drawing.NUMBER,
-        queries=(Query(expression=expression, legend=name or title),),
+        drawing=drawing,
+        queries=(Query(expression=expression, legend=name or ("{{currency}}" if money else title)),),
         steps=steps,
         mappings=mappings,
+        words=words or {},
+        decimals=decimals,
         links=links,
         empty_when_healthy=bool(empty),
         empty_text=empty,

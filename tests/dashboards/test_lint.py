@@ -84,7 +84,7 @@ def test_links() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda panel: panel["gridPos"].update(h=3), "not at the places of a first screen"),
+        (lambda panel: panel["gridPos"].update(h=4), "not at the places of a first screen"),
         (lambda panel: panel.update(description="Pages."), "does not say what no data means"),
         (lambda panel: panel.update(links=[{"url": "/d/gone?x"}]), "the board gone does not exist"),
         (lambda panel: panel.update(links=[{"url": "/d/gone?x"}]), "carries no cluster"),

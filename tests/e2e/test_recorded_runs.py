@@ -109,7 +109,7 @@ def test_panels_are_answered(loaded: Loaded) -> None:
         series = loaded.ask(expression)
         used = [one.metric for one in selectors(parse(expression))]
         if not series:
-            why = reason([one for one in used if one not in names], used)
+            why = reason([one for one in used if one not in names], expression)
             assert why, f"{each.where}, {each.panel['title']}, is empty: {expression}"
         for label in _LEGEND_LABEL.findall(str(each.target.get("legendFormat", ""))):
             if series and "ALERTS" not in each.expression:  # each alert has labels of its own

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, RuleConfig
 from rankwatch_alerts.objectives import DEFAULT_CLASS
 from rankwatch_dashboards.board import FirstScreen
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
+from rankwatch_dashboards.lost_time import NO_TIME, lost_time, unproductive
 from rankwatch_dashboards.panels import (
     GREEN,
     NONE,
@@ -26,15 +26,13 @@ from rankwatch_dashboards.panels import (
 _ON_CALL = opens(ON_CALL_UID, "What is wrong now")
 _DEBUG = opens(RUN_DEBUG_UID, "Debug this run")
 _NO_CHECKPOINT = "the hooks have seen no checkpoint of this run."
-_NO_TIME = "agents have not yet seen the run for the window of goodput."
 _RATE = "[$__rate_interval]"
-_UNPRODUCTIVE = f'{RUN}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
 
 
 def first_screen(config: RuleConfig) -> FirstScreen:
     """Verdicts, the ranks that save, the time of stages, the lost time, and the money by state."""
     return FirstScreen(
-        verdicts=_verdicts(config), main=_RANKS_THAT_SAVE, views=(_STAGES, _lost(config), _MONEY)
+        verdicts=_verdicts(config), main=_RANKS_THAT_SAVE, views=(_STAGES, lost_time(config, _DEBUG), _MONEY)
     )
 
 
@@ -84,14 +82,16 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             f"min(run:rankwatch_goodput_ettr:ratio{{{RUN}}})",
             unit="percentunit",
             steps=((-1e9, RED), (objective, GREEN)),
-            no_data=_NO_TIME,
+            no_data=NO_TIME,
             links=(_DEBUG,),
         ),
         verdict(
             "Waste per hour",
             "The part of the cost of an hour that buys no progress, by currency.",
-            f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{_UNPRODUCTIVE}}})",
+            f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{unproductive(RUN)}}})",
             steps=((0.01, ORANGE),),
+            decimals=2,
+            money=True,
             no_data="no price is set: see docs/cost.md.",
             links=(_DEBUG,),
         ),
@@ -111,7 +111,7 @@ _RANKS_THAT_SAVE = Panel(
     no_data=_NO_CHECKPOINT,
     unit="short",
     drawing=Drawing.TABLE,
-    sorted_by="-A",
+    sorted_by=("-A",),
     queries=(
         _by_rank(f"rankwatch_checkpoint_last_write_seconds{{{RANKS}}}"),
         _by_rank(f"increase(rankwatch_checkpoint_stage_failures_total{{{RANKS}}}[15m])"),
@@ -149,26 +149,6 @@ _STAGES = Panel(
     ),
     links=(_DEBUG,),
 )
-
-
-def _lost(config: RuleConfig) -> Panel:
-    return Panel(
-        title="What the time went to",
-        description="Share of the last hour by what it was spent on, without productive time. Red alone "
-        "misses the objective of goodput; straggler is waiting beyond the transfer.",
-        no_data=_NO_TIME,
-        unit="percentunit",
-        drawing=Drawing.BARS,
-        least=0,
-        steps=((1 - config.goodput_objectives[DEFAULT_CLASS], RED),),
-        queries=(
-            Query(
-                expression=f"sort_desc(run_state:rankwatch_badput:share{{{RUN}}} > 0.001)",
-                legend="{{state}}",
-            ),
-        ),
-        links=(_DEBUG,),
-    )
 
 
 _MONEY = Panel(

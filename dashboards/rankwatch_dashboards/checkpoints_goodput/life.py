@@ -31,7 +31,7 @@ ENDS = Panel(
     drawing=Drawing.TABLE,
     span=24,
     height=6,
-    sorted_by="-A",
+    sorted_by=("-A",),
     queries=(
         Query(
             expression=most(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rankwatch_alerts import HARDWARE_ALERTS, ON_CALL_UID, RuleConfig
+from rankwatch_dashboards.alert_table import firing_alerts
 from rankwatch_dashboards.board import FirstScreen
-from rankwatch_dashboards.firing import firing_alerts, named
-from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, TO_RUN, opens
+from rankwatch_dashboards.firing import firing, named
+from rankwatch_dashboards.links import TO_GPU, TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.panels import (
     GPU,
     NODE,
@@ -32,6 +33,7 @@ def first_screen(config: RuleConfig) -> FirstScreen:
         "What is broken",
         f"{NODE}, {named(HARDWARE_ALERTS)}",
         no_data="no part of these nodes has an alert.",
+        of_gpu=True,
     )
     return FirstScreen(verdicts=_VERDICTS, main=broken, views=(_GPUS, _throttled(config), _LINK_ERRORS))
 
@@ -93,7 +95,10 @@ _INDEX = (
 """Joins the index that people know a GPU by."""
 
 
-def _with_rank(series: str) -> Query:
+_ALERTS = firing(f"{GPU}, {named(HARDWARE_ALERTS)}")
+
+
+def _of_gpu(series: str) -> Query:
     """By GPU, with the rank that works on it."""
     rank = f"gpu:rankwatch_rank_start_timestamp_seconds:latest{{{GPU}}} > bool 0"
     return Query(
@@ -108,25 +113,30 @@ def _with_rank(series: str) -> Query:
 
 _GPUS = Panel(
     title="GPUs and their ranks",
-    description="The rank that works on each GPU, with utilisation, temperature and power, the least "
-    "busy first. Of one run, a GPU far below the others waits, is throttled or is broken.",
+    description="The rank that works on each GPU, with utilisation, temperature and power: those with "
+    "alerts first, then the least busy. Of one run, a GPU far below the others waits, is throttled or is "
+    "broken.",
     no_data="no rank of a run works on these GPUs.",
     unit="short",
     drawing=Drawing.TABLE,
-    sorted_by="A",
+    sorted_by=("-D", "A"),
     queries=(
-        _with_rank("rankwatch_gpu_utilization_ratio"),
-        _with_rank("rankwatch_gpu_temperature_celsius"),
-        _with_rank("rankwatch_gpu_power_watts"),
+        _of_gpu("rankwatch_gpu_utilization_ratio"),
+        _of_gpu("rankwatch_gpu_temperature_celsius"),
+        _of_gpu("rankwatch_gpu_power_watts"),
+        Query(
+            expression=most(f"count by (cluster, node, gpu, run, rank) ({_ALERTS}) {_INDEX}", 64),
+            legend="rank {{rank}} on {{node}} GPU {{index}}",
+        ),
     ),
     columns=(
-        Column(name="run", title="Run", link=TO_RUN),
-        Column(name="rank", title="Rank", width=60, link=TO_RANK),
+        Column(name="rank", title="Rank", width=55, link=TO_RANK),
         Column(name="node", title="Node", link=TO_NODE),
         Column(name="index", title="GPU", width=55, link=TO_GPU),
         Column(name="A", title="Busy", unit="percentunit", width=65),
         Column(name="B", title="Heat", unit="celsius", width=65),
         Column(name="C", title="Power", unit="watt", width=70),
+        Column(name="D", title="Alerts", width=60, steps=((1, RED),)),
     ),
 )
 

@@ -78,8 +78,9 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         ),
         verdict(
             "Loss above its trend",
-            "Robust standard deviations of the median rank. Red for minutes: RankwatchLossDiverging.",
+            "Robust standard deviations (sigma) of the median rank. Red for minutes: RankwatchLossDiverging.",
             f"quantile(0.5, rankwatch_loss_deviation{{{RUN}}})",
+            unit=f"suffix:of {config.loss_deviation:g} sigma",
             steps=((config.loss_deviation / 2, YELLOW), (config.loss_deviation, RED)),
             no_data=_NO_LOSS,
             links=(_ON_CALL,),
@@ -99,6 +100,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Smoothed norm of gradient or update as a multiple of its own trend, of the highest rank. Above "
             "2 and far above the noise: RankwatchNormExploding.",
             f"max(rankwatch_norm_ratio{{{RUN}}})",
+            unit="suffix:of 2 x",
             steps=((2, ORANGE),),
             no_data=_NOT_RECORDED,
             links=(_ON_CALL,),
@@ -140,7 +142,7 @@ def _ranks(config: RuleConfig) -> Panel:
         no_data=_NO_LOSS,
         unit="short",
         drawing=Drawing.TABLE,
-        sorted_by="-C",
+        sorted_by=("-C",),
         queries=(
             by_rank(f"rank:rankwatch_scalar_first_nonfinite_step:first{{{RANKS}}}"),
             by_rank(f"rank:rankwatch_replica_differs:step{{{RANKS}}}"),
@@ -159,7 +161,9 @@ def _ranks(config: RuleConfig) -> Panel:
                 unit="percentunit",
                 steps=((1 + config.data_skew, ORANGE),),
             ),
-            Column(name="D", title="Loss above its trend", steps=((config.loss_deviation, RED),)),
+            Column(
+                name="D", title="Loss above trend", unit="suffix:sigma", steps=((config.loss_deviation, RED),)
+            ),
             Column(name="E", title="Gradient norm"),
         ),
     )

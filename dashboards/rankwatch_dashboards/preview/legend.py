@@ -16,6 +16,9 @@ _LARGEST_SHARE = 0.35
 """Of the height that a legend below the plot may take, as in Grafana."""
 _COLUMN = 90.0
 
+_USUAL_WIDTH = 140.0
+"""Of a name in a list, such as "rank 12 on node-a"."""
+
 
 def legend_place(content: Content, count: int) -> Place | None:
     """Where the legend stands; None where the panel has none."""
@@ -27,7 +30,8 @@ def legend_place(content: Content, count: int) -> Place | None:
     if content.option("legend", "placement") == "right":
         width = float(content.option("legend", "width") or place.width * 0.3)
         return Place(x=place.right - width, y=place.y, width=width, height=place.height)
-    lines = count + 1 if content.option("legend", "displayMode") == "table" else -(-count // 5)
+    in_a_line = max(int(place.width / _USUAL_WIDTH), 1)
+    lines = count + 1 if content.option("legend", "displayMode") == "table" else -(-count // in_a_line)
     height = min(lines * _LINE, max(place.height * _LARGEST_SHARE, _LINE))
     return Place(x=place.x, y=place.bottom - height, width=place.width, height=height)
 

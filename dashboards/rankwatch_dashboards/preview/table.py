@@ -48,10 +48,10 @@ def _is_hidden(style: Style) -> bool:
 
 
 def rows_in_order(content: Content, frame: Frame) -> Sequence[int]:
-    """The rows by the panel's own order, that of its `sortBy`."""
+    """The rows by the panel's own order, that of its `sortBy`: the first column decides, then the next."""
     numbered = Field(name="\0row", kind=NUMBER, values=tuple(range(frame.length)))
     ordered = Frame(query=frame.query, fields=(*frame.fields, numbered))
-    for by in (content.option("sortBy") or ())[:1]:
+    for by in reversed(content.option("sortBy") or ()):
         names = {content.style(each).title: each.title for each in frame.fields}
         name = names.get(by["displayName"], by["displayName"])
         ordered = sorted_by(ordered, name, bool(by.get("desc")))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rankwatch.conventions.goodput import GoodputState
-from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, RuleConfig
-from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
 from rankwatch_dashboards.board import FirstScreen
-from rankwatch_dashboards.firing import milliseconds_since
+from rankwatch_dashboards.firing import age_of, firing, named
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
+from rankwatch_dashboards.lost_time import NO_TIME, lost_time, too_much, unproductive
 from rankwatch_dashboards.panels import (
     ORANGE,
     RANKS,
@@ -22,6 +21,7 @@ from rankwatch_dashboards.panels import (
     verdict,
 )
 from rankwatch_dashboards.suspects import suspects
+from rankwatch_dashboards.words import PHASES, SUSPICIONS
 
 _ON_CALL = opens(ON_CALL_UID, "All that is wrong now")
 _HARDWARE = opens(HARDWARE_UID, "Nodes and hardware")
@@ -34,30 +34,32 @@ _BUCKETS = (-0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5)
 def first_screen(config: RuleConfig) -> FirstScreen:
     """Verdicts, the table of suspects, the ranks over time, the parts of the step, and the lost time."""
     return FirstScreen(
-        verdicts=_verdicts(config), main=_suspects(config), views=(_RANKS_OVER_TIME, _STEP, _lost(config))
+        verdicts=_verdicts(config),
+        main=_suspects(config),
+        views=(_RANKS_OVER_TIME, _STEP, lost_time(config, _GOODPUT)),
     )
 
 
-def _first(labels: tuple[str, ...]) -> str:
-    """The earliest page of the run, else its earliest ticket, whose time is below zero."""
-    page = milliseconds_since(f'{RUN}, severity="critical"', labels)
-    ticket = milliseconds_since(f'{RUN}, severity="warning"', labels)
-    return f"bottomk(1, {page}) or on () -1 * bottomk(1, {ticket})"
+def _first() -> str:
+    """The page of the run that fires longest, else its ticket, whose time is below zero.
+
+    A run that crashes again and again has failed, too: the pattern says more than its last end.
+    """
+    looping = age_of(f"{RUN}, {named((Alert.RUN_CRASH_LOOPING,))}", ("alertname",))
+    page = age_of(f'{RUN}, severity="critical"', ("alertname",))
+    ticket = age_of(f'{RUN}, severity="warning"', ("alertname",))
+    return f"topk(1, {looping}) or on () topk(1, {page}) or on () -1 * topk(1, {ticket})"
 
 
 def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
-    suspected = suspects(RUN)
-    earliest = " or on () ".join(
-        f"min({milliseconds_since(f'{RUN}, severity={severity!r}'.replace(chr(39), chr(34)), ())})"
-        for severity in ("critical", "warning")
-    )
-    unproductive = f'{RUN}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
+    suspected, named_node = suspects(RUN), f'{RUN}, node!=""'
+    page, ticket = (age_of(f'{RUN}, severity="{each}"', ()) for each in ("critical", "warning"))
     return (
         verdict(
             "Verdict",
             "The alert of this run that fired first: pages are red, tickets orange. What began first is "
             "nearest to the cause.",
-            _first(("alertname",)),
+            _first(),
             steps=((-1e15, ORANGE), (0, RED)),
             name="{{alertname}}",
             empty="nothing fires",
@@ -69,7 +71,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Up to two ranks that the rules suspect; the table below has all of them.",
             f"topk(2, group by (cluster, run, rank, node) ({suspected}))",
             steps=((1, RED),),
-            name="{{rank}} on {{node}}",
+            name="rank {{rank}}",
             empty="no rank",
             no_data="no rank is suspected: the cause is none, or one of all ranks.",
             links=(TO_RANK,),
@@ -77,8 +79,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Node",
             "Where these ranks run, or the node that an alert of this run names.",
-            f"topk(2, group by (cluster, node) ({suspected}) or group by (cluster, node) "
-            f'(ALERTS{{alertstate="firing", node!="", {RUN}}}))',
+            f"topk(2, group by (cluster, node) ({suspected} or {firing(named_node)}))",
             steps=((1, RED),),
             name="{{node}}",
             empty="no node",
@@ -93,18 +94,19 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             f"(run_cause:rankwatch_lost_time:share{{{RUN}}})) or on () topk(1, max by (cluster, cause) "
             f'(label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}, "cause", " ", "kind", '
             '"exception"))) or on () topk(1, group by (cluster, cause) '
-            f'(label_join(ALERTS{{alertstate="firing", {RUN}, reason!=""}}, "cause", "", "reason")))',
+            f"""(label_join({firing(f'{RUN}, reason!=""')}, "cause", "", "reason")))""",
             steps=((0, RED),),
             name="{{cause}}",
+            words=SUSPICIONS,
             empty="none",
-            no_data="no cause is proved. A run that stands still without one: see the reason of its alert.",
+            no_data="no cause is proved. A run that stands still without one: see its alert.",
             links=(_ON_CALL,),
         ),
         verdict(
-            "Since",
-            "When the earliest page of this run began, else the earliest ticket.",
-            earliest,
-            unit="dateTimeFromNow",
+            "For",
+            "For how long the oldest page of this run holds, else its oldest ticket.",
+            f"max({page}) or on () max({ticket})",
+            unit="s",
             steps=((0, RED),),
             empty="-",
             no_data=_NO_ALERT,
@@ -114,10 +116,10 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Lost time",
             "Share of the run's time in the last hour that made no progress that lasts: stalls, stragglers, "
             "restarts, checkpoints, waiting for data. Red: below the objective of goodput.",
-            f"sum(run_state:rankwatch_badput:share{{{unproductive}}})",
+            f"sum(run_state:rankwatch_badput:share{{{unproductive(RUN)}}})",
             unit="percentunit",
-            steps=((1 - config.goodput_objectives[DEFAULT_CLASS], RED),),
-            no_data="agents have not yet seen the run for the window of goodput.",
+            steps=too_much(config),
+            no_data=NO_TIME,
             links=(_GOODPUT,),
         ),
     )
@@ -136,7 +138,7 @@ def _suspects(config: RuleConfig) -> Panel:
         no_data="no agent has seen ranks of this run.",
         unit="short",
         drawing=Drawing.TABLE,
-        sorted_by="-A",
+        sorted_by=("-A",),
         queries=(
             Query(
                 expression=most(f"group by (run, rank, node, cause) ({suspects(RANKS)})", 50),
@@ -164,7 +166,7 @@ def _suspects(config: RuleConfig) -> Panel:
             Column(name="A", title="Suspected", width=100, mappings=(("1", "yes", RED),)),
             Column(name="rank", title="Rank", width=80, link=TO_RANK),
             Column(name="node", title="Node", link=TO_NODE),
-            Column(name="cause", title="Cause"),
+            Column(name="cause", title="Cause", width=240, words=SUSPICIONS),
             Column(name="state", title="State, if not running", width=150),
             Column(name="phase", title="Phase", width=120),
             Column(name="F", title="In it for", unit="s", width=100),
@@ -184,7 +186,7 @@ def _count_between(low: float | None, high: float | None) -> str:
     residual = f"rank:rankwatch_step_local_seconds:residual{{{RUN}}}"
     above = "" if low is None else f" >= {low:g}"
     below = "" if high is None else f" < {high:g}"
-    return f"count({residual}{above}{below}) or 0 * count({residual})"
+    return f"count({residual}{above}{below}) or 0 * count(run:rankwatch_step_seconds:mean{{{RUN}}})"
 
 
 def _row_name(low: float | None, high: float | None) -> str:
@@ -207,40 +209,23 @@ _RANKS_OVER_TIME = Panel(
     ),
 )
 
-_STEPS = f"scalar(sum(rate(rankwatch_steps_total{{{RANKS}}}[$__rate_interval])))"
+_LOCAL = f"quantile by (phase) (0.5, rankwatch_recent_stage_phase_seconds{{{RUN}}})"
 _STEP = Panel(
     title="Where a step goes",
-    description="Mean seconds of a step by phase, now. Communication includes waiting for others; data_wait "
-    "above a twentieth of the step is slow loading, other is the loop itself.",
-    no_data="no step was completed in the last minute: the run starts, stands still or has ended.",
+    description="Seconds of a recent step by phase, of the median rank and stage. Waiting holds transfers, "
+    "too; data loading above a twentieth of the step is slow, other is the loop itself. Phases of each rank "
+    "stand below.",
+    no_data="no step was completed of late: the run starts, stands still or has ended.",
     unit="s",
     drawing=Drawing.BARS,
     least=0,
+    words=PHASES,
+    empty_text="No step is completed.",
     queries=(
         Query(
-            expression="sort_desc(sum by (phase) (rate(rankwatch_step_phase_seconds_total"
-            f"{{{RANKS}}}[$__rate_interval])) / {_STEPS} > 0)",
+            expression=f"sort_desc({_LOCAL} > 0 or label_replace(max(run:rankwatch_step_seconds:mean"
+            f'{{{RUN}}}) - sum({_LOCAL}) > 0, "phase", "waiting for others", "", ""))',
             legend="{{phase}}",
         ),
     ),
 )
-
-
-def _lost(config: RuleConfig) -> Panel:
-    return Panel(
-        title="What the lost time went to",
-        description="Share of the last hour by what it was spent on, without productive time, the largest "
-        "first. Straggler is waiting beyond the transfer; red alone misses the objective of goodput.",
-        no_data="agents have not yet seen the run for the window of goodput.",
-        unit="percentunit",
-        drawing=Drawing.BARS,
-        least=0,
-        steps=((1 - config.goodput_objectives[DEFAULT_CLASS], RED),),
-        queries=(
-            Query(
-                expression=f"sort_desc(run_state:rankwatch_badput:share{{{RUN}}} > 0.001)",
-                legend="{{state}}",
-            ),
-        ),
-        links=(_GOODPUT,),
-    )

@@ -234,7 +234,7 @@ TELEMETRY = (
         no_data="the run records itself by hand, so nothing had to be found out.",
         unit="short",
         drawing=Drawing.TABLE,
-        sorted_by="A",
+        sorted_by=("A",),
         queries=(
             Query(
                 expression=most(

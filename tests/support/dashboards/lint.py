@@ -16,9 +16,9 @@ from support.alerts.promql import parse, result_labels, selectors
 
 LONGEST_UID = 40
 FIRST_SCREEN = (
-    *((4 * number, 0, 4, 4) for number in range(6)),
-    (0, 4, 24, 7),
-    *((8 * number, 11, 8, 7) for number in range(3)),
+    *((4 * number, 0, 4, 3) for number in range(6)),
+    (0, 3, 24, 9),
+    *((8 * number, 12, 8, 6) for number in range(3)),
 )
 """Places of the panels of a first screen: six verdicts, the main table, three views of it."""
 _LINK = re.compile(r"\"/d/([^\"]+)\"")
@@ -31,7 +31,7 @@ _ON_TIME_RANGE_CHANGED = 2
 _LABEL_VALUES = re.compile(r"label_values\((.+), (\w+)\)")
 _RATE_RANGE = re.compile(r"\b(?:irate|rate)\([^\[]*\[([^\]]*)\]")
 _BOUNDED = ("topk", "bottomk")
-VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _BUILT_IN = {"__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
 
 
@@ -261,7 +261,8 @@ def series_names(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
         legend = each.target.get("legendFormat", "")
         if not legend:
             yield Violation("series-names", each.where, "no legend")
-        if "{{rank}}" in legend and "{{node}}" not in legend:
+        beside = each.panel["type"] == "stat"  # the next one names the node
+        if "{{rank}}" in legend and "{{node}}" not in legend and not beside:
             yield Violation("series-names", each.where, "the legend names a rank without its node")
         tree = parse(filled_in(each.expression))
         many = result_labels(tree) & {"rank", "node"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from rankwatch_dashboards.firing import SILENCES, named
+
 NOT_RECORDED = {
     "rank:rankwatch_checkpoint_write_skew_seconds:max": "one rank writes each checkpoint",
     "run:rankwatch_checkpoint_write_seconds:median": "one rank writes each checkpoint",
@@ -27,19 +29,19 @@ NOT_RECORDED = {
 }
 """By name or pattern of the series."""
 NOTHING_FOUND = {
-    "ALERTS_FOR_STATE": "no telemetry is absent, of which a table shows the alerts",
+    f"{named(SILENCES)}}} and": "no telemetry is absent, of which a table shows the alerts",
     "rankwatch_run_info": "no run has an experiment tracker",
     "rankwatch_checkpoint_save_pending_since_timestamp_seconds": "the trainer waits for its saves",
     "rankwatch_scalar": "no run scales its loss",
     "rankwatch_checkpoint_background_failures_total": "no save in the background failed",
 }
-"""By a series of the query that is there, but of which none is what the query asks for."""
+"""By a part of the query, whose series are there, but none of them is what the query asks for."""
 
 
-def reason(absent: Iterable[str], used: Iterable[str]) -> str:
-    """Why a query has no answer, from the names of its series that are not recorded, and of all.
+def reason(absent: Iterable[str], query: str) -> str:
+    """Why a query has no answer, from the names of its series that are not recorded, and from its text.
 
     Empty where nobody knows.
     """
     reasons = (why for name in absent for at, why in NOT_RECORDED.items() if fnmatchcase(name, at))
-    return next(reasons, "") or next((NOTHING_FOUND[name] for name in used if name in NOTHING_FOUND), "")
+    return next(reasons, "") or next((why for part, why in NOTHING_FOUND.items() if part in query), "")

@@ -1,0 +1,41 @@
+"""What the time of runs goes to instead of progress: one panel and one threshold for all boards."""
+
+from __future__ import annotations
+
+from rankwatch.conventions.goodput import GoodputState
+from rankwatch_alerts import RuleConfig
+from rankwatch_alerts.objectives import DEFAULT_CLASS
+from rankwatch_dashboards.links import Link
+from rankwatch_dashboards.panels import RED, RUN, Drawing, Panel, Query, Steps
+from rankwatch_dashboards.words import STATES
+
+NO_TIME = "agents have not yet seen the run for the window of goodput."
+
+
+def unproductive(matchers: str) -> str:
+    """Matchers of time that made no progress."""
+    return f'{matchers}, state!="{GoodputState.PRODUCTIVE}", state!="{GoodputState.COMMUNICATION}"'
+
+
+def too_much(config: RuleConfig) -> Steps:
+    """Red where lost time alone misses the objective of goodput of classes that name none."""
+    return ((1 - config.goodput_objectives[DEFAULT_CLASS], RED),)
+
+
+def lost_time(config: RuleConfig, link: Link, share: str = "", no_data: str = NO_TIME) -> Panel:
+    """Shares of the last hour by what took them, of the run that is chosen; `share` is that of other runs."""
+    share = share or f"run_state:rankwatch_badput:share{{{RUN}}}"
+    return Panel(
+        title="What lost time went to",
+        description="Share of the last hour by what it was spent on, without productive time, the largest "
+        "first: worth mending first. Waiting for slow ranks is what exceeds the transfer; red alone misses "
+        "the objective of goodput.",
+        no_data=no_data,
+        unit="percentunit",
+        drawing=Drawing.BARS,
+        least=0,
+        steps=too_much(config),
+        words=STATES,
+        queries=(Query(expression=f"sort_desc({share} > 0.001)", legend="{{state}}"),),
+        links=(link,),
+    )

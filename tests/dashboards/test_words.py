@@ -1,0 +1,37 @@
+"""What boards show in the place of our own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwatch.conventions import METRICS, SlowPhase
+from rankwatch_alerts import Alert, RuleConfig, alert_groups
+from rankwatch_dashboards.words import CAUSES, SUSPICIONS, words_of
+
+
+def test_reasons_of_alerts() -> None:
+    """A reader meets no identifier, except the name of a series that is absent."""
+    rules = [rule for group in alert_groups(RuleConfig()) for rule in group.rules]
+    reasons = {rule.labels["reason"] for rule in rules if "reason" in rule.labels}
+    series = {metric.name for metric in METRICS}
+    assert len(reasons) > 20
+    assert {each for each in reasons - series if "_" in each} <= CAUSES.keys()
+
+
+def test_phases_of_slow_ranks() -> None:
+    """Each phase is part of the cause that a board shows."""
+    assert {f"slow: {each}" for each in SlowPhase} <= SUSPICIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("alert", "words"),
+    [
+        (Alert.GPU_LOST, "GPU lost"),
+        (Alert.NVLINK_DOWN, "NVLink down"),
+        (Alert.OOM_KILL, "out-of-memory kill"),
+        (Alert.CHECKPOINT_FAILED, "checkpoint failed"),
+    ],
+)
+def test_words_of_alerts(alert: Alert, words: str) -> None:
+    """Names become words, and short forms keep their capitals."""
+    assert words_of(alert) == words
