@@ -24,7 +24,7 @@ def too_much(config: RuleConfig) -> Steps:
 
 def lost_time(config: RuleConfig, link: Link, share: str = "", no_data: str = NO_TIME) -> Panel:
     """Shares of the last hour by what took them, of the run that is chosen; `share` is that of other runs."""
-    share = share or f"run_state:rankwatch_badput:share{{{RUN}}}"
+    share = share or f"run_state:rankwatch_badput:share{{{unproductive(RUN)}}}"
     return Panel(
         title="What lost time went to",
         description="Share of the last hour by what it was spent on, without productive time, the largest "

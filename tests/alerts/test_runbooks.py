@@ -13,6 +13,7 @@ import pytest
 import rankwatch
 from rankwatch.conventions import environment
 from support.paths import ROOT
+from support.recorded.runs import RUNS, Recorded
 
 RUNBOOKS = ROOT / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))
@@ -41,6 +42,13 @@ def test_tools_and_variables_are_listed_at_the_top(page: Path) -> None:
 def test_directory_of_black_boxes(page: Path) -> None:
     """Commands use the variable, which follows the trainer's setting."""
     assert page.read_text().count(str(environment.DEFAULT_DIRECTORY)) <= 1
+
+
+@pytest.mark.parametrize("each", [each for each in RUNS if each.alert], ids=lambda each: each.run)
+def test_pictures_of_faults(each: Recorded) -> None:
+    """A fault with a picture has it on the page of its alert, with what one sees in words."""
+    page = (RUNBOOKS / f"{each.alert}.md").read_text()
+    assert f"](../docs/images/dashboard-run-debug-{each.run}.png)\n\nWhat you see" in page
 
 
 def test_pid_command(tmp_path: Path) -> None:

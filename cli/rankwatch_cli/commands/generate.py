@@ -15,7 +15,7 @@ from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, writ
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
-from rankwatch_cli.commands.runbook import shipped_pages
+from rankwatch_cli.commands.runbook import shipped_pages, text_of
 
 _SKELETON = """\
 # {alert}
@@ -132,8 +132,7 @@ def _provisioning(config: RuleConfig, seen_as: Path) -> Mapping[str, dict[str, o
 def _runbooks(config: RuleConfig, folder: Path, own: Mapping[str, tuple[Path, Any]]) -> Iterator[Path]:
     """A copy of each page, and a page to fill in for each own alert that has none yet."""
     for alert, page in shipped_pages().items():
-        text = page.read_text(encoding="utf-8")
-        yield _text(folder / f"{alert}.md", in_runbook(text, config.label_names))
+        yield _text(folder / f"{alert}.md", in_runbook(text_of(page), config.label_names))
     for alert, (file, rule) in own.items():
         path = folder / f"{alert}.md"
         if not path.exists():

@@ -28,6 +28,7 @@ _PREFIX = "Rankwatch"
 _MOST_BYTES = 16 << 20
 _ASSIGNMENT = re.compile(r"(?<=\s)([A-Z_]+)=(\S+)")
 _FENCE = re.compile(r"^( *)```(\w*)")
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]+\)\n\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _LABELS: Mapping[str, str] = {"FS_PATH": "path"}
 """Variable of a runbook -> the label that fills it, where it is not the name in small letters."""
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         alerts = _firing(given.alertmanager, name, given.timeout_seconds)
         if not alerts:
             print(f"No alert {name} fires at this Alertmanager.\n")
-    print("\n".join(_lines(pages[name].read_text(encoding="utf-8"), alerts)))
+    print("\n".join(_lines(text_of(pages[name]), alerts)))
     return 0
 
 
@@ -80,6 +81,11 @@ def shipped_pages() -> dict[str, Path]:
         if found:
             return found
     raise UserError("the runbooks are not installed")
+
+
+def text_of(page: Path) -> str:
+    """A page without its pictures, which are not installed; what they show stands below them in words."""
+    return _PICTURE.sub("", page.read_text(encoding="utf-8"))
 
 
 def _known(name: str, pages: Mapping[str, Path]) -> str:

@@ -101,6 +101,15 @@ def test_output_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(line.startswith("    |") and "curl" in line for line in lines)
 
 
+def test_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """A terminal shows none, so what it shows stands there in words."""
+    assert main(["runbook", "straggler"]) == 0
+    text = capsys.readouterr().out
+    assert "What you see" in text
+    assert "![" not in text and ".png" not in text
+    assert "\n\n\n" not in text
+
+
 def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell has a PATH of its own, so the label `path` has another name there."""
     labels = {"alertname": "RankwatchCheckpointDiskFilling", "path": "/my checkpoints"}
