@@ -128,6 +128,7 @@ def _collectors(config: RuleConfig) -> Panel:
     latest_now = f"and on (cluster, node, collector) topk(12, {late})"
     return Panel(
         title="Collectors by missed intervals",
+        reads_all_ranks=True,
         description="Intervals since each collector last succeeded, of the 12 that are latest now. Green "
         "is on time; red is RankwatchCollectorFailing, and the series of the collector are missing on all "
         "boards. A click opens the node.",

@@ -38,8 +38,8 @@ Builder = (
 )
 
 _INTERVAL = "15s"
-_HEATMAP_INTERVAL = "1m"
-"""Counting 16,000 ranks in each bucket at each scrape would be slow, and no wider screen shows it."""
+_INTERVAL_OF_ALL_RANKS = "1m"
+"""Reading 16,000 ranks at each scrape would be slow, and no wider screen shows it."""
 
 _ROOM_FOR_VALUES = 8
 """Height from which on a legend is a table with values."""
@@ -50,7 +50,7 @@ def build(panel: Panel) -> Builder:
     builder = _drawn(panel)
     builder.title(panel.title).description(_description(panel)).unit(panel.unit)
     builder.datasource(DATASOURCE)
-    builder.interval(_HEATMAP_INTERVAL if panel.drawing is Drawing.HEATMAP else _INTERVAL)
+    builder.interval(_INTERVAL_OF_ALL_RANKS if panel.reads_all_ranks else _INTERVAL)
     for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
         asked = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
         asked.ref_id(letter).datasource(DATASOURCE)

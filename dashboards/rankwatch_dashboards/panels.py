@@ -107,6 +107,8 @@ class Panel:
     span: int = 8
     """Columns of 24. A first screen sets it."""
     height: int = 8
+    reads_all_ranks: bool = False
+    """True where a query over time reads a series per rank or collector: it is asked for fewer moments."""
     threshold: float | None = None
     """Drawn as a red line; the alert of the same meaning uses the same number."""
     steps: Steps = ()

@@ -101,6 +101,14 @@ def test_wrong_first_screen(change: Callable[[dict[str, Any]], None], message: s
     assert any(message in violation.message for violation in found)
 
 
+def test_first_screen_of_many_ranks() -> None:
+    """A panel that reads a series per rank over time asks for a moment each minute."""
+    board = copy.deepcopy(_run_debug(RuleConfig()))
+    panel = next(each for each in board["panels"] if each["type"] == "heatmap")
+    panel["interval"] = "15s"
+    assert any("is read at each scrape" in violation.message for violation in first_screen(board))
+
+
 def test_closed_rows() -> None:
     """Panels inside a closed row that lie on top of each other are found."""
     (board,) = [each for each in dashboards(RuleConfig()) if each["uid"] == ON_CALL_UID]

@@ -114,7 +114,7 @@ _RANKS_THAT_SAVE = Panel(
     sorted_by=("-A",),
     queries=(
         _by_rank(f"rankwatch_checkpoint_last_write_seconds{{{RANKS}}}"),
-        _by_rank(f"increase(rankwatch_checkpoint_stage_failures_total{{{RANKS}}}[15m])"),
+        _by_rank(f'increase(rankwatch_checkpoint_operations_total{{{RANKS}, outcome="failure"}}[15m])'),
         _by_rank(f"rankwatch_checkpoint_last_saved_step{{{RANKS}}}"),
         _by_rank(f"rankwatch_checkpoint_last_verified_step{{{RANKS}}}"),
         _by_rank(f"rankwatch_checkpoint_bytes{{{RANKS}}}"),

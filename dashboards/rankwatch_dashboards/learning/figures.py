@@ -7,6 +7,7 @@ from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, most
 
 LOSS = Panel(
     title="Loss",
+    reads_all_ranks=True,
     no_data="the run does not record it, or has not yet the steps for a trend.",
     description="Last loss per rank (the highest 20) and the trend of the median rank. NaN leaves a "
     "gap; it is counted in the panel of non-finite values.",
@@ -29,6 +30,7 @@ def loss_deviation(config: RuleConfig) -> Panel:
     """How far the loss is above its own trend."""
     return Panel(
         title="Loss deviation",
+        reads_all_ranks=True,
         no_data="the run does not record it, or has not yet the steps for a trend.",
         description="How far the smoothed loss stands above its own trend, in robust standard "
         "deviations. Above the line for minutes on the median rank: RankwatchLossDiverging.",
@@ -68,6 +70,7 @@ def improvement(config: RuleConfig) -> Panel:
 
 GRADIENT_NORM = Panel(
     title="Gradient norm",
+    reads_all_ranks=True,
     no_data="the run does not record it, or has not yet the steps for a trend.",
     description="Last gradient norm per rank, the highest 20. After the gradient exchange all ranks "
     "must agree: one that does not computes wrongly.",

@@ -203,6 +203,7 @@ _RANKS_OVER_TIME = Panel(
     no_data="ranks of this run have completed too few steps to compare.",
     unit="short",
     drawing=Drawing.HEATMAP,
+    reads_all_ranks=True,
     queries=tuple(
         Query(expression=_count_between(low, high), legend=_row_name(low, high))
         for low, high in zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import promql_parser
 
 from support.alerts.lint import Violation, check_expression
-from support.alerts.promql import parse, result_labels, selectors
+from support.alerts.promql import labels_of, parse, result_labels, selectors
 
 LONGEST_UID = 40
 FIRST_SCREEN = (
@@ -137,6 +137,18 @@ def first_screen(dashboard: Mapping[str, Any]) -> Iterator[Violation]:
     for panel in drawn(dashboard):
         if "No data means: " not in panel["description"]:
             yield Violation("first-screen", uid, f"{panel['title']} does not say what no data means")
+    seen_at_once = {each["id"] for each in dashboard["panels"] if each["type"] != "row"}
+    for asked in targets(dashboard):
+        if asked.panel["id"] in seen_at_once and not asked.target.get("instant"):
+            yield from _reads_all_ranks(asked)
+
+
+def _reads_all_ranks(asked: Target) -> Iterator[Violation]:
+    """A series per rank or collector over time at each scrape: 4 million samples an hour of 16,000 ranks."""
+    for selector in selectors(parse(filled_in(asked.expression))):
+        many = {"rank", "collector"} & (labels_of(selector.metric) or frozenset())
+        if many and not selector.metric.startswith("ALERTS") and asked.panel.get("interval") != "1m":
+            yield Violation("first-screen", asked.where, f"{selector.metric} is read at each scrape")
 
 
 def links(dashboard: Mapping[str, Any], boards: frozenset[str]) -> Iterator[Violation]:
