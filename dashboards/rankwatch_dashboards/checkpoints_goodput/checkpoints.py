@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import RANKS, RUN, Drawing, Panel, Query, most
+from rankwatch_dashboards.panels import RANKS, RUN, Drawing, Panel, Query, highest
 
 
 def at_a_glance(config: RuleConfig) -> tuple[Panel, ...]:
@@ -204,7 +204,7 @@ def _slowest_writer(config: RuleConfig) -> Panel:
         threshold=config.checkpoint_write_skew_seconds,
         queries=(
             Query(
-                expression=most(f"rank:rankwatch_checkpoint_write_skew_seconds:max{{{RUN}}}"),
+                expression=highest(f"rank:rankwatch_checkpoint_write_skew_seconds:max{{{RUN}}}"),
                 legend="rank {{rank}} on {{node}}, beyond the median",
             ),
             Query(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, most
+from rankwatch_dashboards.panels import RANKS, RUN, Panel, Query, highest
 
 LOSS = Panel(
     title="Loss",
@@ -15,7 +15,7 @@ LOSS = Panel(
     span=12,
     queries=(
         Query(
-            expression=most(f'rankwatch_scalar{{{RANKS}, name="loss"}}'),
+            expression=highest(f'rankwatch_scalar{{{RANKS}, name="loss"}}'),
             legend="rank {{rank}} on {{node}}",
         ),
         Query(
@@ -43,7 +43,7 @@ def loss_deviation(config: RuleConfig) -> Panel:
                 legend="{{run}} median rank",
             ),
             Query(
-                expression=most(f"rankwatch_loss_deviation{{{RANKS}}}", 5),
+                expression=highest(f"rankwatch_loss_deviation{{{RANKS}}}", 5),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),
@@ -77,7 +77,7 @@ GRADIENT_NORM = Panel(
     unit="short",
     queries=(
         Query(
-            expression=most(f'rankwatch_scalar{{{RANKS}, name="gradient_norm"}}'),
+            expression=highest(f'rankwatch_scalar{{{RANKS}, name="gradient_norm"}}'),
             legend="rank {{rank}} on {{node}}",
         ),
     ),
@@ -192,7 +192,7 @@ def loss_level(config: RuleConfig) -> Panel:
         threshold=1.0 + config.data_skew,
         queries=(
             Query(
-                expression=most(f"rank:rankwatch_loss_level:relative{{{RANKS}}}"),
+                expression=highest(f"rank:rankwatch_loss_level:relative{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),

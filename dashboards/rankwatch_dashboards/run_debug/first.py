@@ -183,10 +183,17 @@ def _suspects(config: RuleConfig) -> Panel:
 
 
 def _count_between(low: float | None, high: float | None) -> str:
+    """Ranks from one edge to another: differences, because comparing both edges takes three times as long."""
     residual = f"rank:rankwatch_step_local_seconds:residual{{{RUN}}}"
-    above = "" if low is None else f" >= {low:g}"
-    below = "" if high is None else f" < {high:g}"
-    return f"count({residual}{above}{below}) or 0 * count(run:rankwatch_step_seconds:mean{{{RUN}}})"
+
+    def count(beyond: str) -> str:
+        return f"(count({residual} {beyond}) or 0 * count(run:rankwatch_step_seconds:mean{{{RUN}}}))"
+
+    if low is not None and low >= 0:
+        return count(f">= {low:g}") + (f" - {count(f'>= {high:g}')}" if high is not None else "")
+    if high is not None and high <= 0:
+        return count(f"< {high:g}") + (f" - {count(f'< {low:g}')}" if low is not None else "")
+    return f"count({residual}) - {count(f'< {low:g}')} - {count(f'>= {high:g}')}"
 
 
 def _row_name(low: float | None, high: float | None) -> str:

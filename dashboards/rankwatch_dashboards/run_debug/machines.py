@@ -16,6 +16,7 @@ from rankwatch_dashboards.panels import (
     Drawing,
     Panel,
     Query,
+    highest,
     most,
 )
 
@@ -70,7 +71,7 @@ NODES = (
         unit="bytes",
         queries=(
             Query(
-                expression=most(f"rankwatch_rank_resident_memory_bytes{{{RANKS}}}"),
+                expression=highest(f"rankwatch_rank_resident_memory_bytes{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),
@@ -82,7 +83,7 @@ NODES = (
         unit="bytes",
         queries=(
             Query(
-                expression=most(f"rankwatch_rank_gpu_memory_reserved_bytes{{{RANKS}}}"),
+                expression=highest(f"rankwatch_rank_gpu_memory_reserved_bytes{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),
@@ -222,7 +223,7 @@ TELEMETRY = (
         unit="short",
         queries=(
             Query(
-                expression=most(f"rankwatch_instrumentation_errors{{{RANKS}}}"),
+                expression=highest(f"rankwatch_instrumentation_errors{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),

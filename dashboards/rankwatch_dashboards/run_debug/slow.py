@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.panels import MOST_SERIES, RANKS, RUN, Drawing, Panel, Query, most
+from rankwatch_dashboards.panels import MOST_SERIES, RANKS, RUN, Drawing, Panel, Query, highest, most
 
 
 def who_is_slow(config: RuleConfig) -> tuple[Panel, ...]:
@@ -63,7 +63,7 @@ def _residual_per_rank(config: RuleConfig) -> Panel:
                 legend="threshold of the run",
             ),
             Query(
-                expression=most(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
+                expression=highest(f"rank:rankwatch_step_local_seconds:residual{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),
@@ -77,7 +77,7 @@ _LOCAL_TIME_PER_RANK = Panel(
     unit="s",
     queries=(
         Query(
-            expression=most(f"rankwatch_recent_step_local_seconds{{{RANKS}}}"),
+            expression=highest(f"rankwatch_recent_step_local_seconds{{{RANKS}}}"),
             legend="rank {{rank}} on {{node}}",
         ),
     ),
@@ -113,7 +113,7 @@ def _suspected_stragglers(config: RuleConfig) -> Panel:
         empty_when_healthy=True,
         queries=(
             Query(
-                expression=most(f"rank:rankwatch_straggler:slowdown{{{RANKS}}}"),
+                expression=highest(f"rank:rankwatch_straggler:slowdown{{{RANKS}}}"),
                 legend="rank {{rank}} on {{node}}",
             ),
         ),
@@ -161,7 +161,7 @@ def why_slow(config: RuleConfig) -> tuple[Panel, ...]:
             unit="percentunit",
             queries=(
                 Query(
-                    expression=most(f"rankwatch_recent_data_wait_ratio{{{RANKS}}}"),
+                    expression=highest(f"rankwatch_recent_data_wait_ratio{{{RANKS}}}"),
                     legend="rank {{rank}} on {{node}}",
                 ),
             ),
