@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwatch_alerts import RuleConfig, alert_groups, recording_groups
+from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_groups, recording_groups
 from rankwatch_dashboards import dashboards
 from rankwatch_dashboards.preview import Prometheus, draw
 from support.alerts.lint import runbook_queries, template_queries
@@ -18,7 +18,7 @@ from support.dashboards.lint import filled_in, targets
 from support.recorded.absent import NOT_RECORDED, reason
 from support.recorded.loaded import Loaded, loaded_prometheus
 from support.recorded.preview import pictures, view
-from support.recorded.runs import CONFIG, FILE, HEALTHY, NODE, RUNS, Recorded
+from support.recorded.runs import CONFIG, CRASHING, FILE, HEALTHY, NODE, RUNS, Recorded
 from support.servers.prometheus import get_json, require
 
 pytestmark = pytest.mark.e2e
@@ -114,6 +114,45 @@ def test_panels_are_answered(loaded: Loaded) -> None:
         for label in _LEGEND_LABEL.findall(str(each.target.get("legendFormat", ""))):
             if series and "ALERTS" not in each.expression:  # each alert has labels of its own
                 assert any(label in one["metric"] for one in series), f"{each.where}: {label}"
+
+
+def _at_end(loaded: Loaded, uid: str, title: str, letter: str = "A", run: str = ".+") -> list[dict[str, str]]:
+    """Labels of what a query of a panel answers at the end of the recording."""
+    asked = (each for dashboard in dashboards(RuleConfig()) for each in targets(dashboard))
+    (found,) = [
+        each.expression
+        for each in asked
+        if each.where.startswith(f"{uid}/")
+        and each.panel["title"] == title
+        and each.target["refId"] == letter
+    ]
+    series = loaded.ask(filled_in(found, {**_ALL_OF_THEM, "run": run}))
+    return [each["metric"] for each in series if each["values"][-1][0] == loaded.end]
+
+
+def test_on_call_shows_each_alert_once(loaded: Loaded) -> None:
+    """The straggler fires as a page and as a ticket, and stands there as a page."""
+    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now")
+    (straggler,) = [each for each in rows if each["alertname"] == Alert.STRAGGLER]
+    assert straggler["severity"] == "critical"
+    assert {each["severity"] for each in rows} == {"critical", "warning"}
+
+
+def test_on_call_says_why(loaded: Loaded) -> None:
+    """Each alert has a cause; where it names no rank, the one that is suspected."""
+    rows = _at_end(loaded, ON_CALL_UID, "What is wrong now", "B")
+    why = {(each["alertname"], each["run"]): (each.get("cause"), each.get("suspect")) for each in rows}
+    assert why[Alert.STRAGGLER, "slow-rank"] == ("slow: compute", None)
+    assert why[Alert.RUN_STALLED, "stalled-rank"] == ("not_enqueued", None)
+    assert why[Alert.RUN_STALLED, "lost-gpu"] == (Alert.GPU_LOST, "5 on node-b")
+    assert why[Alert.LOSS_NON_FINITE, "nan-loss"] == ("first non-finite value", "1 on node-a")
+
+
+def test_crash_loop_is_the_verdict(loaded: Loaded) -> None:
+    """Not the failure of its last attempt, which fires longer."""
+    assert Alert.RUN_FAILED in {each["alertname"] for each in _firing(loaded, CRASHING.run)}
+    (verdict,) = _at_end(loaded, RUN_DEBUG_UID, "Verdict", run=CRASHING.run)
+    assert verdict["alertname"] == Alert.RUN_CRASH_LOOPING
 
 
 @pytest.mark.parametrize("pattern", NOT_RECORDED)
