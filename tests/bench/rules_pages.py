@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankwatch.members import members_text
+from rankwatch_agent.runtime.config import AgentConfig
 
 from .processes import rankwatch_agent, temporary_directory
 from .rules_template import (
@@ -234,7 +235,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--address-file", type=Path, required=True)
     given = parser.parse_args(arguments)
-    pages = Pages(Job.of(given.ranks), make_template(), agent_lines(), time.time())
+    template = make_template(large=given.ranks > AgentConfig().max_single_ranks)
+    pages = Pages(Job.of(given.ranks), template, agent_lines(), time.time())
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(pages))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

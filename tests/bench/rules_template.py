@@ -82,9 +82,12 @@ class Template:
     """Last collectives in the hang, from black boxes and flight recorders. Times count from its beginning."""
 
 
-def make_template() -> Template:
-    """Simulate both jobs and read them with real collectors, which takes some seconds."""
-    training, hung = _training(), _hung()
+def make_template(*, large: bool) -> Template:
+    """Simulate both jobs and read them with real collectors, which takes some seconds.
+
+    large: as a run of more ranks than `max_single_ranks` is exported.
+    """
+    training, hung = _training(large), _hung()
     names = {each.labels["members"]: each.labels["group"] for each in training if "members" in each.labels}
     renamed = [
         each._replace(labels={**each.labels, "group": names[each.labels["members"]]})
@@ -100,7 +103,7 @@ def make_template() -> Template:
     )
 
 
-def _training() -> list[Line]:
+def _training(large: bool) -> list[Line]:
     workload = Workload()
     stretch = STEP_SECONDS / _SIMULATED_STEP_SECONDS
     paced = {name: value * stretch for name, value in vars(workload).items() if name.endswith("_seconds")}
@@ -119,7 +122,7 @@ def _training() -> list[Line]:
     interval = float(run.step_seconds.mean())
     names = frozenset(each.name for each in METRICS)
     with tempfile.TemporaryDirectory() as name:
-        scrapes = scrape_live(run, SHAPE, Path(name), names=names, interval_seconds=interval)
+        scrapes = scrape_live(run, SHAPE, Path(name), names=names, interval_seconds=interval, large=large)
     now, half = (scrapes.count - 1) * interval, scrapes.count // 2
     seconds = (scrapes.count - 1 - half) * interval
     found = []

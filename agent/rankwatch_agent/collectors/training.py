@@ -32,6 +32,7 @@ def ranks(config: AgentConfig, shared: Shared, schedule: Schedule) -> Iterator[C
         ledgers=shared.ledgers,
         plateau_steps=config.plateau_steps,
         step_window_seconds=config.step_window_seconds,
+        max_single_ranks=config.max_single_ranks,
     )
 
 

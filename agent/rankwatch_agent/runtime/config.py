@@ -225,6 +225,9 @@ class AgentConfig:
     """Steps over which the loss of a rank must improve, about a fifth of a run; 0 looks for no plateau."""
     step_window_seconds: float = 300.0
     """Window of the means over recent steps; must hold several steps, and be that of the rules."""
+    max_single_ranks: int = 512
+    """Ranks of the largest run of which the recent means of each rank are exported; of larger runs, those of
+    ranks that may stand out, and medians by node."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message in the log: debug, info, warning or error."""
     log_format: Literal["text", "json"] = "text"
@@ -233,7 +236,7 @@ class AgentConfig:
     def __post_init__(self) -> None:
         self._check_addresses()
         self._check_collectors()
-        for name in ("max_requests", "max_runs", "max_names", "evidence_bundles"):
+        for name in ("max_requests", "max_runs", "max_names", "max_single_ranks", "evidence_bundles"):
             expect(self, name, getattr(self, name) >= 1, "a whole number of at least 1")
         expect(self, "plateau_steps", self.plateau_steps >= 0, "a whole number of at least 0")
         expect(self, "traces_one_in", self.traces_one_in >= 0, "a whole number of at least 0")

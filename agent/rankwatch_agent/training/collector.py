@@ -25,9 +25,10 @@ from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
-from rankwatch_agent.training.node_sums import sum_series
+from rankwatch_agent.training.node_sums import half_losses, sum_series
+from rankwatch_agent.training.outstanding import OutstandingRanks, Standing
 from rankwatch_agent.training.recent import RecentMeans
-from rankwatch_agent.training.recent_series import Placed, node_series
+from rankwatch_agent.training.recent_series import Placed, half_series, node_series
 from rankwatch_agent.training.series import RankSeries, run_series
 from rankwatch_agent.training.spans.records import Notes, RankNotes
 from rankwatch_agent.training.totals import RankTotals
@@ -59,6 +60,7 @@ class RanksCollector:
     ledgers: keeps account of the time of all runs.
     plateau_steps: over which the loss must improve; 0 looks for no plateau.
     step_window_seconds: over which the means of recent steps are taken.
+    max_single_ranks: ranks of the largest run of which the means of each rank are exported.
     procfs: where the resident memory of ranks is read; its process ids are those of the agent.
     monotonic, wall: the clocks, in seconds.
     """
@@ -84,6 +86,7 @@ class RanksCollector:
         ledgers: RunLedgers | None = None,
         plateau_steps: int = 0,
         step_window_seconds: float = 300.0,
+        max_single_ranks: int = 512,
         procfs: Path = Path("/proc"),
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -93,6 +96,9 @@ class RanksCollector:
         self._max_names = max_names
         self._plateau_steps = plateau_steps
         self._step_window = step_window_seconds
+        self._max_single_ranks = max_single_ranks
+        self._outstanding: dict[str, OutstandingRanks] = {}
+        """Of large runs."""
         self._procfs = procfs
         self._monotonic = monotonic
         self._wall = wall
@@ -167,7 +173,8 @@ class RanksCollector:
     def _series(self, runs: Mapping[str, list[RankFollower]]) -> list[Series]:
         """The series of all runs, as far as their owners' shares go."""
         doubtful = {box for each in self._conditions.runs.values() for box in each.doubtful()}
-        make = RankSeries(self._wall_of, self._procfs, doubtful)
+        shown = self._choose(runs)
+        make = RankSeries(self._wall_of, self._procfs, doubtful, shown)
         series: list[Series] = []
 
         def add(part: _Part) -> float:
@@ -182,6 +189,9 @@ class RanksCollector:
             parts.append(_Part(first, partial(self._life_series, run, ranks)))
             parts.append(_Part(first, partial(node_series, run, _recent(ranks))))
             parts.append(_Part(first, partial(sum_series, run, ranks, self._wall_of)))
+            if run in shown:
+                parts.append(_Part(first, partial(half_series, run, _recent(ranks))))
+                parts.append(_Part(first, partial(half_losses, run, ranks)))
             parts.append(_Part(first, partial(self.ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(make.reporting, run)))
@@ -190,6 +200,16 @@ class RanksCollector:
             message = f"{part.rank.path}: already exporting {MAX_SERIES} series of black boxes"
             self._discovery.faults.note(part.rank.path, BoxFault.TOO_MANY_SERIES, message)
         return series
+
+    def _choose(self, runs: Mapping[str, Sequence[RankFollower]]) -> dict[str, frozenset[str]]:
+        """Of large runs, the ranks to export one by one."""
+        large = {
+            run: ranks
+            for run, ranks in runs.items()
+            if max(each.header.identity.world_size for each in ranks) > self._max_single_ranks
+        }
+        self._outstanding = {run: self._outstanding.get(run, OutstandingRanks()) for run in large}
+        return {run: self._outstanding[run].choose(map(_standing, ranks)) for run, ranks in large.items()}
 
     def _life_series(self, run: str, ranks: Sequence[RankFollower]) -> Iterable[Series]:
         headers = [each.header for each in ranks]
@@ -252,6 +272,18 @@ def _recent(ranks: Sequence[RankFollower]) -> dict[Placed, RecentMeans]:
         (each.run, str(each.header.identity.rank), each.stage): each.totals.recent.means for each in ranks
     }
     return {placed: each for placed, each in means.items() if each is not None}
+
+
+def _standing(rank: RankFollower) -> Standing:
+    means, loss = rank.totals.recent.means, rank.totals.learning.loss
+    return Standing(
+        rank=str(rank.header.identity.rank),
+        stage=rank.stage,
+        local_seconds=None if means is None else means.local_seconds,
+        token_seconds=None if means is None or means.tokens <= 0 else means.local_seconds / means.tokens,
+        late_seconds=0.0 if means is None else means.late_long_seconds,
+        loss=loss.trend if loss.count else None,
+    )
 
 
 def _room(ranks: Sequence[RankFollower]) -> dict[int, int]:

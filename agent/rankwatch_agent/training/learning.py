@@ -338,12 +338,16 @@ class RankLearning:
             yield Series(metric("rankwatch_updates_skipped_total"), key, scale.skipped)
             yield Series(metric("rankwatch_loss_scale_collapsed"), key, float(scale.collapsed))
 
+    def trend_series(self, key: tuple[str, str]) -> Iterator[Series]:
+        """The trend of the loss, by which ranks are compared."""
+        if self.loss.count:
+            yield Series(metric("rankwatch_loss_trend"), key, self.loss.trend)
+
     def _loss_series(self, key: tuple[str, str]) -> Iterator[Series]:
         loss = self.loss
         if not loss.count:
             return
         yield Series(metric("rankwatch_loss_spikes_total"), key, loss.spikes)
-        yield Series(metric("rankwatch_loss_trend"), key, loss.trend)
         if not math.isnan(loss.deviation):
             yield Series(metric("rankwatch_loss_deviation"), key, loss.deviation)
         if self.plateau is not None and not math.isnan(self.plateau.improvement):

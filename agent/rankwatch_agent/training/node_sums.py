@@ -13,6 +13,7 @@ from rankwatch.conventions import ENDED_STATES
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
 from rankwatch_agent.training.follower import RankFollower
+from rankwatch_agent.training.outstanding import halves
 
 _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
 """A rank that saves for the first time and is not done yet."""
@@ -35,6 +36,18 @@ def sum_series(run: str, ranks: Sequence[RankFollower], wall: Callable[[float], 
     if len(known) == len(timeouts):
         yield sample("rankwatch_node_progress_timeout_seconds", (run,), max(known))
     yield from _checkpoint_series(run, living, wall)
+
+
+def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
+    """Of a large run: what speaks for the losses of all its ranks on this node."""
+    losses = [each.totals.learning.loss for each in ranks if each.totals.learning.loss.count]
+    values = {
+        "rankwatch_half_loss_trend": [each.trend for each in losses if each.trend > 0.0],
+        "rankwatch_half_loss_deviation": [each.deviation for each in losses],
+    }
+    for name, known in values.items():
+        for half, value in halves(known).items():
+            yield sample(name, (run, half), value)
 
 
 def _checkpoint_series(

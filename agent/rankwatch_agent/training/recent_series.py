@@ -9,6 +9,7 @@ from statistics import median
 from rankwatch.conventions import metric
 from rankwatch.conventions.recent import TOGETHER
 from rankwatch_agent.runtime.collector import Series, sample
+from rankwatch_agent.training.outstanding import halves
 from rankwatch_agent.training.recent import RecentMeans
 
 Placed = tuple[str, str, str]
@@ -31,6 +32,20 @@ def rank_series(key: Placed, replica: str, means: RecentMeans) -> Iterator[Serie
     yield sample("rankwatch_recent_late_step_long_seconds", key, means.late_long_seconds)
 
 
+def half_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:
+    """Of a large run: what speaks for all ranks of a stage on this node, where only some are exported."""
+    for stage, of_stage in _by_stage(ranks).items():
+        values = {
+            "step_local_seconds": [each.local_seconds for each in of_stage],
+            "step_arrival_seconds": [each.arrival_seconds for each in of_stage],
+            "step_tokens": [each.tokens for each in of_stage if each.tokens > 0],
+            "token_local_seconds": [each.local_seconds / each.tokens for each in of_stage if each.tokens > 0],
+        }
+        for name, known in values.items():
+            for half, value in halves(known).items():
+                yield sample(f"rankwatch_recent_half_{name}", (run, stage, half), value)
+
+
 def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Series]:
     """Medians over the ranks of a run on this node: of these, rules take the median of the run."""
     if not ranks:
@@ -51,9 +66,15 @@ def node_series(run: str, ranks: Mapping[Placed, RecentMeans]) -> Iterator[Serie
         )
         yield from _median("rankwatch_recent_run_sigma_ratio", (run, reason), (each.sigma for each in found))
     yield from _lateness(run, means)
-    for stage in dict.fromkeys(stage for _, _, stage in ranks):
-        of_stage = [each for (_, _, other), each in ranks.items() if other == stage]
+    for stage, of_stage in _by_stage(ranks).items():
         yield from _stage_series((run, stage), of_stage)
+
+
+def _by_stage(ranks: Mapping[Placed, RecentMeans]) -> dict[str, list[RecentMeans]]:
+    stages: dict[str, list[RecentMeans]] = {}
+    for (_, _, stage), each in ranks.items():
+        stages.setdefault(stage, []).append(each)
+    return stages
 
 
 def _lateness(run: str, ranks: Iterable[RecentMeans]) -> Iterator[Series]:

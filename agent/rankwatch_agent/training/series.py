@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 
 from rankwatch.conventions import ENDED_STATES, RankState, metric
@@ -43,10 +43,18 @@ class RankSeries:
 
     procfs: the agent's own, whose process ids are those of the kernel's lock holders.
     doubtful: boxes of ranks of which it matters where they stand.
+    shown: of large runs, the ranks whose means are exported; of all other runs, every rank's are.
     """
 
-    def __init__(self, wall: Callable[[float], float], procfs: Path, doubtful: Container[Path]) -> None:
+    def __init__(
+        self,
+        wall: Callable[[float], float],
+        procfs: Path,
+        doubtful: Container[Path],
+        shown: Mapping[str, Container[str]],
+    ) -> None:
         self._doubtful = doubtful
+        self._shown = shown
         self._reporting: dict[str, Counter[str]] = {}
         """By run: how many of its ranks have each metric that alerts depend on."""
         self._wall = wall
@@ -60,7 +68,10 @@ class RankSeries:
         totals = rank.totals
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
-        if totals.recent.means is not None:
+        shown = rank.run not in self._shown or key[1] in self._shown[rank.run]
+        if shown:
+            found.extend(totals.learning.trend_series(key))
+        if shown and totals.recent.means is not None:
             found.extend(rank_series((*key, rank.stage), rank.replica, totals.recent.means))
         found.extend(self._collectives(rank, key))
         found.extend(totals.checkpoints.series(key, self._wall))

@@ -8,7 +8,7 @@ collective's last arriver is its transfer, so the least over the nodes belongs t
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import recent
+from rankwatch_alerts.recording.steps import of_all
 from rankwatch_alerts.rules import COLLECTIVE, RecordingRule, duration, promql, recorded
 
 
@@ -39,7 +39,7 @@ def network_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded("group:rankwatch_collective_bus_bytes:mean", _mean_of_nodes("bus_bytes", window)),
         recorded(
             "run:rankwatch_step_local_seconds:median",
-            f"quantile by (cluster, run) (0.5, {recent(config, 'step_local_seconds')})",
+            f"quantile by (cluster, run) (0.5, {of_all(config, 'step_local_seconds')})",
         ),
         recorded(
             "group:rankwatch_collective_transfer_seconds:growth",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from rankwatch.conventions import Cause
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import RANKS, recent
+from rankwatch_alerts.recording.steps import RANKS, of_all, recent
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, recorded
 
@@ -36,7 +36,7 @@ def arrival_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """When the ranks of a stage reach the collectives, and how much later the last one does than the median
     one in a run without a fault."""
     return (
-        recorded(_ARRIVAL, f"quantile by ({STAGE}) (0.5, {recent(config, 'step_arrival_seconds')})"),
+        recorded(_ARRIVAL, f"quantile by ({STAGE}) (0.5, {of_all(config, 'step_arrival_seconds')})"),
         recorded(
             "run:rankwatch_step_variation:sigma",
             f"sqrt(quantile by ({RUN}) (0.5, {recent(config, 'run_step_variance_ratio')}))",

@@ -8,6 +8,7 @@ from rankwatch_alerts.rules import STAGE, RecordingRule, recorded
 
 DIVERGING = "run:rankwatch_loss_diverging:deviation"
 COLLAPSED = "run:rankwatch_loss_scale_collapsed:count"
+TREND = "run:rankwatch_loss_trend:median"
 DATA_SKEW = "rank:rankwatch_data_skew:ratio"
 _LEVEL = "rank:rankwatch_loss_level:relative"
 _RANK = "cluster, run, rank, node"
@@ -26,6 +27,8 @@ def loss_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             f"""
                 quantile by (cluster, run) (
                   0.5,
+                  rankwatch_half_loss_deviation
+                  or on (cluster, run)
                   max by (cluster, run, rank) (rankwatch_loss_deviation > -Inf)
                 ) > {config.loss_deviation:g}
                 and
@@ -62,19 +65,24 @@ def _skew_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     so, and not where its tokens are unknown.
     """
     high, low = 1.0 + config.data_skew, 1.0 - config.data_skew
-    trend = "(rankwatch_loss_trend > 0)"
     return (
+        recorded(
+            TREND,
+            # In large runs, the halves of the ranks of a node speak for all of them.
+            """
+                quantile by (cluster, run) (
+                  0.5,
+                  rankwatch_half_loss_trend or on (cluster, run) (rankwatch_loss_trend > 0)
+                )
+            """,
+        ),
         recorded(
             _LEVEL,
             f"""
                 max by ({_RANK}) (
-                  {trend}
+                  (rankwatch_loss_trend > 0)
                   / on (cluster, run) group_left ()
-                  (
-                    quantile by (cluster, run) (0.5, {trend})
-                    and
-                    count by (cluster, run) {trend} > 2
-                  )
+                  ({TREND} and on (cluster, run) (count by (cluster, run) (rankwatch_loss_trend > 0) > 2))
                 )
             """,
         ),

@@ -93,6 +93,15 @@ def recent(config: RuleConfig, name: str) -> str:
     return f"last_over_time(rankwatch_recent_{name}[{duration(config.missed_seconds)}])"
 
 
+def of_all(config: RuleConfig, name: str) -> str:
+    """What agents say of all ranks of a stage: of each, or in large runs of both halves of a node's.
+
+    The median of both halves' medians is that of the ranks; of large runs, single ranks are exported only
+    where they may stand out (`max_single_ranks` of the agent).
+    """
+    return f"({recent(config, f'half_{name}')} or on ({STAGE}) {recent(config, name)})"
+
+
 def median_of_stage(config: RuleConfig, name: str) -> str:
     """Median over the nodes of what agents say of the median rank of a stage on each.
 

@@ -20,6 +20,7 @@ from rankwatch_alerts.recording.steps import (
     RANKS,
     STEP,
     TOKEN_MEDIAN,
+    of_all,
     recent,
 )
 from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, recorded
@@ -27,6 +28,9 @@ from rankwatch_alerts.rules import RANK, RUN, STAGE, RecordingRule, duration, re
 CANDIDATE = "rank:rankwatch_straggler_candidate:slowdown"
 PLACED_CANDIDATE = "rank:rankwatch_straggler_candidate:replica"
 RESIDUAL = "rank:rankwatch_step_local_seconds:residual"
+_HALF_RESIDUAL = "half:rankwatch_step_local_seconds:residual"
+"""Of large runs: what speaks for all ranks of a node."""
+_RESIDUALS = f"({_HALF_RESIDUAL} or on ({STAGE}) {RESIDUAL})"
 DEVIATION = "stage:rankwatch_step_local_seconds:residual_deviation"
 """Median of the absolute residuals: that of the residuals themselves is 0."""
 PHASE_EXCESS = "rank_phase:rankwatch_step_local_seconds:excess"
@@ -42,35 +46,21 @@ MAD_TO_SIGMA = "1.4826"
 def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """From medians of the stages to the residual of each rank, and the excess of those that stand out."""
     local = recent(config, "step_local_seconds")
-    tokens = recent(config, "token_local_seconds")
     return (
-        recorded(MEDIAN, f"quantile by ({STAGE}) (0.5, {local})"),
+        recorded(MEDIAN, f"quantile by ({STAGE}) (0.5, {of_all(config, 'step_local_seconds')})"),
         recorded(RANKS, _ranks(config, "ranks")),
         recorded(
             TOKEN_MEDIAN,
             # Where some ranks of a stage report no tokens, none are compared by them.
             f"""
-                (quantile by ({STAGE}) (0.5, {tokens}) > 0)
+                (quantile by ({STAGE}) (0.5, {of_all(config, "token_local_seconds")}) > 0)
                 and on ({STAGE})
                 ({_ranks(config, "token_ranks")} == on ({STAGE}) {RANKS})
             """,
         ),
-        recorded(
-            RESIDUAL,
-            f"""
-                max by ({RANK}, stage) (
-                  {tokens}
-                  / on ({STAGE}) group_left ()
-                  {TOKEN_MEDIAN}
-                  or
-                  {local}
-                  / on ({STAGE}) group_left ()
-                  ({MEDIAN} > 0 unless on ({STAGE}) {TOKEN_MEDIAN})
-                )
-                - 1
-            """,
-        ),
-        recorded(DEVIATION, f"quantile by ({STAGE}) (0.5, abs({RESIDUAL}))"),
+        recorded(RESIDUAL, _residual(config, f"{RANK}, stage", "")),
+        recorded(_HALF_RESIDUAL, _residual(config, f"{RUN}, node, stage, half", "half_")),
+        recorded(DEVIATION, f"quantile by ({STAGE}) (0.5, abs({_RESIDUALS}))"),
         *_threshold_rules(config),
         recorded(
             HIGH_EXCESS,
@@ -87,6 +77,22 @@ def residual_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             """,
         ),
     )
+
+
+def _residual(config: RuleConfig, by: str, of: str) -> str:
+    """Relative to the median of the stage: the local time per token, where all ranks have tokens."""
+    return f"""
+        max by ({by}) (
+          {recent(config, f"{of}token_local_seconds")}
+          / on ({STAGE}) group_left ()
+          {TOKEN_MEDIAN}
+          or
+          {recent(config, f"{of}step_local_seconds")}
+          / on ({STAGE}) group_left ()
+          ({MEDIAN} > 0 unless on ({STAGE}) {TOKEN_MEDIAN})
+        )
+        - 1
+    """
 
 
 def _ranks(config: RuleConfig, name: str) -> str:
@@ -112,7 +118,7 @@ def _threshold_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 {MAD_TO_SIGMA} * quantile by ({RUN}) (
                   0.5,
                   abs(
-                    {RESIDUAL}
+                    {_RESIDUALS}
                     and on ({STAGE})
                     ({RANKS} >= {config.straggler_stage_ranks})
                   )

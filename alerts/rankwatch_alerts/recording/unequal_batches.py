@@ -12,6 +12,7 @@ from rankwatch_alerts.recording.steps import (
     RANKS,
     STEP,
     TOKEN_MEDIAN,
+    of_all,
     recent,
 )
 from rankwatch_alerts.rules import STAGE, RecordingRule, promql, recorded
@@ -35,7 +36,7 @@ def unequal_batches_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             _TOKENS_MEDIAN,
             f"""
-                quantile by ({STAGE}) (0.5, {recent(config, "step_tokens")})
+                quantile by ({STAGE}) (0.5, {of_all(config, "step_tokens")})
                 and on ({STAGE})
                 {TOKEN_MEDIAN}
             """,

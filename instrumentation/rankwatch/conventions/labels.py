@@ -33,6 +33,8 @@ class Label(StrEnum):
     REPLICA = "replica"
     """Data-parallel coordinate, empty where the rank states none; ranks of one replica work on the same
     microbatches."""
+    HALF = "half"
+    """lower or upper: the half of the ranks on a node, by the value itself, whose median stands for it."""
     FILE = "file"
     """A file of a checkpoint, by its path within it."""
     TENSOR = "tensor"

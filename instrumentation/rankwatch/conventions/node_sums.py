@@ -97,4 +97,17 @@ NODE_SUMS = (
         _RUN,
         "Unix time at which it had been written.",
     ),
+    gauge(
+        "rankwatch_half_loss_trend",
+        "1",
+        (Label.RUN, Label.HALF),
+        "Median of `rankwatch_loss_trend`, where it is positive, of one half of the run's ranks on this "
+        "node. Only in runs of more ranks than `max_single_ranks`, of which not every rank is exported.",
+    ),
+    gauge(
+        "rankwatch_half_loss_deviation",
+        "1",
+        (Label.RUN, Label.HALF),
+        "The same of `rankwatch_loss_deviation`.",
+    ),
 )

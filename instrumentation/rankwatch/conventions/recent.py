@@ -116,6 +116,31 @@ _NODES = (
     ),
 )
 
+_OF_HALF = (Label.RUN, Label.STAGE, Label.HALF)
+
+_HALVES = (
+    gauge(
+        "rankwatch_recent_half_step_local_seconds",
+        "seconds",
+        _OF_HALF,
+        "Median of `rankwatch_recent_step_local_seconds` of one half of the ranks of the stage on this node. "
+        "Only in runs of more ranks than `max_single_ranks`, of which not every rank is exported.",
+    ),
+    gauge(
+        "rankwatch_recent_half_step_arrival_seconds",
+        "seconds",
+        _OF_HALF,
+        "The same of `rankwatch_recent_step_arrival_seconds`.",
+    ),
+    gauge("rankwatch_recent_half_step_tokens", "1", _OF_HALF, "The same of `rankwatch_recent_step_tokens`."),
+    gauge(
+        "rankwatch_recent_half_token_local_seconds",
+        "seconds",
+        _OF_HALF,
+        "The same of `rankwatch_recent_token_local_seconds`.",
+    ),
+)
+
 _STAGES = (
     gauge(
         "rankwatch_recent_stage_ranks",
@@ -202,4 +227,4 @@ _LATE = (
     ),
 )
 
-RECENT = (*_RANKS, *_NODES, *_STAGES, *_LATE)
+RECENT = (*_RANKS, *_NODES, *_HALVES, *_STAGES, *_LATE)

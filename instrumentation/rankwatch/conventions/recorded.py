@@ -57,6 +57,7 @@ _PROGRESS = (
         _RUN,
         "Ranks of a running run whose loss scale has collapsed; no series where there is none.",
     ),
+    recorded("run:rankwatch_loss_trend:median", _RUN, "Trend of the loss of the median rank."),
     recorded(
         "rank:rankwatch_loss_level:relative",
         (*_RANK, Label.NODE),

@@ -33,6 +33,11 @@ _STRAGGLERS = (
         "stage report tokens.",
     ),
     recorded(
+        "half:rankwatch_step_local_seconds:residual",
+        (Label.CLUSTER, Label.RUN, Label.NODE, Label.STAGE, Label.HALF),
+        "The same of one half of the ranks of a node; only of large runs.",
+    ),
+    recorded(
         "stage:rankwatch_step_local_seconds:residual_deviation",
         _STAGE,
         "Median of the absolute residuals of the stage's ranks.",

@@ -47,11 +47,13 @@ def test_fixed_part() -> None:
 def test_recent_steps_of_a_node() -> None:
     """Means of the run on a node: some, some for each reason, and some for each of its stages."""
     of_node = [each for each in (*_labels_of_recent(Label.RUN),) if Label.RANK not in each]
-    of_stage = [each for each in of_node if Label.STAGE in each]
+    halves = [each for each in of_node if Label.HALF in each]
+    of_stage = [each for each in of_node if Label.STAGE in each and each not in halves]
     stage = sum(len(SlowPhase) if Label.PHASE in each else 1 for each in of_stage)
     reasons = len(TOGETHER) * sum(Label.REASON in each for each in of_node)
     run = reasons + sum(each == (Label.RUN,) for each in of_node)
     assert f"| {run}, and {stage} for each of its stages |" in PAGE.read_text()
+    assert f"{2 * len(halves)} for each stage more" in PAGE.read_text()
 
 
 def _labels_of_recent(label: Label) -> list[tuple[Label, ...]]:

@@ -74,13 +74,25 @@ class _Clock:
 
 
 def scrape_live(
-    job: SimulatedJob, shape: JobShape, directory: Path, *, names: frozenset[str], interval_seconds: float
+    job: SimulatedJob,
+    shape: JobShape,
+    directory: Path,
+    *,
+    names: frozenset[str],
+    interval_seconds: float,
+    large: bool = False,
 ) -> Scrapes:
-    """The whole run, from its first scrape to the last one before its end; only metrics of these names."""
+    """The whole run, from its first scrape to the last one before its end; only metrics of these names.
+
+    large: agents export it as a run of which not every rank is exported.
+    """
+    single = 1 if large else shape.ranks
     boxes = [_GrowingBox(*each) for each in job_boxes(job.table, shape, directory, run=RUN)]
     clock = _Clock()
     agents = {
-        node: RanksCollector(directory=folder, monotonic=clock.monotonic, wall=clock.wall)
+        node: RanksCollector(
+            directory=folder, monotonic=clock.monotonic, wall=clock.wall, max_single_ranks=single
+        )
         for node, folder in _by_node(directory).items()
     }
     scrapes = Scrapes(interval_seconds=interval_seconds)

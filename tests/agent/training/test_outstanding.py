@@ -1,0 +1,95 @@
+"""Which ranks of a large run are exported, and what speaks for all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import median
+
+import pytest
+
+from rankwatch_agent.training.outstanding import OutstandingRanks, Standing, halves
+
+
+def _standing(rank: int, local: float | None, *, stage: str = "0", **other: float) -> Standing:
+    return Standing(
+        rank=str(rank),
+        stage=stage,
+        local_seconds=local,
+        token_seconds=other.get("token"),
+        late_seconds=other.get("late", 0.0),
+        loss=other.get("loss"),
+    )
+
+
+def _choose(*seconds: float | None) -> frozenset[str]:
+    return OutstandingRanks().choose(_standing(rank, each) for rank, each in enumerate(seconds))
+
+
+def test_slow_ranks_are_shown() -> None:
+    """Each of them, and of equal ones at least one: a node may be slow as a whole."""
+    assert _choose(1.0, 1.2, 1.0, 1.1, 1.0, 1.0) == {"1", "3"}
+    assert len(_choose(1.3, 1.3, 1.3, 1.3)) == 1
+    assert _choose(None, None) == frozenset()
+
+
+def test_last_rank_of_each_stage() -> None:
+    ranks = [_standing(rank, 1.0 + 0.01 * rank, stage=str(rank % 2)) for rank in range(4)]
+    assert OutstandingRanks().choose(ranks) == {"2", "3"}
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [_standing(0, 1.0, token=0.1), _standing(1, 0.5, token=0.2)],
+        [_standing(0, 1.0), _standing(1, 0.9, late=0.3)],
+        [_standing(0, 1.0, loss=2.0), _standing(1, 1.0, loss=3.0)],
+        [_standing(0, 1.0, loss=2.0), _standing(1, 1.0, loss=1.0)],
+    ],
+    ids=["time for a token", "late steps", "high loss", "low loss"],
+)
+def test_other_ways_to_stand_out(ranks: Sequence[Standing]) -> None:
+    assert "1" in OutstandingRanks().choose(ranks)
+
+
+def test_equal_ranks_do_not_take_turns() -> None:
+    """A series that comes and goes is a new one each time."""
+    outstanding, draw = OutstandingRanks(), random.Random(7)
+    shown = {
+        frozenset(outstanding.choose(_standing(rank, 1.0 + 0.002 * draw.random()) for rank in range(8)))
+        for _ in range(50)
+    }
+    assert len(shown) == 1
+
+
+def test_another_rank_becomes_the_last_one() -> None:
+    outstanding = OutstandingRanks()
+    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.0)]) == {"0"}
+    assert outstanding.choose([_standing(0, 1.01), _standing(1, 1.2)]) == {"1"}
+    assert outstanding.choose([_standing(1, 1.2)]) == {"1"}, "the other one has ended"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], {}),
+        ([3.0], {"lower": 3.0}),
+        ([4.0, 2.0], {"lower": 2.0, "upper": 4.0}),
+        ([1.0, 2.0, 3.0], {"lower": 1.5, "upper": 2.5}),
+        ([float("nan"), 1.0], {"lower": 1.0}),
+    ],
+)
+def test_halves(values: list[float], expected: dict[str, float]) -> None:
+    assert halves(values) == expected
+
+
+def test_halves_speak_for_all_ranks() -> None:
+    """Of 500 nodes with 8 ranks: median and median absolute deviation of the halves are those of the ranks."""
+    draw = random.Random(3)
+    nodes = [[draw.gauss(1.0, 0.03) for _ in range(8)] for _ in range(500)]
+    ranks = [each for node in nodes for each in node]
+    points = [each for node in nodes for each in halves(node).values()]
+    middle = median(ranks)
+    assert median(points) == pytest.approx(middle, abs=0.002)
+    deviation = median(abs(each - middle) for each in ranks)
+    assert median(abs(each - middle) for each in points) == pytest.approx(deviation, rel=0.05)
