@@ -132,6 +132,11 @@ ENDED = RUNNING.replace("=~", "!~")
 """Matcher for those that have."""
 
 
+def lately(series: str, seconds: float) -> str:
+    """Of times at which something was last seen: those of the last seconds, also through missed scrapes."""
+    return f"(last_over_time({series}[{duration(seconds)}]) > time() - {seconds:.10g})"
+
+
 class Severity(StrEnum):
     """Critical pages, warning opens a ticket, info is context."""
 

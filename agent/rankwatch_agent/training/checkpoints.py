@@ -31,6 +31,8 @@ class OperationTotals:
     failed: int = 0
     unfinished: int = 0
     """Cut off by the end of the process."""
+    last_failed: float | None = None
+    """When one failed last, monotonic."""
     seconds: float = 0.0
     blocking_seconds: float = 0.0
     """Of these, those in which the training thread was blocked."""
@@ -136,6 +138,7 @@ class RankCheckpoints:
             totals.blocking_seconds += min(blocked, end - start)
         if outcome != layout.SUCCEEDED:
             totals.failed += 1
+            totals.last_failed = end
             if not stages.failed:
                 other = CheckpointStage.OTHER.value
                 totals.stage_failures[other] = totals.stage_failures.get(other, 0) + 1
@@ -181,6 +184,9 @@ class RankCheckpoints:
         for operation, totals in self.operations.items():
             if operation != _UPLOAD or self._uploads:
                 yield from _operation_series((*key, operation), totals)
+            if totals.last_failed is not None:
+                failed = "rankwatch_checkpoint_last_failure_timestamp_seconds"
+                yield sample(failed, (*key, operation), wall(totals.last_failed))
         yield sample("rankwatch_checkpoint_background_failures_total", key, self.failed_beside)
         under_way = self.saves_under_way()
         yield sample("rankwatch_checkpoint_saves_pending", key, len(under_way))

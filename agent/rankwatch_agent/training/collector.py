@@ -150,6 +150,8 @@ class RanksCollector:
         series.extend(
             Series(faults, (reason,), count) for reason, count in discovery.faults.by_reason.items()
         )
+        last = metric("rankwatch_blackbox_last_fault_timestamp_seconds")
+        series.extend(Series(last, (reason,), moment) for reason, moment in discovery.faults.last.items())
         return Collection(series=series, histograms=self._histograms(runs))
 
     def _wall_of(self, moment: float) -> float:

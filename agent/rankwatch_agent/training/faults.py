@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rankwatch.conventions import BoxFault
@@ -15,7 +17,10 @@ _log = logging.getLogger(__name__)
 class BoxFaults:
     """Counts faults by reason: each box once per reason. The log names each, as far as its limit allows."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self.last: dict[str, float] = {}
+        """Unix time of the last one of each reason that occurred."""
+        self._wall = wall
         self.by_reason: dict[str, int] = {fault.value: 0 for fault in BoxFault}
         """Every reason is present, because an alert sees only what rises from a first value."""
         self._noted: set[tuple[Path, str]] = set()
@@ -29,6 +34,7 @@ class BoxFaults:
             self._noted.clear()
         self._noted.add((path, reason))
         self.by_reason[reason] = self.by_reason.get(reason, 0) + 1
+        self.last[reason] = self._wall()
         # Somebody else chose the bytes of file names: no line break, and nothing that is no text, may pass.
         text = message.encode("unicode_escape").decode("ascii")
         if self._log_limit.allows(text):

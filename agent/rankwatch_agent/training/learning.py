@@ -50,6 +50,8 @@ class NormStatistics:
     def __init__(self) -> None:
         self.explosions = 0
         """Jumps that lasted."""
+        self.exploded_at: float | None = None
+        """When the last of them was seen, monotonic."""
         self._statistics = LossStatistics(confirm_steps=math.inf, least_sigma=LEAST_NOISE)
         self.begin_process()
 
@@ -73,8 +75,9 @@ class NormStatistics:
             return math.nan
         return math.exp(min(statistics.recent - statistics.trend, _LARGEST_LOGARITHM))
 
-    def add(self, value: float) -> bool:
-        """Take the norm of a step; False for one that is zero, negative or not finite, and ignored here."""
+    def add(self, value: float, at: float = 0.0) -> bool:
+        """Take the norm of a step, of this monotonic time; False for one that is zero, negative or not
+        finite, and ignored here."""
         if not 0.0 < value < math.inf:
             return False
         statistics = self._statistics
@@ -87,10 +90,10 @@ class NormStatistics:
         self.expected = math.exp(trend)
         self.above = statistics.recent - trend > max(least, DIVERGENCE_SIGMAS * sigma)
         self.stands_out = self.above or logarithm - trend > max(least, SPIKE_SIGMAS * sigma)
-        self._count()
+        self._count(at)
         return True
 
-    def _count(self) -> None:
+    def _count(self, at: float) -> None:
         self._in_a_row = self._in_a_row + 1 if self.above else 0
         self._ordinary = 0 if self.stands_out else self._ordinary + 1
         if self._ordinary >= JUMP_GAP_VALUES:
@@ -98,6 +101,7 @@ class NormStatistics:
         if self._in_a_row >= JUMP_PERSISTENCE_VALUES and not self._exploded:
             self._exploded = True
             self.explosions += 1
+            self.exploded_at = at
 
 
 COLLAPSE_RATIO = 1 / 16
@@ -278,7 +282,7 @@ class RankLearning:
             norm = self.norms.get(name)
             if norm is None:
                 norm = self.norms[name] = NormStatistics()
-            norm.add(value)
+            norm.add(value, at)
         elif name == LOSS:
             # Another of the same step is that of an evaluation, or of a part of the batch.
             if step != self._loss_step or step < 0 or value - value:

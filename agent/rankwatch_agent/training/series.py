@@ -68,6 +68,7 @@ class RankSeries:
         totals = rank.totals
         for part in (_steps, _scalars, _telemetry):
             found.extend(part(totals, key))
+        found.extend(self._events(totals, key))
         shown = rank.run not in self._shown or key[1] in self._shown[rank.run]
         if shown:
             found.extend(totals.learning.trend_series(key))
@@ -143,6 +144,16 @@ class RankSeries:
             )
         if rank.timeout is not None:
             yield sample("rankwatch_progress_timeout_seconds", key, rank.timeout)
+
+    def _events(self, totals: RankTotals, key: tuple[str, str]) -> Iterator[Series]:
+        """When something rare was last seen: rules read these of the few ranks that have any."""
+        for name, at in totals.last_nonfinite.items():
+            metric_name = "rankwatch_scalar_last_nonfinite_timestamp_seconds"
+            yield sample(metric_name, (*key, name), self._wall(at))
+        for name, norm in totals.learning.norms.items():
+            if norm.exploded_at is not None:
+                metric_name = "rankwatch_norm_last_explosion_timestamp_seconds"
+                yield sample(metric_name, (*key, name), self._wall(norm.exploded_at))
 
     def _collectives(self, rank: RankFollower, key: tuple[str, str]) -> Iterator[Series]:
         totals = rank.totals.collectives

@@ -82,6 +82,8 @@ class RankTotals:
         self.learning = RankLearning()
         self.scalars: dict[str, float] = {}
         self.nonfinite: dict[str, int] = {}
+        self.last_nonfinite: dict[str, float] = {}
+        """When a scalar was last NaN or infinite, monotonic; only of those that were."""
         self.collectives = RankCollectives(self.names, self.steps)
         self.checkpoints = RankCheckpoints()
         self.fingerprints = RankFingerprints()
@@ -169,6 +171,7 @@ class RankTotals:
                 value = scalars[name] = _unpack_scalar(raw, at)[0]
                 if value - value:  # NaN for NaN and for infinity
                     nonfinite[name] += 1
+                    self.last_nonfinite[name] = end
                 continue
             takers[tag >> layout.NAME_BITS](tag & _NAMES, start, end, raw, at)
 
@@ -224,6 +227,7 @@ class RankTotals:
         self.scalars[name] = value
         if not math.isfinite(value):
             self.nonfinite[name] += 1
+            self.last_nonfinite[name] = end
         if judged:
             self.learning.take(name, value, step, end)
         if name == GRADIENT_NORM:

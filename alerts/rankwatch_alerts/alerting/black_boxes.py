@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from rankwatch_alerts.alerting.alert import alert_rule
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
+from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration, lately
 
-_FAULTS = "rankwatch_blackbox_faults_total"
+_LAST_FAULT = "rankwatch_blackbox_last_fault_timestamp_seconds"
 WINDOW_SECONDS = 1800.0
 """An agent counts each fault once, so the alert goes on this long after the last new one."""
 
 
 def black_boxes_left_out(config: RuleConfig) -> AlertRule:
-    """A new fault, or the faults that an agent found when this Prometheus first saw it."""
-    window = duration(WINDOW_SECONDS)
+    """A new fault, or the faults that an agent found when it started."""
     return alert_rule(
         config,
         Alert.BLACK_BOXES_LEFT_OUT,
         f"""
-            sum by (cluster, node, reason) (
-              increase({_FAULTS}[{window}]) > 0
-              or
-              {_FAULTS} > 0 unless {_FAULTS} offset {window}
-            )
+            group by (cluster, node, reason) {lately(_LAST_FAULT, WINDOW_SECONDS)}
         """,
         for_seconds=0,
         keep_firing_seconds=config.keep_firing_seconds,

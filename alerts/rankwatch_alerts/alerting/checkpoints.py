@@ -16,7 +16,7 @@ from rankwatch_alerts.recording.checkpoints import COMPLETE, COMPLETE_STEP, WRIT
 from rankwatch_alerts.recording.goodput import BLOCKED_SHARE, SAVE_BEFORE, SAVE_NOW
 from rankwatch_alerts.recording.hardware import CHECKPOINT_SPACE
 from rankwatch_alerts.recording.steps import LIVING
-from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration
+from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration, lately
 
 _DASHBOARD = opened_on(CHECKPOINTS_GOODPUT_UID, *OF_RUN)
 
@@ -38,7 +38,7 @@ def checkpoint_alerts(config: RuleConfig) -> tuple[AlertRule, ...]:
 
 def checkpoint_failed(config: RuleConfig) -> AlertRule:
     """A warning: work is at risk only once the last good checkpoint is old, which has its own alert."""
-    failures = 'operation=~"save|verify|upload", outcome="failure"'
+    failed = 'rankwatch_checkpoint_last_failure_timestamp_seconds{operation=~"save|verify|upload"}'
     window = duration(config.event_window_seconds)
     of_operation = (*OF_RANK, "operation")
     stage = looked_up(
@@ -52,9 +52,9 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
         config,
         Alert.CHECKPOINT_FAILED,
         f"""
-            sum by (cluster, run, rank, node, operation) (
-              increase(rankwatch_checkpoint_operations_total{{{failures}}}[{window}])
-            ) > 0
+            group by (cluster, run, rank, node, operation) (
+              {lately(failed, config.event_window_seconds)}
+            )
         """,
         for_seconds=config.confirm_seconds,
         keep_firing_seconds=config.keep_firing_seconds,
@@ -250,15 +250,12 @@ def _space(config: RuleConfig, expression: str, severity: Severity, first: str) 
 
 
 def resume_failed(config: RuleConfig) -> AlertRule:
-    """Critical: a run that cannot load either stands still or starts from nothing, and a restart repeats it.
-
-    A failure that was counted before Prometheus first saw the rank shows no increase.
-    """
+    """Critical: a run that cannot load stands still or starts from nothing, and a restart repeats it."""
     window = duration(config.event_window_seconds)
-    failed = 'rankwatch_checkpoint_operations_total{operation="load", outcome="failure"}'
+    failed = 'rankwatch_checkpoint_last_failure_timestamp_seconds{operation="load"}'
     such_as = looked_up(
-        "topk(1, sum by (rank, node) (increase(rankwatch_checkpoint_operations_total"
-        f'{{operation="load", outcome="failure", cluster=%q, run=%q}}[{window}])) > 0)',
+        "topk(1, max by (rank, node) (rankwatch_checkpoint_last_failure_timestamp_seconds"
+        '{operation="load", cluster=%q, run=%q}))',
         OF_RUN,
         "{{ with . | first }}, such as rank {{ .Labels.rank }} on node {{ .Labels.node }}{{ end }}",
         "",
@@ -268,11 +265,7 @@ def resume_failed(config: RuleConfig) -> AlertRule:
         Alert.RESUME_FAILED,
         f"""
             count by ({RUN}) (
-              max by ({RUN}, rank, node) (
-                increase({failed}[{window}]) > 0
-                or
-                {failed} > 0 unless on ({RUN}, rank, node) {failed} offset {window}
-              )
+              max by ({RUN}, rank, node) {lately(failed, config.event_window_seconds)}
             )
         """,
         for_seconds=config.confirm_seconds,

@@ -6,7 +6,7 @@ from rankwatch.conventions.vocabulary import GRADIENT_NORM, UPDATE_NORM
 from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, lasting, listed, looked_up, value_of
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.learning import COLLAPSED, DATA_SKEW, DIVERGING, FIRST_NON_FINITE
-from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration
+from rankwatch_alerts.rules import Alert, AlertRule, Severity, duration, lately
 
 
 def loss_non_finite(config: RuleConfig) -> AlertRule:
@@ -17,6 +17,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
     """
     window = duration(config.event_window_seconds)
     of_run = 'name="loss", cluster=%q, run=%q'
+    last = 'rankwatch_scalar_last_nonfinite_timestamp_seconds{name="loss"}'
     often = listed(
         "topk(3, sum by (rank, node) "
         f"(increase(rankwatch_scalar_nonfinite_total{{{of_run}}}[{window}])) > 0)",
@@ -42,9 +43,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
         Alert.LOSS_NON_FINITE,
         f"""
             count by (cluster, run) (
-              sum by (cluster, run, rank) (
-                increase(rankwatch_scalar_nonfinite_total{{name="loss"}}[{window}])
-              ) > 0
+              max by (cluster, run, rank) {lately(last, config.event_window_seconds)}
             )
         """,
         for_seconds=config.confirm_seconds,
@@ -114,7 +113,7 @@ def loss_plateau(config: RuleConfig) -> AlertRule:
 
 def norm_exploding(config: RuleConfig) -> AlertRule:
     """A gradient or update norm has jumped and stayed up for steps. The loss often breaks after it."""
-    names = f"{GRADIENT_NORM}|{UPDATE_NORM}"
+    last = f'rankwatch_norm_last_explosion_timestamp_seconds{{name=~"{GRADIENT_NORM}|{UPDATE_NORM}"}}'
     window = duration(config.event_window_seconds)
     highest = value_of(
         f"max(max_over_time(rankwatch_norm_ratio{{name=%q, cluster=%q, run=%q}}[{window}]))",
@@ -126,9 +125,7 @@ def norm_exploding(config: RuleConfig) -> AlertRule:
         config,
         Alert.NORM_EXPLODING,
         f"""
-            max by (cluster, run, name) (
-              increase(rankwatch_norm_explosions_total{{name=~"{names}"}}[{window}])
-            ) > 0
+            group by (cluster, run, name) {lately(last, config.event_window_seconds)}
         """,
         for_seconds=config.confirm_seconds,
         keep_firing_seconds=config.keep_firing_seconds,

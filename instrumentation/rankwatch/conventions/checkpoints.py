@@ -23,6 +23,12 @@ CHECKPOINTS = (
         "Checkpoint operations (save, verify, load, upload) by outcome (success, failure, or unfinished, "
         "because the process has ended before).",
     ),
+    gauge(
+        "rankwatch_checkpoint_last_failure_timestamp_seconds",
+        "seconds",
+        (*_RANK, Label.OPERATION),
+        "Unix time at which an operation last failed; no series before.",
+    ),
     counter(
         "rankwatch_checkpoint_operation_seconds_total",
         "seconds",

@@ -224,6 +224,12 @@ SCALARS = (
         (*_RANK, Label.NAME),
         "Values of the scalar that were NaN or infinite, counted on every step.",
     ),
+    gauge(
+        "rankwatch_scalar_last_nonfinite_timestamp_seconds",
+        "seconds",
+        (*_RANK, Label.NAME),
+        "Unix time at which the scalar was last NaN or infinite; no series before.",
+    ),
     counter("rankwatch_loss_spikes_total", "1", _RANK, "Steps whose loss stood far above its trend."),
     gauge(
         "rankwatch_loss_trend",
@@ -256,6 +262,12 @@ SCALARS = (
         "1",
         (*_RANK, Label.NAME),
         "Times the smoothed gradient norm or update norm stood far above its trend for five steps.",
+    ),
+    gauge(
+        "rankwatch_norm_last_explosion_timestamp_seconds",
+        "seconds",
+        (*_RANK, Label.NAME),
+        "Unix time at which the last of these was seen; no series before the first.",
     ),
     gauge(
         "rankwatch_norm_ratio",

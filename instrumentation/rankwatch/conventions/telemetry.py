@@ -34,6 +34,12 @@ BLACK_BOXES = (
         "Black boxes and directories of runs that were left out or are not what they claim, by reason; each "
         "counts once per reason.",
     ),
+    gauge(
+        "rankwatch_blackbox_last_fault_timestamp_seconds",
+        "seconds",
+        (Label.REASON,),
+        "Unix time at which the last of these was found; no series of reasons that did not occur.",
+    ),
     gauge("rankwatch_blackboxes", "1", (), "Black boxes that the agent reads."),
 )
 

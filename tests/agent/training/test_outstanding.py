@@ -84,7 +84,7 @@ def test_halves(values: list[float], expected: dict[str, float]) -> None:
 
 
 def test_halves_speak_for_all_ranks() -> None:
-    """Of 500 nodes with 8 ranks: median and median absolute deviation of the halves are those of the ranks."""
+    """Of 500 nodes with 8 ranks: the median and the median absolute deviation are those of the ranks."""
     draw = random.Random(3)
     nodes = [[draw.gauss(1.0, 0.03) for _ in range(8)] for _ in range(500)]
     ranks = [each for node in nodes for each in node]

@@ -159,6 +159,36 @@ def _variation(mean: Any) -> Iterator[tuple[str, str]]:
             yield record, f'label_replace({median}, "reason", "{reason}", "", "")'
 
 
+def _events(config: RuleConfig) -> Iterator[tuple[str, str]]:
+    """When a counter of something rare last rose, or was first seen above zero."""
+    interval = config.scrape_interval_seconds
+    for record, counter, by in (
+        (
+            "rankwatch_checkpoint_last_failure_timestamp_seconds",
+            'rankwatch_checkpoint_operations_total{outcome="failure"}',
+            f"{RANK}, operation",
+        ),
+        (
+            "rankwatch_scalar_last_nonfinite_timestamp_seconds",
+            "rankwatch_scalar_nonfinite_total",
+            f"{RANK}, name",
+        ),
+        (
+            "rankwatch_norm_last_explosion_timestamp_seconds",
+            "rankwatch_norm_explosions_total",
+            f"{RANK}, name",
+        ),
+        (
+            "rankwatch_blackbox_last_fault_timestamp_seconds",
+            "rankwatch_blackbox_faults_total",
+            "cluster, node, reason",
+        ),
+    ):
+        before = f"last_over_time({counter}[5m] offset {duration(interval)})"
+        now = f"timestamp({counter} > {before} or {counter} > 0 unless {before})"
+        yield record, f"max by ({by}) ({now}) or last_over_time({record}[1h])"
+
+
 def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
     """What agents add up by node."""
     alive = 'state=~"starting|running"'
@@ -188,6 +218,7 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
         )
         committed = f"rankwatch_checkpoint_last_committed_{what} {living}"
         yield f"rankwatch_node_checkpoint_committed_{what}", f"max by ({_NODE}) ({committed})"
+    yield from _events(config)
     age = "timestamp(rankwatch_collector_last_success_timestamp_seconds)"
     collector = "cluster, node, collector"
     yield (
