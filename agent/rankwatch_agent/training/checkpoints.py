@@ -179,6 +179,11 @@ class RankCheckpoints:
         self._under_way.clear()
         self._stages.clear()
 
+    def write_series(self, key: tuple[str, str]) -> Iterator[Series]:
+        """How long it wrote in the last save, by which ranks are compared."""
+        if self.write_seconds is not None:
+            yield sample("rankwatch_checkpoint_last_write_seconds", key, self.write_seconds)
+
     def series(self, key: tuple[str, str], wall: Callable[[float], float]) -> Iterator[Series]:
         """The series of the rank; `wall` turns monotonic time into Unix time."""
         for operation, totals in self.operations.items():
@@ -193,13 +198,10 @@ class RankCheckpoints:
         if under_way:
             oldest = wall(min(under_way))
             yield sample("rankwatch_checkpoint_save_pending_since_timestamp_seconds", key, oldest)
-        for name, value in (
-            ("rankwatch_checkpoint_bytes", self.bytes),
-            ("rankwatch_checkpoint_last_write_seconds", self.write_seconds),
-            ("rankwatch_rank_restored_step", self.restored_step),
-        ):
-            if value is not None:
-                yield sample(name, key, value)
+        if self.bytes is not None:
+            yield sample("rankwatch_checkpoint_bytes", key, self.bytes)
+        if self.restored_step is not None:
+            yield sample("rankwatch_rank_restored_step", key, self.restored_step)
         yield sample("rankwatch_rank_steps_lost_total", key, self.steps_lost)
         for kind, checkpoint in (
             ("good", self.last_good),

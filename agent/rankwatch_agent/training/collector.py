@@ -25,7 +25,7 @@ from rankwatch_agent.training.goodput.run_ledgers import RunLedgers
 from rankwatch_agent.training.life.attempts import RunAttempts
 from rankwatch_agent.training.life.counters import LifeCounters
 from rankwatch_agent.training.life.series import life_series
-from rankwatch_agent.training.node_sums import half_losses, sum_series
+from rankwatch_agent.training.node_sums import half_losses, half_writes, sum_series
 from rankwatch_agent.training.outstanding import OutstandingRanks, Standing
 from rankwatch_agent.training.recent import RecentMeans
 from rankwatch_agent.training.recent_series import Placed, half_series, node_series
@@ -194,6 +194,7 @@ class RanksCollector:
             if run in shown:
                 parts.append(_Part(first, partial(half_series, run, _recent(ranks))))
                 parts.append(_Part(first, partial(half_losses, run, ranks)))
+                parts.append(_Part(first, partial(half_writes, run, ranks)))
             parts.append(_Part(first, partial(self.ledgers.series, run)))
             parts.extend(_Part(rank, partial(make.of, rank)) for rank in ranks)
             parts.append(_Part(first, partial(make.reporting, run)))
@@ -285,6 +286,7 @@ def _standing(rank: RankFollower) -> Standing:
         token_seconds=None if means is None or means.tokens <= 0 else means.local_seconds / means.tokens,
         late_seconds=0.0 if means is None else means.late_long_seconds,
         loss=loss.trend if loss.count else None,
+        write_seconds=rank.totals.checkpoints.write_seconds,
     )
 
 

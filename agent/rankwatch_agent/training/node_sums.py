@@ -6,15 +6,18 @@ what an ended one left behind says nothing about the run now.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rankwatch.conventions import ENDED_STATES
+from rankwatch.conventions import ENDED_STATES, TOKENS
 from rankwatch_agent.runtime.collector import Series, sample
 from rankwatch_agent.training.checkpoints import Checkpoint
 from rankwatch_agent.training.follower import RankFollower
 from rankwatch_agent.training.outstanding import halves
+from rankwatch_agent.training.totals import RankTotals
 
+_SAVE = "save"
 _NOTHING_SAVED = Checkpoint(ended=-1.0, step=-1)
 """A rank that saves for the first time and is not done yet."""
 
@@ -23,6 +26,8 @@ def sum_series(run: str, ranks: Sequence[RankFollower], wall: Callable[[float], 
     """The series of a run on this node; `wall` turns monotonic time into Unix time."""
     for state, count in Counter(each.state for each in ranks).items():
         yield sample("rankwatch_node_ranks", (run, state), count)
+    yield from _totals(run, [each.totals for each in ranks], [each.missed for each in ranks])
+    yield from _tokens(run, ranks)
     living = [each for each in ranks if each.state not in ENDED_STATES]
     if not living:
         return
@@ -31,11 +36,66 @@ def sum_series(run: str, ranks: Sequence[RankFollower], wall: Callable[[float], 
     yield sample("rankwatch_node_first_start_timestamp_seconds", (run,), wall(min(starts)))
     yield sample("rankwatch_node_last_start_timestamp_seconds", (run,), wall(max(starts)))
     yield sample("rankwatch_node_progress_timestamp_seconds", (run,), wall(max(progress, *starts)))
+    yield from _living(run, living)
     timeouts = [each.timeout for each in living]
     known = [each for each in timeouts if each is not None]
     if len(known) == len(timeouts):
         yield sample("rankwatch_node_progress_timeout_seconds", (run,), max(known))
     yield from _checkpoint_series(run, living, wall)
+
+
+def _totals(run: str, ranks: Sequence[RankTotals], missed: Sequence[int]) -> Iterator[Series]:
+    """Counters: of steps and saves those of the rank that has most, because ranks take them together."""
+    saves = [each.checkpoints.operations[_SAVE] for each in ranks]
+    values = {
+        "rankwatch_node_steps_total": max(each.steps.steps for each in ranks),
+        "rankwatch_node_records_total": sum(each.records for each in ranks),
+        "rankwatch_node_records_missed_total": sum(missed),
+        "rankwatch_node_checkpoint_saves_total": max(each.succeeded for each in saves),
+        "rankwatch_node_checkpoint_save_seconds_total": max(each.seconds for each in saves),
+        "rankwatch_node_checkpoint_save_blocking_seconds_total": max(each.blocking_seconds for each in saves),
+    }
+    for name, value in values.items():
+        yield sample(name, (run,), value)
+    steps = [each.steps.last_step for each in ranks if each.steps.last_step >= 0]
+    if steps:
+        yield sample("rankwatch_node_step", (run,), max(steps))
+
+
+def _tokens(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
+    """Ranks of a replica have the same tokens; where ranks state none, each has its own."""
+    replicas: dict[str, list[float]] = {}
+    for each in ranks:
+        tokens = each.totals.steps.work_done.by_unit.get(TOKENS)
+        if tokens is not None:
+            replicas.setdefault(each.replica, []).append(tokens)
+    for replica, tokens_of in replicas.items():
+        total = max(tokens_of) if replica else math.fsum(tokens_of)
+        yield sample("rankwatch_node_tokens_total", (run, replica), total)
+
+
+def _living(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
+    """What rules ask of the ranks that run now."""
+    yield sample("rankwatch_node_gpus", (run,), sum(bool(each.now.gpu) for each in ranks))
+    values = {
+        "target_steps": [each.now.target_steps or each.header.target_steps for each in ranks],
+        "restored_step": [each.totals.checkpoints.restored_step for each in ranks],
+    }
+    for name, given in values.items():
+        known = [each for each in given if each is not None]
+        if known and max(known) >= 0 and (name != "target_steps" or max(known) > 0):
+            yield sample(f"rankwatch_node_{name}", (run,), max(known))
+    sizes = [each.totals.checkpoints.bytes for each in ranks]
+    if any(size is not None for size in sizes):
+        yield sample("rankwatch_node_checkpoint_bytes", (run,), sum(size or 0 for size in sizes))
+
+
+def half_writes(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:
+    """Of a large run: what speaks for the last writes of all its living ranks on this node."""
+    writes = [each.totals.checkpoints.write_seconds for each in ranks if each.state not in ENDED_STATES]
+    known = (each for each in writes if each is not None)
+    for half, value in halves(known).items():
+        yield sample("rankwatch_half_checkpoint_last_write_seconds", (run, half), value)
 
 
 def half_losses(run: str, ranks: Sequence[RankFollower]) -> Iterator[Series]:

@@ -35,6 +35,8 @@ class Standing(NamedTuple):
     """Of late steps, per step."""
     loss: float | None
     """Trend of its loss."""
+    write_seconds: float | None
+    """Time for which it wrote in the last save of a checkpoint."""
 
 
 class _Criterion(NamedTuple):
@@ -50,6 +52,7 @@ _CRITERIA = (
     _Criterion(lambda each: each.late_seconds or None, 0.5),
     _Criterion(lambda each: each.loss, 0.99),
     _Criterion(lambda each: None if not each.loss or each.loss <= 0.0 else 1.0 / each.loss, 0.99),
+    _Criterion(lambda each: each.write_seconds, 0.99),
 )
 """Of each, the rank with the largest value is shown."""
 

@@ -72,6 +72,7 @@ class RankSeries:
         shown = rank.run not in self._shown or key[1] in self._shown[rank.run]
         if shown:
             found.extend(totals.learning.trend_series(key))
+            found.extend(totals.checkpoints.write_series(key))
         if shown and totals.recent.means is not None:
             found.extend(rank_series((*key, rank.stage), rank.replica, totals.recent.means))
         found.extend(self._collectives(rank, key))
@@ -114,10 +115,12 @@ class RankSeries:
             str(header.pid),
         )
         yield sample("rankwatch_rank_info", labels, 1)
+        started = self._wall(header.started_monotonic)
         if rank.now.gpu and rank.state not in ENDED_STATES:  # another run may use the GPU by now
             yield sample("rankwatch_rank_gpu_info", (*key, rank.now.gpu), 1)
+            yield sample("rankwatch_rank_gpu_start_timestamp_seconds", (*key, rank.now.gpu), started)
         yield sample("rankwatch_rank_state", (*key, rank.state), 1)
-        yield sample("rankwatch_rank_start_timestamp_seconds", key, self._wall(header.started_monotonic))
+        yield sample("rankwatch_rank_start_timestamp_seconds", key, started)
         yield sample("rankwatch_rank_starts_total", key, rank.starts)
         if target := rank.now.target_steps or header.target_steps:
             yield sample("rankwatch_target_steps", key, target)

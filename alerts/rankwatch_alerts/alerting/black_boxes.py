@@ -35,8 +35,8 @@ def black_boxes_left_out(config: RuleConfig) -> AlertRule:
 def records_missed(config: RuleConfig) -> AlertRule:
     """The agent reads more slowly than ranks write, so what it counts is too low."""
     window = duration(config.absence_window_seconds)
-    missed = f"sum by (cluster, run, node) (rate(rankwatch_blackbox_records_missed_total[{window}]))"
-    read = f"sum by (cluster, run, node) (rate(rankwatch_blackbox_records_total[{window}]))"
+    missed = f"sum by (cluster, run, node) (rate(rankwatch_node_records_missed_total[{window}]))"
+    read = f"sum by (cluster, run, node) (rate(rankwatch_node_records_total[{window}]))"
     return alert_rule(
         config,
         Alert.RECORDS_MISSED,

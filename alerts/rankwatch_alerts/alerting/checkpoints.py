@@ -15,7 +15,6 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.checkpoints import COMPLETE, COMPLETE_STEP, WRITE_MEDIAN, WRITE_SKEW
 from rankwatch_alerts.recording.goodput import BLOCKED_SHARE, SAVE_BEFORE, SAVE_NOW
 from rankwatch_alerts.recording.hardware import CHECKPOINT_SPACE
-from rankwatch_alerts.recording.steps import LIVING
 from rankwatch_alerts.rules import CHECKPOINTS_GOODPUT_UID, RUN, Alert, AlertRule, Severity, duration, lately
 
 _DASHBOARD = opened_on(CHECKPOINTS_GOODPUT_UID, *OF_RUN)
@@ -289,7 +288,7 @@ def resumed_from_older(config: RuleConfig) -> AlertRule:
         Alert.RESUMED_FROM_OLDER,
         # A difference of one may be a matter of counting. The attempt began after that checkpoint.
         f"""
-            max by ({RUN}) (rankwatch_rank_restored_step {LIVING})
+            max by ({RUN}) (rankwatch_node_restored_step)
             < on ({RUN})
             {COMPLETE_STEP} - 1
             and on ({RUN})

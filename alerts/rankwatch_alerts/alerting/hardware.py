@@ -32,7 +32,8 @@ class Part:
 
 
 _RANKS = listed(
-    "topk(16, rank:rankwatch_rank_start_timestamp_seconds:recent{cluster=%q, node=%q, run=%q})",
+    "topk(16, max by (rank) (last_over_time("
+    "rankwatch_rank_start_timestamp_seconds{cluster=%q, node=%q, run=%q}[15m])))",
     ("cluster", "node", "run"),
     "{{ $series.Labels.rank }}",
     "none any more",

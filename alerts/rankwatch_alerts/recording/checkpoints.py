@@ -7,7 +7,7 @@ not done yet has saved none. Where one rank writes common metadata when all othe
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import LIVING
+from rankwatch_alerts.recording.steps import NOT_ENDED
 from rankwatch_alerts.rules import RANK, RUN, RecordingRule, duration, recorded
 
 COMPLETE_STEP = "run:rankwatch_checkpoint_complete_step:max"
@@ -18,7 +18,9 @@ WRITE_MEDIAN = "run:rankwatch_checkpoint_write_seconds:median"
 WRITE_SKEW = "rank:rankwatch_checkpoint_write_skew_seconds:max"
 
 _RANKS_RUNNING = "run:rankwatch_ranks_running:sum"
-_WRITES = f"max by ({RANK}) (rankwatch_checkpoint_last_write_seconds {LIVING})"
+_WRITES = f"max by ({RANK}) (rankwatch_checkpoint_last_write_seconds {NOT_ENDED})"
+_ALL_WRITES = f"(rankwatch_half_checkpoint_last_write_seconds or on ({RUN}) {_WRITES})"
+"""In large runs, the halves of the ranks of a node speak for all of them."""
 
 
 def checkpoint_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
@@ -32,7 +34,7 @@ def checkpoint_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             WRITE_MEDIAN,
             f"""
-                quantile by ({RUN}) (0.5, {_WRITES})
+                quantile by ({RUN}) (0.5, {_ALL_WRITES})
                 and on ({RUN})
                 count by ({RUN}) (rankwatch_checkpoint_last_write_seconds) >= {config.checkpoint_writers}
             """,
@@ -142,7 +144,7 @@ def _work_rules() -> tuple[RecordingRule, ...]:
                 / on ({RUN})
                 {_RANKS_RUNNING}
                 * on ({RUN})
-                count by ({RUN}) (group by ({RUN}, rank) (rankwatch_rank_gpu_info {LIVING}))
+                (sum by ({RUN}) (max by ({RUN}, node) (rankwatch_node_gpus)) > 0)
             """,
         ),
     )

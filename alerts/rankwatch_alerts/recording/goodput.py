@@ -71,9 +71,9 @@ def _saves(config: RuleConfig) -> tuple[RecordingRule, ...]:
     window = duration(config.step_window_seconds)
     history = duration(config.interval_advice_window_seconds)
     counters = {
-        _SAVES: 'rankwatch_checkpoint_operations_total{operation="save", outcome="success"}',
-        _BLOCKING: 'rankwatch_checkpoint_blocking_seconds_total{operation="save"}',
-        _SAVING: 'rankwatch_checkpoint_operation_seconds_total{operation="save"}',
+        _SAVES: "rankwatch_node_checkpoint_saves_total",
+        _BLOCKING: "rankwatch_node_checkpoint_save_blocking_seconds_total",
+        _SAVING: "rankwatch_node_checkpoint_save_seconds_total",
     }
     saves = f"(avg_over_time({_SAVES}[{history}]) > 0)"
     return (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.steps import LIVING
-from rankwatch_alerts.rules import RUNNING, RecordingRule, duration, recorded
+from rankwatch_alerts.rules import RecordingRule, duration, recorded
 
 RANK_OF_GPU = "gpu:rankwatch_rank_start_timestamp_seconds:latest"
 RUN_OF_NODE = "node:rankwatch_rank_start_timestamp_seconds:latest"
@@ -13,7 +12,8 @@ CHECKPOINT_SPACE = "run_path:rankwatch_checkpoint_space:saves"
 MOUNT_AVAILABLE = "run_path:rankwatch_run_mount_available_bytes:min"
 RECENT_XID = "gpu:rankwatch_gpu_xid_last_timestamp_seconds:recent"
 _NETWORK_TYPES = "nfs.*|lustre|ceph.*|gpfs|beegfs.*|wekafs|fuse.*|cifs|glusterfs|9p|virtiofs"
-_RECENT = "rank:rankwatch_rank_start_timestamp_seconds:recent"
+_RECENT = "run_node:rankwatch_rank_start_timestamp_seconds:recent"
+_DONE = 'state=~"finished|preempted"'
 _RECENT_ON_GPU = "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent"
 
 
@@ -27,23 +27,25 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             _RECENT,
             f"""
-                max by (cluster, node, run, rank) (
-                  last_over_time(rankwatch_rank_start_timestamp_seconds[{window}])
+                max by (cluster, node, run) (
+                  last_over_time(rankwatch_node_last_start_timestamp_seconds[{window}])
                 )
-                and on (cluster, node, run, rank)
-                last_over_time(rankwatch_rank_state{{{RUNNING}}}[{window}])
-                unless on (cluster, node, run, rank)
-                (rankwatch_rank_state{{state=~"finished|preempted"}} == 1)
+                unless on (cluster, node, run)
+                (
+                  rankwatch_node_ranks{{{_DONE}}}
+                  unless on (cluster, node, run)
+                  rankwatch_node_ranks{{{_DONE.replace("=~", "!~")}}}
+                )
             """,
         ),
         recorded(
             _RECENT_ON_GPU,
             f"""
                 max by (cluster, node, gpu, run, rank) (
-                  last_over_time(rankwatch_rank_gpu_info[{window}])
-                  * on (cluster, node, run, rank) group_left ()
-                  {_RECENT}
+                  last_over_time(rankwatch_rank_gpu_start_timestamp_seconds[{window}])
                 )
+                unless on (cluster, node, run, rank)
+                rankwatch_rank_state{{{_DONE}}}
             """,
         ),
         recorded(RUN_OF_NODE, _run_of_node()),
@@ -52,7 +54,7 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             RUN_OF_NETWORK,
             _run_of_node(f"""
                   and on (cluster, run)
-                  (count by (cluster, run) (group by (cluster, run, node) ({_RECENT})) > 1)"""),
+                  (count by (cluster, run) ({_RECENT}) > 1)"""),
         ),
         recorded(RECENT_XID, _recent_xid(config)),
         recorded(CHECKPOINT_SPACE, _checkpoint_space()),
@@ -63,7 +65,7 @@ def hardware_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
 def _checkpoint_space() -> str:
     """How many more checkpoints fit: on a node what its own ranks wrote, on a network file system what all
     did."""
-    written = f"(rankwatch_checkpoint_bytes {LIVING})"
+    written = "max by (cluster, run, node) (rankwatch_node_checkpoint_bytes)"
     available = "rankwatch_filesystem_available_bytes"
     return f"""
         min by (cluster, run, path) (
@@ -76,13 +78,13 @@ def _checkpoint_space() -> str:
           (
             ({RUN_OF_NODE} > bool 0)
             * on (cluster, run) group_left ()
-            (sum by (cluster, run) {written} > 0)
+            (sum by (cluster, run) ({written}) > 0)
           )
           or on (cluster, node, path)
           {available}
           / on (cluster, node) group_left (run)
           (
-            sum by (cluster, run, node) {written} > 0
+            {written} > 0
             and on (cluster, run, node)
             {RUN_OF_NODE}
           )

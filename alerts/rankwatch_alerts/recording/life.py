@@ -68,7 +68,7 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
             # The higher of both; the label `of` keeps them apart.
             f"""
                 max by ({RUN}) (
-                  max by ({RUN}) (rankwatch_step)
+                  max by ({RUN}) (rankwatch_node_step)
                   or
                   label_replace(last_over_time({HIGHEST_STEP}[{lookback}]), "of", "before", "", "")
                 )
@@ -80,7 +80,7 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
         recorded(
             TIME_TO_COMPLETE,
             f"""
-                clamp_min(max by ({RUN}) (rankwatch_target_steps) - 1 - {HIGHEST_STEP}, 0)
+                clamp_min(max by ({RUN}) (rankwatch_node_target_steps) - 1 - {HIGHEST_STEP}, 0)
                 / on ({RUN})
                 ({PACE} > 0)
                 and on ({RUN})

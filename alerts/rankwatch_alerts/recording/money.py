@@ -62,20 +62,19 @@ def _per_state(state: GoodputState) -> str:
 
 def _units(config: RuleConfig) -> tuple[RecordingRule, ...]:
     window = duration(config.step_window_seconds)
-    tokens = f'sum by ({RUN}, rank) (rate(rankwatch_work_total{{unit="tokens"}}[{window}]))'
-    replicas = f'max by ({RUN}, rank, replica) (rankwatch_rank_info{{replica!=""}})'
+    of_replicas, of_ranks = (
+        f"rate(rankwatch_node_tokens_total{{replica{each}}}[{window}])" for each in ('!=""', '=""')
+    )
     per_second = f"{PER_HOUR} / 3600 / on ({RUN}) group_left ()"
     return (
-        recorded(STEPS, f"max by ({RUN}) (rate(rankwatch_steps_total[{window}])) > 0"),
+        recorded(STEPS, f"max by ({RUN}) (rate(rankwatch_node_steps_total[{window}])) > 0"),
         recorded(
             _TOKENS,
             # Where ranks state no replica, each has tokens of its own.
             f"""
-                sum by ({RUN}) (
-                  max by ({RUN}, replica) ({tokens} * on ({RUN}, rank) group_left (replica) {replicas})
-                ) > 0
+                sum by ({RUN}) (max by ({RUN}, replica) ({of_replicas})) > 0
                 or
-                sum by ({RUN}) ({tokens}) > 0
+                sum by ({RUN}) ({of_ranks}) > 0
             """,
         ),
         recorded("run:rankwatch_cost_per_step:mean", f"{per_second} {STEPS}"),

@@ -13,8 +13,8 @@ MEDIAN = "stage:rankwatch_step_local_seconds:median"
 RANKS = "stage:rankwatch_ranks:count"
 TOKEN_MEDIAN = "stage:rankwatch_token_local_seconds:median"
 
-LIVING = f"and on ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1)"
-"""Appended to a series of ranks: only those that run."""
+NOT_ENDED = f"unless on ({RANK}) rankwatch_rank_state{{{ENDED}}}"
+"""Appended to a series of ranks: only those that run. The ended ranks are few, and cheaper to read."""
 
 
 def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:

@@ -319,6 +319,12 @@ ATTRIBUTION = (
         "A SLURM job that uses the GPU (or a MIG instance of it), by the job map or by SLURM_JOB_ID in the "
         "environment of a process on it; always 1.",
     ),
+    gauge(
+        "rankwatch_rank_gpu_start_timestamp_seconds",
+        "seconds",
+        (Label.RUN, Label.RANK, Label.GPU),
+        "Unix time at which the rank started that works on this GPU or MIG instance, while it runs.",
+    ),
     info(
         "rankwatch_rank_gpu_info",
         (Label.RUN, Label.RANK, Label.GPU),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rankwatch.conventions.declaration import gauge
+from rankwatch.conventions.declaration import counter, gauge
 from rankwatch.conventions.labels import Label
 from rankwatch.conventions.vocabulary import LOSS, OTHER
 
@@ -109,5 +109,71 @@ NODE_SUMS = (
         "1",
         (Label.RUN, Label.HALF),
         "The same of `rankwatch_loss_deviation`.",
+    ),
+    gauge(
+        "rankwatch_half_checkpoint_last_write_seconds",
+        "seconds",
+        (Label.RUN, Label.HALF),
+        "The same of `rankwatch_checkpoint_last_write_seconds`.",
+    ),
+    counter(
+        "rankwatch_node_steps_total",
+        "1",
+        _RUN,
+        "Steps of that rank of the run on this node that has done most. Rules read a series for each node "
+        "then, not for each rank; likewise the next ones.",
+    ),
+    gauge("rankwatch_node_step", "1", _RUN, "Highest `rankwatch_step` of the run's ranks on this node."),
+    counter(
+        "rankwatch_node_tokens_total",
+        "1",
+        (Label.RUN, Label.REPLICA),
+        "Tokens of a replica, by the rank on this node that has counted most; with an empty replica, "
+        "those of all ranks that state none.",
+    ),
+    counter("rankwatch_node_records_total", "1", _RUN, "Records read of all ranks of the run on this node."),
+    counter(
+        "rankwatch_node_records_missed_total",
+        "1",
+        _RUN,
+        "Records of these ranks that were overwritten before the agent read them.",
+    ),
+    counter(
+        "rankwatch_node_checkpoint_saves_total",
+        "1",
+        _RUN,
+        "Saves that succeeded, of that rank of the run on this node that has most.",
+    ),
+    counter(
+        "rankwatch_node_checkpoint_save_seconds_total",
+        "seconds",
+        _RUN,
+        "Time spent in saves, of that rank of the run on this node that has spent most.",
+    ),
+    counter(
+        "rankwatch_node_checkpoint_save_blocking_seconds_total",
+        "seconds",
+        _RUN,
+        "Time for which saves blocked the training thread, of that rank of the run on this node for which it "
+        "was most.",
+    ),
+    gauge("rankwatch_node_gpus", "1", _RUN, "Living ranks of the run on this node that work on a GPU."),
+    gauge(
+        "rankwatch_node_target_steps",
+        "1",
+        _RUN,
+        "Most steps that a living rank of the run on this node is to do; no series where none says so.",
+    ),
+    gauge(
+        "rankwatch_node_restored_step",
+        "1",
+        _RUN,
+        "Highest step from which a living rank of the run on this node has resumed.",
+    ),
+    gauge(
+        "rankwatch_node_checkpoint_bytes",
+        "bytes",
+        _RUN,
+        "Size of what the living ranks of the run on this node saved last.",
     ),
 )

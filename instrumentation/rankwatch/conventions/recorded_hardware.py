@@ -10,14 +10,15 @@ _LATEST = "Unix time at which the run started there"
 
 RECORDED_HARDWARE: tuple[RecordedSeries, ...] = (
     recorded(
-        "rank:rankwatch_rank_start_timestamp_seconds:recent",
-        (*_NODE, Label.RUN, Label.RANK),
-        "Start of each rank that ran within the last minutes and has not finished: what a fault could hit.",
+        "run_node:rankwatch_rank_start_timestamp_seconds:recent",
+        (*_NODE, Label.RUN),
+        "Last start of ranks of the run on the node, where one of them ran within the last minutes and not "
+        "all have finished: what a fault could hit.",
     ),
     recorded(
         "rank_gpu:rankwatch_rank_start_timestamp_seconds:recent",
         (*_NODE, Label.GPU, Label.RUN, Label.RANK),
-        "The same by the GPU or MIG instance that the rank works on.",
+        "Start of each rank that has worked on the GPU or MIG instance lately and has not finished.",
     ),
     recorded(
         "gpu:rankwatch_rank_start_timestamp_seconds:latest",

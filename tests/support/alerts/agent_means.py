@@ -189,6 +189,39 @@ def _events(config: RuleConfig) -> Iterator[tuple[str, str]]:
         yield record, f"max by ({by}) ({now}) or last_over_time({record}[1h])"
 
 
+def _totals(living: str) -> Iterator[tuple[str, str]]:
+    """Counters of the ranks of a node, and what rules ask of those that run."""
+    operations = 'rankwatch_checkpoint_operations_total{operation="save", outcome="success"}'
+    for name, aggregated in {
+        "steps_total": "max by ({node}) (rankwatch_steps_total)",
+        "step": "max by ({node}) (rankwatch_step)",
+        "records_total": "sum by ({node}) (rankwatch_blackbox_records_total)",
+        "records_missed_total": "sum by ({node}) (rankwatch_blackbox_records_missed_total)",
+        "checkpoint_saves_total": f"max by ({{node}}) ({operations})",
+        "checkpoint_save_seconds_total": (
+            'max by ({node}) (rankwatch_checkpoint_operation_seconds_total{operation="save"})'
+        ),
+        "checkpoint_save_blocking_seconds_total": (
+            'max by ({node}) (rankwatch_checkpoint_blocking_seconds_total{operation="save"})'
+        ),
+        "gpus": f"count by ({{node}}) (group by ({RANK}) (rankwatch_rank_gpu_info) {living})",
+        "target_steps": f"max by ({{node}}) (rankwatch_target_steps {living})",
+        "restored_step": f"max by ({{node}}) (rankwatch_rank_restored_step {living})",
+        "checkpoint_bytes": f"sum by ({{node}}) (rankwatch_checkpoint_bytes {living})",
+    }.items():
+        yield f"rankwatch_node_{name}", aggregated.replace("{node}", _NODE)
+    tokens = 'rankwatch_work_total{unit="tokens"}'
+    of_replicas = (
+        f"sum by ({RANK}, replica) ({tokens} * on ({RANK}) group_left (replica) "
+        f'group by ({RANK}, replica) (rankwatch_rank_info{{replica!=""}}))'
+    )
+    yield (
+        "rankwatch_node_tokens_total",
+        f"max by ({_NODE}, replica) ({of_replicas}) or "
+        f'sum by ({_NODE}) ({tokens} unless on ({RANK}) rankwatch_rank_info{{replica!=""}})',
+    )
+
+
 def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
     """What agents add up by node."""
     alive = 'state=~"starting|running"'
@@ -218,7 +251,12 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
         )
         committed = f"rankwatch_checkpoint_last_committed_{what} {living}"
         yield f"rankwatch_node_checkpoint_committed_{what}", f"max by ({_NODE}) ({committed})"
+    yield (
+        "rankwatch_rank_gpu_start_timestamp_seconds",
+        f"rankwatch_rank_gpu_info * on ({RANK}) group_left () ({starts})",
+    )
     yield from _events(config)
+    yield from _totals(living)
     age = "timestamp(rankwatch_collector_last_success_timestamp_seconds)"
     collector = "cluster, node, collector"
     yield (
