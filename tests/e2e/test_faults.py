@@ -142,7 +142,7 @@ def _save_in_bad_ways(system: MonitoredSystem, ranks: ExitStack) -> None:
 
 
 def _recorded_as_running(system: MonitoredSystem, run: str) -> bool:
-    return bool(query(system.prometheus_url, f'rank:rankwatch_rank_running:bool{{run="{run}"}} == 1'))
+    return bool(query(system.prometheus_url, f'run:rankwatch_ranks_running:sum{{run="{run}"}} > 0'))
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ class RankSeries:
             totals.last_record, rank.now.step_began, rank.open_phase[1] if rank.open_phase else 0.0
         )
         yield sample("rankwatch_rank_heartbeat_timestamp_seconds", key, self._wall(last_sign))
+        if rank.state in ENDED_STATES:
+            yield sample("rankwatch_rank_end_timestamp_seconds", key, self._wall(last_sign))
         progress = totals.last_progress or rank.header.started_monotonic
         yield sample("rankwatch_progress_timestamp_seconds", key, self._wall(progress))
         if rank.state in ENDED_STATES:

@@ -10,7 +10,7 @@ from rankwatch_alerts.alerting.alert import OF_RUN, alert_rule, listed, looked_u
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import AGENT
 from rankwatch_alerts.recording.nodes import CHECKPOINT_STEP, LOST, MANY_LOST, NODE, SILENT, SILENT_RANKS
-from rankwatch_alerts.recording.stall_places import STALL
+from rankwatch_alerts.recording.steps import STALL
 from rankwatch_alerts.rules import NODE_UNSEEN, RUN, Alert, AlertRule, Severity
 
 _OF_PLACE = ("cluster", "run", "node")

@@ -14,7 +14,7 @@ from rankwatch_alerts.recording.learning import loss_rules
 from rankwatch_alerts.recording.life import life_rules
 from rankwatch_alerts.recording.lost import lost_rules
 from rankwatch_alerts.recording.money import money_rules
-from rankwatch_alerts.recording.nodes import node_rules
+from rankwatch_alerts.recording.nodes import node_rules, seen_rules
 from rankwatch_alerts.recording.objectives import objective_rules
 from rankwatch_alerts.recording.replicas import replica_rules
 from rankwatch_alerts.recording.runs import run_rules
@@ -43,6 +43,7 @@ def recording_groups(config: RuleConfig) -> tuple[RuleGroup, ...]:
             rules=(
                 *progress_rules(config),
                 *checkpoint_rules(config),
+                *seen_rules(config),
                 *run_rules(config),
                 *life_rules(config),
                 *agent_rules(config),

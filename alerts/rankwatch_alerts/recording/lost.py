@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch_alerts.recording.nodes import RUNNING_RANKS
 from rankwatch_alerts.recording.stall_places import WAITED
 from rankwatch_alerts.rules import RANK, RUN, RecordingRule, recorded
 
@@ -26,10 +27,10 @@ def lost_rules() -> tuple[RecordingRule, ...]:
                   0 * max by ({RANK}) (rankwatch_rank_state{{state="lost"}})
                 )
                 unless on (cluster, run, rank)
-                (rank:rankwatch_rank_running:bool == 1)
+                {RUNNING_RANKS}
                 unless on ({RANK})
                 (
-                  max by ({RANK}) (rankwatch_rank_heartbeat_timestamp_seconds)
+                  max by ({RANK}) (rankwatch_rank_end_timestamp_seconds)
                   < on ({RUN}) group_left ()
                   run:rankwatch_rank_start_timestamp_seconds:min
                 )

@@ -14,7 +14,7 @@ remembered, not every rank.
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.recording.stall_places import STALL
+from rankwatch_alerts.recording.steps import STALL
 from rankwatch_alerts.rules import ENDED, RANK, RUN, RUNNING, RecordingRule, duration, recorded
 
 NODE = f"{RUN}, node"
@@ -27,15 +27,35 @@ LOST = "run_node:rankwatch_ranks_lost_timestamp_seconds:max"
 MANY_LOST = "run:rankwatch_nodes_lost:count"
 CHECKPOINT_STEP = "run:rankwatch_checkpoint_last_good_step:max"
 
+RUNNING_RANKS = "rank:rankwatch_rank_running:bool"
+"""Only of runs of which it matters: most have no rank that ended, is silent or waits."""
+
 _RANKS_RUNNING = "run:rankwatch_ranks_running:sum"
 _FIRST_START = "run:rankwatch_rank_start_timestamp_seconds:min"
 
 
-def node_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """From the nodes of a run to those that are lost. The rules build on each other."""
+def seen_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """The nodes of a run, the silent ones of them, and the ranks that run beside what is amiss."""
     return (
         _seen_rule(config),
         _silent_rule(config),
+        recorded(
+            RUNNING_RANKS,
+            # A rank leaves its final state on a node where it ran before: it runs if it does anywhere.
+            f"""
+            group by ({RANK}) (
+              rankwatch_rank_state{{{RUNNING}}}
+              and on ({RUN})
+              (rankwatch_node_ranks{{{ENDED}}} or {SILENT} or {STALL})
+            )
+            """,
+        ),
+    )
+
+
+def node_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
+    """From the silent nodes of a run to those that are lost. The rules build on each other."""
+    return (
         _silent_ranks_rule(config),
         recorded(
             CHECKPOINT_STEP,
@@ -117,28 +137,24 @@ def _silent_rule(config: RuleConfig) -> RecordingRule:
 
 
 def _silent_ranks_rule(config: RuleConfig) -> RecordingRule:
-    """The ranks that ran there until the end, unless they run elsewhere by now."""
+    """The ranks that ran there until the end, unless they run elsewhere by now, with the node's last step."""
     window = duration(config.absence_window_seconds)
     return recorded(
         SILENT_RANKS,
         f"""
         (
-          (
-            (
-              max by ({RANK}) (last_over_time(rankwatch_step[{window}]))
-              or
-              0 * max by ({RANK}) (last_over_time(rankwatch_rank_info[{window}]))
-            )
-            and on ({RANK})
-            last_over_time(rankwatch_rank_state{{{RUNNING}}}[{window}])
+          group by ({RANK}) (
+            last_over_time(rankwatch_rank_state{{{RUNNING}}}[{window}]) and on ({NODE}) {SILENT}
           )
+          * on ({NODE}) group_left ()
+          (max by ({NODE}) (last_over_time(rankwatch_node_step[{window}])) or on ({NODE}) 0 * {SILENT})
           or
           {_last(SILENT_RANKS, config)}
         )
         and on ({NODE})
         {SILENT}
         unless on ({RUN}, rank)
-        (rank:rankwatch_rank_running:bool == 1)
+        {RUNNING_RANKS}
         """,
     )
 

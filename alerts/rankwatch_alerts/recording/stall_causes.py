@@ -20,6 +20,7 @@ Python hangs: if a rank's no longer answers and most others do, its whole proces
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
+from rankwatch_alerts.recording.nodes import NODE, RUNNING_RANKS, SILENT, SILENT_RANKS
 from rankwatch_alerts.recording.stall_places import (
     ALIVE,
     ENQUEUED,
@@ -116,20 +117,20 @@ def _disappeared_rule(config: RuleConfig) -> RecordingRule:
 
     Nobody misses ranks of an earlier, larger world: they were silent before the present ranks started.
     """
-    lookback, window = duration(config.absence_lookback_seconds), duration(config.absence_window_seconds)
-    running = "rank:rankwatch_rank_running:bool"
     return recorded(
         DISAPPEARED,
         f"""
         group by ({RANK}) (
-          last_over_time(rankwatch_rank_heartbeat_timestamp_seconds[{lookback}])
+          rankwatch_rank_end_timestamp_seconds
           > on ({RUN}) group_left ()
           max by ({RUN}) ({_LAST_START})
+          or
+          {SILENT_RANKS}
+          and on ({NODE})
+          ({SILENT} < time() - {config.absence_window_seconds:g})
         )
         unless on (cluster, run, rank)
-        ({running} == 1)
-        unless on (cluster, run, rank)
-        (present_over_time({running}[{window}]) unless {running})
+        {RUNNING_RANKS}
         unless on ({RANK})
         {WAITED}
         and on ({RUN})

@@ -7,9 +7,10 @@ different moments are comparable once some of them have waited for long.
 from __future__ import annotations
 
 from rankwatch_alerts.config import RuleConfig
-from rankwatch_alerts.rules import ENDED, GROUP, MEMBER, RANK, RUN, RUNNING, RecordingRule, duration, recorded
+from rankwatch_alerts.recording.nodes import RUNNING_RANKS
+from rankwatch_alerts.recording.steps import STALL
+from rankwatch_alerts.rules import ENDED, GROUP, MEMBER, RANK, RUN, RecordingRule, duration, recorded
 
-STALL = "run:rankwatch_stall_seconds:max"
 ALIVE = "rank:rankwatch_stall_alive:bool"
 ENQUEUED = "rank_group:rankwatch_collective_last_enqueued:stalled"
 INCOMPLETE = "rank_group:rankwatch_collective_oldest_incomplete_timestamp_seconds:stalled"
@@ -17,33 +18,11 @@ WAITING = "rank:rankwatch_stall_waiting_timestamp_seconds:min"
 WAITED = "rank:rankwatch_stall_waited:seconds"
 WAITING_SHARE = "group:rankwatch_stall_waiting:share"
 
-_SAME_SECONDS = 1.0
-"""Two readings of one moment differ by less, also while the clock of the node is being corrected."""
-
 
 def stall_place_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
-    """The stall, the ranks alive in it, and their places. The rules build on each other."""
+    """The ranks alive in a stall, and their places. The rules build on each other."""
     return (
-        recorded(
-            STALL,
-            # A wrong clock makes progress look old, so progress that is new within the floor counts too.
-            # The agent computes the moment anew for each scrape, so it moves a little without progress.
-            f"""
-            time() - run:rankwatch_progress_timestamp_seconds:max
-            > run:rankwatch_progress_timeout_seconds:max
-            and
-            run:rankwatch_ranks_running:sum > 0
-            unless
-            run:rankwatch_progress_timestamp_seconds:max
-            > run:rankwatch_progress_timestamp_seconds:max offset {duration(config.stall_floor_seconds)}
-            + {_SAME_SECONDS:g}
-            """,
-        ),
-        # A rank restarted on another node leaves its final state on the old one: only live ranks count.
-        recorded(
-            ALIVE,
-            f"group by ({RANK}) (rankwatch_rank_state{{{RUNNING}}} == 1 and on ({RUN}) {STALL})",
-        ),
+        recorded(ALIVE, f"group by ({RANK}) ({RUNNING_RANKS} and on ({RUN}) {STALL})"),
         *_place_rules(),
         recorded(WAITING, f"min by ({RANK}) ({INCOMPLETE})"),
         _waited_rule(config),

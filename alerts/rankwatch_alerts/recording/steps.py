@@ -11,8 +11,11 @@ from rankwatch_alerts.rules import ENDED, RANK, RUNNING, STAGE, RecordingRule, d
 STEP = "run:rankwatch_step_seconds:mean"
 MEDIAN = "stage:rankwatch_step_local_seconds:median"
 RANKS = "stage:rankwatch_ranks:count"
+STALL = "run:rankwatch_stall_seconds:max"
 TOKEN_MEDIAN = "stage:rankwatch_token_local_seconds:median"
 
+_SAME_SECONDS = 1.0
+"""Two readings of one moment differ by less, also while the clock of the node is being corrected."""
 NOT_ENDED = f"unless on ({RANK}) rankwatch_rank_state{{{ENDED}}}"
 """Appended to a series of ranks: only those that run. The ended ranks are few, and cheaper to read."""
 
@@ -20,15 +23,6 @@ NOT_ENDED = f"unless on ({RANK}) rankwatch_rank_state{{{ENDED}}}"
 def progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """Which ranks run, and when the run last made progress."""
     return (
-        recorded(
-            "rank:rankwatch_rank_running:bool",
-            # A rank restarted on another node is lost on the old one and runs on the new one: it runs.
-            f"""
-                max by (cluster, run, rank) (rankwatch_rank_state{{{RUNNING}}})
-                or
-                0 * max by (cluster, run, rank) (rankwatch_rank_state{{{ENDED}}})
-            """,
-        ),
         recorded(
             "run:rankwatch_ranks_running:sum",
             f"""
@@ -68,6 +62,21 @@ def _progress_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
                 )
                 or
                 0 * run:rankwatch_ranks_running:sum + {config.stall_fallback_seconds:g}
+            """,
+        ),
+        recorded(
+            STALL,
+            # A wrong clock makes progress look old, so progress that is new within the floor counts too.
+            # The agent computes the moment anew for each scrape, so it moves a little without progress.
+            f"""
+            time() - run:rankwatch_progress_timestamp_seconds:max
+            > run:rankwatch_progress_timeout_seconds:max
+            and
+            run:rankwatch_ranks_running:sum > 0
+            unless
+            run:rankwatch_progress_timestamp_seconds:max
+            > run:rankwatch_progress_timestamp_seconds:max offset {duration(config.stall_floor_seconds)}
+            + {_SAME_SECONDS:g}
             """,
         ),
     )

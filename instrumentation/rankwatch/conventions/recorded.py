@@ -27,7 +27,11 @@ _GROUP = (*_RUN, Label.GROUP, Label.MEMBERS)
 _COLLECTIVE = (*_GROUP, Label.OPERATION, Label.SIZE_CLASS)
 
 _PROGRESS = (
-    recorded("rank:rankwatch_rank_running:bool", _RANK, "1 while the rank starts or runs, 0 once it ended."),
+    recorded(
+        "rank:rankwatch_rank_running:bool",
+        (*_RANK, Label.NODE),
+        "1 for each rank that starts or runs, of runs with ended ranks, with silent nodes, or that stall.",
+    ),
     recorded(
         "run:rankwatch_ranks_running:sum", _RUN, "Ranks of the run that start or run; 0 once all have ended."
     ),

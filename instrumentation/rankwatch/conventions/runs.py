@@ -56,6 +56,12 @@ RANKS = (
         "Unix time of the last record of any kind from the rank.",
     ),
     gauge(
+        "rankwatch_rank_end_timestamp_seconds",
+        "seconds",
+        _RANK,
+        "The same of a rank that has ended, in whatever way; no series while it runs.",
+    ),
+    gauge(
         "rankwatch_rank_phase_start_timestamp_seconds",
         "seconds",
         (*_RANK, Label.PHASE),

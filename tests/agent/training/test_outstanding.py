@@ -19,6 +19,7 @@ def _standing(rank: int, local: float | None, *, stage: str = "0", **other: floa
         token_seconds=other.get("token"),
         late_seconds=other.get("late", 0.0),
         loss=other.get("loss"),
+        write_seconds=other.get("write"),
     )
 
 

@@ -255,6 +255,10 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
         "rankwatch_rank_gpu_start_timestamp_seconds",
         f"rankwatch_rank_gpu_info * on ({RANK}) group_left () ({starts})",
     )
+    yield (
+        "rankwatch_rank_end_timestamp_seconds",
+        f'rankwatch_rank_heartbeat_timestamp_seconds and on ({RANK}) rankwatch_rank_state{{state!~"starting|running"}}',
+    )
     yield from _events(config)
     yield from _totals(living)
     age = "timestamp(rankwatch_collector_last_success_timestamp_seconds)"
