@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts import RuleConfig, alert_groups
 from rankwatch_alerts.recording.unequal_batches import EXPECTED_MAXIMUM
 from rankwatch_alerts.rules import Alert, AlertRule
@@ -26,13 +27,16 @@ Rule = Mapping[str, Any]
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
+METRICS_WANTED = (*OF_RUNNING_RANKS, *OF_RANKS_THAT_HAD_THEM)
 TESTS = Path(__file__).parent / "rules"
 RULES = [rule for group in alert_groups(RuleConfig()) for rule in group.rules if isinstance(rule, AlertRule)]
 
 
 def _key(alert: str, labels: Mapping[str, str]) -> tuple[str, str, str]:
-    # The reason of a rule is its own; of this alert it comes from the series.
-    reason = "" if alert == Alert.BLACK_BOXES_LEFT_OUT else labels.get("reason", "")
+    # The reason of a rule is its own; of these alerts it comes from the series.
+    reason = labels.get("reason", "")
+    if alert == Alert.BLACK_BOXES_LEFT_OUT or reason in METRICS_WANTED:
+        reason = ""
     return alert, labels["severity"], reason
 
 
@@ -88,6 +92,18 @@ def test_every_alert_fires_and_resolves(rule: AlertRule) -> None:
         if before and after:
             return
     pytest.fail(f"{rule.alert} has no case that shows it silent, firing and resolved")
+
+
+@pytest.mark.parametrize("metric", METRICS_WANTED)
+def test_every_metric_is_missed(metric: str) -> None:
+    """Two rules ask for all of them, and each has a case."""
+    assert any(
+        alert["exp_labels"].get("reason") == metric
+        for name, case in _cases()
+        if name == Alert.TELEMETRY_ABSENT
+        for each in case["alert_rule_test"]
+        for alert in each["exp_alerts"]
+    )
 
 
 def test_rule_without_a_case() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankwatch.conventions import CollectorState, metric
@@ -15,6 +15,7 @@ WATCH_SECONDS = 1.0
 """Time between two checks of deadlines. Without scrapes too, the log then reports a hang."""
 
 _INFO = metric("rankwatch_agent_info")
+_COLLECTORS = metric("rankwatch_collectors")
 _STATE = metric("rankwatch_collector_state")
 _DURATION = metric("rankwatch_collector_duration_seconds")
 _LAST_SUCCESS = metric("rankwatch_collector_last_success_timestamp_seconds")
@@ -80,10 +81,11 @@ class Supervisor:
 
 
 def _health_metrics(
-    version: str, healths: Iterable[tuple[Collector, CollectorHealth]], now: float
+    version: str, healths: Sequence[tuple[Collector, CollectorHealth]], now: float
 ) -> Collection:
     """State, duration, last success, interval and run counts. What is not known yet has no series."""
     series = [Series(_INFO, (version,), 1)]
+    series.append(Series(_COLLECTORS, (), sum(health.state is not None for _, health in healths)))
     for collector, health in healths:
         name = (collector.name,)
         if health.state is not None:

@@ -89,7 +89,8 @@ class RankSeries:
 
     def reporting(self, run: str) -> Iterator[Series]:
         """How many ranks of a run, of those made so far, have what alerts depend on."""
-        for name, count in self._reporting.get(run, {}).items():
+        found = self._reporting.get(run, Counter[str]())
+        for name, count in {**dict.fromkeys(_REPORTED, 0), **found}.items():
             yield sample("rankwatch_node_ranks_reporting", (run, name), count)
 
     def _count(self, run: str, series: Collection[Series]) -> None:

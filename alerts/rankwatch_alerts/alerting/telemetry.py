@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rankwatch.conventions.node_sums import OF_RANKS_THAT_HAD_THEM, OF_RUNNING_RANKS
 from rankwatch_alerts.alerting.alert import alert_rule, lasting
 from rankwatch_alerts.config import RuleConfig
@@ -10,7 +12,7 @@ from rankwatch_alerts.recording.steps import of_nodes
 from rankwatch_alerts.rules import RUNNING, Alert, AlertRule, Severity, duration
 
 _REPORTING = "rankwatch_node_ranks_reporting"
-_RUNNING = of_nodes('ranks{state="running"}', "state")
+_METRIC = "cluster, run, node, name"
 _LIVING = f"sum by (cluster, run, node) ({of_nodes(f'ranks{{{RUNNING}}}', 'state')})"
 
 
@@ -21,8 +23,8 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
         _agent_down(config),
         _agents_missing(config),
         _collectors_missing(config),
-        *(_metric_missing(config, each) for each in OF_RUNNING_RANKS),
-        *(_metric_vanished(config, each) for each in OF_RANKS_THAT_HAD_THEM),
+        _metric_missing(config),
+        _metric_vanished(config),
     )
 
 
@@ -43,7 +45,7 @@ def _absent(
         for_seconds=for_seconds or config.absence_for_seconds,
         keep_firing_seconds=config.keep_firing_seconds,
         severity=severity,
-        labels={"reason": reason},
+        labels={"reason": reason} if reason else {},
         summary="Telemetry that alerts depend on is absent, so their silence means nothing.",
         description=description,
         of_run=of_run,
@@ -107,7 +109,7 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
         """
             group by (cluster, node) (rankwatch_agent_info)
             unless
-            group by (cluster, node) (rankwatch_collector_state)
+            group by (cluster, node) (rankwatch_collectors > 0)
         """,
         "The agent on node {{ $labels.node }} runs but reports no collector, so their failures would go "
         "unseen. Restart the agent and read its log.",
@@ -115,49 +117,67 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
     )
 
 
-def _metric_missing(config: RuleConfig, metric: str) -> AlertRule:
+def _metric_missing(config: RuleConfig) -> AlertRule:
+    """The label `reason` is the name of the metric."""
     return _absent(
         config,
-        metric,
+        "",
         f"""
-            sum by (cluster, run) (
-              {_RUNNING}
-              - on (cluster, run, node)
-              ({_reporting(metric)} or on (cluster, run, node) 0 * {_RUNNING})
-            ) > 0
+            {
+            _by_metric(f'''
+              {of_nodes('ranks{state="running"}', "state")}
+              - on (cluster, run, node) group_right ()
+              {_reporting(OF_RUNNING_RANKS)}
+              > 0''')
+        }
         """,
-        f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} have no {metric}. Alerts that "
+        "{{ $value }} running rank(s) of run {{ $labels.run }} have no {{ $labels.reason }}. Alerts that "
         "depend on it cannot fire for them: check the versions of agent and instrumentation, and the "
         "agent's log.",
     )
 
 
-def _metric_vanished(config: RuleConfig, metric: str) -> AlertRule:
-    """No more ranks than live on the node now: one that has ended has nothing to report."""
-    past = f"[{duration(config.absence_lookback_seconds)}]"
-    had = f'max by (cluster, run, node) (max_over_time({_REPORTING}{{name="{metric}"}}{past}))'
+def _metric_vanished(config: RuleConfig) -> AlertRule:
+    """No more ranks than live on the node now: one that has ended has nothing to report.
+
+    What they had is looked up at two moments: the maximum of half an hour would read every sample of it.
+    """
+    earlier, lately = config.absence_lookback_seconds, config.absence_window_seconds
+    had = " or ".join(
+        f"max by ({_METRIC}) ({_selected(OF_RANKS_THAT_HAD_THEM)} offset {duration(each)})"
+        for each in (lately, earlier)
+    )
+    now = _reporting(OF_RANKS_THAT_HAD_THEM)
     return _absent(
         config,
-        metric,
+        "",
         f"""
-            sum by (cluster, run) (
-              (
-                {had} < on (cluster, run, node) {_LIVING}
-                or on (cluster, run, node)
-                {_LIVING} and on (cluster, run, node) {had}
-              )
-              - on (cluster, run, node)
-              ({_reporting(metric)} or on (cluster, run, node) 0 * {_LIVING})
-            ) > 0
+            {
+            _by_metric(f'''
+              (({had}) - on ({_METRIC}) {now} > 0)
+              and on ({_METRIC})
+              ({_LIVING} - on (cluster, run, node) group_right () {now} > 0)''')
+        }
         """,
-        f"{{{{ $value }}}} running rank(s) of run {{{{ $labels.run }}}} had {metric} and no longer have it. "
-        "Alerts that depend on it cannot fire for them: check whether the run was restarted without it, then "
-        "read the agent's log.",
+        "{{ $value }} running rank(s) of run {{ $labels.run }} had {{ $labels.reason }} and no longer have "
+        "it. Alerts that depend on it cannot fire for them: check whether the run was restarted without it, "
+        "then read the agent's log.",
     )
 
 
-def _reporting(metric: str) -> str:
-    return f'max by (cluster, run, node) ({_REPORTING}{{name="{metric}"}})'
+def _by_metric(missing: str) -> str:
+    """Ranks by run and metric; the name of the metric becomes the reason."""
+    return (
+        f'sum by (cluster, run, reason) (\n  label_replace({missing},\n  "reason", "$1", "name", "(.+)")\n)'
+    )
+
+
+def _selected(metrics: Iterable[str]) -> str:
+    return f'{_REPORTING}{{name=~"{"|".join(metrics)}"}}'
+
+
+def _reporting(metrics: Iterable[str]) -> str:
+    return f"max by ({_METRIC}) ({_selected(metrics)})"
 
 
 def collector_failing(config: RuleConfig) -> AlertRule:

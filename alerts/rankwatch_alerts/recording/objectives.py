@@ -110,9 +110,11 @@ def _failures(config: RuleConfig) -> str:
     on = f"on ({RUN}, run_class)"
     lost = f"count by ({CLASS}) ({now} unless {on} ({now} == {on} {before}))"
     return f"""
-        {counted} + on ({CLASS}) ({lost} or on ({CLASS}) 0 * {counted})
-        or on ({CLASS})
-        {lost}
+        sum by ({CLASS}) (
+          {counted}
+          or
+          label_replace({lost}, "of", "lost", "", "")
+        )
     """
 
 

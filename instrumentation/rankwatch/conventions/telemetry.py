@@ -45,6 +45,7 @@ BLACK_BOXES = (
 
 AGENT = (
     info("rankwatch_agent_info", (Label.VERSION,), "Version of the agent; always 1."),
+    gauge("rankwatch_collectors", "1", (), "Collectors of the agent whose outcome is known."),
     gauge(
         "rankwatch_collector_state",
         "1",

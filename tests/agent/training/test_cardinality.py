@@ -29,8 +29,8 @@ ONE_AT_A_TIME = (
 PULLS = 2
 VARIATION_TERMS = 6
 LEARNING_SERIES = len(REASONS) + 3 * len(NORMS) + len((LOSS, *NORMS))
-"""Resets by reason; ratio, explosions and the last of them of each norm; first non-finite step of these and of
-the loss."""
+"""Resets by reason; ratio, explosions and the last one of each norm; first non-finite step of each and of the
+loss."""
 
 
 def test_fixed_part() -> None:

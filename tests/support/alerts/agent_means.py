@@ -257,8 +257,10 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
     )
     yield (
         "rankwatch_rank_end_timestamp_seconds",
-        f'rankwatch_rank_heartbeat_timestamp_seconds and on ({RANK}) rankwatch_rank_state{{state!~"starting|running"}}',
+        f"rankwatch_rank_heartbeat_timestamp_seconds and on ({RANK}) "
+        'rankwatch_rank_state{state!~"starting|running"}',
     )
+    yield "rankwatch_collectors", "count by (cluster, node) (rankwatch_collector_state)"
     yield from _events(config)
     yield from _totals(living)
     age = "timestamp(rankwatch_collector_last_success_timestamp_seconds)"
@@ -280,4 +282,5 @@ def _sums(config: RuleConfig) -> Iterator[tuple[str, str]]:
         label = _LABELS.get(name)
         matchers = f'{{{label}="{value}"}}' if label else ""
         count = f"count by ({_NODE}) (group by ({RANK}) ({name}{matchers}))"
+        count += f" or 0 * count by ({_NODE}) (rankwatch_rank_state)"
         yield "rankwatch_node_ranks_reporting", f'label_replace({count}, "name", "{name}", "", "")'
