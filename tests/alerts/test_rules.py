@@ -96,7 +96,7 @@ def test_every_alert_fires_and_resolves(rule: AlertRule) -> None:
 
 @pytest.mark.parametrize("metric", METRICS_WANTED)
 def test_every_metric_is_missed(metric: str) -> None:
-    """Two rules ask for all of them, and each has a case."""
+    """One rule asks for all of them, and each has a case."""
     assert any(
         alert["exp_labels"].get("reason") == metric
         for name, case in _cases()

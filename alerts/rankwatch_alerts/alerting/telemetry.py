@@ -23,8 +23,7 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
         _agent_down(config),
         _agents_missing(config),
         _collectors_missing(config),
-        _metric_missing(config),
-        _metric_vanished(config),
+        _metrics_missing(config),
     )
 
 
@@ -117,30 +116,11 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
     )
 
 
-def _metric_missing(config: RuleConfig) -> AlertRule:
-    """The label `reason` is the name of the metric."""
-    return _absent(
-        config,
-        "",
-        f"""
-            {
-            _by_metric(f'''
-              {of_nodes('ranks{state="running"}', "state")}
-              - on (cluster, run, node) group_right ()
-              {_reporting(OF_RUNNING_RANKS)}
-              > 0''')
-        }
-        """,
-        "{{ $value }} running rank(s) of run {{ $labels.run }} have no {{ $labels.reason }}. Alerts that "
-        "depend on it cannot fire for them: check the versions of agent and instrumentation, and the "
-        "agent's log.",
-    )
+def _metrics_missing(config: RuleConfig) -> AlertRule:
+    """Metrics that every running rank has, and those that a rank must not lose; `reason` is the name.
 
-
-def _metric_vanished(config: RuleConfig) -> AlertRule:
-    """No more ranks than live on the node now: one that has ended has nothing to report.
-
-    What they had is looked up at two moments: the maximum of half an hour would read every sample of it.
+    No more ranks than live on the node now: one that has ended has nothing to report. What ranks had is
+    looked up at two moments: the maximum of half an hour would read every sample of it.
     """
     earlier, lately = config.absence_lookback_seconds, config.absence_window_seconds
     had = " or ".join(
@@ -152,23 +132,23 @@ def _metric_vanished(config: RuleConfig) -> AlertRule:
         config,
         "",
         f"""
-            {
-            _by_metric(f'''
-              (({had}) - on ({_METRIC}) {now} > 0)
-              and on ({_METRIC})
-              ({_LIVING} - on (cluster, run, node) group_right () {now} > 0)''')
-        }
+            sum by (cluster, run, reason) (
+              label_replace(
+                {of_nodes('ranks{state="running"}', "state")}
+                - on (cluster, run, node) group_right ()
+                {_reporting(OF_RUNNING_RANKS)}
+                > 0
+                or
+                (({had}) - on ({_METRIC}) {now} > 0)
+                and on ({_METRIC})
+                ({_LIVING} - on (cluster, run, node) group_right () {now} > 0),
+                "reason", "$1", "name", "(.+)"
+              )
+            )
         """,
-        "{{ $value }} running rank(s) of run {{ $labels.run }} had {{ $labels.reason }} and no longer have "
-        "it. Alerts that depend on it cannot fire for them: check whether the run was restarted without it, "
-        "then read the agent's log.",
-    )
-
-
-def _by_metric(missing: str) -> str:
-    """Ranks by run and metric; the name of the metric becomes the reason."""
-    return (
-        f'sum by (cluster, run, reason) (\n  label_replace({missing},\n  "reason", "$1", "name", "(.+)")\n)'
+        "{{ $value }} running rank(s) of run {{ $labels.run }} have no {{ $labels.reason }}, or no "
+        "longer have it. Alerts that depend on it cannot fire for them: check the versions of agent and instrumentation, "
+        "whether the run was restarted without it, and the agent's log.",
     )
 
 
