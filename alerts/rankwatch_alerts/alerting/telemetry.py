@@ -147,8 +147,8 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
             )
         """,
         "{{ $value }} running rank(s) of run {{ $labels.run }} have no {{ $labels.reason }}, or no "
-        "longer have it. Alerts that depend on it cannot fire for them: check the versions of agent and instrumentation, "
-        "whether the run was restarted without it, and the agent's log.",
+        "longer have it. Alerts that depend on it cannot fire for them: check the versions of agent and "
+        "instrumentation, whether the run was restarted without it, and the agent's log.",
     )
 
 
