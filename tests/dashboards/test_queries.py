@@ -84,9 +84,9 @@ def _value(metric: Metric, labels: dict[str, str], now: float, began: float) -> 
     running = now - began
     if metric.name.endswith("timestamp_seconds"):
         return now
-    if metric.name == "rankwatch_step":
+    if metric.name in ("rankwatch_step", "rankwatch_node_step"):
         return running * STEPS_PER_SECOND
-    if metric.name == "rankwatch_target_steps":
+    if metric.name in ("rankwatch_target_steps", "rankwatch_node_target_steps"):
         return 1e6
     if metric.name == "rankwatch_run_capability_visible":
         return 0.0

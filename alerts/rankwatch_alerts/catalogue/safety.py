@@ -33,6 +33,7 @@ CHECKPOINTS = (
         "checkpoint outcome",
         "Do saves succeed, and do they verify?",
         "rankwatch_checkpoint_operations_total",
+        "rankwatch_checkpoint_last_failure_timestamp_seconds",
         "rankwatch_checkpoint_stage_failures_total",
         "rankwatch_checkpoint_background_failures_total",
         figure=(
@@ -78,6 +79,8 @@ CHECKPOINTS = (
         "rankwatch_checkpoint_stage_seconds_total",
         "rankwatch_checkpoint_blocking_seconds_total",
         "rankwatch_checkpoint_operation_seconds_total",
+        "rankwatch_node_checkpoint_save_seconds_total",
+        "rankwatch_node_checkpoint_save_blocking_seconds_total",
         figure=(
             "max by (cluster, run) "
             '(rate(rankwatch_checkpoint_blocking_seconds_total{operation="save"}[$window]))'
@@ -133,9 +136,11 @@ CHECKPOINTS = (
         "resume",
         "From which step did the run resume, and what had to be done again?",
         "rankwatch_rank_restored_step",
+        "rankwatch_node_restored_step",
         "rankwatch_rank_steps_lost_total",
         "rankwatch_rank_resumes_total",
         "rankwatch_checkpoint_operations_total",
+        "rankwatch_checkpoint_last_failure_timestamp_seconds",
         figure="max by (cluster, run) (increase(rankwatch_rank_steps_lost_total[$window]))",
         unit="steps",
         good=Good.LOWER,

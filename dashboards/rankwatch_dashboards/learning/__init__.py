@@ -72,7 +72,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Loss",
             "Trend of the median rank. It hides no NaN: those are counted beside it.",
-            f"quantile(0.5, rankwatch_loss_trend{{{RUN}}})",
+            f"max(run:rankwatch_loss_trend:median{{{RUN}}})",
             no_data=_NO_LOSS,
             links=(_DEBUG,),
         ),

@@ -19,7 +19,7 @@ LOSS = Panel(
             legend="rank {{rank}} on {{node}}",
         ),
         Query(
-            expression=f"quantile by (run) (0.5, rankwatch_loss_trend{{{RUN}}})",
+            expression=f"max by (run) (run:rankwatch_loss_trend:median{{{RUN}}})",
             legend="{{run}} trend",
         ),
     ),
