@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rankwatch.members import members_text
 from rankwatch_agent.runtime.config import AgentConfig
+from support.training.replayed_job import RUN
 
 from .processes import rankwatch_agent, temporary_directory
 from .rules_template import (
@@ -108,10 +109,24 @@ def _value(line: Line, began: float) -> float:
 
 
 class Pages:
-    """The pages of a job's agents at any moment, before and after the stall."""
+    """The pages of a job's agents at any moment, before and after the stall.
 
-    def __init__(self, job: Job, template: Template, agent: Sequence[str], began: float) -> None:
+    run: name of its run; None takes that of the template.
+    first_node: number of its first node among those of all jobs.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        template: Template,
+        agent: Sequence[str],
+        began: float,
+        *,
+        run: str | None = None,
+        first_node: int = 0,
+    ) -> None:
         self._job, self._template, self._agent = job, template, agent
+        self._run, self._first_node = run, first_node
         self._training = [
             _Lines(
                 [*self._heads(node, template.training), *self._heads(node, template.last_collectives)], began
@@ -132,11 +147,15 @@ class Pages:
 
     def of(self, node: int, moment: float) -> bytes:
         """The page of a node at a Unix time."""
-        own = "".join(each.format(node=f"node-{node}", now=moment) for each in self._agent)
+        name = self._name(node)
+        own = "".join(each.format(node=name, now=moment) for each in self._agent)
         if not self._hung:
             return (own + self._training[node].at(moment)).encode()
         frozen, hung = self._hung[node]
         return (own + frozen + hung.at(moment)).encode()
+
+    def _name(self, node: int) -> str:
+        return f"node-{self._first_node + node}"
 
     def _heads(self, node: int, lines: Mapping[int, list[Line]]) -> list[tuple[str, Line]]:
         """The lines of the node of the small job that this node copies, with their labels in this job."""
@@ -148,7 +167,9 @@ class Pages:
 
     def _labels(self, line: Line, stage: int, node: int, first: int) -> dict[str, str]:
         """`first` is the offset of this node's replicas from those of the small job."""
-        labels = {**line.labels, "cluster": CLUSTER, "node": f"node-{node}"}
+        labels = {**line.labels, "cluster": CLUSTER, "node": self._name(node)}
+        if self._run is not None and "run" in labels:
+            labels["run"] = self._run
         if "rank" in labels:
             replica = int(labels["rank"]) % REPLICAS + first
             labels["rank"] = str(stage * self._job.replicas + replica)
@@ -206,14 +227,16 @@ def _agent_line(line: str) -> str:
     return f"{name}{{{{{own + ',' if own else ''}{ours}}}}} {moving}\n"
 
 
-def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _handler(runs: Sequence[Pages], nodes: int) -> type[BaseHTTPRequestHandler]:
+    """nodes: of each run."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = pages.of(int(self.path.rpartition("-")[2]), time.time())
-            self._answer(body)
+            run, node = divmod(int(self.path.rpartition("-")[2]), nodes)
+            self._answer(runs[run].of(node, time.time()))
 
         def do_POST(self) -> None:
-            pages.stall(time.time())
+            runs[0].stall(time.time())
             self._answer(b"")
 
         def _answer(self, body: bytes) -> None:
@@ -233,11 +256,20 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until the process is ended."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.rules_pages", description=__doc__)
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument(
+        "--runs", type=int, default=1, help="runs of so many ranks together; the first is at fault"
+    )
     parser.add_argument("--address-file", type=Path, required=True)
     given = parser.parse_args(arguments)
-    template = make_template(large=given.ranks > AgentConfig().max_single_ranks)
-    pages = Pages(Job.of(given.ranks), template, agent_lines(), time.time())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(pages))
+    job = Job.of(given.ranks // given.runs)
+    template = make_template(large=job.ranks > AgentConfig().max_single_ranks)
+    agent, began = agent_lines(), time.time()
+    names = [RUN, *(f"{RUN}-{number}" for number in range(1, given.runs))]
+    runs = [
+        Pages(job, template, agent, began, run=name, first_node=number * job.nodes)
+        for number, name in enumerate(names)
+    ]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(runs, job.nodes))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     partial = given.address_file.with_suffix(".partial")

@@ -107,11 +107,11 @@ def _evaluation(group: dict[str, Any]) -> Evaluation:
 
 
 @contextmanager
-def pages(directory: Path, ranks: int) -> Iterator[str]:
-    """The server of the pages of a job; yields HOST:PORT."""
+def pages(directory: Path, ranks: int, runs: int = 1) -> Iterator[str]:
+    """The server of the pages of runs with so many ranks together; yields HOST:PORT."""
     address, log = directory / "pages-address", directory / "pages.log"
     command = [sys.executable, "-m", "tests.bench.rules_pages"]
-    command += ["--ranks", str(ranks), "--address-file", str(address)]
+    command += ["--ranks", str(ranks), "--runs", str(runs), "--address-file", str(address)]
     with background(command, log) as process:
         wait_until(address.exists, process, log, "could not serve the pages")
         yield address.read_text()

@@ -11,6 +11,7 @@ from rankwatch.conventions.goodput import GoodputState
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.rules import RUN, RecordingRule, duration, recorded
 
+RANKS_BY_STATE_NOW = "run_state:rankwatch_goodput_ranks:rate"
 RANKS_BY_STATE = "run_state:rankwatch_goodput_ranks:mean"
 REQUESTED = "run:rankwatch_goodput_requested_ranks:mean"
 ALLOCATED = "run:rankwatch_goodput_allocated_ranks:mean"
@@ -33,9 +34,15 @@ _LEAST_INTERRUPTIONS = 2
 def goodput_rules(config: RuleConfig) -> tuple[RecordingRule, ...]:
     """The ratios, and the time by state that they are made of."""
     window = duration(config.goodput_window_seconds)
+    lately = config.slo_interval_seconds + config.scrape_interval_seconds
     productive = f'{RANKS_BY_STATE}{{state="{GoodputState.PRODUCTIVE}"}}'
     return (
-        recorded(RANKS_BY_STATE, f"sum by ({RUN}, state) (rate(rankwatch_goodput_seconds_total[{window}]))"),
+        recorded(
+            RANKS_BY_STATE_NOW,
+            # Each node has a counter for each state: an hour of them is read once, and remembered by run.
+            f"sum by ({RUN}, state) (rate(rankwatch_goodput_seconds_total[{duration(lately)}]))",
+        ),
+        recorded(RANKS_BY_STATE, f"avg_over_time({RANKS_BY_STATE_NOW}[{window}])"),
         recorded(REQUESTED, f"sum by ({RUN}) ({RANKS_BY_STATE}) > 0"),
         recorded(ALLOCATED, f'sum by ({RUN}) ({RANKS_BY_STATE}{{state!="{GoodputState.DOWN}"}})'),
         recorded("run:rankwatch_goodput_scheduling:ratio", f"{ALLOCATED} / on ({RUN}) {REQUESTED}"),

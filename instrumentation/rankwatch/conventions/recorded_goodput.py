@@ -40,6 +40,11 @@ RECORDED_GOODPUT = (
         "Tokens per second and rank over those of one rank alone, as the run states them.",
     ),
     recorded(
+        "run_state:rankwatch_goodput_ranks:rate",
+        (*_RUN, Label.STATE),
+        "Ranks of the run in each state of goodput lately.",
+    ),
+    recorded(
         "run_state:rankwatch_goodput_ranks:mean",
         (*_RUN, Label.STATE),
         "Ranks of the run in each state of goodput, averaged over the window of goodput.",
