@@ -66,10 +66,11 @@ lint: setup ## check format and lint
 types: setup ## check types
 	$(BIN)/mypy
 
-rules: setup ## check rules and Alertmanager configuration
+rules: setup ## check rules, Alertmanager configuration, runbooks and dashboards: promtool, amtool and the project's own lint
 	@command -v promtool amtool >/dev/null || { echo "promtool or amtool is missing: see make servers"; exit 2; }
 	promtool check rules --lint=all --lint-fatal alerts/generated/*.rules.yml
 	amtool check-config alerts/generated/alertmanager.yml
+	$(BIN)/pytest -q -p no:cacheprovider tests/alerts/test_lint.py tests/dashboards/test_lint.py
 
 generate: setup ## rebuild rules, dashboards, manifests and references
 	$(BIN)/python -m rankwatch_alerts generate
