@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .rules_prometheus import Evaluation, Server
 
 _EVALUATIONS = 6
-"""Least number of evaluations of each group for one fault."""
+"""Least number of evaluations of the groups of each scrape for one fault."""
 
 
 class Part(NamedTuple):
@@ -73,7 +73,9 @@ class Watch:
                 since, used = self.seconds, self._server.cpu_seconds()
             named = self._server.firing()
             seen = _by_group([each for key, each in found.items() if key not in before])
-            enough = bool(seen) and min(map(len, seen.values())) >= _EVALUATIONS
+            # Some groups are evaluated once a minute, or in five.
+            all_seen = len(seen) == len({group for group, _ in last})
+            enough = all_seen and max(map(len, seen.values())) >= _EVALUATIONS
             if (enough and alert in named) or self.seconds > deadline:
                 intervals = (self.seconds - since) / self._interval_seconds
                 return _part(seen, named, (self._server.cpu_seconds() - used) / max(1.0, intervals))
