@@ -106,6 +106,30 @@ def test_every_metric_is_missed(metric: str) -> None:
     )
 
 
+OF_NO_RUN = {
+    Alert.BLACK_BOXES_LEFT_OUT: "a box that is left out belongs to a run that nobody knows",
+    Alert.COLLECTOR_FAILING: "a node is not watched, and nothing of its run is lost by it",
+    Alert.GOODPUT_BUDGET: "its description says how many rank-hours the class has lost",
+    Alert.PREEMPTION_STORM: "it is of many runs",
+    Alert.REQUEUE_RATE: "it is of many runs",
+    Alert.RULES_FAILING: "monitoring fails, and no run",
+    Alert.SUCCESS_BUDGET: "it is of many runs",
+    Alert.WATCHDOG: "it always fires",
+}
+"""Alerts that do not say what they cost, and why."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(filter(None, _rule_key(rule))))
+def test_cost(rule: AlertRule) -> None:
+    """Each alert says what it costs, in money or time, unless there is a reason."""
+    says = bool({"cost", "slowdown"} & set(rule.annotations))
+    of_agents = (
+        rule.alert == Alert.TELEMETRY_ABSENT
+        and "run" not in rule.annotations["dashboard_url"].partition("?")[2]
+    )
+    assert says != (rule.alert in OF_NO_RUN or of_agents)
+
+
 def test_rule_without_a_case() -> None:
     """Coverage cannot decay unseen."""
     untested = replace(RULES[0], alert="RankwatchUntested")

@@ -22,6 +22,9 @@ from rankwatch_alerts.rules import (
 OF_RUN = ("cluster", "run")
 OF_RANK = ("cluster", "run", "rank", "node")
 
+NO_RUN = "no run is hit"
+"""Cost of what hits no run."""
+
 
 def alert_rule(
     config: RuleConfig,
@@ -36,16 +39,20 @@ def alert_rule(
     labels: Mapping[str, str] = MappingProxyType({}),
     of_run: bool = True,
     dashboard: str = "",
+    cost: str = "",
     **more: str,
 ) -> AlertRule:
     """The rule, with links to its runbook and to the dashboard; `more` are further annotations.
 
     `of_run`: the alert has the label `run`, so the dashboard opens on that run. A critical alert of a run
     says in a label whether the run is large enough to page.
+    `cost`: what it costs; if not given, what the run costs and loses.
     `dashboard`: uid and variables of another dashboard to open, from `opened_on`.
     """
     severity = severity_of(config, alert, severity)
     dashboard = dashboard or opened_on(RUN_DEBUG_UID, *(OF_RUN if of_run else ()))
+    if of_run and "slowdown" not in more:  # which says it better
+        more = {**more, "cost": cost or _cost_of_run()}
     if of_run and severity is Severity.CRITICAL:
         labels = {**labels, PAGE_LABEL: _may_page()}
     return AlertRule(
@@ -63,6 +70,36 @@ def alert_rule(
             "dashboard_url": f"{config.dashboard_base_url}/d/{dashboard}",
         },
     )
+
+
+def _cost_of_run() -> str:
+    """What the run costs and loses, in money where its price is known, else in rank-hours.
+
+    Lost is the time that was neither productive nor without a process, over the window of goodput.
+    """
+    lost = 'state!~"productive|down", cluster=%q, run=%q'
+    of_ranks = looked_up(
+        f"sum(run_state:rankwatch_goodput_ranks:mean{{{lost}}})",
+        OF_RUN,
+        'the run loses {{ . | first | value | printf "%.1f" }} rank-hours an hour',
+        "not known",
+    )
+    in_money = looked_up(
+        f"sum by (currency) (run_state:rankwatch_cost_per_hour:sum{{{lost}}})",
+        OF_RUN,
+        ', and loses {{ . | first | value | printf "%.2f" }} of it',
+        "",
+        by="currency",
+    )
+    known = looked_up(
+        f"max by (currency) (run:rankwatch_cost_per_hour:sum{matching(OF_RUN)})",
+        OF_RUN,
+        'the run costs {{ . | first | value | printf "%.2f" }} {{ . | first | label "currency" }} an hour'
+        + in_money,
+        of_ranks,
+        by="currency",
+    )
+    return f"{{{{ if $labels.run }}}}{known}{{{{ else }}}}{NO_RUN}{{{{ end }}}}"
 
 
 def severity_of(config: RuleConfig, alert: Alert, shipped: Severity) -> Severity:

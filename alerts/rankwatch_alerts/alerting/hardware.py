@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from textwrap import dedent, indent
 
-from rankwatch_alerts.alerting.alert import alert_rule, listed, looked_up, opened_on
+from rankwatch_alerts.alerting.alert import NO_RUN, alert_rule, listed, looked_up, opened_on
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.hardware import RANK_OF_GPU, RUN_OF_NETWORK, RUN_OF_NODE
 from rankwatch_alerts.rules import HARDWARE_UID, Alert, AlertRule, Severity
@@ -114,7 +114,8 @@ def hardware_alerts(config: RuleConfig, fault: Fault) -> tuple[AlertRule, ...]:
         )
     if fault.page and not fault.ticket:
         text = f"{fault.happened} {part.idle} {fault.if_idle}"
-        found.append(_rule(config, fault, Severity.WARNING, _idle(part, fault.page), text))
+        expression = _idle(part, fault.page)
+        found.append(_rule(config, fault, Severity.WARNING, expression, text, cost=NO_RUN))
     text = f"{fault.happened} {either} {fault.if_idle}"
     if fault.ticket:
         idle = f"{_block(fault.page)}\nor\n{_block(fault.ticket)}" if fault.page else fault.ticket
@@ -132,7 +133,12 @@ def newest(metric: str, window: str, by: str = "cluster, node, gpu") -> str:
 
 
 def _rule(
-    config: RuleConfig, fault: Fault, severity: Severity, expression: str, description: str
+    config: RuleConfig,
+    fault: Fault,
+    severity: Severity,
+    expression: str,
+    description: str,
+    cost: str = "",
 ) -> AlertRule:
     return alert_rule(
         config,
@@ -145,6 +151,7 @@ def _rule(
         summary=fault.summary,
         description=description,
         dashboard=opened_on(HARDWARE_UID, *fault.part.labels),
+        cost=cost,
     )
 
 

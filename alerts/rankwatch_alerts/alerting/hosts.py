@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts.alerting.alert import alert_rule, listed, opened_on, value_of
+from rankwatch_alerts.alerting.alert import NO_RUN, alert_rule, listed, opened_on, value_of
 from rankwatch_alerts.alerting.hardware import NETWORK, NODE, Fault, hardware_alerts
 from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.hardware import MOUNT_AVAILABLE, RUN_OF_NODE
@@ -162,4 +162,5 @@ def _disk(config: RuleConfig, expression: str, severity: Severity, text: str) ->
         description=f"Path {{{{ $labels.path }}}} on {{{{ $value }}}} node(s), among them {nodes}, {text} "
         f"Free: {left}B.",
         dashboard=opened_on(HARDWARE_UID, "cluster"),
+        cost="" if severity is Severity.CRITICAL else NO_RUN,
     )
