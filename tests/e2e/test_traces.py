@@ -18,7 +18,7 @@ import pytest
 from support.agent.process import AgentProcess, agent_process, until
 from support.servers.netns import Switch, switch
 from support.servers.prometheus import get_json, prometheus, require
-from support.servers.spans import check_traces, span_receiver
+from support.servers.spans import Received, SpanReceiver, check_traces, span_receiver
 from support.training.traced import train
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -71,6 +71,7 @@ def test_two_nodes_and_three_attempts(tmp_path: Path) -> None:
                 for job in jobs:
                     assert job.wait(timeout=180) == 0, (tmp_path / "node-a.log").read_text()[-3000:]
                 until(lambda: bool(receiver.named("run")), "the span of the run has arrived")
+                until(lambda: len(_last_steps(receiver)) == 4 * STEPS, "each rank's last steps have arrived")
     spans = receiver.spans
     check_traces(spans)
     counts = Counter(each.name for each in spans)
@@ -80,10 +81,14 @@ def test_two_nodes_and_three_attempts(tmp_path: Path) -> None:
     assert attempts[2].attributes["rankwatch.result"] == "success"
     in_run = [each for each in spans if each.trace == receiver.named("run")[0].trace]
     assert {each.name for each in in_run} >= {"run", "attempt", "heartbeat", "checkpoint.save.write"}
-    last = [each for each in receiver.named("step") if each.attributes["rankwatch.attempt"] == 2]
+    last = _last_steps(receiver)
     assert set(Counter(each.trace for each in last).values()) == {4}
     assert len({each.trace for each in last}) == STEPS
     assert receiver.named("run")[0].links == ((TRACEPARENT[3:35], TRACEPARENT[36:52]),)
+
+
+def _last_steps(receiver: SpanReceiver) -> list[Received]:
+    return [each for each in receiver.named("step") if each.attributes["rankwatch.attempt"] == 2]
 
 
 def _torchrun(net: Switch, node: str, directory: Path, script: Path) -> subprocess.Popen[bytes]:

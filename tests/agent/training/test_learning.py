@@ -200,6 +200,7 @@ ready()
     first = of("rankwatch_scalar_first_nonfinite_step")
     assert first[(GRADIENT_NORM,)] - first[("loss",)] == 150 - 190
     assert of("rankwatch_norm_explosions_total") == {(GRADIENT_NORM,): 1.0, (UPDATE_NORM,): 0.0}
+    assert list(of("rankwatch_norm_last_explosion_timestamp_seconds")) == [(GRADIENT_NORM,)]
     assert of("rankwatch_norm_ratio")[(UPDATE_NORM,)] == pytest.approx(1.0)
     assert of("rankwatch_loss_scale_halvings_total") == {(): 5.0}
     assert of("rankwatch_updates_skipped_total") == {(): 5.0}

@@ -59,7 +59,8 @@ with run.step():
     elsewhere |= {name for name in declared if name.startswith("rankwatch_rank_gpu_memory")}  # test_memory.py
     elsewhere |= {"rankwatch_run_attempt_end_timestamp_seconds"}  # life/test_attempts.py
     elsewhere |= {name for name in declared if "rank_fingerprint" in name}  # test_fingerprints.py
-    elsewhere |= {"rankwatch_loss_improvement"}  # test_learning.py
+    elsewhere |= {"rankwatch_loss_improvement", "rankwatch_norm_last_explosion_timestamp_seconds"}  # learning
+    elsewhere |= {"rankwatch_rank_end_timestamp_seconds"}  # test_states
     elsewhere |= {"rankwatch_step_device_seconds_total", "rankwatch_rank_failures_total"}
     assert declared - elsewhere <= {name for name, _ in seen}
 
@@ -94,9 +95,14 @@ def test_states(tmp_path: Path) -> None:
     with rank(tmp_path, "ready()\nsteps(1)\nready()\nrun.finish()\nready()") as process:
         assert state(collector.collect()) == {"0": "starting"}
         go_on(process)
-        assert state(collector.collect()) == {"0": "running"}
+        collection = collector.collect()
+        assert state(collection) == {"0": "running"}
+        assert not values(collection, "rankwatch_rank_end_timestamp_seconds")
         go_on(process)
-        assert state(collector.collect()) == {"0": "finished"}
+        collection = collector.collect()
+        assert state(collection) == {"0": "finished"}
+        heartbeat = values(collection, "rankwatch_rank_heartbeat_timestamp_seconds")
+        assert values(collection, "rankwatch_rank_end_timestamp_seconds") == pytest.approx(heartbeat)
 
 
 def test_killed_and_terminated(tmp_path: Path) -> None:
