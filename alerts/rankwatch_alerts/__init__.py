@@ -17,6 +17,7 @@ from rankwatch_alerts.rules import (
     RUN_DEBUG_UID,
     Alert,
 )
+from rankwatch_alerts.sharding import write_sharded
 
 __all__ = [
     "RuleConfig",
@@ -35,6 +36,7 @@ __all__ = [
     "alert_groups",
     "write_rules",
     "write_all",
+    "write_sharded",
     "alertmanager_config",
     "prometheus_config",
     "to_yaml",

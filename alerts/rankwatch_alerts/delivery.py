@@ -129,7 +129,7 @@ class Delivery:
         expect(self, "dead_man_url", not dead_man or is_url(dead_man), "an http(s) URL without query")
         wanted = "the file with the URL of Slack, because slack_channels names channels"
         expect(self, "slack_api_url_file", bool(self.slack_api_url_file) or not self.slack_channels, wanted)
-        expect(self, "smtp_smarthost", bool(_HOST_PORT.fullmatch(self.smtp_smarthost)), "host:port")
+        expect(self, "smtp_smarthost", bool(HOST_PORT.fullmatch(self.smtp_smarthost)), "host:port")
         self._check_ticket_hours()
 
     def _check_ticket_hours(self) -> None:
@@ -149,7 +149,8 @@ _PLAIN = "printable text without template braces"
 _OWNER = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d:[0-5]\d|2[0-3]:[0-5]\d|24:00)")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}")
-_HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)
+HOST_PORT = re.compile(r"[\w.:\[\]-]+:\d{1,5}", re.ASCII)
+"""An address without a scheme, as Alertmanager and Prometheus take it."""
 # Pages are appended as a path, and Prometheus and Alertmanager expand braces.
 _URL = re.compile(r"https?://[^\s{}?#\"\\]+")
 _DAYS = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")

@@ -44,8 +44,8 @@ def write_rules(config: RuleConfig, directory: Path) -> list[Path]:
     Raises OSError where the directory cannot be written.
     """
     return [
-        _write(directory / RECORDING_FILE, _rule_file(config, recording_groups(config))),
-        _write(directory / ALERTS_FILE, _rule_file(config, alert_groups(config))),
+        _write(directory / RECORDING_FILE, rule_file(config, recording_groups(config))),
+        _write(directory / ALERTS_FILE, rule_file(config, alert_groups(config))),
     ]
 
 
@@ -88,7 +88,8 @@ def prometheus_config(
     }
 
 
-def _rule_file(config: RuleConfig, groups: tuple[RuleGroup, ...]) -> dict[str, object]:
+def rule_file(config: RuleConfig, groups: Sequence[RuleGroup]) -> dict[str, object]:
+    """The groups as a file of rules, with the names of labels that the settings give."""
     return {"groups": [each.as_dict(config.label_names) for each in groups]}
 
 

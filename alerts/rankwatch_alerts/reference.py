@@ -39,6 +39,7 @@ The folder then holds:
 | part | read by |
 | --- | --- |
 | `prometheus/*.rules.yml` | Prometheus: `rule_files` |
+| `prometheus/sharded`, with `prometheus_shards` | [several servers](cardinality.md#several-servers) |
 | `alertmanager/alertmanager.yml`, and the texts of notifications beside it | Alertmanager: `--config.file` |
 | `grafana/provisioning`, `grafana/dashboards` | Grafana: `GF_PATHS_PROVISIONING` |
 | `kubernetes/rules` | the Prometheus operator, with `prometheus_rule_labels` for its `ruleSelector` |

@@ -76,6 +76,12 @@ def test_every_setting_has_a_help_text() -> None:
         ({"network_min_baseline_seconds": 3e4}, "network_min_baseline_seconds = 30000.0: expected less than"),
         ({"jitter_rank_share": 1.0}, "jitter_rank_share = 1.0: expected a share below 1"),
         ({"agent_job": 'a"b'}, "agent_job = 'a\"b': expected a name of letters"),
+        ({"prometheus_shards": ("a:1", "b:1")}, "prometheus_fleet = '': expected host:port, because"),
+        ({"prometheus_shards": ("a:1",), "prometheus_fleet": "c:1"}, "expected host:port of two or more"),
+        ({"prometheus_shards": ("a:1", "http://b:1"), "prometheus_fleet": "c:1"}, "prometheus_shards = "),
+        ({"prometheus_shards": ("a:1", "b:1"), "prometheus_fleet": "b:1"}, "none of them twice"),
+        ({"prometheus_fleet": "c"}, "prometheus_fleet = 'c': expected host:port"),
+        ({"alertmanager_address": ""}, "alertmanager_address = '': expected host:port"),
         ({"absence_lookback_seconds": 60.0}, "absence_lookback_seconds = 60.0: expected more than"),
     ],
 )

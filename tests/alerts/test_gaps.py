@@ -62,6 +62,7 @@ CHANGES: Mapping[str, Change] = {
 }
 NO_GAP: Mapping[Key, str] = {
     ("RankwatchTelemetryAbsent", "critical", "agents_missing"): "no agent is there that could be missed",
+    ("RankwatchTelemetryAbsent", "critical", "prometheus_down"): "no agent has a part in it",
     ("RankwatchWatchdog", "info", ""): "that it stops where no agent answers is its purpose",
 }
 RULES = [

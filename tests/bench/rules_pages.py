@@ -264,7 +264,7 @@ def main(arguments: Sequence[str]) -> int:
     job = Job.of(given.ranks // given.runs)
     template = make_template(large=job.ranks > AgentConfig().max_single_ranks)
     agent, began = agent_lines(), time.time()
-    names = [RUN, *(f"{RUN}-{number}" for number in range(1, given.runs))]
+    names = [RUN, *(f"{RUN}-{number}" for number in range(2, given.runs + 1))]
     runs = [
         Pages(job, template, agent, began, run=name, first_node=number * job.nodes)
         for number, name in enumerate(names)

@@ -9,12 +9,14 @@ import socket
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules
+from rankwatch_alerts import RuleConfig, prometheus_config, to_yaml, write_rules, write_sharded
+from rankwatch_alerts.sharding import AGENTS_FILE
 
 from .process_usage import cpu_seconds, resident_bytes
 from .processes import background, wait_until
@@ -98,6 +100,49 @@ class Server:
             raise BenchError(f"could not query Prometheus: {error}") from error
 
 
+class Divided(Server):
+    """Shards and a fleet server as one: figures are sums, and the names of groups begin with the server's."""
+
+    def __init__(self, servers: Mapping[str, Server]) -> None:
+        self._servers = servers
+
+    def evaluations(self) -> list[Evaluation]:
+        """The last evaluation of each group of each server."""
+        return [
+            each._replace(group=f"{name} {each.group}")
+            for name, server in self._servers.items()
+            for each in server.evaluations()
+        ]
+
+    def firing(self) -> dict[str, set[str]]:
+        """Ranks by name of the alerts that fire on any server."""
+        found: dict[str, set[str]] = {}
+        for server in self._servers.values():
+            for alert, ranks in server.firing().items():
+                found.setdefault(alert, set()).update(ranks)
+        return found
+
+    def value(self, expression: str) -> float:
+        """Sum over the servers."""
+        return sum(each.value(expression) for each in self._servers.values())
+
+    def series(self) -> int:
+        """Series in the memory of all."""
+        return sum(each.series() for each in self._servers.values())
+
+    def missed(self) -> int:
+        """Evaluations that any of them skipped."""
+        return sum(each.missed() for each in self._servers.values())
+
+    def peak_bytes(self) -> int:
+        """Memory of the largest one."""
+        return max(each.peak_bytes() for each in self._servers.values())
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all."""
+        return sum(each.cpu_seconds() for each in self._servers.values())
+
+
 def _evaluation(group: dict[str, Any]) -> Evaluation:
     seconds: dict[str, float] = {}
     for rule in group["rules"]:
@@ -120,14 +165,42 @@ def pages(directory: Path, ranks: int, runs: int = 1) -> Iterator[str]:
 @contextmanager
 def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Iterator[Server]:
     """Prometheus with all generated rules, scraping one path for each node; raises BenchError."""
+    path = directory / "prometheus.yml"
+    rules = write_rules(config, directory / "rules")
+    generated = prometheus_config(config, rule_files=rules, agent_targets=())
+    scrapes = [{"job_name": config.agent_job, "static_configs": _targets(address, nodes)}]
+    path.write_text(to_yaml(generated | {"scrape_configs": scrapes, "alerting": {}}))
+    with _started(path, _free_ports(1)[0]) as started:
+        yield started
+
+
+@contextmanager
+def divided(directory: Path, config: RuleConfig, address: str, nodes: int, shards: int) -> Iterator[Divided]:
+    """Shards and the fleet server as `rankwatch generate` configures them; raises BenchError."""
+    *ports, fleet = _free_ports(shards + 1)
+    config = replace(
+        config,
+        prometheus_shards=tuple(f"127.0.0.1:{port}" for port in ports),
+        prometheus_fleet=f"127.0.0.1:{fleet}",
+    )
+    write_sharded(config, directory)
+    (directory / AGENTS_FILE).write_text(json.dumps(_targets(address, nodes)))
+    names = {f"shard-{number}": port for number, port in enumerate(ports)} | {"fleet": fleet}
+    with ExitStack() as stack:
+        yield Divided(
+            {
+                name: stack.enter_context(_started(directory / f"{name}.yml", port))
+                for name, port in names.items()
+            }
+        )
+
+
+@contextmanager
+def _started(path: Path, port: int) -> Iterator[Server]:
     if shutil.which("prometheus") is None:
         raise BenchError("prometheus is not installed: apt install prometheus")
-    path, log = directory / "prometheus.yml", directory / "prometheus.log"
-    path.write_text(to_yaml(_config(config, write_rules(config, directory / "rules"), address, nodes)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={directory / 'data'}"]
+    log = path.with_suffix(".log")
+    command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={path.with_suffix('.data')}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with background(command, log) as process:
         found = Server(f"http://127.0.0.1:{port}", process.pid)
@@ -135,11 +208,16 @@ def server(directory: Path, config: RuleConfig, address: str, nodes: int) -> Ite
         yield found
 
 
-def _config(config: RuleConfig, rules: list[Path], address: str, nodes: int) -> dict[str, object]:
-    generated = prometheus_config(config, rule_files=rules, agent_targets=())
-    targets = [
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _targets(address: str, nodes: int) -> list[dict[str, object]]:
+    return [
         {"targets": [address], "labels": {"__metrics_path__": f"/node-{node}", "instance": f"node-{node}"}}
         for node in range(nodes)
     ]
-    scrapes = [{"job_name": config.agent_job, "static_configs": targets}]
-    return generated | {"scrape_configs": scrapes, "alerting": {}}

@@ -14,6 +14,7 @@ import json
 import sys
 import urllib.request
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from rankwatch_alerts import Alert, RuleConfig
 from .processes import exit_on_signals, temporary_directory
 from .result import Result, Row, as_markdown, limited
 from .rules_pages import Job
-from .rules_prometheus import pages, server
+from .rules_prometheus import Server, divided, pages, server
 from .rules_watch import Part, Watch
 
 RANKS = (256, 1_024, 2_048, 4_096)
@@ -46,6 +47,8 @@ class Size(NamedTuple):
     ranks: int
     """Of all runs together."""
     runs: int
+    shards: int
+    """1 for a single Prometheus; else beside them there is a fleet server."""
     slow: Part
     stalled: Part
     right_ranks_named: bool
@@ -58,7 +61,7 @@ class Size(NamedTuple):
     """Evaluations skipped because the previous one was still running."""
 
 
-def measure_size(ranks: int, runs: int = 1) -> Size:
+def measure_size(ranks: int, runs: int = 1, shards: int = 1) -> Size:
     """Measure runs that have so many ranks together, which takes 4 to 20 minutes. Raises BenchError."""
     job = Job.of(ranks // runs)
     # Many a machine of tests has no time daemon, and 2,048 alerts on clocks are another measurement.
@@ -68,7 +71,7 @@ def measure_size(ranks: int, runs: int = 1) -> Size:
     with (
         temporary_directory() as name,
         pages(Path(name), ranks, runs) as address,
-        server(Path(name), config, address, runs * job.nodes) as prometheus,
+        _prometheus(Path(name), config, address, runs * job.nodes, shards) as prometheus,
     ):
         watch = Watch(prometheus, interval_seconds=config.scrape_interval_seconds)
         straggler_seconds = window + config.straggler_for_seconds + _SPARE_SECONDS
@@ -82,6 +85,7 @@ def measure_size(ranks: int, runs: int = 1) -> Size:
         return Size(
             ranks=ranks,
             runs=runs,
+            shards=shards,
             slow=slow,
             stalled=stalled,
             right_ranks_named=slow.named == {Alert.STRAGGLER: [str(job.slow_rank)]}
@@ -91,6 +95,14 @@ def measure_size(ranks: int, runs: int = 1) -> Size:
             peak_bytes=prometheus.peak_bytes(),
             missed=prometheus.missed(),
         )
+
+
+def _prometheus(
+    directory: Path, config: RuleConfig, address: str, nodes: int, shards: int
+) -> AbstractContextManager[Server]:
+    if shards == 1:
+        return server(directory, config, address, nodes)
+    return divided(directory / "prometheus", config, address, nodes, shards)
 
 
 def result(sizes: Sequence[Size]) -> Result:
@@ -110,6 +122,7 @@ def result(sizes: Sequence[Size]) -> Result:
 
 def _rows(size: Size) -> list[Row]:
     ranks = f"{size.ranks:,} ranks" + (f" of {size.runs} runs" if size.runs > 1 else "")
+    ranks += f" in {size.shards} shards" if size.shards > 1 else ""
     rows = []
     for what, part in (("a slow rank", size.slow), ("a stall", size.stalled)):
         for group, seconds in part.slowest_groups(_GROUPS_SHOWN):
@@ -118,11 +131,12 @@ def _rows(size: Size) -> list[Row]:
                 f"{ranks}, {what}: {group}", middle, INTERVAL_SECONDS / HEADROOM, _seconds,
                 f"{_seconds(min(seconds))} to {_seconds(most)}, {len(seconds)} evaluations",
             ))  # fmt: skip
-        together = sum(part.median(group) for group in part.groups)
-        rows.append(limited(
-            f"{ranks}, {what}: all groups together", together, ALL_GROUPS_SECONDS, _seconds,
-            "sum of the medians, although some of them are evaluated once a minute",
-        ))  # fmt: skip
+        for place, groups in _by_server(part).items():
+            rows.append(limited(
+                f"{ranks}, {what}: all groups{place} together", sum(map(part.median, groups)),
+                ALL_GROUPS_SECONDS, _seconds,
+                "sum of the medians, although some of them are evaluated once a minute",
+            ))  # fmt: skip
         rows.append(Row(f"{ranks}, {what}: CPU in one interval", _seconds(part.cpu_seconds)))
         rules = ", ".join(f"{name} {_seconds(taken)}" for name, taken in part.slowest_rules(_RULES_SHOWN))
         rows.append(Row(f"{ranks}, {what}: slowest rules", rules))
@@ -133,6 +147,14 @@ def _rows(size: Size) -> list[Row]:
     named = f"{_named(size.slow)}; {_named(size.stalled)}"
     rows.append(Row(f"{ranks}: named", named, target="the faulty ones", met=size.right_ranks_named))
     return rows
+
+
+def _by_server(part: Part) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for group in part.groups:
+        place, _, _ = group.rpartition(" ")
+        found.setdefault(place and f" of {place}", []).append(group)
+    return found
 
 
 def _seconds(value: float) -> str:
@@ -150,12 +172,15 @@ def main(arguments: Sequence[str]) -> int:
         "--ranks", type=int, nargs="+", default=list(RANKS), help="a multiple of 64 from 128 on"
     )
     parser.add_argument("--runs", type=int, default=1, help="runs that have these ranks together")
+    parser.add_argument(
+        "--shards", type=int, default=1, help="servers that share the runs, beside a fleet server"
+    )
     parser.add_argument("--output", type=Path, help="where to write all samples as JSON")
     given = parser.parse_args(arguments)
     exit_on_signals()
     sizes = []
     for ranks in given.ranks:
-        sizes.append(measure_size(ranks, given.runs))
+        sizes.append(measure_size(ranks, given.runs, given.shards))
         print(as_markdown(result(sizes[-1:])), flush=True)
     if given.output is not None:
         given.output.write_text(json.dumps(result(sizes).samples, indent=2) + "\n")

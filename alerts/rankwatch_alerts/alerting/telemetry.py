@@ -10,6 +10,7 @@ from rankwatch_alerts.config import RuleConfig
 from rankwatch_alerts.recording.agents import AGENT, FAILING
 from rankwatch_alerts.recording.steps import of_nodes
 from rankwatch_alerts.rules import RUNNING, Alert, AlertRule, Severity, duration
+from rankwatch_alerts.servers import FLEET_JOB, SHARDS_JOB
 
 _REPORTING = "rankwatch_node_ranks_reporting"
 _METRIC = "cluster, run, node, name"
@@ -22,6 +23,7 @@ def telemetry_absent(config: RuleConfig) -> tuple[AlertRule, ...]:
         _run_vanished(config),
         _agent_down(config),
         _agents_missing(config),
+        _server_down(config),
         _collectors_missing(config),
         _metrics_missing(config),
     )
@@ -96,6 +98,20 @@ def _agents_missing(config: RuleConfig) -> AlertRule:
         "absent(rankwatch_agent_info)",
         "This Prometheus receives nothing from any agent, so no run is watched: check the agents and the "
         "scrape configuration.",
+        severity=Severity.CRITICAL,
+        of_run=False,
+    )
+
+
+def _server_down(config: RuleConfig) -> AlertRule:
+    """Servers that share the rules watch each other: the watchdogs of all are one alert."""
+    return _absent(
+        config,
+        "prometheus_down",
+        f'group by (job, instance) (up{{job=~"{SHARDS_JOB}|{FLEET_JOB}"}} == 0)',
+        "The Prometheus at {{ $labels.instance }} (one of {{ $labels.job }}) does not answer, so its rules "
+        "raise no alert: start it again.",
+        for_seconds=config.agent_down_for_seconds,
         severity=Severity.CRITICAL,
         of_run=False,
     )

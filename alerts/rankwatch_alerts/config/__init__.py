@@ -22,6 +22,7 @@ from rankwatch_alerts.label_names import wrong_names
 from rankwatch_alerts.objectives import DEFAULT_CLASS, Objectives
 from rankwatch_alerts.rules import ALERT_NAMES, Severity
 from rankwatch_alerts.scaling import scaled_times
+from rankwatch_alerts.servers import SERVER_SETTINGS, Servers
 
 SHORTEST_SECONDS = 0.001
 """Prometheus writes durations in whole milliseconds."""
@@ -30,7 +31,7 @@ LONGEST_SECONDS = 365 * 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Delivery):
+class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Servers, Delivery):
     """Settings of the rules, the Alertmanager configuration and the dashboards.
 
     Times are in seconds. Raises FieldError if a value is out of range or two values contradict each other.
@@ -79,7 +80,7 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Delivery):
     def __post_init__(self) -> None:
         """Refuse values with which a rule could never fire, or always would."""
         for name, value in asdict(self).items():
-            if name in DELIVERY_SETTINGS | IMPORT_SETTINGS:
+            if name in DELIVERY_SETTINGS | IMPORT_SETTINGS | SERVER_SETTINGS:
                 continue
             if isinstance(value, int | float):
                 self._check_number(name, value)
@@ -104,6 +105,7 @@ class RuleConfig(Pace, Life, Work, Machines, Objectives, Importing, Delivery):
                 expect(self, name, bool(_JOB.fullmatch(value)), "a name of letters, digits and _ . / : -")
         self.check_delivery()
         self.check_importing()
+        self.check_servers()
         scrapes = 4 * self.scrape_interval_seconds
         expected = f"at least 4 scrape intervals ({scrapes})"
         expect(self, "step_window_seconds", self.step_window_seconds >= scrapes, expected)

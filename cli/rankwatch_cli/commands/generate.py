@@ -11,7 +11,7 @@ from typing import Any
 
 from rankwatch.settings import SentenceParser, field_help, to_toml
 from rankwatch_agent.runtime.errors import UserError
-from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules
+from rankwatch_alerts import ALERT_NAMES, RuleConfig, load_config, to_yaml, write_rules, write_sharded
 from rankwatch_alerts.generation import write_alertmanager
 from rankwatch_alerts.label_names import in_runbook
 from rankwatch_alerts.reference import alerts_reference, settings_reference
@@ -91,6 +91,7 @@ def _write(config: RuleConfig, given: Namespace) -> Iterator[Path]:
     rules = write_rules(config, folder / "prometheus")
     dashboards = write_dashboards(config, folder / "grafana" / "dashboards")
     yield from rules
+    yield from write_sharded(config, folder / "prometheus" / "sharded")
     yield from write_alertmanager(config, folder / "alertmanager")
     yield from dashboards
     yield from write_forms(config, rules=rules, dashboards=dashboards, directory=folder)

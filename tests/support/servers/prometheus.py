@@ -130,12 +130,27 @@ def alertmanager(config: Mapping[str, object], directory: Path) -> Iterator[str]
 
 
 @contextmanager
+def prometheus_at(port: int, file: Path) -> Iterator[str]:
+    """A Prometheus with this file of configuration on a reserved port; yields its URL once it is ready."""
+    require("prometheus")
+    data = file.with_name(f"{file.stem}-data")
+    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={data}", "--log.level=warn"]
+    with _listening(command, port, file.with_suffix(".log")) as url:
+        yield url
+
+
+@contextmanager
 def _server(command: list[str], log: Path) -> Iterator[str]:
-    with reserved_port() as port:
-        url = f"http://127.0.0.1:{port}"
-        with _running([*command, f"--web.listen-address=127.0.0.1:{port}"], log) as process:
-            poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
-            yield url
+    with reserved_port() as port, _listening(command, port, log) as url:
+        yield url
+
+
+@contextmanager
+def _listening(command: list[str], port: int, log: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    with _running([*command, f"--web.listen-address=127.0.0.1:{port}"], log) as process:
+        poll(lambda: _ready(url, process, log), _SECONDS_TO_START, f"answer from {command[0]}")
+        yield url
 
 
 @contextmanager
