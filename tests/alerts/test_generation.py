@@ -71,7 +71,7 @@ def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["generate", "--output", str(tmp_path / "new"), *arguments, "--print-config"]) == 0
     printed = tomllib.loads(capsys.readouterr().out)
     expected = replace(RuleConfig(loss_deviation=7.0).scaled(10), runbook_base_url="https://flag.test")
-    assert printed == asdict(expected)
+    assert printed == asdict(expected) | {"prometheus_shards": list(expected.prometheus_shards)}
     assert not (tmp_path / "new").exists()
 
 
