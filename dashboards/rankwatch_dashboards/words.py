@@ -57,6 +57,7 @@ _OF_HARDWARE = {
 _OF_TELEMETRY = {
     "agents_missing": "fewer agents than nodes",
     "agent_down": "agent does not answer",
+    "prometheus_down": "a Prometheus is down",
 }
 _OF_PACE = {
     "own_past": "slower than before",
