@@ -50,8 +50,8 @@ def firing_alerts(
     return Panel(
         title=title,
         description="Alerts that fire now, pages first, then the oldest. The name opens the runbook; run, "
-        "rank and node open their boards. Lost is the time of ranks of the run that made no progress in the "
-        "last hour; waste is what that costs.",
+        "rank and node open their boards. Lost is how many ranks of the run made no progress, on the mean "
+        "of the last hour; waste is what they cost in an hour.",
         no_data=no_data,
         unit="short",
         drawing=Drawing.TABLE,
@@ -83,8 +83,8 @@ def firing_alerts(
             *((Column(name="gpu", title="GPU", width=160),) if of_gpu else ()),
             Column(name="cause", title="Cause", words={**ALERTS, **CAUSES}),
             Column(name="suspect", title="Suspected rank", width=120),
-            Column(name="C", title="Lost rank-hours", width=125, decimals=2),
+            Column(name="C", title="Lost ranks", width=90, decimals=2),
             Column(name="D", title="Waste per hour", width=115, decimals=2),
-            Column(name="currency", title="In", width=50),
+            Column(name="currency", title="Currency", width=75),
         ),
     )

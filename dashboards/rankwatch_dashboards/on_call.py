@@ -32,6 +32,8 @@ from rankwatch_dashboards.panels import (
 from rankwatch_dashboards.suspects import suspects
 from rankwatch_dashboards.words import SUSPICIONS
 
+_NEVER = 10**9
+"""Age in seconds of a checkpoint that a run never saved: it comes first, and its cell says so."""
 _NO_AGENT = "no agent is scraped, and nothing is known of any run."
 
 
@@ -164,16 +166,21 @@ _BLAMED = Panel(
 
 def _checkpoints(config: RuleConfig) -> Panel:
     good = _of("run:rankwatch_checkpoint_last_good_timestamp_seconds:max")
+    at_risk = f"sum by (cluster, run) ({_of('run:rankwatch_work_at_risk_seconds:sum')})"
+    age, never = f"max by (cluster, run) (time() - {good})", f"{_NEVER} + 0 * {at_risk}"
+    first = _of("rank:rankwatch_scalar_first_nonfinite_step:first", ', name="loss"')
     return Panel(
         title="Last good checkpoint and work at risk",
         description="A crash now goes back to this step and loses these rank-hours; verified is the newest "
-        "step whose files an agent or the run has read back. Red: RankwatchCheckpointStale.",
+        "step whose files an agent or the run has read back. Red: RankwatchCheckpointStale, and the first "
+        "step whose loss was not finite: take a checkpoint from before it, whatever is called good. Work "
+        "at risk is in rank-hours.",
         no_data="no run has saved a checkpoint or declared an interval of saves.",
         unit="short",
         drawing=Drawing.TABLE,
         sorted_by=("-A",),
         queries=(
-            Query(expression=most(f"max by (cluster, run) (time() - {good})", 50), legend="{{run}}"),
+            Query(expression=most(f"{age} or {never}", 50), legend="{{run}}"),
             Query(
                 expression=f"max by (cluster, run) ({_of('rankwatch_checkpoint_last_good_step')})",
                 legend="{{run}}",
@@ -184,7 +191,11 @@ def _checkpoints(config: RuleConfig) -> Panel:
                 legend="{{run}}",
             ),
             Query(
-                expression=f"sum by (cluster, run) ({_of('run:rankwatch_work_at_risk_seconds:sum')}) / 3600",
+                expression=f"{at_risk} / 3600",
+                legend="{{run}}",
+            ),
+            Query(
+                expression=f"min by (cluster, run) ({first})",
                 legend="{{run}}",
             ),
         ),
@@ -194,12 +205,14 @@ def _checkpoints(config: RuleConfig) -> Panel:
                 name="A",
                 title="Age",
                 unit="s",
-                width=80,
+                width=70,
                 steps=((config.checkpoint_age_budget_seconds, RED),),
+                mappings=((f"{_NEVER}", "never", ORANGE),),
             ),
-            Column(name="B", title="Good step", width=90),
-            Column(name="C", title="Verified", width=80),
-            Column(name="D", title="Rank-hours", width=90, decimals=2),
+            Column(name="B", title="Good step", width=80),
+            Column(name="C", title="Verified", width=70),
+            Column(name="D", title="At risk", width=60, decimals=2),
+            Column(name="E", title="NaN from", width=75, steps=((0, RED),)),
         ),
     )
 
@@ -215,7 +228,7 @@ def _nodes(config: RuleConfig) -> Panel:
         unit="short",
         drawing=Drawing.TABLE,
         empty_when_healthy=True,
-        empty_text="No node fails.",
+        empty_text="No alert on a node.",
         sorted_by=("-A",),
         queries=(Query(expression=most(age_of(wanted, labels), 50), legend="{{node}}"),),
         columns=(

@@ -111,11 +111,11 @@ def test_stat_shows_values_in_threshold_colours() -> None:
 
 def test_stat_background_and_mapping() -> None:
     """A mapped value has its text and its colour, and the background takes the colour."""
-    mapping = ValueMap(options={"1": ValueMappingResult(text="all well", color="orange")})
+    mapping = ValueMap(options={"1000000000": ValueMappingResult(text="all well", color="orange")})
     panel = stat.Panel().mappings([mapping]).with_target(query("up"))
     document = json.loads(JSONEncoder().encode(dashboard.Dashboard("B").with_panel(panel).build()))
     document["panels"][0]["options"] = {"colorMode": "background", "graphMode": "none"}
-    drawing = draw(document, VIEW, Answers({"up": [({}, [1.0])]}))
+    drawing = draw(document, VIEW, Answers({"up": [({}, [1e9])]}))
     assert "all well" in texts(drawing)
     assert fills(drawing, ORANGE) == 1
 

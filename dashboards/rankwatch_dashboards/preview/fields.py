@@ -186,7 +186,10 @@ def _mapped(value: Any, mappings: Sequence[Mapping[str, Any]]) -> Mapping[str, A
 
 
 def _key(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """A value as Grafana looks it up: whole numbers without an exponent."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return str(value)
 
 
 def _in_range(value: Any, options: Mapping[str, Any]) -> bool:
