@@ -136,13 +136,10 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
     """Metrics that every running rank has, and those that a rank must not lose; `reason` is the name.
 
     No more ranks than live on the node now: one that has ended has nothing to report. What ranks had is
-    looked up at two moments: the maximum of half an hour would read every sample of it.
+    looked up at a few moments, each nearer to the next than an alert goes on by itself.
     """
-    earlier, lately = config.absence_lookback_seconds, config.absence_window_seconds
-    had = " or ".join(
-        f"max by ({_METRIC}) ({_selected(OF_RANKS_THAT_HAD_THEM)} offset {duration(each)})"
-        for each in (lately, earlier)
-    )
+    back, step = duration(config.absence_lookback_seconds), duration(config.absence_window_seconds)
+    had = f"max by ({_METRIC}) (max_over_time({_selected(OF_RANKS_THAT_HAD_THEM)}[{back}:{step}]))"
     now = _reporting(OF_RANKS_THAT_HAD_THEM)
     return _absent(
         config,
