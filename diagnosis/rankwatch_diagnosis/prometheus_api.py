@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rankwatch_agent.runtime.connect import within
 from rankwatch_agent.runtime.errors import UserError
 
 _MOST_BYTES = 64 << 20
@@ -87,11 +88,15 @@ class PrometheusApi:
     def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[Any]:
         body = urllib.parse.urlencode(parameters).encode()  # as a form: an expression may be long
         request = urllib.request.Request(f"{self.address}/api/v1/{endpoint}", body, self._headers())
+
+        def ask() -> bytes:
+            opener = urllib.request.build_opener(_NoRedirects)
+            with opener.open(request, timeout=self.timeout_seconds) as reply:
+                text: bytes = reply.read(_MOST_BYTES + 1)
+            return text
+
         try:
-            with urllib.request.build_opener(_NoRedirects).open(
-                request, timeout=self.timeout_seconds
-            ) as reply:
-                text = reply.read(_MOST_BYTES + 1)
+            text = within(self.timeout_seconds, ask)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._failure(_reason(error)) from None

@@ -1,9 +1,16 @@
-"""TCP connections with one deadline for everything that is done on them."""
+"""One deadline for everything that is done on a connection, or to get an answer."""
 
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from http.client import HTTPException
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
 
 
 def connect_tcp(host: str, port: int, end: float) -> socket.socket:
@@ -33,3 +40,21 @@ def seconds_left(end: float) -> float:
     if left <= 0.0:
         raise TimeoutError("timed out")
     return left
+
+
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """What `ask` returns or raises: OSError, HTTPException, ValueError or RecursionError.
+
+    Raises TimeoutError after `seconds`, and leaves `ask` behind. The timeout of a socket is that of one read:
+    a server that sends a byte a second never meets it.
+    """
+    found: Future[Answer] = Future()
+
+    def asking() -> None:
+        try:
+            found.set_result(ask())
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=asking, daemon=True).start()
+    return found.result(seconds)

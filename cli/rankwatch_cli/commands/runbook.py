@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.settings import SentenceParser, printable
+from rankwatch_agent.runtime.connect import within
 from rankwatch_agent.runtime.errors import UserError
 from rankwatch_cli.prometheus_options import seconds_above_zero
 
@@ -26,6 +27,9 @@ _FOLDERS = (_PACKAGE / "runbooks", _PACKAGE.parents[1] / "runbooks")
 """Of an installation, and of a clone."""
 _PREFIX = "Rankwatch"
 _MOST_BYTES = 16 << 20
+_MOST_NAME, _MOST_NAMES = 80, 5
+"""Characters of a name, and names, in an error."""
+_MOST_DESCRIBED = 20
 _ASSIGNMENT = re.compile(r"(?<=\s)([A-Z_]+)=(\S+)")
 _FENCE = re.compile(r"^( *)```(\w*)")
 _PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]+\)\n\n?", re.MULTILINE)
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(pages))
         return 0
     name = _known(name, pages)
-    alerts = [each for each in alerts if each.labels["alertname"] == name]
+    alerts = [each for each in alerts if _is_of(each, name)]
     if given.alertmanager is not None:
         alerts = _firing(given.alertmanager, name, given.timeout_seconds)
         if not alerts:
@@ -97,25 +101,35 @@ def _known(name: str, pages: Mapping[str, Path]) -> str:
     near = [short[each] for each in get_close_matches(wanted, short, n=3)]
     near += [each for key, each in short.items() if wanted and wanted in key and each not in near][:3]
     advice = f"did you mean {' or '.join(near)}?" if near else "`rankwatch runbook` lists them"
-    raise UserError(f"there is no runbook {name!r}: {advice}")
+    raise UserError(f"there is no runbook {name[:_MOST_NAME]!r}: {advice}")
 
 
 def _given_alerts(given: argparse.Namespace) -> list[FiringAlert]:
     if given.alert is None:
         return []
-    text = sys.stdin.read(_MOST_BYTES) if given.alert == "-" else given.alert
+    text = _standard_input() if given.alert == "-" else given.alert
     try:
-        parsed = json.loads(text)
+        alerts = list(_alerts_in(json.loads(text)))
     except (ValueError, RecursionError):
         raise UserError("--alert is no JSON: expected an alert as Alertmanager sends it") from None
-    alerts = list(_alerts_in(parsed))
     if not alerts:
         raise UserError("--alert holds no alert: expected an object with labels, among them alertname")
     chosen = alerts if given.name is None else [each for each in alerts if _is_of(each, given.name)]
     if not chosen:
-        names = ", ".join(sorted({each.labels["alertname"] for each in alerts}))
-        raise UserError(f"--alert holds no alert {given.name!r}, but {names}")
+        others = sorted({each.labels["alertname"] for each in alerts})
+        names = ", ".join(each[:_MOST_NAME] for each in others[:_MOST_NAMES])
+        more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+        raise UserError(f"--alert holds no alert {given.name[:_MOST_NAME]!r}, but {names}{more}")
     return chosen
+
+
+def _standard_input() -> str:
+    try:
+        if sys.stdin is not None:  # closed by whoever started the command
+            return sys.stdin.read(_MOST_BYTES)
+    except (OSError, UnicodeDecodeError):
+        pass
+    raise UserError("could not read an alert from standard input")
 
 
 def _is_of(alert: FiringAlert, name: str) -> bool:
@@ -128,18 +142,22 @@ def _alerts_in(parsed: Any) -> Iterator[FiringAlert]:
     if isinstance(parsed, list):
         for each in parsed:
             yield from _alerts_in(each)
-    elif isinstance(parsed, dict) and isinstance(parsed.get("labels"), dict):
+    elif _is_alert(parsed):
         labels = _texts(parsed["labels"])
         if labels.get("alertname") and parsed.get("status") != "resolved":
             yield FiringAlert(
                 labels=labels,
                 annotations=_texts(parsed.get("annotations")),
-                since=str(parsed.get("startsAt") or parsed.get("activeAt") or ""),
+                since=printable(str(parsed.get("startsAt") or parsed.get("activeAt") or "")),
                 prometheus=_root(parsed.get("generatorURL")),
             )
     elif isinstance(parsed, dict):
         for name in ("alerts", "data"):
             yield from _alerts_in(parsed.get(name))
+
+
+def _is_alert(parsed: Any) -> bool:
+    return isinstance(parsed, dict) and isinstance(parsed.get("labels"), dict)
 
 
 def _texts(table: Any) -> dict[str, str]:
@@ -149,39 +167,58 @@ def _texts(table: Any) -> dict[str, str]:
     return {printable(str(key)): printable(str(value)) for key, value in table.items()}
 
 
-def _root(url: Any) -> str:
+def _root(link: Any) -> str:
     """Of a link such as http://prometheus:9090/graph?g0.expr=... what stands before its page."""
-    parts = urllib.parse.urlsplit(printable(str(url))) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in ("http", "https"):
+    parts = _url(printable(link)) if isinstance(link, str) else None
+    if parts is None:
         return ""
     return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/graph').rstrip('/')}"
 
 
+def _url(text: str) -> urllib.parse.SplitResult | None:
+    """Its parts; None if it is no URL of a web server."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:  # a port or an IPv6 address that is none
+        return None
+
+
 def _firing(url: str, name: str, timeout_seconds: float) -> list[FiringAlert]:
     """The alerts of that name that fire, the oldest first. Raises UserError."""
+    if not url.isascii() or not url.isprintable() or set(" ?#@") & set(url) or _url(url) is None:
+        raise UserError("--alertmanager is no URL such as http://alertmanager:9093")
     asked = urllib.parse.urlencode({"filter": f'alertname="{name}"', "active": "true"})
     address = f"{url.rstrip('/')}/api/v2/alerts?{asked}"
-    if not re.match(r"https?://[^/\s]", url) or not url.isascii() or not url.isprintable() or " " in url:
-        raise UserError("--alertmanager is no URL such as http://alertmanager:9093")
-    try:
+
+    def ask() -> Any:
         with urllib.request.urlopen(address, timeout=timeout_seconds) as answer:
-            alerts = list(_alerts_in(json.loads(answer.read(_MOST_BYTES))))
+            return json.loads(answer.read(_MOST_BYTES))
+
+    try:
+        parsed = within(timeout_seconds, ask)
     except urllib.error.HTTPError as error:
+        error.close()
         raise UserError(f"could not ask {url} for alerts: it answers with status {error.code}") from None
+    except TimeoutError:
+        raise UserError(f"could not ask {url} for alerts: no answer within {timeout_seconds:g} s") from None
     except (OSError, HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", None) or error
         raise UserError(f"could not reach {url}: {reason}") from None
-    except ValueError:
-        raise UserError(f"could not ask {url} for alerts: it is no Alertmanager") from None
-    return sorted(alerts, key=lambda each: each.since)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, list) or not all(map(_is_alert, parsed)):
+        raise UserError(f"could not ask {url} for alerts: it is no Alertmanager")
+    return sorted((each for each in _alerts_in(parsed) if _is_of(each, name)), key=lambda each: each.since)
 
 
 def _lines(page: str, alerts: Sequence[FiringAlert]) -> Iterator[str]:
     """The page as plain text: commands are indented and ready to be copied, output stands behind a bar."""
-    for each in alerts:
+    for each in alerts[:_MOST_DESCRIBED]:
         yield from _described(each)
     if len(alerts) > 1:
-        yield from (f"{len(alerts)} alerts fire. The commands are for the first one.", "")
+        shown = f" The first {_MOST_DESCRIBED} are shown." if len(alerts) > _MOST_DESCRIBED else ""
+        yield from (f"{len(alerts)} alerts fire.{shown} The commands are for the first one.", "")
     inside, margin = False, ""
     for line in page.splitlines():
         fence = _FENCE.match(line)

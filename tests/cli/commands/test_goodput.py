@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -130,7 +130,7 @@ def test_unknown_run(url: str) -> None:
 
 
 class _Server(BaseHTTPRequestHandler):
-    status, body, headers_sent, seconds = 200, b"", (), 0.0
+    status, body, headers_sent, seconds, pause = 200, b"", (), 0.0, 0.0
     asked: ClassVar[list[str | None]] = []
 
     def do_POST(self) -> None:
@@ -141,7 +141,13 @@ class _Server(BaseHTTPRequestHandler):
         for name, value in cls.headers_sent:
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(cls.body)
+        if not cls.pause:
+            self.wfile.write(cls.body)
+            return
+        with suppress(OSError):  # the client has gone
+            for each in cls.body:
+                self.wfile.write(bytes([each]))
+                time.sleep(cls.pause)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
         """Quiet."""
@@ -188,6 +194,13 @@ def test_slow_server() -> None:
     """A server that does not answer costs no more than the timeout."""
     with _serving(seconds=0.5) as (address, _), pytest.raises(UserError, match=r"no answer within 0\.1 s"):
         main(["r", "--prometheus", f"http://{address}", "--timeout-seconds", "0.1"])
+
+
+def test_server_that_sends_a_byte_now_and_then() -> None:
+    """The timeout is that of the whole answer, and not of each byte."""
+    slowly = {"body": b"[" * 20, "pause": 0.05}
+    with _serving(**slowly) as (address, _), pytest.raises(UserError, match=r"no answer within 0\.2 s"):
+        main(["r", "--prometheus", f"http://{address}", "--timeout-seconds", "0.2"])
 
 
 def test_nobody_listens() -> None:

@@ -9,7 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -125,12 +130,23 @@ def test_path_of_an_alert(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyzzy"], "there is no runbook 'xyzzy': `rankwatch runbook` lists them"),
         (["--alert", "{"], "--alert is no JSON"),
         (["--alert", "[" * 100_000], "--alert is no JSON"),
+        (["--alert", '{"data":' * 900 + "{}" + "}" * 900], "--alert "),
+        (["--alert", "null"], "--alert holds no alert: expected an object with labels"),
         (["--alert", "[]"], "--alert holds no alert: expected an object with labels"),
         (["--alert", '{"labels": {"run": "r"}}'], "--alert holds no alert: expected an object with labels"),
         (["--alert", '{"labels": {"alertname": "DiskFull"}}'], "there is no runbook 'DiskFull'"),
+        (["--alert", '{"labels": {"alertname": "\\u001b[2J"}}'], "there is no runbook '?[2J'"),
+        (["x" * 100_000], f"there is no runbook '{'x' * 80}'"),
         (["jitter", "--alert", json.dumps(ALERT)], "--alert holds no alert 'jitter', but RankwatchStraggler"),
+        (
+            ["jitter", "--alert", json.dumps([{"labels": {"alertname": f"A{n}"}} for n in range(9)])],
+            "but A0, A1, A2, A3, A4 and 4 more",
+        ),
         (["--alertmanager", "http://127.0.0.1:1"], "--alertmanager needs the name of an alert"),
         (["straggler", "--alertmanager", "alertmanager:9093"], "--alertmanager is no URL such as"),
+        (["straggler", "--alertmanager", "http://[::1"], "--alertmanager is no URL such as"),
+        (["straggler", "--alertmanager", "http://me:secret@host"], "--alertmanager is no URL such as"),
+        (["straggler", "--alertmanager", "http://\x1b[2J"], "--alertmanager is no URL such as"),
         (["straggler", "--alert", "{}", "--alertmanager", "http://x"], "not allowed with"),
     ],
 )
@@ -153,6 +169,110 @@ def test_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert printed.err.startswith(f"rankwatch runbook: could not reach http://127.0.0.1:{port}: ")
     assert printed.err.count("\n") == 1
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+ESCAPES = {
+    "labels": {"alertname": "RankwatchStraggler", "run": "\x1b[2J", "\x07": {"x": [1]}, "rank": 5},
+    "annotations": {"description": "\x1b]0;title\x07"},
+    "startsAt": "\x1b[2J",
+    "generatorURL": "http://[::1",
+}
+
+
+@contextmanager
+def _server(*parts: bytes, pause: float = 0.0) -> Iterator[str]:
+    """Answers each request with these parts, with pauses between them."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            with suppress(OSError):  # the client has gone
+                for part in parts:
+                    self.request.sendall(part)
+                    time.sleep(pause)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (OK + b"<html>Log in</html>", "it is no Alertmanager"),
+        (OK + b"", "it is no Alertmanager"),
+        (OK + b"null", "it is no Alertmanager"),
+        (OK + b'{"data": []}', "it is no Alertmanager"),
+        (OK + b'[{"labels": [1]}]', "it is no Alertmanager"),
+        (OK + b"\xff\xfe[]", "it is no Alertmanager"),
+        (OK + b"[" * 100_000, "it is no Alertmanager"),
+        (OK + b'[{"labels": {}},' * 2_000_000, "it is no Alertmanager"),
+        (b"HTTP/1.1 500 \x1b[2J\r\n\r\n", "it answers with status 500"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n", "with status 302"),
+        (b"\x1b[2J\r\n\r\n", ": ?[2J"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "IncompleteRead"),
+        (b"", "closed connection without response"),
+    ],
+    ids=[
+        "html",
+        "empty",
+        "null",
+        "object",
+        "labels",
+        "encoding",
+        "deep",
+        "huge",
+        "status",
+        "redirects",
+        "garbage",
+        "chunk",
+        "closed",
+    ],
+)
+def test_hostile_server(answer: bytes, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it answers: one sentence without an escape, and exit status 2."""
+    with _server(answer) as url:
+        assert main(["runbook", "straggler", "--alertmanager", url]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("start", [OK, b"HTTP/1.1 200 OK\r\nX-Slow: "], ids=["body", "head"])
+def test_slow_server(start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that sends a byte now and then costs no more than the timeout."""
+    with _server(start, *[b"1"] * 20, pause=0.1) as url:
+        began = time.monotonic()
+        assert main(["runbook", "straggler", "--alertmanager", url, "--timeout-seconds", "0.3"]) == 2
+        assert time.monotonic() - began < 1.5
+    assert "no answer within 0.3 s" in capsys.readouterr().err
+
+
+def test_hostile_alerts(capsys: pytest.CaptureFixture[str]) -> None:
+    """No escape reaches the terminal, a few alerts stand for many, and those of other names are left out."""
+    other = {"labels": {"alertname": "RankwatchJitter"}}
+    with _server(OK + json.dumps([ESCAPES] * 30 + [other]).encode()) as url:
+        assert main(["runbook", "straggler", "--alertmanager", url]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("FIRING since ?[2J: RankwatchStraggler\n  run=?[2J  ?={'x': [1]}  rank=5\n")
+    assert "30 alerts fire. The first 20 are shown. The commands are for the first one." in text
+    assert text.count("FIRING") == 20
+    assert "RankwatchJitter" not in text
+    assert text.replace("\n", "").isprintable()
+
+
+def test_no_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed, or no text."""
+    for given in (None, io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")):
+        monkeypatch.setattr(sys, "stdin", given)
+        assert main(["runbook", "--alert", "-"]) == 2
+        assert "could not read an alert from standard input\n" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
