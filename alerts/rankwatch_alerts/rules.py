@@ -171,6 +171,8 @@ class AlertRule:
     """Static labels beside the severity."""
     annotations: Mapping[str, str]
     """Summary, description and links; templates may use labels the expression has."""
+    first_act: str = ""
+    """What to do first, in the words of the description."""
 
     def as_dict(self, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
         """The rule as Prometheus reads it; `names` are other names of labels."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rankwatch_alerts import RuleConfig
-from rankwatch_dashboards.firing import age_of, firing, once
-from rankwatch_dashboards.links import TO_NODE, TO_RANK, TO_RUN, to_runbook
+from collections.abc import Collection
+
+from rankwatch_alerts import Alert, RuleConfig
+from rankwatch_dashboards import first_acts
+from rankwatch_dashboards.began import began
+from rankwatch_dashboards.firing import age_of, firing, named, once
+from rankwatch_dashboards.links import TO_BLAMED_NODE, TO_BLAMED_RANK, TO_GPU, TO_RUN, to_runbook
 from rankwatch_dashboards.lost_time import unproductive
 from rankwatch_dashboards.panels import CLUSTER, SEVERITIES, Column, Drawing, Panel, Query, most
 from rankwatch_dashboards.suspects import suspects
@@ -15,26 +19,52 @@ _LABELS = ("alertname", "severity", "run", "rank", "node", "gpu")
 
 
 def _causes(fires: str, labels: str) -> str:
-    """Each alert with a cause: of the rank it names, else of its run's suspect, else what it states."""
-    named_rank = firing(f'{CLUSTER}, rank!=""')
+    """Each alert with whom it blames and why, and with what tells its first act apart.
+
+    It blames the rank and node that it names, else those that are suspected in its run. The cause is that of
+    the suspected rank, else what the alert states.
+    """
     suspected, of_rank = suspects(CLUSTER), "cluster, run, rank, node"
-    of_run = f'label_join(topk by (cluster, run) (1, {suspected}), "suspect", " on ", "rank", "node")'
-    stated = f'label_join({fires}, "cause", " ", "kind", "exception", "meaning", "reason")'
+    own = _joined(fires, blamed_rank='"rank"', blamed_node='"node"', act=first_acts.LABELS)
+    of_run = _joined(f"topk by (cluster, run) (1, {suspected})", blamed_rank='"rank"', blamed_node='"node"')
+    blames = " or ".join(firing(f'{CLUSTER}, {each}!=""') for each in ("rank", "node"))
+    unnamed = f"{own} unless ignoring (blamed_rank, blamed_node, act) ({blames})"
+    stated = _joined(own, cause='"kind", "exception", "meaning", "reason"')
     nothing = f'label_replace({stated}, "cause", "", "cause", " +")'
     found = (
-        f"{fires} * on ({of_rank}) group_left (cause) topk by ({of_rank}) (1, {suspected})",
-        f"({fires} unless {named_rank}) * on (cluster, run) group_left (cause, suspect) {of_run}",
+        f"{own} * on ({of_rank}) group_left (cause) topk by ({of_rank}) (1, {suspected})",
+        f"({unnamed}) * on (cluster, run) group_left (cause, blamed_rank, blamed_node) {of_run}",
         f'label_replace({nothing}, "cause", "$1", "cause", " *(.*[^ ]) *")',
     )
-    return " or ignoring (cause, suspect) ".join(
-        f"group by ({labels}, cause, suspect) ({each})" for each in found
-    )
+    shown = "cause, blamed_rank, blamed_node"
+    return f" or ignoring ({shown}) ".join(f"group by ({labels}, act, {shown}) ({each})" for each in found)
+
+
+def _index(fires: str, labels: str) -> str:
+    """Each alert on a GPU with the index that people know it by."""
+    index = f"group by (cluster, node, gpu, index) (rankwatch_gpu_info{{{CLUSTER}}})"
+    return f"group by ({labels}, index) ({fires} * on (cluster, node, gpu) group_left (index) {index})"
+
+
+def _joined(series: str, **joined: str) -> str:
+    """The series with new labels, each made of others."""
+    for name, labels in joined.items():
+        series = f'label_join({series}, "{name}", " ", {labels})'
+    return series
 
 
 def firing_alerts(
-    config: RuleConfig, title: str, matchers: str, *, no_data: str, of_gpu: bool = False
+    config: RuleConfig,
+    title: str,
+    matchers: str,
+    *,
+    alerts: Collection[Alert] = tuple(Alert),
+    no_data: str,
+    of_gpu: bool = False,
 ) -> Panel:
-    """One row for each alert: for how long, of which run, rank and node, why, and what its run loses."""
+    """One row for each alert: since when, of which run, rank and node, why, what to do, and what it costs."""
+    names = {str(each): ALERTS[each] for each in alerts}
+    matchers = matchers if len(names) == len(Alert) else f"{matchers}, {named(alerts)}"
     wanted = tuple(each for each in _LABELS if of_gpu or each != "gpu")
     labels = ", ".join(("cluster", *wanted))
     fires, lost = once(matchers), unproductive(CLUSTER)
@@ -49,9 +79,10 @@ def firing_alerts(
 
     return Panel(
         title=title,
-        description="Alerts that fire now, pages first, then the oldest. The name opens the runbook; run, "
-        "rank and node open their boards. Lost is how many ranks of the run made no progress, on the mean "
-        "of the last hour; waste is what they cost in an hour.",
+        description="Alerts that fire now, pages first, then the oldest. Began is when the fault did, For is "
+        "the age of the alert, which waits until a fault lasts. The alert opens its runbook; run, rank and "
+        "node open their boards. Lost is how many ranks of the run made no progress, on the mean of the last "
+        "hour; waste is what they cost in an hour.",
         no_data=no_data,
         unit="short",
         drawing=Drawing.TABLE,
@@ -72,19 +103,26 @@ def firing_alerts(
                 f"sum by (cluster, run, currency) (run_state:rankwatch_cost_per_hour:sum{{{lost}}})",
                 "currency",
             ),
+            Query(expression=most(began(config, fires, labels), 500), legend="{{alertname}}"),
+            *(
+                (Query(expression=most(_index(fires, labels), 500), legend="{{alertname}}"),)
+                if of_gpu
+                else ()
+            ),
         ),
         columns=(
-            Column(name="severity", title="Severity", width=75, mappings=SEVERITIES),
-            Column(name="alertname", title="Alert", width=250, link=to_runbook(config)),
-            Column(name="A", title="For", unit="s", width=85),
-            Column(name="run", title="Run", width=120, link=TO_RUN),
-            Column(name="rank", title="Rank", width=60, link=TO_RANK),
-            Column(name="node", title="Node", width=90, link=TO_NODE),
-            *((Column(name="gpu", title="GPU", width=160),) if of_gpu else ()),
-            Column(name="cause", title="Cause", words={**ALERTS, **CAUSES}),
-            Column(name="suspect", title="Suspected rank", width=120),
-            Column(name="C", title="Lost ranks", width=90, decimals=2),
-            Column(name="D", title="Waste per hour", width=115, decimals=2),
-            Column(name="currency", title="Currency", width=75),
+            Column(name="severity", title="Severity", width=70, mappings=SEVERITIES),
+            Column(name="alertname", title="Alert", width=160, words=names, link=to_runbook(config)),
+            Column(name="E", title="Began", unit="time:ddd HH:mm:ss", width=105),
+            Column(name="A", title="For", unit="s", width=70),
+            Column(name="run", title="Run", width=105, link=TO_RUN),
+            Column(name="blamed_rank", title="Rank", width=50, link=TO_BLAMED_RANK),
+            Column(name="blamed_node", title="Node", width=70, link=TO_BLAMED_NODE),
+            *((Column(name="index", title="GPU", width=45, link=TO_GPU),) if of_gpu else ()),
+            Column(name="cause", title="Cause", width=195, words={**ALERTS, **CAUSES}),
+            Column(name="act", title="Do first", patterns=first_acts.first_acts(config, names)),
+            Column(name="C", title="Lost", width=50, decimals=2),
+            Column(name="D", title="Waste/h", width=70, decimals=2),
+            Column(name="currency", title="Currency", width=80),
         ),
     )

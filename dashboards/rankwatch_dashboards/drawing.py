@@ -6,13 +6,13 @@ its builders are mutable; all of that is seen to here, in one place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders import (
     bargauge,
     common,
     dashboard,
-    heatmap,
     prometheus,
     stat,
     statetimeline,
@@ -22,20 +22,16 @@ from grafana_foundation_sdk.builders import (
 )
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from rankwatch_dashboards.panels import DATASOURCE, GREEN, NOW, RED, Column, Drawing, Mappings, Panel, Steps
+from rankwatch_dashboards.words import Words
 
 Builder = (
-    timeseries.Panel
-    | stat.Panel
-    | statetimeline.Panel
-    | statushistory.Panel
-    | heatmap.Panel
-    | bargauge.Panel
-    | table.Panel
+    timeseries.Panel | stat.Panel | statetimeline.Panel | statushistory.Panel | bargauge.Panel | table.Panel
 )
+
+TRANSPARENT = "transparent"
 
 _INTERVAL = "15s"
 _INTERVAL_OF_ALL_RANKS = "1m"
@@ -67,6 +63,11 @@ def build(panel: Panel) -> Builder:
         builder.mappings([_mapping(panel.mappings)])
     if panel.decimals is not None:
         builder.decimals(panel.decimals)
+    for query in panel.queries:
+        if query.steps:
+            below = TRANSPARENT if panel.drawing is Drawing.HISTORY else GREEN
+            steps = _thresholds(query.steps, below).build()
+            builder.override_by_name(query.legend, [models.DynamicConfigValue("thresholds", steps)])
     for name, words in panel.words.items():
         builder.override_by_name(name, [models.DynamicConfigValue("displayName", words)])
     if panel.links:
@@ -87,9 +88,7 @@ def _drawn(panel: Panel) -> Builder:
             return states.thresholds(_thresholds(panel.steps))
         case Drawing.HISTORY:
             history = statushistory.Panel().show_value(common_models.VisibilityMode.NEVER)
-            return history.legend(_hidden_legend()).thresholds(_thresholds(panel.steps))
-        case Drawing.HEATMAP:
-            return _heatmap()
+            return history.legend(_hidden_legend()).thresholds(_thresholds(panel.steps, TRANSPARENT))
         case Drawing.BARS:
             return _bars(panel)
         case Drawing.TABLE:
@@ -111,7 +110,7 @@ def _lines(panel: Panel) -> timeseries.Panel:
 def _stat(panel: Panel) -> stat.Panel:
     builder = stat.Panel().reduce_options(_last()).graph_mode(common_models.BigValueGraphMode.NONE)
     builder.thresholds(_thresholds(panel.steps))
-    if panel.steps or panel.mappings:
+    if panel.steps or panel.mappings or any(each.steps for each in panel.queries):
         builder.color_mode(common_models.BigValueColorMode.BACKGROUND)
     if panel.drawing is Drawing.NAME:
         builder.text_mode(common_models.BigValueTextMode.NAME)
@@ -125,15 +124,6 @@ def _bars(panel: Panel) -> bargauge.Panel:
     builder.orientation(common_models.VizOrientation.HORIZONTAL).show_unfilled(True)
     builder.display_mode(common_models.BarGaugeDisplayMode.BASIC)
     return builder if panel.least is None else builder.min(panel.least)
-
-
-def _heatmap() -> heatmap.Panel:
-    """Rows are the queries. A cell of few ranks is bright, the mass of all others is no alarm."""
-    colour = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
-    colour.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5).min(0).reverse(True)
-    builder = heatmap.Panel().calculate(False).color(colour).cell_gap(1).show_legend()
-    builder.filter_values(heatmap.FilterValueRange().le(0.5))
-    return builder.show_value(common_models.VisibilityMode.AUTO)
 
 
 def _table(panel: Panel) -> table.Panel:
@@ -201,6 +191,8 @@ def _properties(column: Column) -> list[models.DynamicConfigValue]:
     if column.mappings or column.words:
         plain = tuple((value, text, "") for value, text in column.words.items())
         found.append(models.DynamicConfigValue("mappings", [_mapping((*column.mappings, *plain))]))
+    if column.patterns:
+        found.append(models.DynamicConfigValue("mappings", list(_patterns(column.patterns))))
     if column.steps or column.mappings:
         coloured = {"type": "color-background", "mode": "basic"}
         found.append(models.DynamicConfigValue("custom.cellOptions", coloured))
@@ -218,8 +210,14 @@ def _mapping(mappings: Mappings) -> models.ValueMap:
     )
 
 
-def _thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
-    built = [models.Threshold(value=None, color=GREEN)]
+def _patterns(words: Words) -> Iterator[models.RegexMap]:
+    for number, (pattern, text) in enumerate(words.items()):
+        result = models.ValueMappingResult(text=text, index=number)
+        yield models.RegexMap(options=models.DashboardRegexMapOptions(pattern=pattern, result=result))
+
+
+def _thresholds(steps: Steps, below: str = GREEN) -> dashboard.ThresholdsConfig:
+    built = [models.Threshold(value=None, color=below)]
     built += [models.Threshold(value=value, color=colour) for value, colour in steps]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(built)
 

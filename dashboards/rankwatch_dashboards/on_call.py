@@ -30,7 +30,7 @@ from rankwatch_dashboards.panels import (
     verdict,
 )
 from rankwatch_dashboards.suspects import suspects
-from rankwatch_dashboards.words import SUSPICIONS
+from rankwatch_dashboards.words import ALERTS, SUSPICIONS
 
 _NEVER = 10**9
 """Age in seconds of a checkpoint that a run never saved: it comes first, and its cell says so."""
@@ -232,9 +232,9 @@ def _nodes(config: RuleConfig) -> Panel:
         sorted_by=("-A",),
         queries=(Query(expression=most(age_of(wanted, labels), 50), legend="{{node}}"),),
         columns=(
-            Column(name="node", title="Node", width=80, link=TO_NODE),
-            Column(name="alertname", title="Alert", link=to_runbook(config)),
-            Column(name="run", title="Run", width=95, link=TO_RUN),
+            Column(name="run", title="Run", width=105, link=TO_RUN),
+            Column(name="node", title="Node", width=75, link=TO_NODE),
+            Column(name="alertname", title="Alert", words=ALERTS, link=to_runbook(config)),
             Column(name="A", title="For", unit="s", width=75),
         ),
     )

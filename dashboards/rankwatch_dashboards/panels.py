@@ -44,9 +44,7 @@ class Drawing(StrEnum):
     STATES = "states"
     """One coloured band per series: the only drawing that keeps hundreds of ranks readable."""
     HISTORY = "history"
-    """One coloured cell per series and moment."""
-    HEATMAP = "heatmap"
-    """Each query counts one bucket, from the lowest on: the same picture for 8 and for 16,000 ranks."""
+    """One coloured cell per series and moment; zero has none."""
     BARS = "bars"
     """One bar per series, with its present value."""
     TABLE = "table"
@@ -57,7 +55,7 @@ NOW = frozenset({Drawing.NUMBER, Drawing.NAME, Drawing.NAMED_NUMBER, Drawing.BAR
 """Drawings of the present: their queries ask for one moment, so that what is over is not shown."""
 
 Steps = tuple[tuple[float, str], ...]
-"""Values from which a colour holds; below the first one it is green."""
+"""Values from which a colour holds; below the first one it is green, in a history transparent."""
 Mappings = tuple[tuple[str, str, str], ...]
 """A value, the text shown in its place (empty: the value), and its colour."""
 
@@ -70,6 +68,8 @@ class Query:
 
     expression: str
     legend: str
+    steps: Steps = ()
+    """Colours of its values alone; its legend names no label then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,8 @@ class Column:
     """Texts with a colour for the cell."""
     words: Words = field(default_factory=dict)
     """Texts alone."""
+    patterns: Words = field(default_factory=dict)
+    """Texts for what matches a regular expression; the first one counts."""
     decimals: int | None = None
     link: Link | None = None
 

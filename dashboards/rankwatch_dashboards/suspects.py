@@ -40,7 +40,7 @@ def _recorded(matchers: str) -> Iterable[str]:
         f'(label_replace({slow} * on ({of_rank}) group_left (phase) {grown}, "cause", "slow: $1", '
         f'"phase", "(.+)") or ignoring (cause, phase) {because("slow", slow)})'
     )
-    yield because("first non-finite value", f"{of_loss} or {of(first)} unless on (cluster, run) {of_loss}")
+    yield because("first NaN or infinity", f"{of_loss} or {of(first)} unless on (cluster, run) {of_loss}")
     yield because("replica differs", of("rank:rankwatch_replica_differs:step"))
     yield because("data differs", of("rank:rankwatch_data_skew:ratio"))
     yield (

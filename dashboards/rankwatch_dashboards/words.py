@@ -75,7 +75,10 @@ _OF_PACE = {
 }
 CAUSES: Words = {**_OF_STALLS, **_OF_HARDWARE, **_OF_TELEMETRY, **_OF_PACE}
 """Causes of suspected ranks and of lost time, and the reasons of alerts."""
-ALERTS: Words = {each: words_of(each) for each in Alert}
+ALERTS: Words = {
+    **{each: words_of(each) for each in Alert},
+    Alert.LOSS_NON_FINITE: "loss NaN or infinite",
+}
 _OF_RANKS = (
     *(Alert.RANK_LOST, Alert.CHECKPOINT_FAILED, Alert.CHECKPOINT_DAMAGED, Alert.CHECKPOINT_WRITER_SLOW),
     *(Alert.RESUME_FAILED, Alert.RESUMED_FROM_OLDER, Alert.REPLICAS_DISAGREE),

@@ -8,12 +8,14 @@ import pytest
 
 from rankwatch.conventions import RECORDED_SERIES
 from rankwatch_alerts import ALERT_NAMES, RuleConfig, alert_groups, recording_groups
-from rankwatch_alerts.rules import AlertRule, RecordingRule
+from rankwatch_alerts.rules import AlertRule, RecordingRule, Severity
 from support.alerts.lint import check_alert, check_expression, check_record, check_runbook
 from support.alerts.promql import parse, result_labels
 from support.paths import ROOT
 
 RUNBOOKS = ROOT / "runbooks"
+LONGEST_FIRST_ACT = 60
+"""Letters that a cell of the on-call board shows."""
 ALERTS = [each for group in alert_groups(RuleConfig()) for each in group.rules if isinstance(each, AlertRule)]
 RECORDED = [
     each
@@ -48,6 +50,15 @@ def test_records_are_unique() -> None:
 def test_alert_names() -> None:
     """An alert that is not in the registry has no runbook."""
     assert set(ALERT_NAMES) == {rule.alert for rule in ALERTS}
+
+
+def test_first_acts() -> None:
+    """Each alert that somebody gets says what to do first, short enough for a cell of a table."""
+    for rule in ALERTS:
+        assert rule.first_act or rule.severity is Severity.INFO, rule.alert
+        assert len(rule.first_act) <= LONGEST_FIRST_ACT
+        assert "{{" not in rule.first_act, "boards know no labels there"
+        assert rule.first_act[1:] in rule.annotations["description"]
 
 
 @pytest.mark.parametrize("alert", ALERT_NAMES)

@@ -76,8 +76,8 @@ def test_links() -> None:
         if one["id"] == "links"
         for link in one["value"]
     }
-    assert "var-run=${__data.fields.run}&var-rank=${__data.fields.rank}" in urls["rank"]
-    assert urls["node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
+    assert "var-run=${__data.fields.run}&var-rank=${__data.fields.blamed_rank}" in urls["blamed_rank"]
+    assert urls["blamed_node"].startswith("/d/rankwatch-hardware?${cluster:queryparam}&var-node=")
     assert urls["alertname"].endswith("/${__data.fields.alertname}")
 
 
@@ -104,7 +104,7 @@ def test_wrong_first_screen(change: Callable[[dict[str, Any]], None], message: s
 def test_first_screen_of_many_ranks() -> None:
     """A panel that reads a series per rank over time asks for a moment each minute."""
     board = copy.deepcopy(_run_debug(RuleConfig()))
-    panel = next(each for each in board["panels"] if each["type"] == "heatmap")
+    panel = next(each for each in board["panels"] if each["type"] == "status-history")
     panel["interval"] = "15s"
     assert any("is read at each scrape" in violation.message for violation in first_screen(board))
 

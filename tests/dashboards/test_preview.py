@@ -13,7 +13,6 @@ from grafana_foundation_sdk.builders import (
     bargauge,
     common,
     dashboard,
-    heatmap,
     prometheus,
     stat,
     statetimeline,
@@ -208,20 +207,6 @@ def test_timeseries_stacks() -> None:
     drawing = drawn(timeseries.Panel().stacking(stacking).fill_opacity(40).with_target(query("slow")))
     lower, upper = (each for each in drawing.shapes if isinstance(each, Area) and each.opacity == 0.4)
     assert lower.points[0] == upper.points[-1]
-
-
-def test_heat_map_has_a_row_per_series() -> None:
-    """The slow rank's cells are brighter than those of the other."""
-    drawing = drawn(heatmap.Panel().with_target(query("slow")))
-    assert {"rank 0", "rank 1"} <= set(texts(drawing))
-    cells = [each for each in drawing.shapes if isinstance(each, Box)]
-    assert len({each.fill for each in cells}) > 2
-
-
-def test_heat_map_of_a_distribution() -> None:
-    """Calculated buckets hold how many series are in them."""
-    panel = heatmap.Panel().calculate(True).with_target(query("slow"))
-    assert {"1", "1.80"} & set(texts(drawn(panel))), "the rows are named by their lower ends"
 
 
 def test_state_timeline_merges_and_status_history_does_not() -> None:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankwatch_alerts import ON_CALL_UID, RUN_DEBUG_UID, Alert, RuleConfig, alert_groups, recording_groups
 from rankwatch_dashboards import dashboards
+from rankwatch_dashboards.first_acts import first_acts
 from rankwatch_dashboards.preview import Prometheus, draw
 from support.alerts.lint import runbook_queries, template_queries
 from support.alerts.promql import parse, selectors
@@ -116,8 +118,8 @@ def test_panels_are_answered(loaded: Loaded) -> None:
                 assert any(label in one["metric"] for one in series), f"{each.where}: {label}"
 
 
-def _at_end(loaded: Loaded, uid: str, title: str, letter: str = "A", run: str = ".+") -> list[dict[str, str]]:
-    """Labels of what a query of a panel answers at the end of the recording."""
+def _answers(loaded: Loaded, uid: str, title: str, letter: str, run: str = ".+") -> list[dict[str, Any]]:
+    """What a query of a panel answers at the end of the recording."""
     asked = (each for dashboard in dashboards(RuleConfig()) for each in targets(dashboard))
     (found,) = [
         each.expression
@@ -127,7 +129,12 @@ def _at_end(loaded: Loaded, uid: str, title: str, letter: str = "A", run: str = 
         and each.target["refId"] == letter
     ]
     series = loaded.ask(filled_in(found, {**_ALL_OF_THEM, "run": run}))
-    return [each["metric"] for each in series if each["values"][-1][0] == loaded.end]
+    return [each for each in series if each["values"][-1][0] == loaded.end]
+
+
+def _at_end(loaded: Loaded, uid: str, title: str, letter: str = "A", run: str = ".+") -> list[dict[str, str]]:
+    """Labels of these series."""
+    return [each["metric"] for each in _answers(loaded, uid, title, letter, run)]
 
 
 def test_on_call_shows_each_alert_once(loaded: Loaded) -> None:
@@ -139,13 +146,37 @@ def test_on_call_shows_each_alert_once(loaded: Loaded) -> None:
 
 
 def test_on_call_says_why(loaded: Loaded) -> None:
-    """Each alert has a cause; where it names no rank, the one that is suspected."""
+    """Each alert on a run has a cause and blames a rank, and its first act is known."""
     rows = _at_end(loaded, ON_CALL_UID, "What is wrong now", "B")
-    why = {(each["alertname"], each["run"]): (each.get("cause"), each.get("suspect")) for each in rows}
-    assert why[Alert.STRAGGLER, "slow-rank"] == ("slow: compute", None)
-    assert why[Alert.RUN_STALLED, "stalled-rank"] == ("not_enqueued", None)
-    assert why[Alert.RUN_STALLED, "lost-gpu"] == (Alert.GPU_LOST, "5 on node-b")
-    assert why[Alert.LOSS_NON_FINITE, "nan-loss"] == ("first non-finite value", "1 on node-a")
+    why = {
+        (each["alertname"], each["run"]): (
+            each.get("cause"),
+            each.get("blamed_rank"),
+            each.get("blamed_node"),
+        )
+        for each in rows
+    }
+    assert why[Alert.STRAGGLER, "slow-rank"] == ("slow: compute", "2", "node-a")
+    assert why[Alert.RUN_STALLED, "stalled-rank"] == ("not_enqueued", "1", "node-a")
+    assert why[Alert.RUN_STALLED, "lost-gpu"] == (Alert.GPU_LOST, "5", "node-b")
+    assert why[Alert.LOSS_NON_FINITE, "nan-loss"] == ("first NaN or infinity", "1", "node-a")
+    patterns = first_acts(RuleConfig())
+    for each in rows:
+        assert any(re.search(pattern, each["act"]) for pattern in patterns), each["act"]
+
+
+def test_on_call_says_when_faults_began(loaded: Loaded) -> None:
+    """Before the alert: a straggler at its first slow steps, a stall at the last progress."""
+    moments = {
+        (each["metric"]["alertname"], each["metric"]["run"]): float(each["values"][-1][1]) / 1000
+        for each in _answers(loaded, ON_CALL_UID, "What is wrong now", "E")
+    }
+    (straggler,) = loaded.ask(f'ALERTS_FOR_STATE{{alertname="{Alert.STRAGGLER}", severity="critical"}}')
+    assert moments[Alert.STRAGGLER, "slow-rank"] == float(straggler["values"][-1][1]) - 15
+    (progress,) = loaded.ask('run:rankwatch_progress_timestamp_seconds:max{run="stalled-rank"}')
+    assert moments[Alert.RUN_STALLED, "stalled-rank"] == pytest.approx(
+        float(progress["values"][-1][1]), abs=0.01
+    )
 
 
 def test_crash_loop_is_the_verdict(loaded: Loaded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -24,6 +25,7 @@ OF_RANK = ("cluster", "run", "rank", "node")
 
 NO_RUN = "no run is hit"
 """Cost of what hits no run."""
+_FIRST_ACT = re.compile(r"\[\[(.+?)\]\]")
 
 
 def alert_rule(
@@ -44,6 +46,7 @@ def alert_rule(
 ) -> AlertRule:
     """The rule, with links to its runbook and to the dashboard; `more` are further annotations.
 
+    `description` marks what to do first: "[[Check the disk]], and keep the last checkpoint."
     `of_run`: the alert has the label `run`, so the dashboard opens on that run. A critical alert of a run
     says in a label whether the run is large enough to page.
     `cost`: what it costs; if not given, what the run costs and loses.
@@ -55,6 +58,7 @@ def alert_rule(
         more = {**more, "cost": cost or _cost_of_run()}
     if of_run and severity is Severity.CRITICAL:
         labels = {**labels, PAGE_LABEL: _may_page()}
+    first_act = _FIRST_ACT.search(description)
     return AlertRule(
         alert=alert,
         expression=promql(expression),
@@ -62,9 +66,10 @@ def alert_rule(
         keep_firing_seconds=keep_firing_seconds,
         severity=severity,
         labels=labels,
+        first_act=first_act[1][0].upper() + first_act[1][1:] if first_act else "",
         annotations={
             "summary": summary,
-            "description": description,
+            "description": _FIRST_ACT.sub(r"\1", description),
             **more,
             "runbook_url": f"{config.runbook_base_url}/{alert}",
             "dashboard_url": f"{config.dashboard_base_url}/d/{dashboard}",

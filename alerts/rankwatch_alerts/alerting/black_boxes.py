@@ -25,8 +25,8 @@ def black_boxes_left_out(config: RuleConfig) -> AlertRule:
         summary="The agent leaves out black boxes, so ranks may not be watched.",
         description=(
             "The agent on node {{ $labels.node }} leaves out black boxes or directories of runs: "
-            "{{ $labels.reason }}. A run may not be watched, or somebody fills the directory; the log of the "
-            "agent names the files."
+            "{{ $labels.reason }}. A run may not be watched, or somebody fills the directory; [[the log of "
+            "the agent names the files]]."
         ),
         of_run=False,
     )
@@ -53,6 +53,6 @@ def records_missed(config: RuleConfig) -> AlertRule:
         description=(
             "The agent on node {{ $labels.node }} misses {{ $value | humanizePercentage }} of the records of "
             "run {{ $labels.run }}: they are overwritten before it reads them. Steps, phases and losses of "
-            "these ranks are incomplete. Give the agent CPU time, or the ranks larger black boxes."
+            "these ranks are incomplete. [[Give the agent CPU time]], or the ranks larger black boxes."
         ),
     )

@@ -63,7 +63,7 @@ def checkpoint_failed(config: RuleConfig) -> AlertRule:
             "Checkpoint {{ $labels.operation }} failed on rank {{ $labels.rank }} of run "
             "{{ $labels.run }} on node {{ $labels.node }} in the last "
             f"{window}; stage that fails most on it: {stage}. "
-            "Check space, mount and errors of the checkpoint path on that node, and that "
+            "[[Check space, mount and errors of the checkpoint path]] on that node, and that "
             "an older good checkpoint is kept."
         ),
     )
@@ -96,8 +96,8 @@ def checkpoint_stale(config: RuleConfig) -> AlertRule:
         summary="The last good checkpoint of a running run is older than its budget.",
         description=(
             "Run {{ $labels.run }} would lose {{ $value | humanizeDuration }} of work if it "
-            f"stopped now; the budget is {budget}. Check whether it saves at all, and whether its saves fail "
-            "or do not verify."
+            f"stopped now; the budget is {budget}. [[Check whether it saves at all]], and whether its saves "
+            "fail or do not verify."
         ),
     )
 
@@ -122,8 +122,8 @@ def checkpoint_overlap(config: RuleConfig) -> AlertRule:
         description=(
             "In run {{ $labels.run }}, "
             f'{{{{ $value | printf "%.0f" }}}} saves in the last {window} began while the one before was not '
-            "finished. Training waits for it, or a new save is at the mercy of two. Save less often, or make "
-            "saves faster: find the slowest stage and writer."
+            "finished. Training waits for it, or a new save is at the mercy of two. [[Save less often, or "
+            "make saves faster]]: find the slowest stage and writer."
         ),
         dashboard=_DASHBOARD,
     )
@@ -152,8 +152,8 @@ def checkpoint_writer_slow(config: RuleConfig) -> AlertRule:
         description=(
             "In the last save of run {{ $labels.run }}, rank {{ $labels.rank }} on node {{ $labels.node }} "
             f"wrote for {{{{ $value | humanizeDuration }}}} longer than the median rank ({median}). It wrote "
-            f"{size}B, the median rank {usual}B. If it wrote as much as the others, check the storage "
-            "and the network of that node; else balance the parts."
+            f"{size}B, the median rank {usual}B. If it wrote as much as the others, [[check the storage "
+            "and the network of that node]]; else balance the parts."
         ),
         dashboard=_DASHBOARD,
     )
@@ -177,16 +177,17 @@ def checkpoint_slow(config: RuleConfig) -> tuple[AlertRule, ...]:
                 {SAVE_NOW} - on ({RUN}) {SAVE_BEFORE} > {config.checkpoint_slow_seconds:g}
             """,
             f"Saves of run {{{{ $labels.run }}}} took {{{{ $value | humanizeDuration }}}} on average in the "
-            f"last {window}, and {before} before. They block training for {blocked} of the time. Find the "
-            "stage that grew: writing points at the storage, copying at the nodes, waiting at one slow rank.",
+            f"last {window}, and {before} before. They block training for {blocked} of the time. [[Find the "
+            "stage that grew]]: writing points at the storage, copying at the nodes, waiting at one slow "
+            "rank.",
         ),
         _checkpoint_slow(
             config,
             "blocking",
             f"{BLOCKED_SHARE} > {config.checkpoint_blocking_share:g}",
             f"Saves block run {{{{ $labels.run }}}} for {{{{ $value | humanizePercentage }}}} of its time, "
-            f"{now} each on average in the last {window}. Save in the background, or look which interval the "
-            "dashboard advises.",
+            f"{now} each on average in the last {window}. [[Save in the background]], or look which interval "
+            "the dashboard advises.",
         ),
     )
 
@@ -213,14 +214,14 @@ def checkpoint_space_short(config: RuleConfig) -> tuple[AlertRule, ...]:
             config,
             f"{CHECKPOINT_SPACE} < 1",
             Severity.CRITICAL,
-            "The next save fails, and all work since the last one is at risk. Make room now: delete old "
-            "checkpoints, and keep the last good one.",
+            "The next save fails, and all work since the last one is at risk. [[Make room now: delete old "
+            "checkpoints]], and keep the last good one.",
         ),
         _space(
             config,
             f"{CHECKPOINT_SPACE} >= 1 < {config.checkpoint_space:g}",
             Severity.WARNING,
-            "Delete old checkpoints, or keep fewer of them.",
+            "[[Delete old checkpoints, or keep fewer of them]].",
         ),
     )
 
@@ -274,7 +275,7 @@ def resume_failed(config: RuleConfig) -> AlertRule:
         description=(
             "{{ $value }} rank(s) of run {{ $labels.run }} could not load a checkpoint in the last "
             f"{window}{such_as}. The run stands still, or starts from nothing. Before it is started again, "
-            "keep all its checkpoints, and find one that loads: `rankwatch checkpoint newest`."
+            "[[keep all its checkpoints]], and find one that loads: `rankwatch checkpoint newest`."
         ),
         dashboard=_DASHBOARD,
     )
@@ -300,8 +301,8 @@ def resumed_from_older(config: RuleConfig) -> AlertRule:
         summary="A run has resumed from an older checkpoint than its newest complete one.",
         description=(
             'Run {{ $labels.run }} has resumed from step {{ $value | printf "%.0f" }}, although its newest '
-            f"complete checkpoint is of step {complete}. Unless that is meant, find out why the newer one "
-            "was passed over before the next save or clean-up removes it."
+            f"complete checkpoint is of step {complete}. Unless that is meant, [[find out why the newer one "
+            "was passed over]] before the next save or clean-up removes it."
         ),
         dashboard=_DASHBOARD,
     )
@@ -324,7 +325,7 @@ def checkpoint_damaged(config: RuleConfig) -> AlertRule:
         description=(
             "Checkpoint {{ $labels.path }} of run {{ $labels.run }}, step {{ $value }}, is damaged or "
             "incomplete: {{ $labels.file }}{{ if $labels.tensor }}, tensor {{ $labels.tensor }}{{ end }} is "
-            "{{ $labels.damage }}. Do not resume from it, and keep the good checkpoint before it: "
+            "{{ $labels.damage }}. [[Do not resume from it]], and keep the good checkpoint before it: "
             "`rankwatch checkpoint newest` names it."
         ),
         dashboard=_DASHBOARD,

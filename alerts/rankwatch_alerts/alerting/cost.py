@@ -27,7 +27,7 @@ def forecast_over_budget(config: RuleConfig) -> AlertRule:
         description=(
             "Run {{ $labels.run }} comes to {{ $value | humanizePercentage }} of its budget in "
             "{{ $labels.currency }} ({{ $labels.basis }}) at its last step, if it goes on at its present "
-            "pace. Look what its time goes to before you raise the budget."
+            "pace. [[Look what its time goes to]] before you raise the budget."
         ),
         dashboard=_BOARD,
     )
@@ -49,8 +49,8 @@ def gpus_idle(config: RuleConfig) -> AlertRule:
         summary="GPUs are charged to a run and do nothing.",
         description=(
             f"Run {{{{ $labels.run }}}} has used its {charged} GPUs by {{{{ $value | humanizePercentage }}}} "
-            f"for {duration(config.gpu_idle_for_seconds)}, and pays for all of them. Look which phase its "
-            "ranks are in; end it if nobody waits for it."
+            f"for {duration(config.gpu_idle_for_seconds)}, and pays for all of them. [[Look which phase its "
+            "ranks are in]]; end it if nobody waits for it."
         ),
         dashboard=_BOARD,
     )
@@ -65,7 +65,7 @@ def utilisation_low(config: RuleConfig) -> tuple[AlertRule, ...]:
             _below(GPU_UTILISATION, config.gpu_utilization_objectives),
             "Its GPUs were busy for {{ $value | humanizePercentage }} of the time",
             config.gpu_utilization_objectives,
-            "They wait for the host: look for waits for data, copies, checkpoints and small kernels.",
+            "They wait for the host: [[look for waits for data, copies, checkpoints]] and small kernels.",
         ),
         _utilisation_low(
             config,
@@ -74,7 +74,7 @@ def utilisation_low(config: RuleConfig) -> tuple[AlertRule, ...]:
             "Its model used {{ $value | humanizePercentage }} of the peak of its GPUs in "
             f"{config.mfu_dtype}",
             config.mfu_objectives,
-            "Look how its step divides into computing and waiting, and take a profile of one rank.",
+            "[[Look how its step divides into computing and waiting]], and take a profile of one rank.",
         ),
     )
 
@@ -133,7 +133,7 @@ def price_unknown(config: RuleConfig) -> AlertRule:
         summary="A run uses something that has no price.",
         description=(
             "The price table has no valid price for {{ $labels.gpu_model }}, which run {{ $labels.run }} "
-            "uses. Its cost is not complete. Add a price, or one that follows the price that has ended."
+            "uses. Its cost is not complete. [[Add a price]], or one that follows the price that has ended."
         ),
         dashboard=_BOARD,
     )

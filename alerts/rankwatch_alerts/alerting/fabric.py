@@ -84,8 +84,8 @@ def _nvlinks_missing(config: RuleConfig) -> Fault:
             or
             {up} < max by ({_GPU}) (max_over_time(rankwatch_gpu_nvlinks_active[{event}]))
         """,
-        if_used="Its collectives fail, or take the way over PCIe. Restart the run on another node.",
-        if_idle="Drain the node, reset its GPUs, and check the NVLinks before a run gets it.",
+        if_used="Its collectives fail, or take the way over PCIe. [[Restart the run on another node]].",
+        if_idle="[[Drain the node, reset its GPUs]], and check the NVLinks before a run gets it.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -106,9 +106,9 @@ def _fabric_degraded(config: RuleConfig) -> Fault:
             unless on ({_GPU})
             rankwatch_gpu_fabric_state{{state="completed"}}
         """,
-        if_used="Its collectives fail or are slow. Check fabric manager and NVSwitches; restart the run "
+        if_used="Its collectives fail or are slow. [[Check fabric manager and NVSwitches]]; restart the run "
         "on another node.",
-        if_idle="Check fabric manager and NVSwitches before a run gets this node.",
+        if_idle="[[Check fabric manager and NVSwitches]] before a run gets this node.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -127,9 +127,9 @@ def _nvswitch_fatal(config: RuleConfig) -> Fault:
               increase(rankwatch_kernel_log_events_total{{event="nvswitch_fatal"}}[{event}])
             ) > 0
         """,
-        if_used="All GPUs of the node may be cut off from each other. Restart the run on another node, "
+        if_used="All GPUs of the node may be cut off from each other. [[Restart the run on another node]], "
         "and reset GPUs and NVSwitches together.",
-        if_idle="Reset GPUs and NVSwitches of the node together before a run gets it.",
+        if_idle="[[Reset GPUs and NVSwitches of the node together]] before a run gets it.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -144,9 +144,10 @@ def _fabric_manager_gone(config: RuleConfig) -> Fault:
         happened="The fabric manager of node {{ $labels.node }} does not run, although the node has "
         "NVSwitches.",
         page=f"{newest(_FABRIC_MANAGER, window, 'cluster, node')} == 0",
-        if_used="NVLinks that go down stay down, and no process can start on the GPUs. Start it; its "
-        "version must be that of the driver.",
-        if_idle="No run can start here. Start it; its version must be that of the driver.",
+        if_used="NVLinks that go down stay down, and no process can start on the GPUs. [[Start the fabric "
+        "manager]]; its version must be that of the driver.",
+        if_idle="No run can start here. [[Start the fabric manager]]; its version must be that of the driver."
+        "",
         for_seconds=config.absence_for_seconds,
     )
 
@@ -169,8 +170,8 @@ def _nvlink_errors(config: RuleConfig) -> Fault:
             or
             {grown("replay|crc")} > {config.nvlink_errors:g}
         """,
-        if_idle="Data is sent again, which costs bandwidth, until a link fails: have the links of this GPU "
-        "checked at the next maintenance.",
+        if_idle="Data is sent again, which costs bandwidth, until a link fails: [[have the links of this GPU "
+        "checked]] at the next maintenance.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -197,9 +198,9 @@ def _rdma_link_down(config: RuleConfig) -> Fault:
               avg by (cluster, device, port) ({up}) > 0.5
             )
         """,
-        if_used="Its collectives fail or lose this rail. Check cable, transceiver and switch port; if it "
+        if_used="Its collectives fail or lose this rail. [[Check cable, transceiver and switch port]]; if it "
         "stays down, restart the run without this node.",
-        if_idle="Check cable, transceiver and switch port before a run gets this node.",
+        if_idle="[[Check cable, transceiver and switch port]] before a run gets this node.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -220,9 +221,9 @@ def _rdma_device_gone(config: RuleConfig) -> Fault:
             and on (cluster, node)
             min_over_time(rankwatch_collector_state{{collector="rdma", state!="failed"}}[{window}])
         """,
-        if_used="Its collectives fail or lose this rail. The adapter may have fallen off the bus: restart "
-        "the run without this node, and power cycle it.",
-        if_idle="The adapter may have fallen off the bus: power cycle the node before a run gets it.",
+        if_used="Its collectives fail or lose this rail. The adapter may have fallen off the bus: [[restart "
+        "the run without this node, and power cycle it]].",
+        if_idle="The adapter may have fallen off the bus: [[power cycle the node before a run gets it]].",
         for_seconds=config.confirm_seconds,
     )
 
@@ -239,8 +240,8 @@ def _rdma_link_flapping(config: RuleConfig) -> Fault:
         page=f"{flaps} > {config.link_flaps - 0.5:g}",
         ticket=f"{flaps} > 0 <= {config.link_flaps - 0.5:g}",
         if_used="Each time its collectives wait for seconds, and one that waits too long ends the run. "
-        "Take the node out at the next checkpoint, and have cable and transceiver replaced.",
-        if_idle="Have cable and transceiver cleaned or replaced before it fails for good.",
+        "[[Take the node out at the next checkpoint]], and have cable and transceiver replaced.",
+        if_idle="[[Have cable and transceiver cleaned or replaced]] before it fails for good.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -265,8 +266,8 @@ def _rdma_errors(config: RuleConfig) -> Fault:
         summary="An RDMA port has more errors than a sound one has.",
         happened=f"{_THE_PORT} has errors; the most frequent: {counters}.",
         ticket=f"max by ({_PORT}) (\n{indent(too_many, '  ')}\n  or\n  {broken}\n)",
-        if_idle="What is lost is sent again, which makes collectives slow. Check cable and transceiver, and "
-        "on RoCE the flow control of the switch.",
+        if_idle="What is lost is sent again, which makes collectives slow. [[Check cable and transceiver]], "
+        "and on RoCE the flow control of the switch.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -296,7 +297,7 @@ def _rdma_congestion(config: RuleConfig) -> tuple[Fault, ...]:
                 ({packets} > {config.rdma_least_packets:g})
                 > {config.rdma_congestion_share:g}
             """,
-            if_idle="Senders slow down, and so do collectives. On one node look who else sends to it, on "
+            if_idle="Senders slow down, and so do collectives. [[On one node look who else sends to it]], on "
             "many look at the paths that they share.",
             for_seconds=config.confirm_seconds,
         ),
@@ -308,8 +309,8 @@ def _rdma_congestion(config: RuleConfig) -> tuple[Fault, ...]:
             happened=f'{device} sends {{{{ $value | printf "%.1f" }}}} packets a '
             "second again, because no answer came in time or the receiver was not ready.",
             ticket=f"sum by ({_NIC}) ({resent}) > {config.rdma_resent_rate:g}",
-            if_idle="Each of them makes a collective wait. Look for pause frames and discards on the way, "
-            "and for a receiver that is too slow.",
+            if_idle="Each of them makes a collective wait. [[Look for pause frames and discards on the "
+            "way]], and for a receiver that is too slow.",
             for_seconds=config.confirm_seconds,
         ),
     )
@@ -340,8 +341,8 @@ def _nic_down(config: RuleConfig) -> Fault:
             unless on ({_NIC})
             last_over_time(rankwatch_network_info{{rdma_device!=""}}[{lookback}])
         """,
-        if_used="If its traffic went over it, the run stands still or will. Check cable and switch port.",
-        if_idle="Check cable and switch port before a run gets this node.",
+        if_used="If its traffic went over it, the run stands still or will. [[Check cable and switch port]].",
+        if_idle="[[Check cable and switch port]] before a run gets this node.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -363,7 +364,7 @@ def _nic_errors(config: RuleConfig) -> tuple[Fault, ...]:
                   rate(rankwatch_network_transmit_errors_total[{rates}])
                 ) > {config.network_error_rate:g}
             """,
-            if_idle="Packets are lost and sent again. Check cable, transceiver and switch port.",
+            if_idle="Packets are lost and sent again. [[Check cable, transceiver and switch port]].",
             for_seconds=config.confirm_seconds,
         ),
         Fault(
@@ -377,7 +378,7 @@ def _nic_errors(config: RuleConfig) -> tuple[Fault, ...]:
                   increase(rankwatch_network_link_flaps_total[{flaps}])
                 ) > {config.link_flaps - 0.5:g}
             """,
-            if_idle="Replace cable and transceiver before it fails for good.",
+            if_idle="[[Replace cable and transceiver]] before it fails for good.",
             for_seconds=config.confirm_seconds,
         ),
     )

@@ -48,8 +48,8 @@ def _lost(config: RuleConfig) -> Fault:
         summary="A GPU does not answer any more.",
         happened=f"{THE_GPU} is lost: it answered the driver before and does not now.",
         page=f"{newest('rankwatch_gpu_up', duration(config.absence_lookback_seconds))} == 0",
-        if_used="It cannot go on. Drain the node, restart the run without it, and reset or reboot.",
-        if_idle="Drain the node before a run gets it, and reset the GPU or reboot.",
+        if_used="It cannot go on. [[Drain the node, restart the run without it]], and reset or reboot.",
+        if_idle="[[Drain the node before a run gets it]], and reset the GPU or reboot.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -67,8 +67,8 @@ def _driver_unresponsive(config: RuleConfig) -> Fault:
             unless on (cluster, node)
             rankwatch_gpu_driver_state{{state=~"in_use|released"}}
         """,
-        if_used="Look in the kernel log for an XID; if the run stands still as well, reboot the node.",
-        if_idle="Look in the kernel log for an XID; keep runs away until the node has been rebooted.",
+        if_used="[[Look in the kernel log for an XID]]; if the run stands still as well, reboot the node.",
+        if_idle="[[Look in the kernel log for an XID]]; keep runs away until the node has been rebooted.",
         for_seconds=config.absence_for_seconds,
     )
 
@@ -85,8 +85,8 @@ def _missing(config: RuleConfig) -> Fault:
         happened="{{ $value }} of the GPUs on the PCI bus of node {{ $labels.node }} do not answer the "
         "driver.",
         ticket=f"{expected} - {visible} > 0",
-        if_idle="Runs that need all of them will not start here: look for the missing ones in the kernel "
-        "log, and reboot the node.",
+        if_idle="Runs that need all of them will not start here: [[look for the missing ones in the kernel "
+        "log]], and reboot the node.",
         for_seconds=config.absence_for_seconds,
     )
 
@@ -112,9 +112,9 @@ def _xid(config: RuleConfig) -> Fault:
             ({nonfatal} unless on ({_GPU}) {fatal})
         """,
         info=f'{RECENT_XID}{{severity="application"}}',
-        if_used="The GPU cannot be relied on: save a checkpoint if the run still makes progress, and do "
+        if_used="The GPU cannot be relied on: [[save a checkpoint if the run still makes progress]], and do "
         "what the table asks for.",
-        if_idle="Do what the table asks for before the next run gets this GPU.",
+        if_idle="[[Do what the table asks for]] before the next run gets this GPU.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -130,9 +130,9 @@ def _ecc_uncorrected(config: RuleConfig) -> Fault:
         page=f"""
             max by ({_GPU}) (increase(rankwatch_gpu_ecc_errors_total{{kind="uncorrected"}}[{window}])) > 0
         """,
-        if_used="Its process has ended or will; what it computed since cannot be trusted. Resume from a "
-        "checkpoint from before, on another GPU.",
-        if_idle="Reset the GPU, so that the bad row is replaced, before the next run gets it.",
+        if_used="Its process has ended or will; what it computed since cannot be trusted. [[Resume from a "
+        "checkpoint from before, on another GPU]].",
+        if_idle="[[Reset the GPU]], so that the bad row is replaced, before the next run gets it.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -153,8 +153,9 @@ def _needs_reset(config: RuleConfig) -> tuple[Fault, ...]:
                 unless on ({_GPU})
                 (rankwatch_gpu_recovery_action{{action="none"}} == 1)
             """,
-            if_used="The run has failed on it or will: stop the run, do what the driver asks for, resume.",
-            if_idle="Drain the node and do it before the next run gets this GPU.",
+            if_used="The run has failed on it or will: [[stop the run, do what the driver asks for, resume]]."
+            "",
+            if_idle="[[Drain the node]] and do it before the next run gets this GPU.",
             for_seconds=config.confirm_seconds,
         ),
         *(
@@ -165,7 +166,7 @@ def _needs_reset(config: RuleConfig) -> tuple[Fault, ...]:
                 summary=summary,
                 happened=f"{THE_GPU} has a bad {what} of memory that only a reset takes out of use.",
                 ticket=f"{newest(f'rankwatch_gpu_{reason}', window)} == 1",
-                if_idle="Reset the GPU when its run has ended, and before the next one gets it.",
+                if_idle="[[Reset the GPU when its run has ended]], and before the next one gets it.",
                 for_seconds=config.confirm_seconds,
             )
             for reason, what in (("row_remap_pending", "row"), ("page_retirement_pending", "page"))
@@ -203,7 +204,7 @@ def _needs_replacement(config: RuleConfig) -> tuple[Fault, ...]:
             summary="A GPU has memory that is worn out, and must be replaced.",
             happened=f"{THE_GPU} {happened}",
             ticket=expression,
-            if_idle="Move its run at the next checkpoint, drain the node, and have the GPU replaced.",
+            if_idle="[[Move its run at the next checkpoint, drain the node]], and have the GPU replaced.",
             for_seconds=config.confirm_seconds,
         )
         for reason, (expression, happened) in faults.items()
@@ -235,9 +236,9 @@ def _power_brake(config: RuleConfig) -> Fault:
         f"{{{{ $value | humanizePercentage }}}} of the last {window}: its power supply is overloaded or "
         "has failed.",
         page=f"{_slowed(brake, brake, window)} > {config.power_brake_share:g}",
-        if_used="The whole run is as slow as this GPU. Check the power supplies of the node and its rack, "
-        "and whether other nodes there brake too.",
-        if_idle="Check the power supplies of the node and its rack before a run gets this GPU.",
+        if_used="The whole run is as slow as this GPU. [[Check the power supplies of the node and its "
+        "rack]], and whether other nodes there brake too.",
+        if_idle="[[Check the power supplies of the node and its rack]] before a run gets this GPU.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -252,7 +253,7 @@ def _throttled(config: RuleConfig) -> Fault:
         happened=f"Heat or a hardware slowdown held the clocks of {THE_GPU} down for "
         f"{{{{ $value | humanizePercentage }}}} of the last {window}.",
         ticket=f"{_slowed(_THERMAL, active, window)} > {config.throttle_share:g}",
-        if_idle="Check fans, air or coolant of the node, and compare with the temperatures of its other "
+        if_idle="[[Check fans, air or coolant of the node]], and compare with the temperatures of its other "
         "GPUs. RankwatchStraggler says what it costs the run.",
         for_seconds=config.confirm_seconds,
     )
@@ -277,6 +278,7 @@ def _pcie_degraded(config: RuleConfig) -> Fault:
             and on ({_GPU})
             avg_over_time(rankwatch_gpu_utilization_ratio[{window}]) > {config.pcie_load:g}
         """,
-        if_idle="Copies to and from the GPU are slower: reseat the GPU or its riser at the next maintenance.",
+        if_idle="Copies to and from the GPU are slower: [[reseat the GPU or its riser at the next "
+        "maintenance]].",
         for_seconds=config.confirm_seconds,
     )

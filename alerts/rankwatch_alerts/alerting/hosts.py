@@ -37,8 +37,8 @@ def _tcp_retransmits(config: RuleConfig) -> Fault:
             ({sent} > {config.tcp_least_segments:g})
             > {config.tcp_retransmit_share:g}
         """,
-        if_idle="Storage, data loading and collectives over sockets are slow there. Compare it with other "
-        "nodes: on one node look for errors and drops of its interfaces, on many at the switches "
+        if_idle="Storage, data loading and collectives over sockets are slow there. [[Compare it with other "
+        "nodes]]: on one node look for errors and drops of its interfaces, on many at the switches "
         "between them.",
         for_seconds=config.confirm_seconds,
     )
@@ -56,8 +56,8 @@ def _clock_wrong(config: RuleConfig) -> Fault:
             max by (cluster, node) (rankwatch_host_clock_max_error_seconds)
             > {config.clock_error_seconds:g}
         """,
-        if_idle="Ages of checkpoints, waits and the order of events are wrong there by as much. Start the "
-        "time daemon of that node, and look whether it reaches its servers.",
+        if_idle="Ages of checkpoints, waits and the order of events are wrong there by as much. [[Start the "
+        "time daemon of that node]], and look whether it reaches its servers.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -74,8 +74,8 @@ def _oom_kill(config: RuleConfig) -> Fault:
         ticket=f"""
             max by (cluster, node) (increase(rankwatch_host_oom_kills_total[{window}])) > 0
         """,
-        if_idle="If a rank or a data loader was killed, the run ends or hangs: look in the kernel log which "
-        "process it was, and give it more memory or fewer loader workers.",
+        if_idle="If a rank or a data loader was killed, the run ends or hangs: [[look in the kernel log "
+        "which process it was]], and give it more memory or fewer loader workers.",
         for_seconds=config.confirm_seconds,
     )
 
@@ -107,16 +107,16 @@ def _disk_filling(config: RuleConfig) -> tuple[AlertRule, ...]:
             page,
             Severity.CRITICAL,
             f"fills up: at its present pace it is full within {duration(config.disk_page_seconds)}. The next "
-            "checkpoint of run {{ $labels.run }} may fail. Make room now: delete old checkpoints, and keep "
-            "the last good one.",
+            "checkpoint of run {{ $labels.run }} may fail. [[Make room now: delete old checkpoints]], and "
+            "keep the last good one.",
         ),
         _disk(
             config,
             ticket,
             Severity.WARNING,
             f"has less than {config.disk_free_share:.0%} of its space left, or is full within "
-            f"{duration(config.disk_ticket_seconds)} at its present pace. Delete old checkpoints, or keep "
-            "fewer of them.",
+            f"{duration(config.disk_ticket_seconds)} at its present pace. [[Delete old checkpoints, or keep "
+            "fewer of them]].",
         ),
     )
 

@@ -53,7 +53,7 @@ def loss_non_finite(config: RuleConfig) -> AlertRule:
         description=(
             "The loss of run {{ $labels.run }} was NaN or infinite on {{ $value }} rank(s) in the "
             f"last {window}; {first}. Unless the trainer "
-            "skips such steps, stop the run and resume from the last good checkpoint."
+            "skips such steps, [[stop it and resume from a checkpoint of an earlier step]]."
         ),
     )
 
@@ -78,8 +78,8 @@ def loss_diverging(config: RuleConfig) -> AlertRule:
         summary="The loss of a run stands above its trend and does not return.",
         description=(
             'The loss of run {{ $labels.run }} stands {{ $value | printf "%.1f" }} robust standard '
-            "deviations above its own trend on the median rank. Compare learning rate and gradient "
-            "norm with the time before; if it does not recover, stop the run and resume from a "
+            "deviations above its own trend on the median rank. [[Compare learning rate and gradient "
+            "norm]] with the time before; if it does not recover, stop the run and resume from a "
             "checkpoint before the break with a lower learning rate or without that data."
         ),
     )
@@ -105,8 +105,8 @@ def loss_plateau(config: RuleConfig) -> AlertRule:
         description=(
             "The loss of run {{ $labels.run }} has become lower by at most "
             '{{ $value | printf "%.4f" }} of itself within the steps over which it should improve, on the '
-            "median rank. Compare learning rate, gradient norm and evaluations; end the run, or lower the "
-            "learning rate, if it has learnt what it can."
+            "median rank. [[Compare learning rate, gradient norm and evaluations]]; end the run, or lower "
+            "the learning rate, if it has learnt what it can."
         ),
     )
 
@@ -133,8 +133,8 @@ def norm_exploding(config: RuleConfig) -> AlertRule:
         summary="The gradient norm or update norm of a run has exploded.",
         description=(
             f"The {{{{ $labels.name }}}} of run {{{{ $labels.run }}}} stood up to {highest} times above its "
-            f"own trend for steps in the last {window}. The loss may follow: watch it, and keep the last "
-            "checkpoint before the jump."
+            f"own trend for steps in the last {window}. The loss may follow: watch it, and [[keep the last "
+            "checkpoint before the jump]]."
         ),
     )
 
@@ -160,7 +160,7 @@ def loss_scale_collapsed(config: RuleConfig) -> AlertRule:
         description=(
             "The gradient scaler of run {{ $labels.run }} halves its scale again and again, or skips updates "
             "at the smallest one, on {{ $value }} rank(s). Gradients are not finite whatever the scale, so "
-            "the run learns nothing: stop it and resume from the last good checkpoint, in bfloat16 "
+            "the run learns nothing: [[stop it and resume from the last good checkpoint]], in bfloat16 "
             "if you can."
         ),
     )
@@ -187,7 +187,7 @@ def data_skew(config: RuleConfig) -> AlertRule:
         description=(
             "The loss of rank {{ $labels.rank }} of run {{ $labels.run }}, on node {{ $labels.node }}, "
             'has stood at {{ $value | printf "%.2f" }} times that of the median rank for '
-            f"{duration(config.data_skew_for_seconds)}, also per token. Compare the shard, the seed and the "
-            "filters of its data loader with those of another rank."
+            f"{duration(config.data_skew_for_seconds)}, also per token. [[Compare the shard, the seed and "
+            "the filters]] of its data loader with those of another rank."
         ),
     )

@@ -38,7 +38,8 @@ def run_failed(config: RuleConfig) -> AlertRule:
             "Run {{ $labels.run }} failed {{ $value | humanizeDuration }} ago"
             "{{ with $labels.rank }} on rank {{ . }}{{ end }}, node {{ $labels.node }}, by "
             "{{ $labels.kind }}{{ with $labels.exception }} ({{ . }}){{ end }}"
-            f"{message}. The other ranks ended because of it."
+            f"{message}. The other ranks ended because of it. [[Read its last output]] before the run is "
+            "started again."
         ),
     )
 
@@ -55,8 +56,8 @@ def run_crash_looping(config: RuleConfig) -> AlertRule:
         summary="A run fails again and again at the same place.",
         description=(
             "{{ $value }} attempts of run {{ $labels.run }} have ended one after the other without a step "
-            "that was new. Its restarts repeat the failure: look at the reason of the last one before it is "
-            "started again."
+            "that was new. Its restarts repeat the failure: [[look why the last attempt failed]] before it "
+            "is started again."
         ),
     )
 
@@ -82,8 +83,8 @@ def preemption_storm(config: RuleConfig) -> AlertRule:
             '{{ $value | printf "%.0f" }} attempts of runs'
             "{{ with $labels.run_class }} of class {{ . }}{{ end }} were preempted in cluster "
             f"{{{{ $labels.cluster }}}} in the last {window}. Each restart repeats the start-up and the "
-            "steps since the last checkpoint: find out who takes the machines, and save more often until it "
-            "ends."
+            "steps since the last checkpoint: [[find out who takes the machines]], and save more often until "
+            "it ends."
         ),
         of_run=False,
     )
@@ -122,7 +123,8 @@ def startup_slow(config: RuleConfig) -> AlertRule:
                 "; its fastest start took {{ . | first | value | humanizeDuration }}",
                 "",
             )
-            + ". Imports, process groups, the restore and compilation are in it, and each restart repeats it."
+            + ". [[Find its longest part]]: imports, process groups, the restore or compilation. Each "
+            "restart repeats it."
         ),
     )
 
@@ -146,6 +148,7 @@ def run_behind_plan(config: RuleConfig) -> AlertRule:
                 "in {{ . | first | value | humanizeDuration }}",
                 "some time from now",
             )
-            + ". Repeated steps, restarts, checkpoints and evaluations are part of this pace."
+            + ". [[Look what its time goes to]]: repeated steps, restarts, checkpoints and evaluations are "
+            "part of this pace."
         ),
     )

@@ -36,8 +36,8 @@ def _named(config: RuleConfig) -> AlertRule:
         "{{ $value | humanizeDuration }} ago. "
         f"Ranks on it: {_ranks()}; {_steps(_OF_PLACE)}. "
         f"{_agent(config)} Runs with lost ranks there: {_runs()}. "
-        "Look at the machine from its management network: power, console, link. If it does not come back at "
-        "once, take it out of scheduling and start the run again elsewhere.",
+        "[[Look at the machine from its management network]]: power, console, link. If it does not come back "
+        "at once, take it out of scheduling and start the run again elsewhere.",
     )
 
 
@@ -62,7 +62,7 @@ def _network(config: RuleConfig) -> AlertRule:
         f"{{{{ $value }}}} of {known} nodes of run {{{{ $labels.run }}}} are gone together, and it stands "
         f"still or is not seen at all: {nodes} (at most {_MOST_SHOWN} are listed). The first went at "
         f"{_moment(f'min({LOST}{{}})', OF_RUN)}; {_steps(OF_RUN)}. So many machines seldom fail at "
-        "once: look at the network between them first (switch, fabric, power of the rack, the way from "
+        "once: [[look at the network between them first]] (switch, fabric, power of the rack, the way from "
         "Prometheus to them), then at each node.",
     )
 
@@ -110,8 +110,8 @@ def node_unseen(config: RuleConfig) -> AlertRule:
         description=(
             "Node {{ $labels.node }} is not seen since "
             f"{_moment(SILENT, _OF_PLACE)}, but run {{{{ $labels.run }}}} goes on, so its ranks there live: "
-            f"{_ranks()}. {_agent(config)} What happens on the node goes unwatched: start its agent again, "
-            "or restore the way from Prometheus to it."
+            f"{_ranks()}. {_agent(config)} What happens on the node goes unwatched: [[start its agent "
+            "again]], or restore the way from Prometheus to it."
         ),
     )
 

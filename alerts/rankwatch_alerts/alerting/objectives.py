@@ -74,7 +74,7 @@ def _runs_failed(config: RuleConfig) -> AlertRule:
                 "only lost nodes",
                 by="run",
             )
-            + ". Look for what they share before one is started again: a node, an image, a file system."
+            + ". [[Look for what they share]] before one is started again: a node, an image, a file system."
         ),
     )
 
@@ -101,7 +101,7 @@ def _success_missed(config: RuleConfig) -> AlertRule:
             + value_of(f"{SUCCESS_OBJECTIVE}{{{_MATCHED}}}", _OF_CLASS, "its class", _PERCENT)
             + ": "
             + value_of(f"sum_over_time({FAILURES}{{{_MATCHED}}}[{period}])", _OF_CLASS, "some", _COUNT)
-            + " failed or lost a node. Take the kind of failure that is most frequent first."
+            + " failed or lost a node. [[Take the kind of failure that is most frequent first]]."
         ),
     )
 
@@ -152,7 +152,7 @@ def _goodput_burns(config: RuleConfig, budget: str, severity: Severity) -> Alert
                 "not known",
                 by="state",
             )
-            + ". Take the largest first."
+            + ". [[Take the largest loss first]]."
         ),
     )
 
@@ -188,8 +188,8 @@ def _starts_repeated(config: RuleConfig) -> AlertRule:
             f"{_span(config.objective_window_seconds)} were made again by "
             "launcher or scheduler, "
             + value_of(repeated, _OF_CLASS, "some", _COUNT)
-            + " in all. Each repeats the start-up and the steps since the last checkpoint. Tell preemptions "
-            "from failures first."
+            + " in all. Each repeats the start-up and the steps since the last checkpoint. [[Tell "
+            "preemptions from failures first]]."
         ),
     )
 

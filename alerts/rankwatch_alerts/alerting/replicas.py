@@ -9,6 +9,7 @@ from rankwatch_alerts.recording.replicas import NORM_DIFFERS, RANK_DIFFERS, REPL
 from rankwatch_alerts.rules import RANK_KNOWN, RANK_UNKNOWN, Alert, AlertRule, Severity
 
 _WHAT_TO_DO = "Stop the run and restore the newest checkpoint from before that step."
+_LEAVE_OUT = "[[Leave out the GPU of that rank]] until it is tested."
 
 
 def rank_differs(config: RuleConfig) -> AlertRule:
@@ -19,7 +20,7 @@ def rank_differs(config: RuleConfig) -> AlertRule:
         RANK_KNOWN,
         "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} holds other parameters "
         "than the majority of ranks {{ $labels.members }}, at step {{ $value }} or before. "
-        f"{_WHAT_TO_DO} Leave out the GPU of that rank until it is tested.",
+        f"{_WHAT_TO_DO} {_LEAVE_OUT}",
     )
 
 
@@ -32,8 +33,7 @@ def norm_differs(config: RuleConfig) -> AlertRule:
         "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} has another gradient "
         "norm than the majority of ranks {{ $labels.members }}, at step {{ $value }}, although the "
         "all-reduce gives the same gradients to all. It applies another update: see whether its parameters "
-        "differ, too. "
-        "Leave out the GPU of that rank until it is tested.",
+        f"differ, too. {_LEAVE_OUT}",
         name=GRADIENT_NORM,
     )
 
@@ -46,7 +46,7 @@ def replicas_differ(config: RuleConfig) -> AlertRule:
         RANK_UNKNOWN,
         "Ranks {{ $labels.members }} of run {{ $labels.run }} do not hold the same parameters, at step "
         "{{ $value }} or before, and no majority tells which one is wrong. "
-        f"{_WHAT_TO_DO} Test their GPUs.",
+        f"{_WHAT_TO_DO} [[Test their GPUs]].",
     )
 
 

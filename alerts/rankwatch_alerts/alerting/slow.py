@@ -76,7 +76,7 @@ def _straggler(config: RuleConfig, severity: Severity, record: str) -> AlertRule
             "Rank {{ $labels.rank }} of run {{ $labels.run }} on node {{ $labels.node }} takes "
             f"{residual} longer for its own work than its peers (phase: {phase}). The run takes "
             '{{ $value | printf "%.2f" }} times as long as it would with this rank at their pace. '
-            "Check this rank's phases and its node's hardware; if it stays slow, replace the node "
+            "[[Check this rank's phases and its node's hardware]]; if it stays slow, replace the node "
             "at the next checkpoint."
         ),
         cause=Cause.SLOW_RANK,
@@ -147,8 +147,8 @@ def slow_stage(config: RuleConfig) -> AlertRule:
             "Every rank of stage {{ $labels.stage }} of run {{ $labels.run }} computes longer than the other "
             f"stages: {ratio} times as long (median). The run takes "
             '{{ $value | printf "%.2f" }} times as long as it would with this stage at their pace. '
-            f"Ranks of the stage by node (at most 5 nodes): {nodes}. If they are on several nodes, give the "
-            "stage fewer layers; if on one node, check that node first."
+            f"Ranks of the stage by node (at most 5 nodes): {nodes}. [[If they are on several nodes, give "
+            "the stage fewer layers]]; if on one node, check that node first."
         ),
         cause=Cause.SLOW_STAGE,
         slowdown='{{ $value | printf "%.2f" }}',
@@ -173,7 +173,7 @@ def unequal_batches(config: RuleConfig) -> AlertRule:
             "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time because its "
             f"batches hold unequal work. Share of the step by evidence: {evidence} (work: step time follows "
             "the tokens of the step; microbatches: forward and backward of the same microbatches take long; "
-            "ranks: some ranks get more tokens than others). No rank is at fault: balance the batches."
+            "ranks: some ranks get more tokens than others). No rank is at fault: [[balance the batches]]."
         ),
         cause=Cause.UNEQUAL_BATCHES,
         slowdown=value_of(f"1 / (1 - run:rankwatch_unequal_batches:share{_OF_RUN})", OF_RUN, "unknown"),
@@ -197,8 +197,8 @@ def slow_data_loading(config: RuleConfig) -> AlertRule:
         description=(
             "Most ranks of run {{ $labels.run }} that load data wait for it: the median rank during "
             "{{ $value | humanizePercentage }} of its step. The run loses at most that share. The three "
-            f"ranks that wait longest: {slowest}. Check what they share: storage, its network, the number "
-            "of loader workers."
+            f"ranks that wait longest: {slowest}. [[Check what they share: storage, its network]], the "
+            "number of loader workers."
         ),
         cause=Cause.DATA_LOADING,
         slowdown=f"at most {slowdown}",
@@ -235,8 +235,8 @@ def network_degraded(config: RuleConfig) -> AlertRule:
             "{{ $labels.operation }} in process group {{ $labels.group }} of run {{ $labels.run }} takes "
             "longer than in the hours before. The run loses about {{ $value | humanizePercentage }} of its "
             f"time, unless compute hides it. Ranks of the groups that slowed most, by size of the transfer: "
-            f"{groups}. The last rank to arrive waits for nobody, so the transfer itself is slow: check the "
-            "links and NICs of these ranks."
+            f"{groups}. The last rank to arrive waits for nobody, so the transfer itself is slow: [[check "
+            "the links and NICs of these ranks]]."
         ),
         cause=Cause.NETWORK,
         slowdown=f"about {slowdown}",
@@ -286,7 +286,7 @@ def _step_time_regressed(config: RuleConfig, reason: str, expression: str, past:
         description=(
             'Steps of run {{ $labels.run }} take {{ $value | printf "%.2f" }} times as long as '
             f"{past}, now {now}, and cost as much more. No single rank, input or link need be to blame: "
-            "compare the parts of the step, versions and hosts with those before."
+            "[[compare the parts of the step, versions and hosts]] with those before."
         ),
     )
 
@@ -307,8 +307,8 @@ def jitter(config: RuleConfig) -> AlertRule:
         description=(
             "Run {{ $labels.run }} loses about {{ $value | humanizePercentage }} of its time to late steps "
             f"that are spread over its ranks; no rank has more than {config.jitter_rank_share:.0%} of that "
-            f"time. The three ranks with most of it: {latest}. No rank is at fault: look for what interrupts "
-            "all of them (garbage collection, other processes, page faults, power management)."
+            f"time. The three ranks with most of it: {latest}. No rank is at fault: [[look for what "
+            "interrupts all of them]] (garbage collection, other processes, page faults, power management)."
         ),
         cause=Cause.JITTER,
         slowdown=value_of(f"1 / (1 - run:rankwatch_jitter:share{_OF_RUN})", OF_RUN, "unknown"),

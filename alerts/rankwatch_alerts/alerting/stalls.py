@@ -110,16 +110,16 @@ def rank_lost(config: RuleConfig) -> tuple[AlertRule, ...]:
             f"{count} and {first}",
             "{{ $value }} rank(s) of run {{ $labels.run }} are gone: their processes ended without reporting "
             "an end, as after SIGKILL, the OOM killer or a segmentation fault. Rank "
-            f"{_lost_ranks(killed)}. Read the black boxes of these ranks and the kernel log of their nodes "
-            f"before restarting the run.{_kill()}",
+            f"{_lost_ranks(killed)}. [[Read the black boxes of these ranks]] and the kernel log of their "
+            f"nodes before restarting the run.{_kill()}",
         ),
         _lost(
             config,
             f"{count} unless {first}",
             "{{ $value }} rank(s) of run {{ $labels.run }} are gone: their processes ended without reporting "
             f"an end while they waited for others. Rank {_lost_ranks(killed)}. The watchdog of NCCL waits "
-            f"for {duration(timeout)}, so they were killed: read the kernel log of their nodes. They do not "
-            "hold up the run; the alert on the stall names the rank that does.",
+            f"for {duration(timeout)}, so they were killed: [[read the kernel log of their nodes]]. They do "
+            "not hold up the run; the alert on the stall names the rank that does.",
             reason=KILLED_WHILE_WAITING,
         ),
         _lost(
@@ -131,8 +131,8 @@ def rank_lost(config: RuleConfig) -> tuple[AlertRule, ...]:
             """,
             "Run {{ $labels.run }} stood still, and none of its ranks runs any more: {{ $value }} ended "
             "without reporting an end after they had waited for others as long as the watchdog of NCCL lets "
-            f"them. Rank {_lost_ranks(aborted)}. They are not the root cause: see which rank the alert on "
-            "the stall named before.",
+            f"them. Rank {_lost_ranks(aborted)}. They are not the root cause: [[see which rank the alert on "
+            "the stall named before]].",
             reason="waited",
         ),
     )
@@ -231,8 +231,8 @@ def _describe_stall_of_rank() -> str:
     )
     return (
         f"{_STALLED}, longer than is normal for it. {_THIS_RANK} holds it up: it {why}. Its phase: {phase}. "
-        f"Process group in which its peers wait for it: {group}. Dump the stack of this rank first; if that "
-        "fails, check its node."
+        f"Process group in which its peers wait for it: {group}. [[Dump the stack of this rank]] first; if "
+        "that fails, check its node."
     )
 
 
@@ -254,7 +254,7 @@ def _describe_stall() -> str:
     )
     return (
         f"{_STALLED}, longer than is normal for it. Its ranks are: {phases}. Ranks that wait in no "
-        f"collective: {outside}. Dump the stacks of these first; if that fails, check their nodes."
+        f"collective: {outside}. [[Dump the stacks of these ranks]] first; if that fails, check their nodes."
     )
 
 
@@ -269,7 +269,7 @@ def _describe_mismatch_of_rank() -> str:
         by="group",
     )
     return (
-        f"{_DESYNCHRONISED}{_THIS_RANK} {how}. Compare its stack with that of a peer: the code path that "
+        f"{_DESYNCHRONISED}{_THIS_RANK} {how}. [[Compare its stack with that of a peer]]: the code path that "
         "only this rank took is the fault."
     )
 
@@ -284,5 +284,5 @@ def _describe_mismatch() -> str:
     )
     return (
         f"{_DESYNCHRONISED}No majority shows which ranks are wrong. Process groups in which they wait: "
-        f"{groups}. Compare the stacks of the ranks of one group."
+        f"{groups}. [[Compare the stacks of the ranks of one group]]."
     )

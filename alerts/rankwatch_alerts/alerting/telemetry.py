@@ -68,7 +68,8 @@ def _run_vanished(config: RuleConfig) -> AlertRule:
             present_over_time(run:rankwatch_ranks_running:sum[{window}])
         """,
         "{{ $value }} rank(s) of run {{ $labels.run }} were running and have sent nothing for "
-        f"{window}. The run may have died with its nodes, or only the agents have: check the nodes first.",
+        f"{window}. The run may have died with its nodes, or only the agents have: [[check the nodes first]]."
+        "",
         severity=Severity.CRITICAL,
     )
 
@@ -85,7 +86,7 @@ def _agent_down(config: RuleConfig) -> AlertRule:
             label_replace(group by (cluster, instance) ({down}), "node", "$1", "instance", "(.*):.*")
         """,
         "The agent on node {{ $labels.node }} ({{ $labels.instance }}) cannot be scraped. Runs on this node "
-        "are not watched: start the agent again, unless the node itself is gone.",
+        "are not watched: [[start the agent again]], unless the node itself is gone.",
         for_seconds=config.agent_down_for_seconds,
         of_run=False,
     )
@@ -96,8 +97,8 @@ def _agents_missing(config: RuleConfig) -> AlertRule:
         config,
         "agents_missing",
         "absent(rankwatch_agent_info)",
-        "This Prometheus receives nothing from any agent, so no run is watched: check the agents and the "
-        "scrape configuration.",
+        "This Prometheus receives nothing from any agent, so no run is watched: [[check the agents and the "
+        "scrape configuration]].",
         severity=Severity.CRITICAL,
         of_run=False,
     )
@@ -110,7 +111,7 @@ def _server_down(config: RuleConfig) -> AlertRule:
         "prometheus_down",
         f'group by (job, instance) (up{{job=~"{SHARDS_JOB}|{FLEET_JOB}"}} == 0)',
         "The Prometheus at {{ $labels.instance }} (one of {{ $labels.job }}) does not answer, so its rules "
-        "raise no alert: start it again.",
+        "raise no alert: [[start it again]].",
         for_seconds=config.agent_down_for_seconds,
         severity=Severity.CRITICAL,
         of_run=False,
@@ -127,7 +128,7 @@ def _collectors_missing(config: RuleConfig) -> AlertRule:
             group by (cluster, node) (rankwatch_collectors > 0)
         """,
         "The agent on node {{ $labels.node }} runs but reports no collector, so their failures would go "
-        "unseen. Restart the agent and read its log.",
+        "unseen. [[Restart the agent and read its log]].",
         of_run=False,
     )
 
@@ -160,8 +161,8 @@ def _metrics_missing(config: RuleConfig) -> AlertRule:
             )
         """,
         "{{ $value }} running rank(s) of run {{ $labels.run }} have no {{ $labels.reason }}, or no "
-        "longer have it. Alerts that depend on it cannot fire for them: check the versions of agent and "
-        "instrumentation, whether the run was restarted without it, and the agent's log.",
+        "longer have it. Alerts that depend on it cannot fire for them: [[check the versions of agent and "
+        "instrumentation]], whether the run was restarted without it, and the agent's log.",
     )
 
 
@@ -193,7 +194,7 @@ def collector_failing(config: RuleConfig) -> AlertRule:
         summary="A collector of the agent fails or has not succeeded for long.",
         description=(
             "Collector {{ $labels.collector }} of the agent on node {{ $labels.node }} fails or "
-            "is overdue; what it measures is unknown there. Read the agent's log for the reason."
+            "is overdue; what it measures is unknown there. [[Read the agent's log for the reason]]."
         ),
         of_run=False,
     )
@@ -216,7 +217,7 @@ def rules_failing(config: RuleConfig) -> AlertRule:
         summary="Prometheus cannot evaluate rules of rankwatch, so alerts are silent.",
         description=(
             "Rules of the group {{ $labels.rule_group }} have failed {{ $value | humanize }} times in the "
-            f"last {window}. Their alerts cannot fire: read the errors on the page /rules of Prometheus."
+            f"last {window}. Their alerts cannot fire: [[read the errors on the page /rules of Prometheus]]."
         ),
         of_run=False,
     )

@@ -31,7 +31,8 @@ def first_screen(config: RuleConfig) -> FirstScreen:
     broken = firing_alerts(
         config,
         "What is broken",
-        f"{NODE}, {named(HARDWARE_ALERTS)}",
+        NODE,
+        alerts=HARDWARE_ALERTS,
         no_data="no part of these nodes has an alert.",
         of_gpu=True,
     )
@@ -141,24 +142,28 @@ _GPUS = Panel(
 )
 
 
+_WHY = (
+    f"label_replace(rate(rankwatch_gpu_throttle_seconds_total{{{GPU}}}{_RATE}), "
+    '"why", "$1", "reason", "(?:[sh]w_)?(.+?)(?:_brake)?(?:_slowdown)?")'
+)
+"""Reasons without what is the same in most of them, so that their names are not cut: thermal, power_cap."""
+
+
 def _throttled(config: RuleConfig) -> Panel:
     return Panel(
         title="Throttled GPUs",
         description="Share of time in which heat, hardware or power held the clocks down, the 10 worst. Red "
         "by heat or hardware: RankwatchGpuThrottled. A power cap is normal under full load.",
-        no_data=_NO_GPU,
+        no_data="nothing held a clock down, the nodes have no GPU, or their agents are not scraped.",
         unit="percentunit",
         drawing=Drawing.BARS,
         least=0,
+        empty_text="No GPU is throttled.",
         steps=((config.throttle_share, RED),),
         queries=(
             Query(
-                expression=most(
-                    "max by (cluster, node, gpu, reason) "
-                    f"(rate(rankwatch_gpu_throttle_seconds_total{{{GPU}}}{_RATE})) {_INDEX}",
-                    10,
-                ),
-                legend="{{node}} GPU {{index}} {{reason}}",
+                expression=most(f"max by (cluster, node, gpu, why) ({_WHY}) {_INDEX} > 0", 10),
+                legend="{{node}} GPU {{index}} {{why}}",
             ),
         ),
         links=(TO_GPU,),

@@ -14,7 +14,6 @@ from rankwatch_dashboards.preview.colours import BACKGROUND, BORDER, FAINT, PANE
 from rankwatch_dashboards.preview.content import Content, Event, in_the_middle, titled
 from rankwatch_dashboards.preview.fields import BY_SERIES, styled
 from rankwatch_dashboards.preview.frames import Frame
-from rankwatch_dashboards.preview.heatmap import heatmap
 from rankwatch_dashboards.preview.queries import Source, View, answers, chosen
 from rankwatch_dashboards.preview.shapes import Align, Box, Place, Shape, Text, text_width
 from rankwatch_dashboards.preview.stat import stat
@@ -27,7 +26,6 @@ FORMS: dict[str, Callable[[Content], Iterator[Shape]]] = {
     "stat": stat,
     "table": table,
     "timeseries": timeseries,
-    "heatmap": heatmap,
     "state-timeline": state_timeline,
     "status-history": status_history,
     "bargauge": bar_gauge,

@@ -34,7 +34,7 @@ CLASSIC = (
     *("#fade2a", "#447ebc", "#c15c17", "#890f02", "#0a437c", "#6d1f62", "#584477", "#b7dbab", "#f4d598"),
 )
 """`palette-classic`: the series in turn."""
-_SCALES = {  # from low to high; heat maps on a dark ground have their light end at the top
+_SCALES = {  # from low to high
     "continuous-grylrd": ("#73bf69", "#fade2a", "#f2495c"),
     "continuous-rdylgr": ("#f2495c", "#fade2a", "#73bf69"),
     "continuous-blylrd": ("#5794f2", "#fade2a", "#f2495c"),
@@ -45,17 +45,6 @@ _SCALES = {  # from low to high; heat maps on a dark ground have their light end
     "continuous-reds": ("#38191f", "#c4162a", "#ff7383"),
     "continuous-greens": ("#172a1c", "#37872d", "#96d98d"),
     "continuous-purples": ("#2a1a38", "#8f3bb8", "#ca95e5"),
-    "blues": ("#08306b", "#2171b5", "#6baed6", "#c6dbef", "#f7fbff"),
-    "reds": ("#67000d", "#cb181d", "#fb6a4a", "#fcbba1", "#fff5f0"),
-    "greens": ("#00441b", "#238b45", "#74c476", "#c7e9c0", "#f7fcf5"),
-    "purples": ("#3f007d", "#6a51a3", "#9e9ac8", "#dadaeb", "#fcfbfd"),
-    "oranges": ("#7f2704", "#d94801", "#fd8d3c", "#fdd0a2", "#fff5eb"),
-    "spectral": ("#9e0142", "#f46d43", "#fee08b", "#e6f598", "#66c2a5", "#5e4fa2"),
-    "rdylgn": ("#a50026", "#f46d43", "#fee08b", "#d9ef8b", "#66bd63", "#006837"),
-    "rdylbu": ("#a50026", "#f46d43", "#fee090", "#e0f3f8", "#74add1", "#313695"),
-    "turbo": ("#30123b", "#4777ef", "#1bd0d5", "#62fc6b", "#d2e935", "#fe9b2d", "#db3a07", "#7a0403"),
-    "viridis": ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"),
-    "ylorrd": ("#800026", "#e31a1c", "#fd8d3c", "#fed976", "#ffffcc"),
 }
 
 
@@ -74,8 +63,8 @@ def mixed(one: str, other: str, share: float) -> str:
 
 
 def on_scale(scheme: str, share: float) -> str:
-    """The colour at `share`, 0 to 1, of a scheme of heat maps or of a continuous colour mode."""
-    anchors = _SCALES.get(scheme.lower(), _SCALES["oranges"])
+    """The colour at `share`, 0 to 1, of a continuous colour mode."""
+    anchors = _SCALES.get(scheme.lower(), _SCALES["continuous-grylrd"])
     place = min(max(share, 0.0), 1.0) * (len(anchors) - 1)
     at = min(int(place), len(anchors) - 2)
     return mixed(anchors[at], anchors[at + 1], place - at)

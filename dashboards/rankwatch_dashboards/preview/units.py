@@ -51,6 +51,8 @@ def written(value: float, unit: str, decimals: int | None = None, now: float = 0
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
+    if unit.startswith("time:"):
+        return _moment(value, unit.removeprefix("time:"))
     special = _SPECIAL.get(unit)
     if special:
         return special(value, decimals, now)
@@ -103,6 +105,13 @@ def _share(value: float, decimals: int | None, now: float) -> str:
 
 def _date(value: float, decimals: int | None, now: float) -> str:
     return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _moment(value: float, pattern: str) -> str:
+    """A date by the pattern of Grafana's unit `time:`, such as `ddd HH:mm:ss`."""
+    for theirs, ours in (("ddd", "%a"), ("HH", "%H"), ("mm", "%M"), ("ss", "%S")):
+        pattern = pattern.replace(theirs, ours)
+    return datetime.fromtimestamp(value / 1000, UTC).strftime(pattern)
 
 
 def _ago(value: float, decimals: int | None, now: float) -> str:

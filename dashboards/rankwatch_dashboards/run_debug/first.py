@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankwatch_alerts import CHECKPOINTS_GOODPUT_UID, HARDWARE_UID, ON_CALL_UID, Alert, RuleConfig
 from rankwatch_dashboards.board import FirstScreen
 from rankwatch_dashboards.firing import age_of, firing, named
 from rankwatch_dashboards.links import TO_NODE, TO_RANK, opens
 from rankwatch_dashboards.lost_time import NO_TIME, lost_time, too_much, unproductive
 from rankwatch_dashboards.panels import (
+    GREEN,
     ORANGE,
     RANKS,
     RED,
@@ -21,14 +24,19 @@ from rankwatch_dashboards.panels import (
     verdict,
 )
 from rankwatch_dashboards.suspects import suspects
-from rankwatch_dashboards.words import PHASES, SUSPICIONS
+from rankwatch_dashboards.words import ALERTS, PHASES, SUSPICIONS
 
 _ON_CALL = opens(ON_CALL_UID, "All that is wrong now")
 _HARDWARE = opens(HARDWARE_UID, "Nodes and hardware")
 _GOODPUT = opens(CHECKPOINTS_GOODPUT_UID, "Checkpoints and goodput")
 _NO_ALERT = "no alert of this run fires, or the run is not seen: then the panels below are empty, too."
 _BUCKETS = (-0.05, -0.02, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Edges between the rows of the heat map, as excess over the median rank of the stage."""
+"""Edges between the rows of all ranks, as excess over the median rank of the stage."""
+_ODD = 0.05
+"""Excess from which a rank is worth a look."""
+_PAGES = f"""scalar(count({firing(f'{RUN}, severity="critical"')}) or vector(0))"""
+_BY_SEVERITY = ((1, ORANGE), (2, RED))
+"""Of 1 and the pages of the run: what stands in a ticket is no page."""
 
 
 def first_screen(config: RuleConfig) -> FirstScreen:
@@ -36,7 +44,7 @@ def first_screen(config: RuleConfig) -> FirstScreen:
     return FirstScreen(
         verdicts=_verdicts(config),
         main=_suspects(config),
-        views=(_RANKS_OVER_TIME, _STEP, lost_time(config, _GOODPUT)),
+        views=(_ranks_over_time(config), _STEP, lost_time(config, _GOODPUT)),
     )
 
 
@@ -62,6 +70,7 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             _first(),
             steps=((-1e15, ORANGE), (0, RED)),
             name="{{alertname}}",
+            words=ALERTS,
             empty="nothing fires",
             no_data=_NO_ALERT,
             links=(_ON_CALL,),
@@ -69,8 +78,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Rank",
             "Up to two ranks that the rules suspect; the table below has all of them.",
-            f"topk(2, group by (cluster, run, rank, node) ({suspected}))",
-            steps=((1, RED),),
+            f"topk(2, {_PAGES} + group by (cluster, run, rank, node) ({suspected}))",
+            steps=_BY_SEVERITY,
             name="rank {{rank}}",
             empty="no rank",
             no_data="no rank is suspected: the cause is none, or one of all ranks.",
@@ -79,8 +88,8 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
         verdict(
             "Node",
             "Where these ranks run, or the node that an alert of this run names.",
-            f"topk(2, group by (cluster, node) ({suspected} or {firing(named_node)}))",
-            steps=((1, RED),),
+            f"topk(2, {_PAGES} + group by (cluster, node) ({suspected} or {firing(named_node)}))",
+            steps=_BY_SEVERITY,
             name="{{node}}",
             empty="no node",
             no_data="no node is blamed.",
@@ -90,27 +99,33 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
             "Cause",
             "Why: of the suspected rank, else the proved cause that costs most, else how the last attempt "
             "failed, else the reason of an alert.",
-            f"topk(1, group by (cluster, cause) ({suspected})) or on () topk(1, max by (cluster, cause) "
+            f"{_PAGES} + 1 + 0 * (topk(1, group by (cluster, cause) ({suspected})) "
+            "or on () topk(1, max by (cluster, cause) "
             f"(run_cause:rankwatch_lost_time:share{{{RUN}}})) or on () topk(1, max by (cluster, cause) "
             f'(label_join(run:rankwatch_run_failed_timestamp_seconds:max{{{RUN}}}, "cause", " ", "kind", '
             '"exception"))) or on () topk(1, group by (cluster, cause) '
-            f"""(label_join({firing(f'{RUN}, reason!=""')}, "cause", "", "reason")))""",
-            steps=((0, RED),),
+            f"""(label_join({firing(f'{RUN}, reason!=""')}, "cause", "", "reason"))))""",
+            steps=_BY_SEVERITY,
             name="{{cause}}",
             words=SUSPICIONS,
             empty="none",
             no_data="no cause is proved. A run that stands still without one: see its alert.",
             links=(_ON_CALL,),
         ),
-        verdict(
-            "For",
-            "For how long the oldest page of this run holds, else its oldest ticket.",
-            f"max({page}) or on () max({ticket})",
-            unit="s",
-            steps=((0, RED),),
-            empty="-",
-            no_data=_NO_ALERT,
-            links=(_ON_CALL,),
+        replace(
+            verdict(
+                "For",
+                "For how long the oldest page of this run holds, else its oldest ticket.",
+                "",
+                unit="s",
+                empty="-",
+                no_data=_NO_ALERT,
+                links=(_ON_CALL,),
+            ),
+            queries=(
+                Query(expression=f"max({page})", legend="page", steps=((0, RED),)),
+                Query(expression=f"max({ticket}) unless on () {page}", legend="ticket", steps=((0, ORANGE),)),
+            ),
         ),
         verdict(
             "Lost time",
@@ -126,6 +141,9 @@ def _verdicts(config: RuleConfig) -> tuple[Panel, ...]:
 
 
 def _suspects(config: RuleConfig) -> Panel:
+    # What is scraped is old by up to one interval, and longer where a scrape was missed.
+    unread = 2 * config.scrape_interval_seconds
+
     def by_rank(expression: str, count: int = 20) -> Query:
         legend = "rank {{rank}} on {{node}}"
         return Query(expression=most(f"max by (run, rank, node) ({expression})", count), legend=legend)
@@ -133,8 +151,8 @@ def _suspects(config: RuleConfig) -> Panel:
     return Panel(
         title="Suspects",
         description="Suspected ranks first, with the cause; then those with the largest excess of work over "
-        "their peers or the longest time in one phase. Red excess is that of RankwatchStraggler in a young "
-        "run. A click opens the rank or its node.",
+        "their peers or the longest time in one phase, where it is longer than two scrapes. Red excess is "
+        "that of RankwatchStraggler in a young run. A click opens the rank or its node.",
         no_data="no agent has seen ranks of this run.",
         unit="short",
         drawing=Drawing.TABLE,
@@ -157,7 +175,7 @@ def _suspects(config: RuleConfig) -> Panel:
             Query(
                 expression=most(
                     "max by (run, rank, node, phase) "
-                    f"(time() - rankwatch_rank_phase_start_timestamp_seconds{{{RANKS}}})"
+                    f"(time() - rankwatch_rank_phase_start_timestamp_seconds{{{RANKS}}} > {unread:g})"
                 ),
                 legend="rank {{rank}} on {{node}}",
             ),
@@ -202,20 +220,30 @@ def _row_name(low: float | None, high: float | None) -> str:
     return f"above {low:+.0%}" if high is None else f"{low:+.0%} to {high:+.0%}"
 
 
-_RANKS_OVER_TIME = Panel(
-    title="All ranks by excess of work",
-    description="How many ranks work how much longer than the median rank of their stage. All ranks belong "
-    "to the row around 0 %; a cell far above it is a straggler, however many ranks there are. The table "
-    "names it.",
-    no_data="ranks of this run have completed too few steps to compare.",
-    unit="short",
-    drawing=Drawing.HEATMAP,
-    reads_all_ranks=True,
-    queries=tuple(
-        Query(expression=_count_between(low, high), legend=_row_name(low, high))
-        for low, high in zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)
-    ),
-)
+def _ranks_over_time(config: RuleConfig) -> Panel:
+    def colour(low: float | None) -> str:
+        excess = -1.0 if low is None else low
+        near = YELLOW if excess >= _ODD else GREEN
+        return RED if excess >= config.straggler_residual else near
+
+    return Panel(
+        title="All ranks by excess of work",
+        description="How many ranks work how much longer than the median rank of their stage. All ranks "
+        "belong to the row around 0 %. Red is a straggler, by its threshold in a young run, however many "
+        "ranks there are; the table names it. Dashed lines: red alerts, orange incidents, purple attempts, "
+        "green checkpoints; the bar below lasts as long.",
+        no_data="ranks of this run have completed too few steps to compare.",
+        unit="short",
+        drawing=Drawing.HISTORY,
+        reads_all_ranks=True,
+        queries=tuple(
+            Query(
+                expression=_count_between(low, high), legend=_row_name(low, high), steps=((1, colour(low)),)
+            )
+            for low, high in reversed(tuple(zip((None, *_BUCKETS), (*_BUCKETS, None), strict=True)))
+        ),
+    )
+
 
 _LOCAL = f"quantile by (phase) (0.5, rankwatch_recent_stage_phase_seconds{{{RUN}}})"
 _STEP = Panel(
