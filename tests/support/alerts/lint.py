@@ -38,7 +38,10 @@ _PRESENCE_OF: Mapping[str, frozenset[str]] = {
     Alert.RDMA_LINK_DOWN: _EVER_CARRIED,
     # Also what an agent had counted before this Prometheus saw it, of which no increase tells.
     Alert.BLACK_BOXES_LEFT_OUT: frozenset({"rankwatch_blackbox_faults_total"}),
-    Alert.RESUME_FAILED: frozenset({"rankwatch_checkpoint_operations_total"}),
+    # A load at the start of a run may fail before the first scrape.
+    Alert.RESUME_FAILED: frozenset(
+        {"rankwatch_checkpoint_operations_total", "rankwatch_checkpoint_stage_failures_total"}
+    ),
 }
 """Counters of which rule and runbook of an alert ask whether they exist."""
 _DASHBOARDS = {
